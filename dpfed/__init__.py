@@ -1,0 +1,34 @@
+"""dpfed: contrastive pretraining on private records under differential privacy.
+
+The few names that a program needs; everything else is in the rooms of the house (CONTRIBUTING.md).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Config": "dpfed.config",
+    "load_config": "dpfed.config",
+    "parse_config": "dpfed.config",
+    "UserError": "dpfed.errors",
+    "PrivacyPlan": "dpfed.plan",
+    "RecordStore": "dpfed.data.records",
+    "StoreWriter": "dpfed.data.writing",
+    "RecordInput": "dpfed.data.writing",
+    "build_model": "dpfed.models.building",
+    "pretrain": "dpfed.pretraining",
+    "resume": "dpfed.pretraining",
+    "Encoder": "dpfed.encoder",
+    "load": "dpfed.encoder",
+}
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dpfed' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,54 @@
+"""A sum that knows how far one record can move it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpfed.errors import UserError
+
+# Norms are computed in float32: their relative error stays below this, so a clipped gradient never exceeds the clip norm.
+_ROUNDING = 1e-5
+
+
+@dataclass(frozen=True)
+class BoundedSum:
+    """Sum of clipped gradients over one or more owners' groups.
+
+    Attributes:
+        values: ``(P,)`` float32, flat over the trainable parameters.
+        sensitivity: largest L2 change when one record is added or removed.
+        groups: public number of groups summed over, empty ones included.
+    """
+
+    values: Tensor
+    sensitivity: float
+    groups: int
+
+    def __add__(self, other: BoundedSum) -> BoundedSum:
+        """Adds another owner's sum. A record has one owner, so the sensitivity is the larger one, not the total."""
+        if self.values.shape != other.values.shape:
+            raise UserError(
+                f"cannot add sums over {self.values.numel():,} and {other.values.numel():,} parameters: the owners hold "
+                "different models."
+            )
+        return BoundedSum(self.values + other.values, max(self.sensitivity, other.sensitivity), self.groups + other.groups)
+
+
+def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
+    """What each gradient is multiplied by so that its norm is at most `clip_norm`.
+
+    A gradient that is not finite gets factor 0: the group contributes nothing. Stopping the run instead would be an event that
+    depends on a private record.
+
+    Args:
+        norms: ``(G,)`` float32 L2 norms.
+        clip_norm: C.
+
+    Returns:
+        ``(G,)`` factors in [0, 1].
+    """
+    factors = torch.clamp(clip_norm * (1 - _ROUNDING) / norms.clamp(min=1e-30), max=1.0)
+    return torch.where(torch.isfinite(norms), factors, 0.0)

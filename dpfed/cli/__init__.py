@@ -1,0 +1,31 @@
+"""The `dpfed` command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from dpfed.cli import data, privacy, runs
+from dpfed.errors import UserError
+
+app = typer.Typer(
+    name="dpfed",
+    help="Contrastive pretraining on private records, under differential privacy.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+runs.register(app)
+app.add_typer(privacy.app, name="privacy")
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence and exit code 2, never a traceback."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,93 @@
+"""`dpfed pretrain`, `resume`, `evaluate` and `report`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunFolder = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
+
+
+def pretrain(
+    config: Annotated[Path, typer.Argument(help="A TOML file, such as configs/quickstart.toml.", show_default=False)],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Where the run goes; default runs/NAME.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Pretrain an encoder privately: a model, a report and a privacy card."""
+    from dpfed.cli.terminal import show_run, watching
+    from dpfed.config import load_config
+    from dpfed.pretraining import pretrain as carry_out
+    from dpfed.watching import Silent
+
+    loaded = load_config(config, assignments)
+    folder = run or Path("runs") / loaded.name
+    if as_json:
+        print(carry_out(loaded, folder, Silent()).results.read_text(encoding="utf-8"), end="")
+        return
+    with watching() as watcher:
+        finished = carry_out(loaded, folder, watcher)
+    show_run(finished)
+
+
+def resume(run: RunFolder, as_json: Json = False) -> None:
+    """Go on with a run that was interrupted. A finished run is only shown."""
+    from dpfed.cli.terminal import show_run, watching
+    from dpfed.pretraining import resume as carry_on
+    from dpfed.watching import Silent
+
+    if as_json:
+        print(carry_on(run, Silent()).results.read_text(encoding="utf-8"), end="")
+        return
+    with watching() as watcher:
+        finished = carry_on(run, watcher)
+    show_run(finished)
+
+
+def evaluate(
+    run: RunFolder,
+    split: Annotated[str | None, typer.Option(help="validation or test; default: the run's own.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="retrieval, knn or linear; may be repeated.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a run's model again, beside the untrained one."""
+    from dpfed.cli.terminal import console
+    from dpfed.evaluation.again import evaluate_run
+
+    figures = evaluate_run(run, split, task)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(figure) for figure in figures], indent=2))
+        return
+    for figure in figures:
+        console.print(f"{figure.model:>10}  {figure.name:<28} {figure.value:8.4f}  [dim]{figure.protocol}[/]", highlight=False)
+
+
+def report(
+    run: Annotated[list[Path], typer.Argument(help="Run directories; several make a comparison.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Where the page goes; default RUN/report.html or comparison.html.")] = None,
+) -> None:
+    """Write the report of a run, or one that compares several."""
+    from dpfed.cli.terminal import console
+    from dpfed.errors import UserError
+    from dpfed.report.html import write_report
+    from dpfed.report.run_view import RunView
+
+    views = [RunView.read(folder) for folder in run]
+    path = out or (run[0] / "report.html" if len(run) == 1 else Path("comparison.html"))
+    if out is None and len(run) > 1 and path.exists():
+        raise UserError(f"{path} exists: choose another file with --out.")
+    write_report(path, views)
+    console.print(path, highlight=False, soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands that deal with runs."""
+    for command in (pretrain, resume, evaluate, report):
+        app.command()(command)

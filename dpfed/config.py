@@ -1,0 +1,230 @@
+"""The configuration of a run: a TOML file, checked key by key before anything is touched.
+
+Every field has the field's standard name, a default that is a sensible choice, and a line that says what it does. Unknown keys
+are errors that name the nearest valid key, because a misspelt privacy setting must never be ignored.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dpfed.errors import UserError, nearest
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, and no key that it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
+
+
+class DataConfig(Section):
+    """Which records, and whether anyone may see them."""
+
+    source: str = Field("shapes", description="'shapes' (generated), 'store', or the name of an importer")
+    path: str | None = Field(None, description="a record store, or what the importer reads")
+    records: int = Field(20_000, ge=16, description="how many training records to generate (source = 'shapes')")
+    validation: int = Field(0, ge=0, description="records held out of the training split when importing")
+    size: int = Field(32, ge=8, description="side of the square images that the model sees, pixels")
+    stores: str = Field("stores", description="folder for record stores imported on the way")
+    public: bool = Field(False, description="the records are public: the report may show them")
+
+
+class ViewsConfig(Section):
+    """Random views of an image; every record and view draws its own parameters."""
+
+    crop_scale: tuple[float, float] = Field((1.0, 1.0), description="area of the random resized crop, fraction of the image")
+    crop_ratio: tuple[float, float] = Field((1.0, 1.0), description="aspect ratio of the crop, width / height")
+    flip: float = Field(0.0, ge=0, le=1, description="probability of a horizontal flip")
+    jitter: float = Field(0.0, ge=0, le=1, description="probability of colour jitter")
+    brightness: float = Field(0.4, ge=0, le=1)
+    contrast: float = Field(0.4, ge=0, le=1)
+    saturation: float = Field(0.4, ge=0, le=1)
+    hue: float = Field(0.1, ge=0, le=0.5)
+    grayscale: float = Field(0.0, ge=0, le=1, description="probability of losing colour")
+    blur: float = Field(0.0, ge=0, le=1, description="probability of Gaussian blur")
+    blur_sigma: tuple[float, float] = Field(
+        (0.1, 2.0), description="standard deviation of the blur, pixels of a 224-pixel image"
+    )
+
+    @model_validator(mode="after")
+    def _ranges(self) -> ViewsConfig:
+        for name in ("crop_scale", "crop_ratio", "blur_sigma"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high:
+                raise ValueError(f"{name} must be [low, high] with 0 < low <= high, got [{low}, {high}]")
+        if self.crop_scale[1] > 1:
+            raise ValueError(f"crop_scale is a fraction of the image, at most 1, got {self.crop_scale[1]}")
+        return self
+
+
+class ModelConfig(Section):
+    """The encoder that is trained."""
+
+    kind: Literal["image", "image-text"] = Field("image", description="one tower with a projection head, or two towers")
+    image: Literal["cnn", "resnet18", "resnet34", "resnet50"] = Field("cnn", description="image encoder")
+    stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
+    width: int = Field(32, ge=4, description="channels of the first stage of 'cnn', or 64 for a standard ResNet")
+    text: Literal["transformer"] = Field("transformer", description="text encoder (kind = 'image-text')")
+    text_width: int = Field(64, ge=8)
+    text_layers: int = Field(2, ge=1)
+    text_heads: int = Field(2, ge=1)
+    vocabulary: int = Field(1024, ge=64, description="hash buckets of the word tokenizer")
+    context: int = Field(24, ge=4, description="words of a caption that are read")
+    embedding: int = Field(64, ge=2, description="dimensions of the space in which views are contrasted")
+    head_hidden: int = Field(128, ge=2, description="hidden width of the projection head (kind = 'image')")
+
+
+class ObjectiveConfig(Section):
+    """The loss of one group."""
+
+    name: Literal["infonce"] = "infonce"
+    temperature: float = Field(0.1, gt=0, description="divides the cosine similarities")
+    learn_temperature: bool = Field(False, description="train the temperature with the model, clamped to 1/100 and above")
+    augmentations: int = Field(0, ge=0, le=16, description="N_a: further views of every negative (intra-group augmentation)")
+
+
+class BoundingConfig(Section):
+    """How one record's influence on a step is bounded."""
+
+    method: Literal["group"] = Field("group", description="clip the gradient of each group of records")
+    group_size: int = Field(16, description="S: expected records in a group")
+    clip_norm: float = Field(1.0, description="C: the largest L2 norm of one group's gradient")
+    max_group_size: int | None = Field(None, description="a group keeps at most so many of its own records")
+    engine: Literal["auto", "loop", "vmap"] = Field("auto", description="how group gradients are computed")
+    microbatch: int = Field(512, ge=1, description="records whose views are in memory at a time")
+
+
+class PrivacyConfig(Section):
+    """The promise. Give `epsilon` (the noise is calibrated) or `noise_multiplier` (epsilon follows)."""
+
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = Field(None, description="default 1/(N ln N)")
+    accountant: Literal["pld", "rdp"] = "pld"
+    batch: int = Field(1024, description="B: expected records in a step; each is drawn with q = B/N")
+    steps: int = Field(100, description="T: noisy steps in the whole run")
+    seed: int | None = Field(None, description="for tests only: a seed voids the secrecy of the noise and marks the card")
+
+
+class OptimizerConfig(Section):
+    """What is done with the private gradient (post-processing: costs no privacy)."""
+
+    name: Literal["sgd", "adam", "adamw", "lars"] = "adam"
+    learning_rate: float = Field(1e-3, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1, description="for sgd and lars")
+    weight_decay: float = Field(0.0, ge=0)
+    warmup: int = Field(0, ge=0, description="steps of linear warm-up")
+    schedule: Literal["constant", "cosine"] = "constant"
+    ema: float = Field(0.0, ge=0, lt=1, description="decay of the weights' moving average; 0 is off")
+
+
+class TrainingConfig(Section):
+    """Where and how the run computes."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="of the forward pass; clipping, sums and noise are fp32")
+    checkpoint_every: int = Field(50, ge=1, description="steps")
+    keep: int = Field(2, ge=1, description="checkpoints kept")
+
+
+class EvaluationConfig(Section):
+    """What is measured on held-out records, on the untrained and on the trained model."""
+
+    tasks: tuple[Literal["retrieval", "knn", "linear"], ...] = Field((), description="empty: what the records allow")
+    split: Literal["validation", "test"] = "test"
+    every: int = Field(0, ge=0, description="steps between evaluations during training; 0: at the end only")
+    records: int = Field(0, ge=0, description="held-out records used; 0: all")
+    bank: int = Field(0, ge=0, description="labelled training records for k-NN and linear probe; 0: all")
+
+
+class Config(Section):
+    """A whole run."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$")
+    data: DataConfig = DataConfig()
+    views: ViewsConfig = ViewsConfig()
+    model: ModelConfig = ModelConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    bounding: BoundingConfig = BoundingConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    diagnostics: Literal["none", "raw"] = Field("none", description="'raw' writes private figures and marks the card")
+
+    def dump(self) -> str:
+        """The configuration as TOML, with every default spelled out."""
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
+    """Reads a configuration file.
+
+    Args:
+        path: a TOML file.
+        overrides: ``section.key=value`` assignments, applied on top; values are TOML, bare words are text.
+
+    Raises:
+        UserError: for a missing file, a syntax error, an unknown key or a value out of range.
+    """
+    path = Path(path)
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the config {path}: {error.strerror or error}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}.") from error
+    for assignment in overrides or []:
+        _assign(tree, assignment)
+    return parse_config(tree, str(path))
+
+
+def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
+    """Checks a configuration given as nested dictionaries.
+
+    Raises:
+        UserError: naming the first offending key, what it got and what was expected.
+    """
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(_explain(error, origin)) from None
+
+
+def _assign(tree: dict[str, Any], assignment: str) -> None:
+    key, equals, text = assignment.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"--set {assignment!r}: expected section.key=value, for example privacy.epsilon=4.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, last = key.strip().split(".")
+    for name in sections:
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise UserError(f"--set {assignment!r}: '{name}' is a value, not a section.")
+    tree[last] = value
+
+
+def _explain(error: ValidationError, origin: str) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "config"
+    if first["type"] == "extra_forbidden":
+        section: Any = Config
+        for part in first["loc"][:-1]:
+            section = section.model_fields[part].annotation
+        return f"{origin}: unknown key '{where}'; {nearest(str(first['loc'][-1]), section.model_fields)}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{origin}: '{where}': {message[0].lower()}{message[1:]}; got {first['input']!r}."
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value

@@ -1,0 +1,1 @@
+"""Records: stores, importers, generated shapes, sampling and views."""

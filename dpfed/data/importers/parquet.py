@@ -1,0 +1,189 @@
+"""Parquet files in the convention of Hugging Face `datasets`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, Unreadable, file_record, number_classes
+from dpfed.data.records import SPLITS
+from dpfed.data.writing import RecordInput
+from dpfed.errors import UserError
+
+_IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes")
+_CAPTIONS = ("text", "caption", "captions", "txt")
+_LABELS = ("label", "labels", "fine_label", "coarse_label", "cls")
+_ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class _Columns:
+    image: str
+    caption: str | None
+    labels: dict[str, dict[object, int] | None]  # None: the stored integers are the class numbers
+
+    def names(self) -> list[str]:
+        return [self.image, *([self.caption] if self.caption else []), *self.labels]
+
+
+class ParquetImporter(Importer):
+    """A Parquet file (training records), or a folder of them whose names start with, or lie in, train, validation or test.
+
+    ``image`` is ``struct<bytes, path>`` or binary; ``label`` an integer (named by ClassLabel metadata) or text;
+    ``text``, ``caption`` or ``captions`` text or a list of texts. The id of a record is its split and row.
+    """
+
+    name = "parquet"
+    layout = "a .parquet file, or a folder with train*.parquet and optionally validation*.parquet, test*.parquet"
+
+    def recognises(self, path: Path) -> bool:
+        """Whether it is a Parquet file or a folder with some."""
+        if path.is_dir():
+            return next(path.rglob("*.parquet"), None) is not None
+        return path.is_file() and path.suffix.lower() == ".parquet"
+
+    def open(self, path: Path) -> Source:
+        """Reads the schemas (and the labels, where their classes are not named) and streams the records."""
+        files = _files(path)
+        try:
+            opened = [pq.ParquetFile(file) for _, file in files]
+            columns, names = _columns([file.schema_arrow for file in opened], [file for _, file in files])
+            total = sum(file.metadata.num_rows for file in opened)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"cannot read the Parquet files of {path} ({_first_line(error)}); are they complete?") from error
+        splits = frozenset(split for split, _ in files)
+        return Source("image-text" if columns.caption else "image", _records(files, columns), names, splits, total)
+
+
+def _files(path: Path) -> list[tuple[str, Path]]:
+    """(split, file) pairs in a fixed order, training files first."""
+    if path.is_file():
+        return [("train", path)]
+    found = sorted(file for file in path.rglob("*.parquet") if not file.name.startswith("."))
+    if not found:
+        raise UserError(f"there are no Parquet files in {path}; expected {ParquetImporter.layout}.")
+    splits: dict[Path, str | None] = {file: _split_of(file.relative_to(path)) for file in found}
+    if not any(splits.values()):
+        splits = dict.fromkeys(found, "train")
+    for file, split in splits.items():
+        if split is None:
+            raise UserError(f"{file} belongs to no split; start its name with train, validation or test, or move it away.")
+    configurations = {_configuration(file.relative_to(path)) for file in found}
+    if len(configurations) > 1:
+        raise UserError(f"{path} holds several data sets ({', '.join(sorted(configurations))}); choose one of these folders.")
+    return sorted(((split, file) for file, split in splits.items()), key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
+
+
+def _split_of(file: Path) -> str | None:
+    """The split that a file's name or, failing that, the nearest folder's name begins with."""
+    for part in reversed(file.parts):
+        word = re.match(r"[a-z]+", part.lower())
+        if word and word[0] in SPLIT_NAMES:
+            return SPLIT_NAMES[word[0]]
+    return None
+
+
+def _configuration(file: Path) -> str:
+    return "/".join(part for part in file.parts[:-1] if part != "data" and part.lower() not in SPLIT_NAMES) or "."
+
+
+def _columns(schemas: list[pa.Schema], files: list[Path]) -> tuple[_Columns, dict[str, list[str]]]:
+    """Which columns hold what, and the names of the classes; labels may be absent from later files, as from many test splits."""
+    schema = schemas[0]
+    image = next((name for name in _IMAGES if name in schema.names and _holds_images(schema.field(name).type)), None)
+    if image is None:
+        raise UserError(
+            f"{files[0]} has no column of images, only {', '.join(schema.names)}; "
+            "expected 'image' as struct<bytes, path> or binary."
+        )
+    caption = next((name for name in _CAPTIONS if name in schema.names and _holds_texts(schema.field(name).type)), None)
+    named = _class_labels(schema)
+    labels: dict[str, dict[object, int] | None] = {name: None for name in named}
+    for name in _LABELS:
+        if name in schema.names and name not in named and _holds_classes(schema.field(name).type):
+            having = [file for file, other in zip(files, schemas, strict=True) if name in other.names]
+            labels[name], named[name] = number_classes(_distinct(having, name))
+    for other, file in zip(schemas, files, strict=True):
+        for needed in (image, caption):
+            if needed and needed not in other.names:
+                raise UserError(f"{file} lacks the column {needed!r} that {files[0]} has; all files must have it.")
+    return _Columns(image, caption, labels), named
+
+
+def _class_labels(schema: pa.Schema) -> dict[str, list[str]]:
+    """Integer columns whose class names stand in the Hugging Face metadata."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        classes = {name: feature for name, feature in features.items() if feature.get("_type") == "ClassLabel"}
+        return {name: list(map(str, feature["names"])) for name, feature in classes.items() if name in schema.names}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _distinct(files: list[Path], name: str) -> set[object]:
+    found: set[object] = set()
+    for file in files:
+        found.update(pc.unique(pq.read_table(file, columns=[name])[name]).to_pylist())
+    return found
+
+
+def _records(files: list[tuple[str, Path]], columns: _Columns) -> Iterator[Item]:
+    rows = dict.fromkeys((split for split, _ in files), 0)
+    for split, path in files:
+        try:
+            file = pq.ParquetFile(path)
+            present = [name for name in columns.names() if name in file.schema_arrow.names]
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=present):
+                for row in batch.to_pylist():
+                    yield _record(f"{split}/{rows[split]}", row, columns, split, path.parent)
+                    rows[split] += 1
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{path} is damaged after row {rows[split]:,} of {split} ({_first_line(error)}).") from error
+
+
+def _record(id: str, row: dict[str, Any], columns: _Columns, split: str, folder: Path) -> Item:
+    captions = row[columns.caption] if columns.caption else None
+    captions = (captions,) if isinstance(captions, str) else tuple(text for text in captions or () if text)
+    labels = {}
+    for name, numbers in columns.labels.items():
+        value = row.get(name)
+        number = value if numbers is None else numbers.get(value, -1)
+        labels[name] = -1 if number is None else number
+    image = row[columns.image]
+    if isinstance(image, dict):
+        if image.get("bytes") is None and image.get("path"):
+            return file_record(id, folder / image["path"], captions, labels, split)
+        image = image.get("bytes")
+    return Unreadable(id, "no image") if image is None else RecordInput(id, image, captions, labels, split)
+
+
+def _holds_images(type: pa.DataType) -> bool:
+    if pa.types.is_struct(type):
+        return any(type.field(number).name == "bytes" for number in range(type.num_fields))
+    return pa.types.is_binary(type) or pa.types.is_large_binary(type)
+
+
+def _is_text(type: pa.DataType) -> bool:
+    return pa.types.is_string(type) or pa.types.is_large_string(type)
+
+
+def _holds_texts(type: pa.DataType) -> bool:
+    if pa.types.is_list(type) or pa.types.is_large_list(type):
+        return _is_text(type.value_type)
+    return _is_text(type)
+
+
+def _holds_classes(type: pa.DataType) -> bool:
+    return pa.types.is_integer(type) or _is_text(type.value_type if pa.types.is_dictionary(type) else type)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

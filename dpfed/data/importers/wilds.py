@@ -1,0 +1,60 @@
+"""Camelyon17 patches, as the WILDS benchmark packs them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from dpfed.data.importers.source import Importer, Item, Source, file_record
+from dpfed.errors import UserError
+
+_TEST_CENTER, _VALIDATION_CENTER = 2, 1
+_COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split")
+
+
+class WildsImporter(Importer):
+    """The folder ``camelyon17_v1.0``: ``metadata.csv`` and ``patches/``.
+
+    WILDS' own splits: hospital 2 is the test split; hospital 1 and the held-out patches of the training hospitals (split 1)
+    are validation, told apart by the label ``center``; the rest, 302,436 patches of three hospitals, is for training.
+    """
+
+    name = "camelyon17"
+    layout = "the WILDS folder camelyon17_v1.0 with metadata.csv and patches/patient_XXX_node_Y/*.png"
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the table and the patches are there."""
+        return (path / "metadata.csv").is_file() and (path / "patches").is_dir()
+
+    def open(self, path: Path) -> Source:
+        """Reads the table and streams the patches."""
+        if not self.recognises(path):
+            raise UserError(f"{path} is not Camelyon17: expected {self.layout}.")
+        try:
+            rows = list(_rows(path / "metadata.csv"))
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            expected = ", ".join(_COLUMNS)
+            raise UserError(f"cannot read {path / 'metadata.csv'} ({error}); expected the columns {expected}.") from error
+
+        def records() -> Iterator[Item]:
+            for id, split, labels in rows:
+                yield file_record(id, path / id, (), labels, split)
+
+        centers = max((labels["center"] for _, _, labels in rows), default=-1) + 1
+        names = {"tumor": ["normal", "tumor"], "center": [str(number) for number in range(centers)]}
+        return Source("image", records(), names, frozenset(split for _, split, _ in rows), len(rows))
+
+
+def _rows(table: Path) -> Iterator[tuple[str, str, dict[str, int]]]:
+    with table.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            node = f"patient_{row['patient']:0>3}_node_{row['node']}"
+            id = f"patches/{node}/patch_{node}_x_{row['x_coord']}_y_{row['y_coord']}.png"
+            yield id, _split(int(row["center"]), int(row["split"])), {key: int(row[key]) for key in ("tumor", "center")}
+
+
+def _split(center: int, split: int) -> str:
+    if center == _TEST_CENTER:
+        return "test"
+    return "validation" if center == _VALIDATION_CENTER or split == 1 else "train"

@@ -1,0 +1,61 @@
+"""Captions to token numbers, without learning anything from them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+
+import torch
+
+_WORD = re.compile(r"\w+")
+
+
+class WordTokenizer:
+    """Maps each word to one of `vocabulary` - 1 buckets by a fixed hash.
+
+    It is a public function: nothing about it is fitted. A vocabulary counted or merged (BPE) from private captions would
+    itself be a release about them that no noise covers: a rare name with a token of its own proves that somebody wrote
+    it. Words that share a bucket share an embedding; a larger `vocabulary` makes that rarer.
+
+    Args:
+        vocabulary: number of buckets, of which 0 is padding.
+        context: words that are read; the rest of a text is cut off.
+    """
+
+    def __init__(self, vocabulary: int, context: int) -> None:
+        if vocabulary < 2 or context < 1:
+            raise ValueError(f"expected vocabulary >= 2 and context >= 1, got {vocabulary} and {context}")
+        self.vocabulary = vocabulary
+        self.context = context
+
+    def __call__(self, texts: list[str]) -> torch.Tensor:
+        """Token numbers of texts.
+
+        Args:
+            texts: n texts.
+
+        Returns:
+            ``(n, context)`` int64, padded with 0 on the right.
+        """
+        tokens = torch.zeros(len(texts), self.context, dtype=torch.int64)
+        rows = tokens.numpy()
+        for row, text in zip(rows, texts, strict=True):
+            numbers = [_bucket(word, self.vocabulary) for word in _words(text)[: self.context]]
+            row[: len(numbers)] = numbers
+        return tokens
+
+    def truncated(self, texts: list[str]) -> int:
+        """How many of the texts have more than `context` words."""
+        return sum(len(_words(text)) > self.context for text in texts)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+@lru_cache(maxsize=1 << 16)
+def _bucket(word: str, vocabulary: int) -> int:
+    # blake2b, because Python's own hash() differs from process to process.
+    digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return 1 + int.from_bytes(digest, "little") % (vocabulary - 1)

@@ -1,0 +1,295 @@
+"""Writing a record store: all of it, or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from dpfed.data.pixels import BrokenImage, ImageInput, decode, decoders, encode_png, square
+from dpfed.data.records import FORMAT_VERSION, HEADER, INDEX, KINDS, RECORDS, SPLITS, record_key
+from dpfed.errors import UserError
+
+_BATCH_RECORDS = 1024
+_BATCH_BYTES = 64 << 20  # images in memory before a batch is written
+_THREAD_RECORDS = 32  # records that a thread decodes at a time: enough to pay for handing them over
+_NAMED = 5  # broken records that a message names
+
+
+@dataclass(frozen=True)
+class RecordInput:
+    """One record to be stored.
+
+    Attributes:
+        id: unique and stable name of the record.
+        image: an encoded file, a PIL image, or a uint8 array ``(H, W)`` or ``(H, W, 3)``.
+        captions: texts of the image; blank ones are dropped.
+        labels: label name -> class number; -1 or absent: none.
+        split: ``"train"``, ``"validation"`` or ``"test"``.
+    """
+
+    id: str
+    image: ImageInput
+    captions: tuple[str, ...] = ()
+    labels: dict[str, int] = field(default_factory=dict)
+    split: str = "train"
+
+
+class StoreWriter:
+    """Writes a record store; a context manager.
+
+    Everything goes to a hidden directory beside `path` that is renamed at the end of the ``with`` block. When the block fails,
+    it is removed, so a store is either complete or absent. Every image is decoded once: none that cannot be read gets in.
+
+    Args:
+        path: the directory to create; must not exist.
+        name: what the data set is called.
+        kind: ``"image"`` or ``"image-text"``.
+        size: store square images of this side, raw (fast); ``None``: keep the original files.
+        public: anyone may see the records.
+        label_names: what the class numbers of each label mean; every label that is used must be here.
+        skip_broken: leave unreadable records out, and list them in the store, instead of refusing to write it.
+
+    Attributes:
+        broken: (id, reason) of the unreadable records met so far.
+
+    Raises:
+        UserError: when `path` exists, an id occurs twice, a class number is out of range, no record is left, or records are
+            unreadable.
+        ValueError: for labels, kinds or splits that the store does not know.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        name: str,
+        kind: str,
+        size: int | None = None,
+        public: bool = False,
+        label_names: Mapping[str, Sequence[str]] | None = None,
+        skip_broken: bool = False,
+    ) -> None:
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind {kind!r}, expected one of {KINDS}")
+        self.path = Path(path).absolute()
+        self.broken: list[tuple[str, str]] = []
+        self._name, self._kind, self._size, self._public, self._skip_broken = name, kind, size, public, skip_broken
+        self._label_names = {label: list(names) for label, names in (label_names or {}).items()}
+        self._keys, self._splits = array("Q"), array("b")
+        self._labels = {label: array("q") for label in self._label_names}
+        self._hashes = {split: array("Q") for split in SPLITS[1:]}
+        self._seen: set[int] = set()
+        self._pending: list[RecordInput] = []
+        self._pending_bytes = 0
+        image = pa.large_binary() if size is None else pa.binary(3 * size * size)
+        self._schema = pa.schema([("id", pa.string()), ("image", image), ("captions", pa.list_(pa.string()))])
+
+    def __enter__(self) -> StoreWriter:
+        if os.path.lexists(self.path):
+            raise UserError(f"{self.path} exists already; choose another destination or delete it first.")
+        self._partial = self.path.parent / f".{self.path.name}.partial-{secrets.token_hex(4)}"
+        try:
+            self._partial.mkdir(parents=True)
+            self._records = pa.ipc.new_file(str(self._partial / RECORDS), self._schema)
+        except OSError as error:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            raise _cannot_write(self.path, error) from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self._finish()
+            else:
+                self._records.close()
+        except OSError as failure:
+            raise _cannot_write(self.path, failure) from failure
+        finally:
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    def __len__(self) -> int:
+        """Records accepted so far."""
+        self._flush()
+        return len(self._keys)
+
+    def add(self, record: RecordInput) -> None:
+        """Adds a record.
+
+        Raises:
+            UserError: when its id was added before, or for a class number out of range.
+            ValueError: for a label or split that the store does not know.
+        """
+        self._check(record)
+        captions = tuple(text.strip() for text in record.captions if text.strip())
+        if self._kind == "image-text" and not captions:
+            self.broken.append((record.id, "no caption"))
+            return
+        self._pending.append(RecordInput(record.id, record.image, captions, record.labels, record.split))
+        self._pending_bytes += max(_weight(record.image), 3 * (self._size or 0) ** 2)
+        if len(self._pending) >= _BATCH_RECORDS or self._pending_bytes >= _BATCH_BYTES:
+            self._flush()
+
+    def reject(self, id: str, reason: str) -> None:
+        """Counts a record whose image is missing or unreadable at the source.
+
+        Args:
+            id: the id that the record would have had.
+            reason: a few words.
+        """
+        self._claim(id)
+        self.broken.append((id, reason))
+
+    def hold_out(self, count: int, split: str) -> None:
+        """Moves exactly `count` training records to another split: those whose ids have the smallest keyed hash.
+
+        The choice depends on the ids alone, not on their order, and is made here, before any private mechanism runs: the
+        guarantee is about the training split that results.
+
+        Args:
+            count: how many.
+            split: ``"validation"`` or ``"test"``.
+
+        Raises:
+            UserError: when that would leave no training record.
+        """
+        self._flush()
+        splits = np.frombuffer(self._splits, np.int8).copy()
+        training = np.flatnonzero(splits == 0)
+        if count and count >= len(training):
+            raise UserError(
+                f"cannot hold out {count:,} records for {split}: there are {len(training):,} training records, "
+                "and some must be left; ask for fewer."
+            )
+        hashes = np.frombuffer(self._hashes[split], np.uint64)[training]
+        splits[training[np.argsort(hashes, kind="stable")[:count]]] = SPLITS.index(split)
+        self._splits = array("b", splits.tobytes())
+
+    def _check(self, record: RecordInput) -> None:
+        if record.split not in SPLITS:
+            raise ValueError(f"record {record.id!r}: unknown split {record.split!r}, expected one of {SPLITS}")
+        if self._kind == "image" and record.captions:
+            raise ValueError(f"record {record.id!r} has captions, in a store of kind 'image'")
+        for label, number in record.labels.items():
+            if label not in self._label_names:
+                raise ValueError(f"record {record.id!r}: label {label!r} is not among {sorted(self._label_names)}")
+            classes = len(self._label_names[label])
+            if not -1 <= number < classes:
+                raise UserError(
+                    f"record {record.id!r} has {label} = {number}, and there are only {classes} classes; correct it."
+                )
+        self._claim(record.id)
+
+    def _claim(self, id: str) -> None:
+        try:
+            key = record_key(id)
+        except UnicodeEncodeError as error:
+            raise UserError(f"the record id {id!r} is not valid text; rename the file.") from error
+        if key in self._seen:
+            raise UserError(f"the record id {id!r} occurs twice (or its hash does); ids must be unique.")
+        self._seen.add(key)
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        kept, images = [], []
+        parts = [pending[start : start + _THREAD_RECORDS] for start in range(0, len(pending), _THREAD_RECORDS)]
+        encoded = (stored for part in decoders().map(lambda part: list(map(self._encode, part)), parts) for stored in part)
+        for record, stored in zip(pending, encoded, strict=True):
+            if isinstance(stored, BrokenImage):
+                self.broken.append((record.id, str(stored)))
+            else:
+                kept.append(record)
+                images.append(stored)
+        if not kept:
+            return
+        columns = [[record.id for record in kept], images, [list(record.captions) for record in kept]]
+        self._records.write_batch(pa.record_batch(columns, schema=self._schema))
+        for record in kept:
+            self._keys.append(record_key(record.id))
+            self._splits.append(SPLITS.index(record.split))
+            for split, hashes in self._hashes.items():
+                hashes.append(_hold_out_hash(record.id, split))
+            for label, numbers in self._labels.items():
+                numbers.append(record.labels.get(label, -1))
+
+    def _encode(self, record: RecordInput) -> bytes | BrokenImage:
+        """The bytes to store, or what is wrong with the image."""
+        try:
+            if self._size is not None:
+                return square(decode(record.image, self._size), self._size).tobytes()
+            decoded = decode(record.image)
+            return record.image if isinstance(record.image, bytes) else encode_png(decoded)
+        except BrokenImage as error:
+            return error
+
+    def _finish(self) -> None:
+        self._flush()
+        self._records.close()
+        if self.broken and not self._skip_broken:
+            raise UserError(f"{self._broken_sentence()}; mend them, or leave them out with --skip-broken.")
+        if not self._keys:
+            reason = f": {self._broken_sentence()}" if self.broken else ""
+            raise UserError(f"there are no records to write to {self.path}{reason}.")
+        self._write_index()
+        sizes = {name: (self._partial / name).stat().st_size for name in (INDEX, RECORDS)}
+        (self._partial / HEADER).write_text(json.dumps(self._header(sizes), indent=1), encoding="utf-8")
+        if os.path.lexists(self.path):  # made by somebody else meanwhile
+            raise UserError(f"{self.path} exists already; choose another destination or delete it first.")
+        self._partial.rename(self.path)
+
+    def _write_index(self) -> None:
+        columns = {
+            "key": np.frombuffer(self._keys, np.uint64),
+            "split": np.frombuffer(self._splits, np.int8),
+            **{f"label:{label}": np.frombuffer(numbers, np.int64) for label, numbers in self._labels.items()},
+        }
+        table = pa.table(columns)
+        with pa.ipc.new_file(str(self._partial / INDEX), table.schema) as writer:
+            writer.write_table(table)
+
+    def _header(self, sizes: dict[str, int]) -> dict[str, object]:
+        return {
+            "dpfed_store": FORMAT_VERSION,
+            "name": self._name,
+            "kind": self._kind,
+            "public": self._public,
+            "records": len(self._keys),
+            "splits": {split: self._splits.count(number) for number, split in enumerate(SPLITS)},
+            "images": {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size},
+            "label_names": self._label_names,
+            "skipped": [{"id": id, "reason": reason} for id, reason in self.broken],
+            "files": sizes,
+        }
+
+    def _broken_sentence(self) -> str:
+        named = ", ".join(f"{id} ({reason})" for id, reason in self.broken[:_NAMED])
+        more = ", ..." if len(self.broken) > _NAMED else ""
+        return f"{len(self.broken):,} of {len(self._seen):,} records cannot be read: {named}{more}"
+
+
+def _hold_out_hash(id: str, split: str) -> int:
+    name = id.encode()
+    return int.from_bytes(hashlib.blake2b(name, key=f"dpfed {split}".encode(), digest_size=8).digest(), "little")
+
+
+def _weight(image: ImageInput) -> int:
+    if isinstance(image, Image.Image):
+        return 3 * image.width * image.height
+    return len(image) if isinstance(image, bytes) else image.nbytes
+
+
+def _cannot_write(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write the record store {path}: {error.strerror or error}.")

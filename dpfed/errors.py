@@ -1,0 +1,29 @@
+"""The one exception that means: the user can mend this."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake that the user can mend.
+
+    The message is one clear sentence (or two): what was given, what was expected, what to do. The command line prints it
+    without a traceback and exits with code 2.
+    """
+
+
+def nearest(given: str, valid: Iterable[str]) -> str:
+    """Suggests the valid name nearest to a misspelt one.
+
+    Args:
+        given: what the user wrote.
+        valid: the names that would have been right.
+
+    Returns:
+        A phrase such as ``did you mean 'batch'?`` or, when nothing is near, ``valid: a, b, c``.
+    """
+    names = sorted(valid)
+    match = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
+    return f"did you mean '{match[0]}'?" if match else f"valid: {', '.join(names)}"

@@ -1,0 +1,56 @@
+"""Measuring a run again, with other settings or after an interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.evaluation.suite import Evaluation
+from dpfed.models.building import load_encoder
+from dpfed.run import RunDirectory
+from dpfed.training.checkpoint import Checkpoints, model_state
+from dpfed.training.session import assemble
+
+
+def evaluate_run(folder: str | Path, split: str | None = None, tasks: list[str] | None = None) -> list[Evaluation]:
+    """Measures a run's untrained and trained model; a finished run's results.json takes the new figures in.
+
+    Args:
+        folder: a run directory. An unfinished run is measured at its last checkpoint and left as it is.
+        split: ``validation`` or ``test``; the run's own by default.
+        tasks: the run's own by default.
+
+    Raises:
+        UserError: if there is nothing to measure.
+    """
+    run = RunDirectory.open(folder)
+    tree = run.config().model_dump(mode="json")
+    tree["evaluation"] |= {"split": split} if split else {}
+    tree["evaluation"] |= {"tasks": tasks} if tasks else {}
+    parts = assemble(parse_config(tree, "evaluation"))
+    saved = Checkpoints(run.checkpoints, 1).paths()
+    if not saved:
+        raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it.")
+    parts.model.load_state_dict(model_state(saved[0]))
+    figures = parts.evaluate("untrained", 0)
+    finished = run.finished
+    parts.model.load_state_dict(load_encoder(run.model).state_dict() if finished else model_state(saved[-1]))
+    step = parts.plan.steps if finished else int(saved[-1].stem.removeprefix("step-"))
+    figures += parts.evaluate("trained", step)
+    if finished:
+        _merge(run, figures)
+    return figures
+
+
+def _merge(run: RunDirectory, figures: list[Evaluation]) -> None:
+    def identity(item: dict) -> tuple:
+        return item["name"], item["model"], item["split"], item["protocol"], item["step"]
+
+    results = json.loads(run.results.read_text(encoding="utf-8"))
+    new = [dataclasses.asdict(figure) for figure in figures]
+    replaced = {identity(item) for item in new}
+    results["evaluations"] = [item for item in results["evaluations"] if identity(item) not in replaced] + new
+    run.write(run.results, json.dumps(results, indent=2) + "\n")

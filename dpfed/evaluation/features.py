@@ -1,0 +1,102 @@
+"""Frozen features and embeddings of many records, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from dpfed.data.records import RecordStore
+
+ImagesFn = Callable[[Tensor], Tensor]
+Tokenizer = Callable[[list[str]], Tensor]
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Puts a model in evaluation mode without gradients, and back into the mode in which it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def extract(
+    model: nn.Module,
+    store: RecordStore,
+    rows: np.ndarray,
+    images_fn: ImagesFn,
+    size: int,
+    device: torch.device | str,
+    batch: int = 512,
+) -> Tensor:
+    """Features of records: the backbone's output, without the projection head.
+
+    Args:
+        model: has ``features(images (n, 3, H, W)) -> (n, F)``.
+        store: the records.
+        rows: (n,) int64, which records, in this order.
+        images_fn: maps uint8 ``(n, 3, H, W)`` to the model's floats; normally ``ImageViews.plain``.
+        size: side of the images, pixels.
+        device: where the model is.
+        batch: records in memory at a time.
+
+    Returns:
+        ``(n, F)`` float32 on the CPU.
+
+    Raises:
+        ValueError: for no rows.
+    """
+    return _in_batches(rows, batch, model, lambda part: model.features(_images(store, part, images_fn, size, device)))
+
+
+def embed_images(
+    model: nn.Module,
+    store: RecordStore,
+    rows: np.ndarray,
+    images_fn: ImagesFn,
+    size: int,
+    device: torch.device | str,
+    batch: int = 512,
+) -> Tensor:
+    """Image embeddings of a two-tower model, in the space that it shares with text: ``(n, D)`` float32 on the CPU."""
+    return _in_batches(rows, batch, model, lambda part: model.embed_images(_images(store, part, images_fn, size, device)))
+
+
+def embed_captions(
+    model: nn.Module, captions: list[str], tokenizer: Tokenizer, device: torch.device | str, batch: int = 512
+) -> Tensor:
+    """Text embeddings of a two-tower model: ``(len(captions), D)`` float32 on the CPU.
+
+    Args:
+        model: has ``embed_text(tokens (n, L)) -> (n, D)``.
+        captions: at least one text.
+        tokenizer: maps a list of texts to int64 tokens ``(n, L)``.
+        device: where the model is.
+        batch: captions in memory at a time.
+    """
+    return _in_batches(captions, batch, model, lambda part: model.embed_text(tokenizer(part).to(device)))
+
+
+def _images(store: RecordStore, rows: np.ndarray, images_fn: ImagesFn, size: int, device: torch.device | str) -> Tensor:
+    # Bytes travel to the device, floats are made there: a quarter of the traffic.
+    return images_fn(store.images(rows, size).to(device)).to(device)
+
+
+def _in_batches(
+    items: np.ndarray | list[str], batch: int, model: nn.Module, embed: Callable[[np.ndarray | list[str]], Tensor]
+) -> Tensor:
+    if len(items) == 0:
+        raise ValueError("nothing to embed: expected at least one record or caption")
+    with frozen(model):
+        parts = [embed(items[start : start + batch]).float().cpu() for start in range(0, len(items), batch)]
+    # Cloned outside inference mode, so that a linear probe may differentiate through what it is given.
+    return torch.cat(parts).clone()

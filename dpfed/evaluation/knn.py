@@ -1,0 +1,69 @@
+"""k-nearest-neighbour accuracy: what the geometry of frozen features knows about labels, without any training."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+CELLS = 2**26  # similarities in memory at a time when no chunk is given: 256 MiB of float32
+
+
+@torch.no_grad()
+def knn_accuracy(
+    train_x: Tensor,
+    train_y: Tensor,
+    test_x: Tensor,
+    test_y: Tensor,
+    k: int = 3,
+    temperature: float | None = None,
+    chunk: int | None = None,
+) -> float:
+    """Fraction of test records whose label the k nearest training records predict.
+
+    Nearness is cosine similarity. The label with the most votes wins; among labels with equally many, the one that has the
+    nearest record. Two conventions are usual: ``k=3`` with one vote each (the DP-GCL paper), and ``k=200`` with votes
+    weighted by ``exp(similarity / 0.1)`` (Wu et al. 2018, "Unsupervised Feature Learning via Non-Parametric Instance
+    Discrimination"; the default of the lightly library).
+
+    Args:
+        train_x: ``(n, F)`` features of labelled records.
+        train_y: ``(n,)`` int64 labels, 0 and above.
+        test_x: ``(m, F)`` features.
+        test_y: ``(m,)`` int64 labels.
+        k: neighbours that vote; all n where there are fewer.
+        temperature: None gives every neighbour one vote; otherwise votes weigh ``exp(similarity / temperature)``.
+        chunk: test records compared at a time; by default as many as keep the similarities within 256 MiB.
+
+    Returns:
+        Accuracy in [0, 1].
+
+    Raises:
+        ValueError: for empty or mismatched inputs, or negative labels.
+    """
+    _check(train_x, train_y, test_x, test_y)
+    k = min(k, len(train_x))
+    chunk = chunk or max(1, CELLS // len(train_x))
+    classes = int(train_y.max()) + 1
+    bank = normalize(train_x.float(), dim=1)
+    right = 0
+    for start in range(0, len(test_x), chunk):
+        query = normalize(test_x[start : start + chunk].float(), dim=1)
+        similarity, neighbour = (query @ bank.T).topk(k, dim=1)  # (c, k), nearest first
+        label = train_y[neighbour]
+        # Subtracting the nearest similarity scales a query's votes alike and keeps exp() in range.
+        weight = torch.ones_like(similarity) if temperature is None else ((similarity - similarity[:, :1]) / temperature).exp()
+        votes = torch.zeros(len(query), classes, device=query.device).scatter_add_(1, label, weight)
+        # argmax takes the first of equals, and neighbours are ordered by nearness: that is the rule for ties.
+        winner = votes.gather(1, label).argmax(dim=1, keepdim=True)
+        right += int((label.gather(1, winner).squeeze(1) == test_y[start : start + chunk]).sum())
+    return right / len(test_x)
+
+
+def _check(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor) -> None:
+    if not len(train_x) or not len(test_x):
+        raise ValueError(f"k-NN needs training and test records, got {len(train_x)} and {len(test_x)}")
+    if len(train_x) != len(train_y) or len(test_x) != len(test_y):
+        raise ValueError("k-NN needs one label for each record")
+    if int(train_y.min()) < 0:
+        raise ValueError("k-NN got a negative training label: leave unlabelled records out")

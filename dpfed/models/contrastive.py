@@ -1,0 +1,118 @@
+"""Models of one group: from the views of its records to embeddings on the unit sphere.
+
+Shapes: S records in a group, V views of an image, W texts of a record, L tokens of a text, D dimensions of an embedding,
+F features of the backbone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpfed.errors import UserError
+
+MIN_TEMPERATURE = 0.01
+
+
+class _Contrastive(nn.Module):
+    """Holds the temperature, fixed (a buffer) or learnt (a parameter, the logarithm of its inverse)."""
+
+    def __init__(self, temperature: float, learn_temperature: bool) -> None:
+        super().__init__()
+        if learn_temperature:
+            if temperature < MIN_TEMPERATURE:
+                raise UserError(f"a learnt temperature stays at {MIN_TEMPERATURE} or above, but it starts at {temperature}.")
+            self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
+        else:
+            self.register_buffer("fixed_temperature", torch.tensor(float(temperature)))
+        self.learn_temperature = learn_temperature
+
+    @property
+    def temperature(self) -> torch.Tensor:
+        """What the cosine similarities are divided by: a scalar tensor, at least 0.01 where it is learnt."""
+        if not self.learn_temperature:
+            return self.fixed_temperature
+        return torch.exp(-self.log_scale).clamp(min=MIN_TEMPERATURE)
+
+
+class SimCLRModel(_Contrastive):
+    """One encoder with a projection head that is thrown away after training (Chen et al. 2020).
+
+    Args:
+        encoder: images ``(n, 3, H, W)`` -> features ``(n, F)``.
+        head: features -> ``(n, D)``.
+        temperature: divides the cosine similarities; where learning starts if it is learnt.
+        learn_temperature: whether it is a parameter.
+
+    Raises:
+        UserError: if a learnt temperature starts below 0.01.
+    """
+
+    def __init__(self, encoder: nn.Module, head: nn.Module, temperature: float = 0.1, learn_temperature: bool = False) -> None:
+        super().__init__(temperature, learn_temperature)
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """``{"image": (S, V, 3, H, W)}`` -> ``{"image": (S, V, D)}`` of unit length."""
+        return {"image": _per_view(self.embed_images, views["image"])}
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        """Backbone features ``(n, F)`` of normalised images ``(n, 3, H, W)``."""
+        return self.encoder(images)
+
+    def embed_images(self, images: torch.Tensor) -> torch.Tensor:
+        """Embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
+        return F.normalize(self.head(self.encoder(images)), dim=1)
+
+
+class TwoTowerModel(_Contrastive):
+    """An image encoder and a text encoder that meet in one space (Radford et al. 2021).
+
+    Args:
+        image_encoder: images ``(n, 3, H, W)`` -> features ``(n, F)``.
+        text_encoder: tokens ``(n, L)`` -> ``(n, D)``.
+        projection: image features -> ``(n, D)``.
+        temperature: divides the cosine similarities; where learning starts if it is learnt.
+        learn_temperature: whether it is a parameter.
+
+    Raises:
+        UserError: if a learnt temperature starts below 0.01.
+    """
+
+    def __init__(
+        self,
+        image_encoder: nn.Module,
+        text_encoder: nn.Module,
+        projection: nn.Module,
+        temperature: float = 0.1,
+        learn_temperature: bool = False,
+    ) -> None:
+        super().__init__(temperature, learn_temperature)
+        self.image_encoder = image_encoder
+        self.text_encoder = text_encoder
+        self.projection = projection
+
+    def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` -> ``{"image": (S, V, D), "text": (S, W, D)}`` of unit length."""
+        return {"image": _per_view(self.embed_images, views["image"]), "text": _per_view(self.embed_text, views["text"])}
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        """Backbone features ``(n, F)`` of normalised images ``(n, 3, H, W)``, before the projection."""
+        return self.image_encoder(images)
+
+    def embed_images(self, images: torch.Tensor) -> torch.Tensor:
+        """Embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
+        return F.normalize(self.projection(self.image_encoder(images)), dim=1)
+
+    def embed_text(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings ``(n, D)`` of unit length of tokens ``(n, L)``."""
+        return F.normalize(self.text_encoder(tokens), dim=1)
+
+
+def _per_view(embed: Callable[[torch.Tensor], torch.Tensor], views: torch.Tensor) -> torch.Tensor:
+    return embed(views.flatten(0, 1)).unflatten(0, views.shape[:2])

@@ -1,0 +1,76 @@
+"""The text tower: a small pre-norm transformer over token numbers."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+_EXPANSION = 2  # hidden width of the feed-forward layers; 4 is usual, but each parameter more is one more that gets noise
+
+
+class TextTransformer(nn.Module):
+    """Captions to vectors.
+
+    No dropout (a group's gradient is then a function of its records and views alone) and few operations, because in private
+    training it runs on a handful of captions at a time, where starting an operation costs more than computing it.
+
+    Args:
+        vocabulary: token numbers; 0 is padding.
+        width: dimensions of a token.
+        layers: transformer blocks.
+        heads: attention heads, a divisor of `width`.
+        context: longest caption, tokens.
+        out: dimensions of the result.
+    """
+
+    def __init__(self, vocabulary: int, width: int, layers: int, heads: int, context: int, out: int) -> None:
+        super().__init__()
+        self.features_dim = out
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Parameter(torch.empty(context, width))
+        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.project = nn.Linear(width, out, bias=False)
+        nn.init.normal_(self.token.weight, std=0.02)
+        nn.init.normal_(self.position, std=0.01)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """``(n, L)`` int64 tokens, L up to `context` -> ``(n, out)``, the projected mean over the tokens.
+
+        A caption of padding only is read as one padding token, so that its result is finite.
+        """
+        length = tokens.shape[1]
+        first = torch.arange(length, device=tokens.device) == 0
+        real = (tokens != 0) | first
+        x = (self.token(tokens) + self.position[:length]).flatten(0, 1)
+        mask = real[:, None, None, :]
+        for block in self.blocks:
+            x = block(x, mask)
+        weight = real.to(x.dtype)
+        weight = weight / weight.sum(1, keepdim=True)
+        pooled = (weight[:, None, :] @ x.view(*tokens.shape, -1)).squeeze(1)
+        return self.project(self.norm(pooled))
+
+
+class _Block(nn.Module):
+    """Attention and feed-forward, without biases: LayerNorm has one, and each tensor more is one more to clip and to add up."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"the width of the text encoder ({width}) must be a multiple of its heads ({heads})")
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.expand = nn.Linear(width, _EXPANSION * width, bias=False)
+        self.contract = nn.Linear(_EXPANSION * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Tokens of n captions, ``(n L, width)``, with a key mask ``(n, 1, 1, L)`` of bool."""
+        qkv = self.qkv(self.norm1(x)).view(len(mask), -1, 3, self.heads, x.shape[1] // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
+        return x + self.contract(F.relu(self.expand(self.norm2(x))))

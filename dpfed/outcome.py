@@ -1,0 +1,98 @@
+"""What a run leaves behind beside its model: results.json, the privacy card, the report."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from dpfed import __version__
+from dpfed.privacy.ledger import Ledger
+from dpfed.report.card import FIXED_SEED, RAW_DIAGNOSTICS, CardFacts, privacy_card
+from dpfed.report.gallery import build_gallery
+from dpfed.report.html import write_report
+from dpfed.report.run_view import RunView
+from dpfed.run import RunDirectory
+from dpfed.training.session import Parts
+
+_UNITS = {"image": "one record: an image", "image-text": "one record: an image with all its captions"}
+
+
+def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger) -> None:
+    """Writes results, card and report of a finished run; results.json last, for it marks the run as finished."""
+    facts = card_facts(parts, ledger)
+    run.write(run.card, privacy_card(facts))
+    gallery = build_gallery(parts.model, parts.store, parts.config, parts.views.plain, parts.tokenizer, parts.device)
+    if gallery is not None:
+        gallery.write(run.gallery)
+    results = results_of_run(run, parts, ledger, facts)
+    config, card = parts.config, run.card.read_text(encoding="utf-8")
+    view = RunView(config.name, str(run.path), config.dump(), results, run.metric_lines(), card, gallery)
+    write_report(run.report, [view])
+    run.write(run.results, json.dumps(results, indent=2) + "\n")
+
+
+def results_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, facts: CardFacts) -> dict[str, Any]:
+    """The content of results.json."""
+    plan = parts.plan
+    privacy = {
+        "epsilon": facts.epsilon_spent,
+        "delta": plan.delta,
+        "accountant": plan.accountant,
+        "guarantee": not any(mark.voids for mark in facts.marks),
+        f"epsilon_{facts.other_accountant}": facts.other_epsilon,
+        "noise_multiplier": plan.noise_multiplier,
+        "sensitivity": plan.sensitivity,
+        "sampling_rate": plan.sampling_rate,
+        "steps_charged": ledger.charged,
+        "records": plan.records,
+        "batch": plan.batch,
+        "group_size": plan.group_size,
+        "groups": plan.groups,
+        "clip_norm": plan.clip_norm,
+    }
+    evaluations = [line["evaluation"] for line in run.metric_lines() if "evaluation" in line]
+    versions = {"dpfed": __version__, "torch": torch.__version__}
+    return {"name": parts.config.name, "privacy": privacy, "evaluations": evaluations, "versions": versions}
+
+
+def card_facts(parts: Parts, ledger: Ledger) -> CardFacts:
+    """What the privacy card of a run states, from its plan and its ledger."""
+    plan, config = parts.plan, parts.config
+    other = "rdp" if plan.accountant == "pld" else "pld"
+    marks = [FIXED_SEED] * (config.privacy.seed is not None) + [RAW_DIAGNOSTICS] * (config.diagnostics == "raw")
+    outputs = ["the parameters after each step (checkpoints/, model/): they follow from noisy sums only"]
+    outputs += ["the ledger and metrics.jsonl: plan, steps, epsilon, learning rate, norm of the noisy gradient"]
+    outputs += ["results.json and report.html: exact figures on held-out records (and on labelled training features for k-NN)"]
+    return CardFacts(
+        name=config.name,
+        version=__version__,
+        unit=_UNITS[config.model.kind],
+        adjacency="add or remove one record",
+        epsilon_spent=ledger.epsilon,
+        epsilon_planned=plan.epsilon(),
+        delta=plan.delta,
+        accountant=plan.accountant,
+        other_accountant=other,
+        other_epsilon=plan.epsilon(ledger.charged, other),
+        steps_charged=ledger.charged,
+        steps_planned=plan.steps,
+        replays_charged=max(0, ledger.charged - plan.steps),
+        records=plan.records,
+        sampler="Poisson: every record is drawn independently",
+        sampling_rate=plan.sampling_rate,
+        expected_batch=plan.batch,
+        grouping="every drawn record chooses one of the K groups independently",
+        groups=plan.groups,
+        group_size=plan.group_size,
+        max_group_size=plan.max_group_size,
+        clip_norm=plan.clip_norm,
+        noise_multiplier=plan.noise_multiplier,
+        sensitivity=plan.sensitivity,
+        noise_std=plan.noise_std,
+        trust_mode="central: one process holds the records, the model and the noise",
+        outputs=tuple(outputs),
+        marks=tuple(marks),
+        complete=ledger.charged >= plan.steps,
+    )

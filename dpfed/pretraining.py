@@ -1,0 +1,144 @@
+"""The whole job, top to bottom: a configuration in, a run directory with model, card and report out."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from dpfed.config import Config
+from dpfed.errors import UserError
+from dpfed.evaluation.suite import Evaluation
+from dpfed.models.building import save_encoder
+from dpfed.outcome import write_outcome
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import Randomness
+from dpfed.run import RunDirectory
+from dpfed.training.checkpoint import Checkpoints, Progress
+from dpfed.training.coordinator import Coordinator, StepSummary
+from dpfed.training.session import Parts, assemble, averaged
+from dpfed.training.trainer import InProcess, train
+from dpfed.watching import Silent, Watcher, import_progress
+
+_CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
+
+
+def pretrain(config: Config, folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
+    """Trains an encoder privately into a new run directory.
+
+    Args:
+        config: what to do.
+        folder: must not be in use.
+        watcher: sees the stages.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: before anything is written, for whatever can be known to be wrong by then.
+    """
+    watcher = watcher or Silent()
+    RunDirectory.refuse_if_in_use(folder)
+    seed = config.privacy.seed
+    randomness = Randomness.fresh() if seed is None else Randomness.from_seed(seed)
+    parts = assemble(_with_absolute_paths(config), randomness, import_progress(watcher))
+    run = RunDirectory.create(folder, parts.config, randomness)
+    with run.locked():
+        return _carry_out(run, parts, randomness, watcher)
+
+
+def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
+    """Goes on with a run that was interrupted; a finished run is returned as it is.
+
+    Raises:
+        UserError: if the run, its ledger or its checkpoint is damaged, or another process holds it.
+    """
+    watcher = watcher or Silent()
+    run = RunDirectory.open(folder)
+    if run.finished:
+        return run
+    with run.locked():
+        randomness = run.randomness()
+        return _carry_out(run, assemble(run.config(), randomness, import_progress(watcher)), randomness, watcher)
+
+
+def _carry_out(run: RunDirectory, parts: Parts, randomness: Randomness, watcher: Watcher) -> RunDirectory:
+    checkpoints = Checkpoints(run.checkpoints, parts.config.training.keep)
+    ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints)
+    if start == 0:
+        _record(run, parts.evaluate("untrained", 0), watcher)
+    observe_raw = lambda step, raw: run.append(run.diagnostics, {"step": step, **raw})
+    worker = parts.worker(randomness, observe_raw if parts.config.diagnostics == "raw" else None)
+    advance = watcher.stage("private steps", parts.plan.steps)
+    advance(start)
+
+    def keep_metrics(summary: StepSummary) -> None:
+        done = summary.step + 1
+        if done % max(1, parts.plan.steps // _CURVE_POINTS) == 0 or done == parts.plan.steps:
+            figures = {"learning_rate": summary.learning_rate, "noisy_gradient_norm": summary.noisy_gradient_norm}
+            run.append(run.metrics, {"step": done, "epsilon": ledger.epsilon, **figures})
+
+    def evaluate_on_the_way(summary: StepSummary) -> None:
+        done, every = summary.step + 1, parts.config.evaluation.every
+        if every and done % every == 0 and done < parts.plan.steps:
+            with averaged(parts.model, coordinator):
+                _record(run, parts.evaluate("trained", done), watcher)
+
+    def keep_checkpoint(summary: StepSummary) -> None:
+        done = summary.step + 1
+        if done % parts.config.training.checkpoint_every == 0 or done == parts.plan.steps:
+            checkpoints.save(Progress(done, ledger.charged, parts.plan.fingerprint), parts.model, coordinator)
+
+    observers = [keep_metrics, evaluate_on_the_way, keep_checkpoint, lambda summary: advance(summary.step + 1)]
+    train(InProcess([worker]), coordinator, range(start, parts.plan.steps), observers)
+    with averaged(parts.model, coordinator):
+        _record(run, parts.evaluate("trained", parts.plan.steps), watcher)
+        save_encoder(run.model, parts.model, parts.config)
+        write_outcome(run, parts, ledger)
+    run.forget_key()
+    return run
+
+
+def _pick_up(
+    run: RunDirectory, parts: Parts, randomness: Randomness, checkpoints: Checkpoints
+) -> tuple[Ledger, int, Coordinator]:
+    """Ledger, first step and coordinator: from the last checkpoint if there is one."""
+    saved = checkpoints.paths()
+    if run.ledger.exists():
+        ledger = Ledger.open(run.ledger)
+    elif saved:
+        raise UserError(f"{run.ledger} is missing though {saved[-1].name} exists: what was spent is unknown. Restore it.")
+    else:
+        ledger = Ledger.create(run.ledger, parts.plan)
+    if ledger.plan.fingerprint != parts.plan.fingerprint:
+        raise UserError(
+            f"the plan of {run.ledger} is not the plan of the run's config.toml and records (N was {ledger.plan.records:,}, "
+            f"is {parts.plan.records:,}): restore both, or start a new run."
+        )
+    coordinator = parts.coordinator(randomness, ledger)
+    if not saved:
+        checkpoints.save(Progress(0, 0, parts.plan.fingerprint), parts.model, coordinator)
+        return ledger, 0, coordinator
+    progress = checkpoints.load(saved[-1], parts.model, coordinator)
+    if progress.fingerprint != parts.plan.fingerprint or progress.charged > ledger.charged:
+        raise UserError(
+            f"{saved[-1]} and {run.ledger} do not belong together: the checkpoint saw {progress.charged} releases, the ledger "
+            f"holds {ledger.charged}. Restore the ledger."
+        )
+    run.rewind_metrics(progress.step)
+    return ledger, progress.step, coordinator
+
+
+def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> None:
+    known = {(line["step"], line["evaluation"]["name"]) for line in run.metric_lines() if "evaluation" in line}
+    for figure in figures:
+        if (figure.step, figure.name) in known:
+            continue  # measured before an interruption
+        run.append(run.metrics, {"step": figure.step, "evaluation": dataclasses.asdict(figure)})
+    watcher.evaluated(figures)
+
+
+def _with_absolute_paths(config: Config) -> Config:
+    data = config.data
+    path = None if data.path is None else str(Path(data.path).expanduser().resolve())
+    changed = data.model_copy(update={"path": path, "stores": str(Path(data.stores).expanduser().resolve())})
+    return config.model_copy(update={"data": changed})

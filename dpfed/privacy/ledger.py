@@ -1,0 +1,146 @@
+"""The append-only record of what was spent, on disk before anything that was paid for is used.
+
+One JSON object per line. The first describes the plan; each further one is a release: the step, the attempt, whether it was
+charged, and a digest of the released noisy sum. Every line carries a hash over itself and the line before, so a damaged or
+edited ledger is noticed. A line without its newline was never acted on (the write is synced before the release is used).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfed.errors import UserError
+from dpfed.plan import PrivacyPlan
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Release:
+    """One noisy sum that left the mechanism.
+
+    Attributes:
+        step: training step.
+        attempt: 0, or higher when a replay could not repeat the recorded release and drew fresh noise.
+        digest: hash of the noisy sum, which tells a bit-identical replay from a new release.
+    """
+
+    step: int
+    attempt: int
+    digest: str
+
+
+class Ledger:
+    """Reads and extends one run's ledger. Use `create` or `open`."""
+
+    def __init__(self, path: Path, plan: PrivacyPlan, releases: list[Release], replays: int, chain: str) -> None:
+        self.path, self.plan = path, plan
+        self._releases = releases
+        self._by_step = {release.step: release for release in releases}
+        self.replays = replays
+        self._chain = chain
+
+    @classmethod
+    def create(cls, path: Path, plan: PrivacyPlan) -> Ledger:
+        """Starts a ledger.
+
+        Raises:
+            UserError: if the file exists: a ledger is never begun twice.
+        """
+        if path.exists():
+            raise UserError(f"{path} exists already: a ledger is never started twice; resume the run or choose another folder.")
+        ledger = cls(path, plan, [], 0, "")
+        ledger._append({"ledger": FORMAT, "fingerprint": plan.fingerprint, "plan": dataclasses.asdict(plan)})
+        return ledger
+
+    @classmethod
+    def open(cls, path: Path) -> Ledger:
+        """Reads a ledger and checks every line of it.
+
+        Raises:
+            UserError: if it is missing or damaged.
+        """
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"cannot read the ledger {path}: {error.strerror or error}.") from error
+        complete = text[: text.rfind(b"\n") + 1]
+        entries, chain = [], ""
+        for number, line in enumerate(complete.splitlines(), start=1):
+            try:
+                entry = json.loads(line)
+                claimed = entry.pop("chain")
+            except (ValueError, KeyError, AttributeError, TypeError):
+                raise UserError(_damaged(path, number)) from None
+            chain = _link(chain, entry)
+            if claimed != chain:
+                raise UserError(_damaged(path, number))
+            entries.append(entry)
+        if not entries or entries[0].get("ledger") != FORMAT:
+            raise UserError(f"{path} is not a ledger of format {FORMAT}.")
+        plan = PrivacyPlan(**entries[0]["plan"])
+        if len(complete) < len(text):  # a write that a crash cut short: nothing was released on it
+            with open(path, "r+b") as file:
+                file.truncate(len(complete))
+        charged = [Release(e["step"], e["attempt"], e["digest"]) for e in entries[1:] if e["charged"]]
+        return cls(path, plan, charged, sum(not e["charged"] for e in entries[1:]), chain)
+
+    @property
+    def charged(self) -> int:
+        """Number of noisy sums paid for; T for a run without accidents."""
+        return len(self._releases)
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon spent so far, at the plan's delta and by the plan's accountant."""
+        return self.plan.epsilon(self.charged)
+
+    def last_release(self, step: int) -> Release | None:
+        """The latest release of a step, if it was released before."""
+        return self._by_step.get(step)
+
+    def charge(self, release: Release) -> None:
+        """Pays for a release. When this returns, the line is on disk and the release may be used.
+
+        Raises:
+            UserError: if it would break the promise.
+        """
+        target = self.plan.target_epsilon
+        if target is not None and self.charged + 1 > self.plan.steps and self.plan.epsilon(self.charged + 1) > target:
+            raise UserError(
+                f"the budget is spent: step {release.step} would be release {self.charged + 1} and exceed epsilon {target}. "
+                f"{self.charged - self.plan.steps + 1} release(s) of this run could not be repeated exactly after an "
+                "interruption and were paid for twice; the last checkpoint holds the finished steps."
+            )
+        self._append({**dataclasses.asdict(release), "charged": True, "total": self.charged + 1})
+        self._releases.append(release)
+        self._by_step[release.step] = release
+
+    def note_replay(self, release: Release) -> None:
+        """Writes down that a paid release was computed again, bit for bit, and costs nothing."""
+        self._append({**dataclasses.asdict(release), "charged": False, "total": self.charged})
+        self.replays += 1
+
+    def _append(self, entry: dict) -> None:
+        chain = _link(self._chain, entry)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({**entry, "chain": chain}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._chain = chain
+
+
+def _link(previous: str, entry: dict) -> str:
+    return hashlib.sha256((previous + json.dumps(entry, sort_keys=True)).encode()).hexdigest()[:16]
+
+
+def _damaged(path: Path, number: int) -> str:
+    return (
+        f"the ledger {path} is damaged at line {number}: what was spent is no longer certain, so nothing more is spent. "
+        "Restore the file from a backup."
+    )

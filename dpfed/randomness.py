@@ -1,0 +1,121 @@
+"""Stateless secret randomness: every draw is a function of (master key, purpose, step, owner) and nothing else.
+
+Nothing is carried from draw to draw, so a resumed run repeats an uninterrupted one bit for bit and a step can be replayed.
+Draws *per record* are a pseudo-random function of the record's own key. Whether a record is sampled, and which group it joins,
+therefore never depends on which other records exist: this is the independence that the guarantee rests on
+(docs/guarantee.md), and it makes neighbouring data sets share all other draws exactly.
+
+AES-256 in counter mode is the generator: cryptographically secure, and fast on any processor with AES instructions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+KEY_BYTES = 32
+_CHUNK = 1 << 20  # normals drawn at a time: bounds the float64 workspace to about 32 MB
+
+
+class Randomness:
+    """Source of every secret draw of one run.
+
+    Args:
+        master: 32 secret bytes. Whoever holds them can remove the noise: keep them inside the trust boundary.
+
+    Raises:
+        ValueError: if the key has the wrong length.
+    """
+
+    def __init__(self, master: bytes) -> None:
+        if len(master) != KEY_BYTES:
+            raise ValueError(f"a master key has {KEY_BYTES} bytes, got {len(master)}")
+        self._master = master
+
+    @classmethod
+    def fresh(cls) -> Randomness:
+        """A new master key from the operating system."""
+        return cls(secrets.token_bytes(KEY_BYTES))
+
+    @classmethod
+    def from_seed(cls, seed: int) -> Randomness:
+        """A key that anyone can guess, for tests and comparisons; a run that uses it marks its privacy card."""
+        return cls(hashlib.blake2b(f"dpfed seed {seed}".encode(), digest_size=KEY_BYTES).digest())
+
+    @property
+    def master(self) -> bytes:
+        """The master key itself, for storing it where a resume finds it."""
+        return self._master
+
+    def __repr__(self) -> str:
+        return "Randomness(<secret>)"
+
+    def _key(self, purpose: str, step: int, owner: int, attempt: int) -> bytes:
+        label = f"{purpose}/{step}/{owner}/{attempt}".encode()
+        return hashlib.blake2b(label, key=self._master, digest_size=KEY_BYTES).digest()
+
+    def per_record(self, purpose: str, step: int, keys: np.ndarray, columns: int) -> np.ndarray:
+        """Independent uniforms for each record, each row a function of that record's key alone.
+
+        Args:
+            purpose: what the draws are for; different purposes are independent.
+            step: training step.
+            keys: ``(n,)`` uint64 record keys, see `RecordStore.keys`.
+            columns: draws per record.
+
+        Returns:
+            ``(n, columns)`` float64 in [0, 1), multiples of 2^-53.
+        """
+        blocks_each = -(-columns // 2)
+        blocks = np.empty((len(keys), blocks_each, 2), dtype=np.uint64)
+        blocks[..., 0] = keys[:, None]
+        blocks[..., 1] = np.arange(blocks_each, dtype=np.uint64)
+        # One permutation per (purpose, step); distinct inputs, so each block is a fresh pseudo-random value.
+        cipher = Cipher(algorithms.AES(self._key(purpose, step, 0, 0)), modes.ECB()).encryptor()  # noqa: S305
+        words = np.frombuffer(cipher.update(blocks.tobytes()), dtype=np.uint64)
+        words = words.reshape(len(keys), 2 * blocks_each)[:, :columns]
+        return (words >> np.uint64(11)) * 2.0**-53
+
+    def seed(self, purpose: str, step: int, owner: int = 0) -> int:
+        """A 63-bit seed for a library generator (dropout, weight initialisation): never for noise or sampling."""
+        return int.from_bytes(self._key(purpose, step, owner, 0)[:8], "little") >> 1
+
+    def normal_(self, out: torch.Tensor, scale: float, purpose: str, step: int, owner: int = 0, attempt: int = 0) -> None:
+        """Adds Gaussian noise of standard deviation `scale` to `out` in place.
+
+        Args:
+            out: flat float32 or float64 tensor; the noise is drawn in float64 on its device and rounded once, with the sum.
+            scale: standard deviation of each element.
+            purpose: what the noise is for.
+            step: training step.
+            owner: who adds it.
+            attempt: fresh noise for a step that must be released a second time (see `Coordinator`).
+        """
+        stream = _Keystream(self._key(purpose, step, owner, attempt))
+        for start in range(0, out.numel(), _CHUNK):
+            part = out[start : start + _CHUNK]
+            noise = _box_muller(stream.words(2 * -(-part.numel() // 2)), part.device)[: part.numel()]
+            if part.dtype == torch.float64:
+                part.add_(noise, alpha=scale)
+            else:
+                part.copy_(part.double().add_(noise, alpha=scale))
+
+
+class _Keystream:
+    def __init__(self, key: bytes) -> None:
+        self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+
+    def words(self, count: int) -> np.ndarray:
+        return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype=np.uint64)
+
+
+def _box_muller(words: np.ndarray, device: torch.device) -> torch.Tensor:
+    uniform = torch.from_numpy((words >> np.uint64(11)).astype(np.int64)).to(device)
+    u, v = uniform.double().add_(0.5).mul_(2.0**-53).view(2, -1)  # strictly inside (0, 1): the logarithm is finite
+    radius, angle = u.log_().mul_(-2).sqrt_(), v.mul_(2 * math.pi)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])

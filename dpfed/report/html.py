@@ -1,0 +1,139 @@
+"""One self-contained HTML file about a run, or about several side by side."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+from PIL import Image
+
+from dpfed.errors import UserError
+from dpfed.report.card import round_up
+from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, progress_plot
+from dpfed.report.results import Result, headlines, label, shown
+from dpfed.report.run_view import RunView
+from dpfed.report.style import uri
+
+PIXEL_ART = 64  # pictures smaller than this are enlarged with hard edges
+
+
+def write_report(path: str | Path, runs: Sequence[RunView]) -> None:
+    """Writes a report: all about one run, or a comparison of several.
+
+    The file needs nothing else: style and pictures are inside, there is no script, and whatever comes from a run is escaped.
+
+    Raises:
+        UserError: for no runs, or a path that cannot be written.
+    """
+    if not runs:
+        raise UserError("a report needs at least one run.")
+    values = _single(runs[0]) if len(runs) == 1 else _comparison(runs)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals.update(shown=shown, picture=_picture, small=_small)
+    template = resources.files("dpfed.report").joinpath("template.html").read_text(encoding="utf-8")
+    try:
+        Path(path).write_text(environment.from_string(template).render(values), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write the report {path}: {error.strerror or error}.") from error
+
+
+def _single(run: RunView) -> dict:
+    table = run.table
+    first = headlines(table, 4)
+    plots = []
+    spent = [(item["step"], item["epsilon"]) for item in run.metrics if math.isfinite(item.get("epsilon", math.nan))]
+    # Epsilon of a voided run is an accountant's figure, not privacy spent: a curve would look like a promise.
+    if spent and not run.void:
+        plots.append(("Privacy spent: epsilon over steps", epsilon_plot(*zip(*spent, strict=True), run.target)))
+    steps = {item["step"] for item in run.evaluations if item["model"] == "trained"}
+    if first and len(steps) > 1:
+        plots.insert(0, ("Evaluation over steps", progress_plot(run.evaluations, [item.name for item in first])))
+    bars = [item for item in table if item.is_fraction]
+    if bars:
+        tall = len(plots) == 2
+        chart = bar_chart(bars[: 12 if tall else 6], tall)
+        plots.insert(0, ("Held-out records: trained (blue) and untrained (grey)", chart))
+    return {
+        "title": run.name,
+        "runs": [run],
+        "run": run,
+        "tiles": _tiles(run, first),
+        "groups": _groups(table),
+        "plots": plots,
+        "card": _markdown(run.card_markdown),
+    }
+
+
+def _groups(table: list[Result]) -> list[tuple[str, str, list[Result]]]:
+    """Results that were measured alike: (split, protocol, results)."""
+    keys = dict.fromkeys((item.split, item.protocol) for item in table)
+    return [(*key, [item for item in table if (item.split, item.protocol) == key]) for key in keys]
+
+
+def _tiles(run: RunView, first: list[Result]) -> list[tuple[str, str, str]]:
+    """Figures to open with: (name, value, remark)."""
+    tiles = []
+    if run.void:
+        tiles.append(("Privacy", "none", "no guarantee holds"))
+    else:
+        tiles.append(("Epsilon spent", round_up(run.epsilon), f"delta {round_up(run.delta)}"))
+    for item in first[:2]:
+        remark = f"untrained {shown(item.untrained, item.name)}" if item.untrained is not None else item.split
+        tiles.append((item.label, shown(item.trained, item.name), remark))
+    if run.metrics:
+        tiles.append(("Steps", f"{max(item['step'] for item in run.metrics):,}", "noisy steps"))
+    return tiles
+
+
+def _comparison(runs: Sequence[RunView]) -> dict:
+    tables = [{item.name: item for item in run.table} for run in runs]
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    union = [next(table[name] for table in tables if name in table) for name in names]
+    first = headlines(union, 1)
+    plots = []
+    if first:
+        metric = first[0].name
+        names_of_runs = [f"{run.name} ({'no guarantee' if run.void else 'epsilon ' + round_up(run.epsilon)})" for run in runs]
+        chart = comparison_plot(names_of_runs, [table.get(metric) for table in tables], [run.void for run in runs])
+        plots.append((f"{label(metric)}: trained (bar) and untrained (orange line)", chart))
+    rows = []
+    for run, table in zip(runs, tables, strict=True):
+        privacy = ("none", "no guarantee") if run.void else (round_up(run.epsilon), round_up(run.delta))
+        rows.append((run, *privacy, [table.get(name) for name in names]))
+    # A run without a guarantee is no winner: it bought its figures with the records' privacy.
+    fair = [table for run, table in zip(runs, tables, strict=True) if not run.void]
+    best = [_best([table[name] for table in fair if name in table]) for name in names]
+    return {
+        "title": f"Comparison of {len(runs)} runs",
+        "runs": list(runs),
+        "columns": [(name, label(name)) for name in names],
+        "rows": rows,
+        "best": best,
+        "plots": plots,
+    }
+
+
+def _best(column: list[Result]) -> float | None:
+    values = {item.trained for item in column if item.trained is not None}
+    return (max if column[0].is_fraction else min)(values) if len(values) > 1 else None
+
+
+def _markdown(text: str) -> Markup:
+    # Raw HTML, links and pictures stay text: a card needs none, and a report must not lead anywhere.
+    renderer = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "image", "autolink"])
+    return Markup(renderer.render(text.partition("\n")[2]))  # noqa: S704  markdown-it escapes all text
+
+
+def _picture(png: bytes) -> str:
+    return uri(png, "image/png")
+
+
+def _small(png: bytes) -> bool:
+    with Image.open(io.BytesIO(png)) as image:
+        return max(image.size) < PIXEL_ART

@@ -1,0 +1,169 @@
+"""The charts of a report. Each function gives the ``data:`` address of one SVG; the page gives it its title."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from dpfed.report.results import Result, label, shown
+from dpfed.report.style import INK, MUTED, RULE, SERIES, TARGET, TRAINED, UNTRAINED, figure, svg_uri
+
+WIDTH, HEIGHT = 5.0, 2.9  # inches; two stand side by side on a page of 1000 pixels
+
+
+def epsilon_plot(steps: Sequence[int], epsilons: Sequence[float], target: float | None) -> str:
+    """Privacy spent over steps, with the planned epsilon as a line.
+
+    Args:
+        steps: (n,) noisy steps.
+        epsilons: (n,) epsilon after each.
+        target: planned epsilon, None where none was set.
+    """
+    canvas, axes = figure(WIDTH, HEIGHT)
+    axes.plot(steps, epsilons, color=TRAINED, linewidth=2)
+    axes.plot(steps[-1], epsilons[-1], "o", color=TRAINED, markersize=5, clip_on=False)
+    top = max([*epsilons, target or 0]) or 1
+    axes.set_ylim(0, 1.18 * top)
+    axes.set_xlim(0, max(steps[-1], 1) * 1.02)
+    if target is not None:
+        axes.axhline(target, color=TARGET, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.annotate(f"planned {target:g}", (0, target), (2, 4), textcoords="offset points", color=TARGET, fontsize=9)
+    axes.annotate(
+        f"spent {epsilons[-1]:.2f}",
+        (steps[-1], epsilons[-1]),
+        (-2, -22),
+        textcoords="offset points",
+        ha="right",
+        color=TRAINED,
+        fontsize=9,
+        fontweight="bold",
+    )
+    axes.set_xlabel("step", color=MUTED, fontsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    return svg_uri(canvas)
+
+
+def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> str:
+    """Metrics over steps: trained points, and the untrained model as a dashed line in the same colour."""
+    canvas, axes = figure(WIDTH, HEIGHT)
+    ends = []
+    for name, colour in zip(names, SERIES, strict=False):
+        rows = [item for item in evaluations if item["name"] == name]
+        points = sorted((item["step"], item["value"]) for item in rows if item["model"] == "trained")
+        baseline = next((item["value"] for item in rows if item["model"] == "untrained"), None)
+        if baseline is not None:
+            axes.axhline(baseline, color=colour, linewidth=1, linestyle=(0, (4, 3)), alpha=0.7)
+            points = [(0, baseline), *points]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o-", color=colour, linewidth=2, markersize=4, clip_on=False)
+            ends.append((points[-1], label(name), colour))
+    last = max((step for (step, _), _, _ in ends), default=1)
+    for _, text, colour in ends:
+        axes.plot([], [], color=colour, linewidth=3, label=text)
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, frameon=False, fontsize=8.5, labelcolor=INK, handlelength=1
+    )
+    axes.set_xlim(0, last)
+    axes.set_ylim(0, None)
+    low, high = axes.get_ylim()
+    heights = _spread([value for (_, value), _, _ in ends], (high - low) / 12)
+    for y, ((_, value), _, colour) in zip(heights, ends, strict=True):
+        # Clipping would hide a label that was moved above the axes.
+        axes.annotate(
+            f"{100 * value:.1f} %",
+            (last, y),
+            (8, 0),
+            textcoords="offset points",
+            va="center",
+            color=colour,
+            fontsize=8.5,
+            annotation_clip=False,
+        )
+    axes.set_xlabel("step  (dashed: untrained model)", color=MUTED, fontsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    _percent(axes, "y")
+    return svg_uri(canvas)
+
+
+def bar_chart(results: Sequence[Result], tall: bool) -> str:
+    """Untrained beside trained, one pair of bars for each metric that is a fraction.
+
+    Args:
+        results: at least one of them a fraction.
+        tall: as high as two other charts, which stand beside it.
+    """
+    rows = [item for item in results if item.is_fraction]
+    canvas, axes = figure(WIDTH, 2 * HEIGHT + 0.6 if tall else max(HEIGHT, 0.4 * len(rows) + 0.4))
+    for sign, colour, key in ((-1, UNTRAINED, "untrained"), (1, TRAINED, "trained")):
+        values = [getattr(item, key) or 0.0 for item in rows]
+        at = [index + 0.19 * sign for index in range(len(rows))]
+        axes.barh(at, values, height=0.36, color=colour)
+        for y, item in zip(at, rows, strict=True):
+            value = getattr(item, key)
+            axes.annotate(
+                shown(value, item.name),
+                (value or 0.0, y),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                color=TRAINED if sign > 0 else MUTED,
+                fontweight="bold" if sign > 0 else "normal",
+            )
+    axes.set_yticks(range(len(rows)), [item.label for item in rows], color=INK)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.16 * max([v for item in rows for v in (item.trained, item.untrained) if v is not None] or [1]))
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", color=RULE, linewidth=0.8)
+    _percent(axes, "x")
+    return svg_uri(canvas)
+
+
+def comparison_plot(names: Sequence[str], results: Sequence[Result | None], void: Sequence[bool]) -> str:
+    """One metric of several runs: a bar for the trained model, a tick for the untrained one.
+
+    Args:
+        names: of the runs, each shown beside its bar.
+        results: the metric of each run, None where it was not measured.
+        void: runs without a guarantee are drawn in grey.
+    """
+    canvas, axes = figure(2 * WIDTH, 0.46 * len(names) + 1.0)
+    best = max([r.trained for r in results if r is not None and r.trained is not None] or [1.0]) or 1.0
+    for y, item in enumerate(results):
+        if item is None or item.trained is None:
+            axes.annotate("not measured", (0, y), (4, 0), textcoords="offset points", va="center", fontsize=9, color=MUTED)
+            continue
+        colour = UNTRAINED if void[y] else TRAINED
+        axes.barh(y, item.trained, height=0.56, color=colour)
+        text = shown(item.trained, item.name)
+        axes.annotate(
+            text, (item.trained, y), (6, 0), textcoords="offset points", va="center", fontsize=9, color=INK, weight="bold"
+        )
+        if item.untrained is not None:
+            axes.plot([item.untrained] * 2, [y - 0.36, y + 0.36], color=TARGET, linewidth=2, solid_capstyle="butt")
+    axes.set_yticks(range(len(names)), names, color=INK)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.12 * best)
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", color=RULE, linewidth=0.8)
+    _percent(axes, "x")
+    return svg_uri(canvas)
+
+
+def _percent(axes: Axes, side: str) -> None:
+    axis = axes.yaxis if side == "y" else axes.xaxis
+    axis.set_major_locator(MaxNLocator(5))
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
+
+
+def _spread(values: Sequence[float], gap: float) -> list[float]:
+    """Heights for labels beside the values: at least ``gap`` apart, in the same order, the lowest one in place."""
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    placed = list(values)
+    for below, above in zip(order, order[1:], strict=False):
+        placed[above] = max(placed[above], placed[below] + gap)
+    return placed

@@ -1,0 +1,152 @@
+"""A finished or stopped run as its report sees it, read from the run's directory."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfed.errors import UserError
+from dpfed.report.card import is_void, lead
+from dpfed.report.gallery import Gallery
+from dpfed.report.results import Result, results_of
+
+_FIELDS = {"name": str, "value": (int, float), "model": str, "split": str, "protocol": str, "step": int}
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What a report needs of a run.
+
+    Attributes:
+        name: of the run.
+        folder: the run's directory.
+        config_toml: the resolved configuration.
+        results: results.json: ``{"privacy": {"epsilon", "delta", ...}, "evaluations": [{"name", "value", "model", "split",
+            "protocol", "step"}]}``.
+        metrics: lines of metrics.jsonl, each with ``step`` and, once noise was added, ``epsilon``.
+        card_markdown: the privacy card.
+        gallery: pictures; only for public or generated records.
+    """
+
+    name: str
+    folder: str
+    config_toml: str
+    results: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    card_markdown: str
+    gallery: Gallery | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """Privacy spent."""
+        return float(self.results["privacy"]["epsilon"])
+
+    @property
+    def delta(self) -> float:
+        """Delta of the promise."""
+        return float(self.results["privacy"]["delta"])
+
+    @property
+    def target(self) -> float | None:
+        """Epsilon that the configuration asks for, None where it gives the noise instead."""
+        return tomllib.loads(self.config_toml).get("privacy", {}).get("epsilon")
+
+    @property
+    def void(self) -> bool:
+        """Whether the privacy card says that no guarantee holds."""
+        return is_void(self.card_markdown)
+
+    @property
+    def guarantee(self) -> str:
+        """The sentence of the privacy card that states the guarantee, or why there is none."""
+        return lead(self.card_markdown)
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """All measured figures."""
+        return self.results["evaluations"]
+
+    @property
+    def table(self) -> list[Result]:
+        """The last trained beside the untrained figures."""
+        return results_of(self.evaluations)
+
+    @classmethod
+    def read(cls, folder: str | Path) -> RunView:
+        """Reads results.json, metrics.jsonl, config.toml, privacy_card.md and, if there is one, gallery/.
+
+        Raises:
+            UserError: for a missing or damaged file; the message names it.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise UserError(f"there is no run at {folder}: expected a directory that `dpfed train` wrote.")
+        config_toml = _text(folder / "config.toml")
+        try:
+            name = tomllib.loads(config_toml).get("name", folder.name)
+        except tomllib.TOMLDecodeError as error:
+            raise UserError(f"{folder / 'config.toml'} is damaged: {error}.") from error
+        card = _text(folder / "privacy_card.md")
+        try:
+            lead(card)
+        except UserError as error:
+            raise UserError(f"{folder / 'privacy_card.md'} is damaged: {error}") from error
+        pictures = folder / "gallery"
+        return cls(
+            name=str(name),
+            folder=str(folder),
+            config_toml=config_toml,
+            results=_results(folder / "results.json"),
+            metrics=_metrics(folder / "metrics.jsonl"),
+            card_markdown=card,
+            gallery=Gallery.read(pictures) if pictures.is_dir() else None,
+        )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; is the run finished?") from error
+
+
+def _results(path: Path) -> dict[str, Any]:
+    results = _object(_text(path), str(path))
+    privacy, evaluations = results.get("privacy"), results.get("evaluations")
+    if not isinstance(privacy, dict) or not all(_is(privacy.get(key), (int, float)) for key in ("epsilon", "delta")):
+        raise UserError(f"{path} is damaged: expected numbers privacy.epsilon and privacy.delta.")
+    if not isinstance(evaluations, list):
+        raise UserError(f"{path} is damaged: expected a list 'evaluations', got {type(evaluations).__name__}.")
+    for number, item in enumerate(evaluations):
+        for key, kind in _FIELDS.items():
+            if not isinstance(item, dict) or not _is(item.get(key), kind):
+                raise UserError(f"{path} is damaged: evaluations[{number}] has no valid '{key}'.")
+    return results
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        if line.strip():
+            item = _object(line, f"line {number} of {path}")
+            if not _is(item.get("step"), int) or not _is(item.get("epsilon", 0.0), (int, float)):
+                raise UserError(f"line {number} of {path} is damaged: expected a whole 'step' and a number 'epsilon'.")
+            lines.append(item)
+    return lines
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{where} is damaged: it is not JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{where} is damaged: expected an object, got {type(value).__name__}.")
+    return value
+
+
+def _is(value: object, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)

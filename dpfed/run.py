@@ -1,0 +1,153 @@
+"""A run is a directory with a fixed layout; this is the one place that knows its file names."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dpfed.config import Config, load_config
+from dpfed.errors import UserError
+from dpfed.randomness import KEY_BYTES, Randomness
+
+
+class RunDirectory:
+    """Paths and files of one run.
+
+    Attributes:
+        path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
+            ``privacy_card.md``, ``report.html``, ``checkpoints/``, ``model/``; while it is unfinished also ``secret.key``,
+            which must stay inside the trust boundary and is deleted at the end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ledger = path / "ledger.jsonl"
+        self.metrics = path / "metrics.jsonl"
+        self.results = path / "results.json"
+        self.card = path / "privacy_card.md"
+        self.report = path / "report.html"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+        self.gallery = path / "gallery"
+        self.diagnostics = path / "diagnostics.jsonl"
+        self._config = path / "config.toml"
+        self._key = path / "secret.key"
+
+    @classmethod
+    def create(cls, path: str | Path, config: Config, randomness: Randomness) -> RunDirectory:
+        """Makes the directory with its configuration and its secret key, all at once or not at all.
+
+        Raises:
+            UserError: if the directory is in use.
+        """
+        path = Path(path)
+        cls.refuse_if_in_use(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+        draft.mkdir()
+        try:
+            run = cls(draft)
+            run._config.write_text(config.dump(), encoding="utf-8")
+            with open(os.open(run._key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(randomness.master)
+            if path.is_dir():
+                path.rmdir()
+            draft.rename(path)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        return cls(path)
+
+    @staticmethod
+    def refuse_if_in_use(path: str | Path) -> None:
+        """Raises a `UserError` if the directory holds anything."""
+        path = Path(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(f"{path} is in use: `dpfed resume {path}` goes on with that run, --run DIR starts one elsewhere.")
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDirectory:
+        """Opens an existing run.
+
+        Raises:
+            UserError: if there is none.
+        """
+        run = cls(Path(path))
+        if not run._config.is_file():
+            raise UserError(f"{path} is not a run: it has no config.toml; `dpfed pretrain CONFIG --run {path}` starts one.")
+        return run
+
+    @property
+    def finished(self) -> bool:
+        """Whether training and evaluation are done."""
+        return self.results.is_file()
+
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return load_config(self._config)
+
+    def randomness(self) -> Randomness:
+        """The run's secret randomness.
+
+        Raises:
+            UserError: if the key is gone, which is so after the run has finished.
+        """
+        try:
+            master = self._key.read_bytes()
+        except OSError as error:
+            raise UserError(f"{self._key} is missing: without the secret key the run cannot go on.") from error
+        if len(master) != KEY_BYTES:
+            raise UserError(f"{self._key} is damaged: expected {KEY_BYTES} bytes, got {len(master)}.")
+        return Randomness(master)
+
+    def forget_key(self) -> None:
+        """Deletes the secret key: nothing needs it once the run is finished, and it could remove the noise."""
+        self._key.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the run for this process.
+
+        Raises:
+            UserError: if another process holds it.
+        """
+        with open(self.path / ".lock", "w", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(f"{self.path} is in use by another process that is training it right now.") from error
+            yield
+
+    def append(self, file: Path, line: dict[str, Any]) -> None:
+        """Adds one JSON line to one of the run's files."""
+        with open(file, "a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+
+    def append_diagnostics(self, step: int, raw: dict[str, float]) -> None:
+        """Adds raw, private figures of a step; called only where the configuration asks for them."""
+        self.append(self.diagnostics, {"step": step, **raw})
+
+    def metric_lines(self) -> list[dict[str, Any]]:
+        """All lines of metrics.jsonl; a last line that a crash cut short is left out."""
+        if not self.metrics.exists():
+            return []
+        text = self.metrics.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def rewind_metrics(self, step: int) -> None:
+        """Forgets metrics beyond a step, which a resumed run will write again."""
+        kept = [line for line in self.metric_lines() if line["step"] <= step]
+        self.write(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def write(self, file: Path, text: str) -> None:
+        """Replaces one of the run's text files atomically."""
+        temporary = file.with_name(f".{file.name}.partial")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, file)

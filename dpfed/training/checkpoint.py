@@ -1,0 +1,134 @@
+"""Checkpoints: one safetensors file each, written atomically, checked by digest, read without pickle.
+
+A checkpoint holds parameters, buffers, optimizer state and the moving average: all follow from noisy sums, so a checkpoint
+may leave the trust boundary. Secret keys are never in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dpfed.errors import UserError
+from dpfed.training.coordinator import Coordinator
+
+FORMAT = "dpfed-checkpoint-1"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a checkpoint stands.
+
+    Attributes:
+        step: steps finished.
+        charged: releases that the ledger held then; a ledger with fewer has lost lines.
+        fingerprint: of the plan.
+    """
+
+    step: int
+    charged: int
+    fingerprint: str
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        folder: created when the first one is saved.
+        keep: how many to keep beside the first.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+
+    def paths(self) -> list[Path]:
+        """All checkpoints, oldest first."""
+        return sorted(self._folder.glob("step-*.safetensors"))
+
+    def save(self, progress: Progress, model: nn.Module, coordinator: Coordinator) -> Path:
+        """Writes a checkpoint, then removes the oldest beyond `keep`, but never the untrained one."""
+        tensors = {f"model/{name}": value for name, value in model.state_dict().items()}
+        scalars: dict[str, float | int] = {}
+        for index, state in coordinator.optimizer.state_dict()["state"].items():
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer/{index}/{name}"] = value
+                elif value is not None:
+                    scalars[f"{index}/{name}"] = value
+        if coordinator.average is not None:
+            tensors["average"] = coordinator.average
+        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+        header = {"format": FORMAT, "optimizer": json.dumps(scalars), "digest": _digest(tensors)}
+        header |= {name: str(value) for name, value in vars(progress).items()}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"step-{progress.step:08d}.safetensors"
+        temporary = path.with_suffix(".partial")
+        save_file(tensors, temporary, metadata=header)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        for old in self.paths()[1 : -self._keep]:  # the first one is the untrained model: what the trained one is held against
+            old.unlink()
+        return path
+
+    def load(self, path: Path, model: nn.Module, coordinator: Coordinator) -> Progress:
+        """Restores model, optimizer and average from a checkpoint.
+
+        Raises:
+            UserError: if it is damaged or belongs to another model.
+        """
+        tensors, header = _read(path)
+        try:
+            model.load_state_dict(_under("model/", tensors))
+        except RuntimeError as error:
+            raise UserError(f"the checkpoint {path} does not fit the configured model: {str(error).splitlines()[-1]}") from None
+        state: dict[int, dict[str, Tensor | float]] = {}
+        for key, value in {**_under("optimizer/", tensors), **json.loads(header["optimizer"])}.items():
+            index, name = key.split("/")
+            state.setdefault(int(index), {})[name] = value
+        groups = coordinator.optimizer.state_dict()["param_groups"]
+        coordinator.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        if coordinator.average is not None:
+            coordinator.average.copy_(tensors["average"])
+        return Progress(int(header["step"]), int(header["charged"]), header["fingerprint"])
+
+
+def model_state(path: Path) -> dict[str, Tensor]:
+    """The model's tensors in a checkpoint, by their names in the model."""
+    return _under("model/", _read(path)[0])
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(_damaged(path)) from error
+    if header.get("format") != FORMAT or header.get("digest") != _digest(tensors):
+        raise UserError(_damaged(path))
+    return tensors, header
+
+
+def _damaged(path: Path) -> str:
+    return f"the checkpoint {path} is damaged: delete it, and the run resumes from the one before (nothing is charged twice)."
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,42 @@
+"""Optimizers and learning rates: post-processing of a private gradient, so none of it costs privacy."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from dpfed.config import OptimizerConfig
+
+
+def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The configured optimizer over the trainable parameters."""
+    common = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    match config.name:
+        case "sgd":
+            return torch.optim.SGD(parameters, momentum=config.momentum, **common)
+        case "adam":
+            return torch.optim.Adam(parameters, **common)
+        case "adamw":
+            return torch.optim.AdamW(parameters, **common)
+        case "lars":
+            from timm.optim import Lars  # a slow import that only this optimizer needs
+
+            return Lars(parameters, momentum=config.momentum, **common)
+
+
+def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+    """Learning rate of a step: linear warm-up, then constant or a cosine to zero.
+
+    Args:
+        config: peak rate, warm-up and schedule.
+        step: 0 .. steps - 1.
+        steps: length of the run.
+    """
+    if step < config.warmup:
+        return config.learning_rate * (step + 1) / config.warmup
+    if config.schedule == "constant":
+        return config.learning_rate
+    progress = (step - config.warmup) / max(1, steps - config.warmup)
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))

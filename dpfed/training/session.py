@@ -1,0 +1,161 @@
+"""Puts a run's parts together: from a configuration to store, plan, model, worker and coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dpfed.bounding.engines import ENGINES, GroupBatch, fastest_engine
+from dpfed.config import Config
+from dpfed.data.batches import ViewMaker
+from dpfed.data.opening import open_records
+from dpfed.data.records import RecordStore
+from dpfed.data.text import WordTokenizer
+from dpfed.data.views import ImageViews
+from dpfed.errors import UserError
+from dpfed.evaluation.suite import Evaluation, evaluate, tasks_of
+from dpfed.models.building import build_model
+from dpfed.models.parameters import TrainableVector
+from dpfed.models.validation import check_independence, random_group, validate
+from dpfed.plan import PrivacyPlan
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import Randomness
+from dpfed.training.coordinator import Coordinator
+from dpfed.training.worker import GroupObserver, Worker, rows_of_owner
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The public parts of a run: everything that needs no secret key.
+
+    Attributes:
+        config: with nothing left to choose.
+        store: the records.
+        plan: what is promised.
+        model: on its device, at its initial weights until a checkpoint is loaded.
+        views: random and plain image views.
+        tokenizer: for image-text models.
+    """
+
+    config: Config
+    store: RecordStore
+    plan: PrivacyPlan
+    model: nn.Module
+    views: ImageViews
+    tokenizer: WordTokenizer | None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def worker(self, randomness: Randomness, observe: GroupObserver | None = None, owner: int = 0, owners: int = 1) -> Worker:
+        """The worker of one of `owners` data owners."""
+        rows = rows_of_owner(self.store.split("train"), self.store.keys, owner, owners)
+        count = self.config.objective.augmentations + (1 if self.tokenizer else 2)
+        return Worker(
+            plan=self.plan,
+            model=self.model,
+            engine=ENGINES[self.config.bounding.engine](self.model, self.config.training.precision),
+            views=ViewMaker(self.store, self.views, count, self.config.data.size, self.tokenizer),
+            rows=rows,
+            keys=self.store.keys[rows],
+            randomness=randomness,
+            microbatch=self.config.bounding.microbatch,
+            owner=owner,
+            owners=owners,
+            observe=observe,
+        )
+
+    def coordinator(self, randomness: Randomness, ledger: Ledger) -> Coordinator:
+        """The run's coordinator."""
+        return Coordinator(self.plan, self.model, self.config.optimizer, randomness, ledger)
+
+    def evaluate(self, which: str, step: int) -> list[Evaluation]:
+        """Measures the model as it is now."""
+        return evaluate(self.model, self.store, self.config, self.views.plain, self.tokenizer, which, step, self.device)
+
+
+def assemble(
+    config: Config, randomness: Randomness | None = None, progress: Callable[[int, int | None], None] | None = None
+) -> Parts:
+    """Builds the parts of a run and checks everything that can be checked before any budget is spent.
+
+    Args:
+        config: as the user wrote it, or a resolved one.
+        randomness: gives the initial weights; ``None`` when a checkpoint or a saved model will be loaded over them.
+        progress: called with (done, total) while records are imported or generated.
+
+    Raises:
+        UserError: for an impossible plan, unreadable records, a model that mixes records, an impossible evaluation.
+    """
+    device = pick_device(config.training.device)
+    if config.privacy.epsilon is not None and config.privacy.epsilon <= 0:
+        raise UserError(f"impossible plan: privacy.epsilon must be positive, got {config.privacy.epsilon}.")
+    store = open_records(config.data, progress)
+    if config.model.kind == "image-text" and store.kind != "image-text":
+        raise UserError(f"model.kind = 'image-text' needs captions, and the records of {store.name} have none.")
+    plan = PrivacyPlan.from_config(len(store.split("train")), config.privacy, config.bounding)
+    tasks_of(store, config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
+        model = build_model(config.model, config.objective)
+    validate(model)
+    text = (config.model.vocabulary, config.model.context) if config.model.kind == "image-text" else None
+    with torch.random.fork_rng(devices=[]):
+        check_independence(model, random_group(config.data.size, text))
+    model.to(device)
+    if config.bounding.engine == "auto":
+        engine = fastest_engine(model, _stand_in(config, plan, device), config.training.precision)
+        config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
+    config = config.model_copy(update={"training": config.training.model_copy(update={"device": device.type})})
+    tokenizer = WordTokenizer(config.model.vocabulary, config.model.context) if text else None
+    return Parts(config, store, plan, model, ImageViews(config.views), tokenizer)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that a configuration asks for; ``auto`` takes cuda, then mps, then cpu.
+
+    Raises:
+        UserError: if it is not there.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(device for device, there in available.items() if there)
+    if not available[name]:
+        there = [device for device, is_there in available.items() if is_there]
+        raise UserError(f"training.device = '{name}', but this machine has only: {', '.join(there)}.")
+    return torch.device(name)
+
+
+@contextlib.contextmanager
+def averaged(model: nn.Module, coordinator: Coordinator) -> Iterator[None]:
+    """The model with its moving average of weights, if there is one."""
+    if coordinator.average is None:
+        yield
+        return
+    vector = TrainableVector(model)
+    current = vector.gather()
+    vector.assign(coordinator.average)
+    try:
+        yield
+    finally:
+        vector.assign(current)
+
+
+def _stand_in(config: Config, plan: PrivacyPlan, device: torch.device) -> GroupBatch:
+    """Noise in the shape of a microbatch, for timing engines."""
+    count = max(1, min(plan.groups, config.bounding.microbatch // plan.group_size, 32))
+    records, generator = count * plan.group_size, torch.Generator().manual_seed(0)
+    image_text = config.model.kind == "image-text"
+    count_views = config.objective.augmentations + (1 if image_text else 2)
+    size = config.data.size
+    views = {"image": torch.randn(records, count_views, 3, size, size, generator=generator).to(device)}
+    if image_text:
+        tokens = torch.randint(1, config.model.vocabulary, (records, 1, config.model.context), generator=generator)
+        views["text"] = tokens.to(device)
+    return GroupBatch(views, list(range(0, records + 1, plan.group_size)))

@@ -1,0 +1,53 @@
+"""The loop. Read this first: everything else is a detail of one of its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.training.coordinator import Coordinator, StepSummary
+from dpfed.training.worker import Worker
+
+
+class Transport(Protocol):
+    """Adds up the owners' sums, wherever the owners are."""
+
+    def collect(self, step: int) -> BoundedSum:
+        """The sum over all owners' groups of one step."""
+
+
+class InProcess:
+    """Owners in this very process: one machine, or the simulation of several owners."""
+
+    def __init__(self, workers: list[Worker]) -> None:
+        self._workers = workers
+
+    def collect(self, step: int) -> BoundedSum:
+        """See `Transport`."""
+        first, *others = (worker.bounded_sum(step) for worker in self._workers)
+        for other in others:
+            first = first + other
+        return first
+
+
+def train(
+    transport: Transport,
+    coordinator: Coordinator,
+    steps: Iterable[int],
+    observers: Iterable[Callable[[StepSummary], None]] = (),
+) -> None:
+    """Runs the private steps.
+
+    Args:
+        transport: collects the owners' sums.
+        coordinator: adds the noise, pays, updates.
+        steps: the steps to take, in order.
+        observers: called after each step with its public summary: checkpoints, metrics, evaluation, progress.
+    """
+    observers = list(observers)
+    for step in steps:
+        total = transport.collect(step)
+        summary = coordinator.apply(step, total)
+        for observe in observers:
+            observe(summary)

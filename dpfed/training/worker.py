@@ -1,0 +1,105 @@
+"""A data owner: turns its own records into a bounded sum, step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.bounding.engines import Engine, GroupBatch
+from dpfed.data.batches import ViewMaker
+from dpfed.data.sampling import draw_step
+from dpfed.models.parameters import TrainableVector
+from dpfed.plan import PrivacyPlan
+from dpfed.randomness import Randomness
+
+# Called with (step, raw figures): private, so only where the user asked for raw diagnostics.
+GroupObserver = Callable[[int, dict[str, float]], None]
+
+
+def rows_of_owner(rows: np.ndarray, keys: np.ndarray, owner: int, owners: int) -> np.ndarray:
+    """The rows whose record belongs to one of several owners: a function of each record's own key.
+
+    Args:
+        rows: ``(n,)`` rows to share out.
+        keys: ``(N,)`` keys of the whole store.
+        owner: 0 .. owners - 1.
+        owners: how many there are.
+    """
+    return rows[keys[rows] % np.uint64(owners) == owner]
+
+
+class Worker:
+    """Holds private records; releases nothing but `BoundedSum`.
+
+    Args:
+        plan: the sampling rate, the groups and the clip norm.
+        model: shared with the coordinator in one process, a replica elsewhere.
+        engine: computes the clipped group gradients of `model`.
+        views: makes the views of this owner's store.
+        rows: ``(n,)`` training rows that this owner holds.
+        keys: ``(n,)`` their record keys.
+        randomness: the owner's secret randomness.
+        microbatch: records whose views are in memory at a time.
+        owner: this owner's number.
+        owners: how many owners share the plan's K groups.
+        observe: receives raw, private figures of each step; off unless the user asked for them in words.
+    """
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        model: nn.Module,
+        engine: Engine,
+        views: ViewMaker,
+        rows: np.ndarray,
+        keys: np.ndarray,
+        randomness: Randomness,
+        microbatch: int,
+        owner: int = 0,
+        owners: int = 1,
+        observe: GroupObserver | None = None,
+    ) -> None:
+        self._plan, self._model, self._engine, self._views = plan, model, engine, views
+        self._rows, self._keys, self._randomness, self._microbatch = rows, keys, randomness, microbatch
+        self._owner, self._observe = owner, observe
+        self._groups = plan.groups_of(owner, owners)
+        self._vector = TrainableVector(model)
+
+    def bounded_sum(self, step: int) -> BoundedSum:
+        """One step: sample, group, make views, clip each group's gradient, add up.
+
+        Args:
+            step: training step; all randomness follows from it.
+
+        Returns:
+            The sum over this owner's groups: zeros if nothing was drawn, for an empty step is still a step.
+        """
+        draw = draw_step(self._plan, self._randomness, step, self._rows, self._keys, self._groups)
+        total = self._vector.zeros()
+        torch.manual_seed(self._randomness.seed("model", step, self._owner))  # dropout and the like repeat on resume
+        self._model.train()
+        norms: list[Tensor] = []
+        for first, end in draw.microbatches(self._microbatch):
+            starts = (draw.starts[first : end + 1] - draw.starts[first]).tolist()
+            rows = draw.rows[draw.starts[first] : draw.starts[end]]
+            views = self._views(rows, self._randomness, step, self._vector.device)
+            norms.append(self._engine.add_clipped(GroupBatch(views, starts), self._plan.clip_norm, total))
+        if self._observe:
+            self._observe(step, self._raw_figures(len(draw.rows), norms, total))
+        return BoundedSum(total, self._plan.sensitivity, self._groups)
+
+    def _raw_figures(self, records: int, norms: list[Tensor], total: Tensor) -> dict[str, float]:
+        every = torch.cat(norms) if norms else torch.zeros(0)
+        noise_norm = self._plan.noise_std * math.sqrt(self._vector.numel)
+        return {
+            "records": records,
+            "groups": len(every),
+            "clipped": (every > self._plan.clip_norm).float().mean().item() if len(every) else 0.0,
+            "median_norm": every.median().item() if len(every) else 0.0,
+            "snr": total.norm().item() / noise_norm,
+        }

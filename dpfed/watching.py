@@ -1,0 +1,42 @@
+"""Who sees a run go on. Nothing private reaches a watcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from dpfed.evaluation.suite import Evaluation
+
+
+class Watcher(Protocol):
+    """A terminal, a test, a notebook."""
+
+    def stage(self, name: str, total: int | None) -> Callable[[int], None]:
+        """A stage of `total` units begins; the result is called with how many are done."""
+
+    def evaluated(self, figures: list[Evaluation]) -> None:
+        """A model was measured."""
+
+
+class Silent:
+    """Watches nothing."""
+
+    def stage(self, name: str, total: int | None) -> Callable[[int], None]:
+        """See `Watcher`."""
+        return lambda done: None
+
+    def evaluated(self, figures: list[Evaluation]) -> None:
+        """See `Watcher`."""
+
+
+def import_progress(watcher: Watcher) -> Callable[[int, int | None], None]:
+    """Progress of an import, which becomes a stage when the first records are there: most runs import nothing."""
+    advance: Callable[[int], None] | None = None
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal advance
+        advance = advance or watcher.stage("records", total)
+        advance(done)
+
+    return progress

@@ -1,0 +1,139 @@
+"""The sets that torchvision knows, in the files that it expects."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dpfed.data.importers import detect, import_records
+from dpfed.data.records import RecordStore
+from dpfed.errors import UserError
+
+
+def imported(source: Path, dest: Path, format: str, **options: object) -> RecordStore:
+    assert detect(source) == format
+    import_records(source, dest, **options)
+    return RecordStore.open(dest)
+
+
+def as_arrays(store: RecordStore, split: str, side: int) -> np.ndarray:
+    return store.images(store.split(split), side).permute(0, 2, 3, 1).numpy()
+
+
+@pytest.fixture
+def cifar(tmp_path: Path, pictures, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, np.ndarray]:
+    """Three images per batch, pickled as in the original release; torchvision's checksums are replaced by theirs."""
+    from torchvision.datasets import CIFAR10
+
+    folder = tmp_path / "in" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    images = np.stack([pictures.array(32, 32) for _ in range(18)])
+
+    def pickled(name: str, content: dict) -> str:
+        data = pickle.dumps(content, protocol=2)
+        (folder / name).write_bytes(data)
+        return hashlib.md5(data).hexdigest()
+
+    checksums = []
+    for number, name in enumerate([f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]):
+        flat = images[3 * number : 3 * number + 3].transpose(0, 3, 1, 2).reshape(3, -1)
+        checksums.append([name, pickled(name, {"data": flat, "labels": [number, 9, 0], "batch_label": name})])
+    meta = pickled("batches.meta", {"label_names": [f"class {i}" for i in range(10)], "num_vis": 3072})
+    monkeypatch.setattr(CIFAR10, "train_list", checksums[:5])
+    monkeypatch.setattr(CIFAR10, "test_list", checksums[5:])
+    monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": meta})
+    return tmp_path / "in", images
+
+
+def test_cifar10(tmp_path: Path, cifar: tuple[Path, np.ndarray]) -> None:
+    source, images = cifar
+    store = imported(source, tmp_path / "s", "cifar10", size=32)
+    assert np.array_equal(as_arrays(store, "train", 32), images[:15])
+    assert np.array_equal(as_arrays(store, "test", 32), images[15:])
+    assert store.labels["label"].tolist() == [0, 9, 0, 1, 9, 0, 2, 9, 0, 3, 9, 0, 4, 9, 0, 5, 9, 0]
+    assert store.label_names["label"][9] == "class 9" and store.ids([14, 15]) == ["train/14", "test/0"]
+
+
+def test_cifar10_with_a_damaged_batch_is_refused(tmp_path: Path, cifar: tuple[Path, np.ndarray]) -> None:
+    (cifar[0] / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"half")
+    with pytest.raises(UserError, match="cifar-10-batches-py"):
+        import_records(cifar[0], tmp_path / "s")
+
+
+def test_fashion_mnist(tmp_path: Path, pictures) -> None:
+    raw = tmp_path / "in" / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    images = np.stack([pictures.array(28, 28, 1) for _ in range(7)])
+    for name, part, labels in (("train", images[:5], [9, 2, 1, 1, 6]), ("t10k", images[5:], [9, 2])):
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x803, len(part), 28, 28) + part.tobytes())
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, len(part)) + bytes(labels))
+    store = imported(tmp_path / "in", tmp_path / "s", "fashion-mnist", size=28, validation=2)
+    assert [len(store.split(split)) for split in ("train", "validation", "test")] == [3, 2, 2]
+    assert np.array_equal(as_arrays(store, "test", 28), np.repeat(images[5:, ..., None], 3, axis=3))
+    assert store.label_names["label"][9] == "Ankle boot" and store.labels["label"].tolist() == [9, 2, 1, 1, 6, 9, 2]
+
+
+def test_eurosat(tmp_path: Path, pictures) -> None:
+    for name in ("AnnualCrop", "Forest"):
+        for number in range(3):
+            pictures.file(tmp_path / "in" / "eurosat" / "2750" / name / f"{name}_{number}.jpg")
+    store = imported(tmp_path / "in", tmp_path / "s", "eurosat", test=2)
+    assert store.label_names == {"label": ["AnnualCrop", "Forest"]} and len(store.split("test")) == 2
+    assert store.ids([0]) == ["eurosat/2750/AnnualCrop/AnnualCrop_0.jpg"]
+
+
+def test_imagenet(tmp_path: Path, pictures) -> None:
+    root = tmp_path / "in"
+    for file in ("train/n01/n01_1.JPEG", "train/n02/n02_7.JPEG", "val/n02/ILSVRC2012_val_1.JPEG"):
+        pictures.file(root / file)
+    torch.save(({"n01": ("tench", "Tinca tinca"), "n02": ("goldfish",)}, ["n02"]), root / "meta.bin")
+    store = imported(root, tmp_path / "s", "imagenet")
+    assert store.label_names == {"label": ["tench, Tinca tinca", "goldfish"]}
+    assert store.ids(store.split("validation")) == ["val/n02/ILSVRC2012_val_1.JPEG"]
+    assert store.labels["label"].tolist() == [0, 1, 1]
+
+
+def test_imagenet_archives_are_not_unpacked_into_the_users_folder(tmp_path: Path, pictures) -> None:
+    pictures.file(tmp_path / "in" / "train" / "n01" / "1.JPEG")
+    with pytest.raises(UserError, match=r"meta\.bin"):
+        import_records(tmp_path / "in", tmp_path / "s", format="imagenet")
+
+
+@pytest.fixture
+def pcam(tmp_path: Path, pictures) -> tuple[Path, np.ndarray]:
+    h5py = pytest.importorskip("h5py")
+    folder = tmp_path / "in" / "pcam"
+    folder.mkdir(parents=True)
+    images = np.stack([pictures.array(96, 96) for _ in range(7)])
+    for part, rows in (("train", slice(0, 3)), ("valid", slice(3, 5)), ("test", slice(5, 7))):
+        labels = np.arange(7)[rows] % 2
+        for axis, values in (("x", images[rows]), ("y", labels.astype(np.uint8).reshape(-1, 1, 1, 1))):
+            with h5py.File(folder / f"camelyonpatch_level_2_split_{part}_{axis}.h5", "w") as file:
+                file[axis] = values
+    return tmp_path / "in", images
+
+
+def test_pcam(tmp_path: Path, pcam: tuple[Path, np.ndarray]) -> None:
+    store = imported(pcam[0], tmp_path / "s", "pcam", size=96)
+    assert np.array_equal(as_arrays(store, "train", 96), pcam[1][:3])
+    assert np.array_equal(as_arrays(store, "test", 96), pcam[1][5:])
+    assert store.labels["tumor"].tolist() == [0, 1, 0, 1, 0, 1, 0] and store.ids([3]) == ["validation/0"]
+
+
+def test_pcam_without_h5py_or_with_a_file_missing(
+    tmp_path: Path, pcam: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "h5py", None)
+        with pytest.raises(UserError, match="h5py"):
+            import_records(pcam[0], tmp_path / "s")
+    (pcam[0] / "pcam" / "camelyonpatch_level_2_split_valid_y.h5").unlink()
+    with pytest.raises(UserError, match="valid_y"):
+        import_records(pcam[0], tmp_path / "s")

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dpfed.data.records import RecordStore
+from dpfed.data.shapes import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES, shapes_store, write_shapes
+from dpfed.errors import UserError
+
+CAPTION = re.compile(
+    rf"a ({'|'.join(SIZES)}) ({'|'.join(COLORS)}) ({'|'.join(SHAPES)}) ({'|'.join(RELATIONS)}) "
+    rf"a ({'|'.join(SIZES)}) ({'|'.join(COLORS)}) ({'|'.join(SHAPES)}) on a ({'|'.join(BACKGROUNDS)}) background"
+)
+MIRRORED = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
+    return shapes_store(1500, tmp_path_factory.mktemp("stores"), validation=600, test=3000)
+
+
+def parsed(store: RecordStore, rows: np.ndarray) -> list[tuple[str, ...]]:
+    matches = [CAPTION.fullmatch(caption) for [caption] in store.captions(rows)]
+    return [match.groups() for match in matches]
+
+
+def test_generated_once_and_reused(store: RecordStore) -> None:
+    stamp = (store.path / "store.json").stat().st_mtime_ns
+    again = shapes_store(1500, store.path.parent, validation=600, test=3000)
+    assert (again.path / "store.json").stat().st_mtime_ns == stamp
+    assert store.public and store.kind == "image-text" and store.name == "shapes"
+    assert [len(store.split(split)) for split in ("train", "validation", "test")] == [1500, 600, 3000]
+
+
+def test_same_seed_same_bytes_and_the_number_of_records_does_not_matter(tmp_path: Path, store: RecordStore) -> None:
+    write_shapes(tmp_path / "same", 700, 20, 600)
+    write_shapes(tmp_path / "twin", 700, 20, 600)
+    write_shapes(tmp_path / "other", 700, 20, 600, seed=1)
+    for name in ("records.arrow", "index.arrow", "store.json"):
+        assert (tmp_path / "same" / name).read_bytes() == (tmp_path / "twin" / name).read_bytes()
+    smaller, other = RecordStore.open(tmp_path / "same"), RecordStore.open(tmp_path / "other")
+    for split in ("train", "validation", "test"):
+        rows = smaller.split(split)
+        full = store.split(split)[: len(rows)]
+        assert smaller.ids(rows) == store.ids(full) and smaller.captions(rows) == store.captions(full)
+        assert torch.equal(smaller.images(rows, 32), store.images(full, 32))
+        assert smaller.captions(rows) != other.captions(rows)
+
+
+def test_the_bytes_never_change(store: RecordStore) -> None:
+    # Published figures rest on these records: a change of the generator needs a new version number in the folder's name.
+    [caption] = store.captions([0])
+    assert caption == ["a small red square left of a small orange circle on a gray background"]
+    assert int(store.images(np.arange(100), 32).long().sum()) == 34_688_390
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_held_out_scenes_are_unique(store: RecordStore, split: str) -> None:
+    scenes = parsed(store, store.split(split))
+    assert len(set(scenes)) == len(scenes)
+    mirrored = {(*scene[4:7], MIRRORED[scene[3]], *scene[:3], scene[7]) for scene in scenes}
+    assert not mirrored & set(scenes)  # "A left of B" would be true of the picture of "B right of A"
+
+
+def test_labels_are_those_of_the_first_object(store: RecordStore) -> None:
+    scenes = parsed(store, np.arange(len(store)))
+    assert store.label_names == {"shape": list(SHAPES), "color": list(COLORS)}
+    assert [SHAPES[number] for number in store.labels["shape"]] == [scene[2] for scene in scenes]
+    assert [list(COLORS)[number] for number in store.labels["color"]] == [scene[1] for scene in scenes]
+    counts = [np.bincount([options.index(scene[place]) for scene in scenes]) for place, options in _VOCABULARY]
+    assert all(count.min() > 0.7 * count.mean() for count in counts)
+
+
+_VOCABULARY = [
+    (0, list(SIZES)),
+    (1, list(COLORS)),
+    (2, list(SHAPES)),
+    (3, list(RELATIONS)),
+    (4, list(SIZES)),
+    (5, list(COLORS)),
+    (6, list(SHAPES)),
+    (7, list(BACKGROUNDS)),
+]
+
+
+def test_pictures_show_what_the_captions_say(store: RecordStore) -> None:
+    rows = np.arange(600)
+    images = store.images(rows, 32).permute(0, 2, 3, 1).numpy().astype(float)
+    axis = np.arange(32) + 0.5
+    for image, (_, first, _, relation, _, second, _, background) in zip(images, parsed(store, rows), strict=True):
+        edge = np.median(np.concatenate([image[0], image[-1]]), axis=0)
+        grounds = np.array(list(BACKGROUNDS.values()))
+        assert list(BACKGROUNDS)[np.abs(grounds - edge).sum(axis=1).argmin()] == background
+        if first == second:
+            continue
+        palette = np.array([COLORS[first], COLORS[second], edge])
+        nearest = np.linalg.norm(image[:, :, None] - palette, axis=-1).argmin(axis=-1)
+        centers = [((nearest == i) * axis).sum() / (nearest == i).sum() for i in (0, 1)]
+        heights = [((nearest == i) * axis[:, None]).sum() / (nearest == i).sum() for i in (0, 1)]
+        along = centers if relation.endswith("of") else heights
+        assert (along[0] < along[1]) == (relation in ("left of", "above"))
+
+
+def test_large_is_larger_than_small(store: RecordStore) -> None:
+    rows = [row for row, scene in enumerate(parsed(store, np.arange(1500))) if scene[7] == "black"]
+    lit = (store.images(rows, 32).amax(dim=1) > 80).sum(dim=(1, 2)).numpy()
+    large = np.array([(scene[0] == "large") + (scene[4] == "large") for scene in parsed(store, np.array(rows))])
+    means = [lit[large == number].mean() for number in range(3)]
+    assert means[0] * 1.4 < means[1] and means[1] * 1.2 < means[2]
+
+
+def test_more_different_scenes_than_there_are_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="50,000"):
+        write_shapes(tmp_path / "s", 10, 0, 50_000)

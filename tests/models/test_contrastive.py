@@ -1,0 +1,103 @@
+"""Models of one group: the contract of docs/architecture.md, and gradients of many groups at once."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call, grad, vmap
+
+from dpfed.config import ModelConfig, ObjectiveConfig
+from dpfed.errors import UserError
+from dpfed.models.building import build_model
+
+CNN = ModelConfig(width=8)
+RESNET = ModelConfig(image="resnet18", width=8)
+PAIRS = ModelConfig(kind="image-text", width=8, text_width=16)
+
+
+def built(config: ModelConfig, **objective) -> torch.nn.Module:
+    torch.manual_seed(3)
+    return build_model(config, ObjectiveConfig(**objective))
+
+
+def some_views(config: ModelConfig, *lead: int) -> dict[str, torch.Tensor]:
+    views = {"image": torch.randn(*lead, 2, 3, 16, 16)}
+    if config.kind == "image-text":
+        views["text"] = torch.randint(1, config.vocabulary, (*lead, 2, config.context))
+        views["text"][..., config.context // 2 :] = 0
+        views["text"][..., 0, :] = 0
+    return views
+
+
+@pytest.mark.parametrize("config", [CNN, RESNET, PAIRS])
+def test_embeddings_have_the_contracts_shape_and_unit_length(config):
+    model = built(config)
+    embeddings = model(some_views(config, 3))
+    assert list(embeddings) == (["image", "text"] if config.kind == "image-text" else ["image"])
+    for embedding in embeddings.values():
+        assert embedding.shape == (3, 2, config.embedding)
+        assert torch.allclose(embedding.norm(dim=2), torch.ones(3, 2), atol=1e-5)
+
+
+def test_the_towers_give_what_forward_gives():
+    model, views = built(PAIRS), some_views(PAIRS, 3)
+    embeddings = model(views)
+    assert torch.allclose(model.embed_images(views["image"][:, 1]), embeddings["image"][:, 1], atol=1e-5)
+    assert torch.allclose(model.embed_text(views["text"][:, 1]), embeddings["text"][:, 1], atol=1e-5)
+
+
+def test_features_are_the_backbones():
+    images = torch.randn(2, 3, 16, 16)
+    for config in (CNN, PAIRS):
+        assert built(config).features(images).shape == (2, 4 * config.width)
+
+
+def test_building_is_deterministic():
+    first, second = built(PAIRS).state_dict(), built(PAIRS).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_fixed_temperature_is_no_parameter():
+    model = built(CNN, temperature=0.2)
+    assert model.temperature.item() == pytest.approx(0.2)
+    assert not model.temperature.requires_grad
+    assert "fixed_temperature" in dict(model.named_buffers())
+
+
+def test_learnt_temperature_starts_right_and_stops_at_a_hundredth():
+    model = built(CNN, temperature=0.2, learn_temperature=True)
+    assert model.temperature.item() == pytest.approx(0.2)
+    assert model.temperature.requires_grad and model.temperature.dim() == 0
+    with torch.no_grad():
+        model.log_scale.fill_(50.0)
+    assert model.temperature.item() == pytest.approx(0.01)
+    with pytest.raises(UserError, match="0.001"):
+        built(CNN, temperature=0.001, learn_temperature=True)
+
+
+def test_heads_that_do_not_divide_the_width_are_the_users_mistake():
+    with pytest.raises(UserError, match="text_heads"):
+        built(ModelConfig(kind="image-text", text_width=16, text_heads=3))
+
+
+@pytest.mark.parametrize("config", [CNN, RESNET, PAIRS])
+def test_vmap_of_grad_equals_the_loop(config):
+    model, groups = built(config), 3
+    stacked = some_views(config, groups, 4)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor], views: dict[str, torch.Tensor]) -> torch.Tensor:
+        embeddings = functional_call(model, weights, (views,))
+        first = embeddings["image"][:, 0]
+        second = embeddings["text"][:, 1] if "text" in embeddings else embeddings["image"][:, 1]
+        return F.cross_entropy(first @ second.T / 0.1, torch.arange(len(first)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vmap reports operations that it runs one by one
+        together = vmap(grad(loss), in_dims=(None, 0))(parameters, stacked)
+    for group in range(groups):
+        views = {name: tensor[group] for name, tensor in stacked.items()}
+        gradient = torch.autograd.grad(loss(dict(model.named_parameters()), views), list(model.parameters()))
+        for (name, batched), single in zip(together.items(), gradient, strict=True):
+            assert torch.allclose(batched[group], single, atol=1e-4, rtol=1e-3), name

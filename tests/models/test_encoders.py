@@ -1,0 +1,68 @@
+"""Encoders: shapes, sizes, and no layer that mixes images."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torchvision.models import resnet as torchvision_resnet
+
+from dpfed.models.encoders import SmallCNN, group_norm, resnet
+from dpfed.models.text import TextTransformer
+
+
+def test_small_cnn():
+    encoder = SmallCNN(32)
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == pytest.approx(250_000, rel=0.1)
+    assert encoder.features_dim == 128
+    for size in (8, 28, 32, 33):
+        assert encoder(torch.randn(2, 3, size, size)).shape == (2, 128)
+
+
+@pytest.mark.parametrize("channels, groups", [(64, 32), (32, 16), (48, 24), (7, 1), (4, 2), (1, 1)])
+def test_groups_divide_the_channels_and_hold_two_at_least(channels, groups):
+    assert group_norm(channels).num_groups == groups
+
+
+@pytest.mark.parametrize("depth", [18, 34, 50])
+@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
+def test_resnet_normalises_by_groups_only(depth, stem):
+    encoder = resnet(depth, stem, width=8)
+    modules = list(encoder.modules())
+    convolutions = sum(isinstance(module, nn.Conv2d) for module in modules)
+    assert sum(isinstance(module, nn.GroupNorm) for module in modules) == convolutions
+    assert not any(isinstance(module, _BatchNorm) for module in modules)
+    assert not any(getattr(module, "inplace", False) for module in modules)
+    assert encoder(torch.randn(2, 3, 32, 32)).shape == (2, encoder.features_dim)
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_resnet_is_torchvisions(depth):
+    theirs = getattr(torchvision_resnet, f"resnet{depth}")(norm_layer=group_norm).eval()
+    theirs.fc = nn.Identity()
+    ours = resnet(depth, "imagenet", 64).eval()
+    ours.load_state_dict(theirs.state_dict())
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.allclose(ours(images), theirs(images), atol=1e-4)
+    assert ours.features_dim == (512 if depth == 18 else 2048)
+
+
+def test_unknown_resnet_is_refused():
+    with pytest.raises(ValueError, match="18, 34 or 50"):
+        resnet(20)
+
+
+def test_text_ignores_padding_and_survives_an_empty_caption():
+    encoder = TextTransformer(vocabulary=100, width=16, layers=2, heads=2, context=8, out=5)
+    tokens = torch.tensor([[5, 7, 9, 0, 0, 0, 0, 0], [0] * 8])
+    result = encoder(tokens)
+    result.sum().backward()
+    assert result.shape == (2, 5) and result.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
+    assert torch.allclose(result[:1], encoder(tokens[:1, :3]), atol=1e-5)
+
+
+def test_text_reads_the_order_of_words():
+    encoder = TextTransformer(vocabulary=100, width=16, layers=1, heads=2, context=8, out=5)
+    there, back = encoder(torch.tensor([[3, 4, 5]])), encoder(torch.tensor([[5, 4, 3]]))
+    assert not torch.allclose(there, back, atol=1e-4)

@@ -1,0 +1,106 @@
+"""The validator: refuses what mixes records, by name, and lets everything else through."""
+
+import pytest
+import torch
+from torch import nn
+
+from dpfed.config import ModelConfig, ObjectiveConfig
+from dpfed.errors import UserError
+from dpfed.models.building import build_model
+from dpfed.models.validation import check_independence, random_group, validate
+
+
+class CentreOnTheBatch(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class CountsItsInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += x.detach().abs().mean()
+        return x
+
+
+def small(kind: str = "image", **changes) -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(ModelConfig(kind=kind, width=8, text_width=16, **changes), ObjectiveConfig())
+
+
+@pytest.mark.parametrize("kind", ["image", "image-text"])
+@pytest.mark.parametrize("image", ["cnn", "resnet18", "resnet50"])
+def test_our_models_pass(kind, image):
+    model = small(kind, image=image)
+    validate(model)
+    check_independence(model, random_group(16, (1024, 24) if kind == "image-text" else None))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm1d(4), nn.BatchNorm2d(4), nn.BatchNorm3d(4), nn.SyncBatchNorm(4), nn.LazyBatchNorm2d()]
+)
+def test_batch_norm_is_refused_by_name(layer):
+    model = small()
+    model.encoder.stages[1] = layer
+    with pytest.raises(UserError, match=rf"{type(layer).__name__} at 'encoder\.stages\.1' .*GroupNorm"):
+        validate(model)
+
+
+def test_instance_norm_is_refused_only_with_running_statistics():
+    model = small()
+    model.encoder.stages[1] = nn.InstanceNorm2d(8, affine=True)
+    validate(model)
+    check_independence(model, random_group(16))
+    model.encoder.stages[1] = nn.InstanceNorm2d(8, track_running_stats=True)
+    with pytest.raises(UserError, match=r"InstanceNorm2d at 'encoder\.stages\.1' .*track_running_stats=False"):
+        validate(model)
+
+
+@pytest.mark.parametrize("layer", [CentreOnTheBatch(), nn.BatchNorm2d(8, track_running_stats=False)])
+def test_mixing_layers_are_found_by_running_them(layer):
+    model = small()
+    model.encoder.stages[1] = nn.Sequential(nn.Identity(), layer)
+    with pytest.raises(UserError, match=rf"{type(layer).__name__} at 'encoder\.stages\.1\.1' mixes records"):
+        check_independence(model, random_group(16))
+
+
+def test_mixing_in_the_text_tower_is_found():
+    model = small("image-text")
+    model.text_encoder.norm = CentreOnTheBatch()
+    with pytest.raises(UserError, match=r"CentreOnTheBatch at 'text_encoder\.norm'"):
+        check_independence(model, random_group(16, (1024, 24)))
+
+
+def test_mixing_in_forward_itself_is_found():
+    class Mixes(nn.Module):
+        def forward(self, views):
+            return {"image": views["image"].flatten(2) + views["image"].sum()}
+
+    with pytest.raises(UserError, match="own forward"):
+        check_independence(Mixes(), random_group(8))
+
+
+def test_a_buffer_that_changes_is_refused_and_put_back():
+    model = small().eval()
+    model.head.insert(0, CountsItsInputs())
+    with pytest.raises(UserError, match=r"'head\.0\.seen'"):
+        check_independence(model, random_group(16))
+    assert model.head[0].seen == 0
+
+
+def test_dropout_is_no_mixing_and_the_state_is_put_back():
+    model = small()
+    model.head.insert(1, nn.Dropout(0.5))
+    model.eval()
+    views = random_group(16)
+    state = torch.random.get_rng_state()
+    check_independence(model, views)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert not any(module.training for module in model.modules())
+
+
+def test_one_record_proves_nothing():
+    with pytest.raises(ValueError, match="two records"):
+        check_independence(small(), random_group(16, records=1))

@@ -1,0 +1,118 @@
+"""Epsilon against other implementations and the figures of the DP-GCL paper."""
+
+import time
+
+import pytest
+from opacus.accountants import PRVAccountant
+from opacus.accountants.analysis import rdp as opacus_rdp
+
+from dpfed.errors import UserError
+from dpfed.plan import PrivacyPlan
+from dpfed.privacy import accounting
+
+# N, B, T, noise multiplier in the paper's Table 9 (RDP, epsilon 10), ours by RDP, ours by PLD
+TABLE_9 = [
+    (60_000, 2_048, 1_200, 0.97, 0.967, 0.928),
+    (50_000, 2_048, 1_200, 1.07, 1.069, 1.025),
+    (302_436, 2_048, 1_200, 0.57, 0.572, 0.548),
+]
+MECHANISMS = [(0.928, 2048 / 60_000, 1200, 1.5e-6), (1.3, 0.05, 100, 1e-5), (2.5, 0.2, 300, 1e-6), (0.7, 0.001, 2000, 1e-7)]
+
+
+@pytest.mark.parametrize(("records", "batch", "steps", "paper", "rdp", "pld"), TABLE_9)
+def test_calibration_meets_the_paper_and_takes_little_time(records, batch, steps, paper, rdp, pld):
+    delta = accounting.default_delta(records)
+    started = time.perf_counter()
+    by_pld = accounting.calibrate(10.0, batch / records, steps, delta, "pld")
+    assert time.perf_counter() - started < 4  # 2 s on an idle machine; the suite may share it
+    by_rdp = accounting.calibrate(10.0, batch / records, steps, delta, "rdp")
+    assert by_rdp == pytest.approx(rdp, abs=0.005) and by_rdp == pytest.approx(paper, abs=0.0051)
+    assert by_pld == pytest.approx(pld, abs=0.005) and by_pld < by_rdp
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps", "delta"), MECHANISMS)
+def test_rdp_equals_opacus(sigma, rate, steps, delta):
+    orders = [1 + x / 10 for x in range(1, 100)] + list(range(11, 512))
+    divergences = opacus_rdp.compute_rdp(q=rate, noise_multiplier=sigma, steps=steps, orders=orders)
+    theirs, _ = opacus_rdp.get_privacy_spent(orders=orders, rdp=divergences, delta=delta)
+    assert accounting.epsilon(sigma, rate, steps, delta, "rdp") == pytest.approx(theirs, rel=0.01)
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps", "delta"), MECHANISMS[:2])
+def test_pld_lies_within_the_error_bounds_of_opacus_prv(sigma, rate, steps, delta):
+    prv = PRVAccountant()
+    prv.history = [(sigma, rate, steps)]
+    theirs = prv.get_epsilon(delta, eps_error=0.01)
+    ours = accounting.epsilon(sigma, rate, steps, delta, "pld")
+    assert theirs - 0.02 - 0.01 * theirs <= ours <= theirs + 0.02
+
+
+def test_one_step_over_all_records_equals_the_analytic_gaussian_mechanism():
+    from math import erf, exp, sqrt
+
+    def phi(x):
+        return (1 + erf(x / sqrt(2))) / 2
+
+    epsilon = accounting.epsilon(2.0, 1.0, 1, 1e-5, "pld")
+    delta = phi(1 / 4 - 2 * epsilon) - exp(epsilon) * phi(-1 / 4 - 2 * epsilon)  # Balle & Wang 2018, sigma 2
+    assert delta == pytest.approx(1e-5, rel=0.05) and delta <= 1.0001e-5
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("target", [0.05, 1.0, 8.0])
+def test_calibrated_noise_keeps_the_promise_and_a_little_less_breaks_it(accountant, target):
+    sigma = accounting.calibrate(target, 0.05, 200, 1e-6, accountant)
+    assert accounting.epsilon(sigma, 0.05, 200, 1e-6, accountant) <= target
+    assert accounting.epsilon(sigma * 0.98, 0.05, 200, 1e-6, accountant) > target
+
+
+def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise():
+    base = accounting.epsilon(1.0, 0.02, 100, 1e-6)
+    assert accounting.epsilon(1.0, 0.02, 101, 1e-6) > base
+    assert accounting.epsilon(1.0, 0.021, 100, 1e-6) > base
+    assert accounting.epsilon(1.01, 0.02, 100, 1e-6) < base
+    assert accounting.epsilon(1.0, 0.02, 0, 1e-6) == 0
+
+
+GOOD = {"records": 1000, "batch": 100, "steps": 10, "group_size": 4, "clip_norm": 1.0}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epsilon": 0.0},
+        {"epsilon": -1.0},
+        {"epsilon": float("nan")},
+        {"batch": 1001},
+        {"batch": 0},
+        {"group_size": 101},
+        {"group_size": 0},
+        {"clip_norm": 0.0},
+        {"clip_norm": -1.0},
+        {"steps": 0},
+        {"delta": 0.0},
+        {"delta": 1.0},
+        {"records": 1},
+        {"max_group_size": 1},
+    ],
+)
+def test_impossible_plans_are_refused(wrong):
+    with pytest.raises(UserError, match="impossible plan"):
+        PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, **wrong})
+
+
+@pytest.mark.parametrize("owners", [1, 2, 3, 7, 40])
+def test_groups_of_all_owners_add_up_to_k(owners):
+    plan = PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD)
+    assert sum(plan.groups_of(owner, owners) for owner in range(owners)) == plan.groups == 25
+
+
+def test_the_fingerprint_covers_every_field():
+    plan = PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD)
+    import dataclasses
+
+    changes = {"records": 1001, "batch": 99, "group_size": 5, "clip_norm": 1.5, "steps": 11, "noise_multiplier": 1.1}
+    changes |= {"delta": 2e-5, "accountant": "rdp", "max_group_size": 8, "target_epsilon": 3.0}
+    assert set(changes) == {field.name for field in dataclasses.fields(plan)}
+    prints = {dataclasses.replace(plan, **{name: value}).fingerprint for name, value in changes.items()}
+    assert len(prints | {plan.fingerprint}) == len(changes) + 1

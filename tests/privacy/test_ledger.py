@@ -1,0 +1,85 @@
+"""The ledger: append-only, checked, and never behind what was spent."""
+
+import json
+
+import pytest
+
+from dpfed.errors import UserError
+from dpfed.plan import PrivacyPlan
+from dpfed.privacy.ledger import Ledger, Release
+
+PLAN = PrivacyPlan.calibrate(1000, 100, 5, epsilon=3.0, group_size=4, clip_norm=1.0)
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", PLAN)
+    for step in range(4):
+        ledger.charge(Release(step, 0, f"digest-{step}"))
+    return ledger
+
+
+def test_it_reads_back_what_was_charged(ledger):
+    again = Ledger.open(ledger.path)
+    assert again.plan == PLAN and again.charged == 4
+    assert again.epsilon == PLAN.epsilon(4) == ledger.epsilon
+    assert again.last_release(2) == Release(2, 0, "digest-2") and again.last_release(4) is None
+
+
+def test_a_replay_is_written_down_and_costs_nothing(ledger):
+    ledger.note_replay(Release(3, 0, "digest-3"))
+    again = Ledger.open(ledger.path)
+    assert (again.charged, again.replays) == (4, 1)
+
+
+def test_a_write_that_a_crash_cut_short_is_dropped_wherever_it_was_cut(ledger):
+    whole = ledger.path.read_bytes()
+    ledger.charge(Release(4, 0, "digest-4"))
+    line = ledger.path.read_bytes()[len(whole) :]
+    for cut in range(len(line)):
+        ledger.path.write_bytes(whole + line[:cut])
+        again = Ledger.open(ledger.path)
+        assert again.charged == 4
+        assert ledger.path.read_bytes() == whole  # so that the next line starts on a line of its own
+    ledger.path.write_bytes(whole + line)
+    assert Ledger.open(ledger.path).charged == 5
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_any_edited_line_is_noticed(ledger, number):
+    lines = ledger.path.read_text().splitlines()
+    entry = json.loads(lines[number])
+    entry["plan" if number == 0 else "step"] = {} if number == 0 else 7
+    lines[number] = json.dumps(entry)
+    ledger.path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=f"line {number + 1}"):
+        Ledger.open(ledger.path)
+
+
+def test_a_line_taken_out_is_noticed(ledger):
+    lines = ledger.path.read_text().splitlines()
+    ledger.path.write_text("\n".join(lines[:2] + lines[3:]) + "\n")
+    with pytest.raises(UserError, match="damaged at line 3"):
+        Ledger.open(ledger.path)
+
+
+def test_it_is_never_started_twice(ledger):
+    before = ledger.path.read_bytes()
+    with pytest.raises(UserError, match="exists"):
+        Ledger.create(ledger.path, PLAN)
+    assert ledger.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"not json\n", b"[]\n", b'{"ledger": 99, "chain": "x"}\n', b"\xff\xfe\n"])
+def test_what_is_no_ledger_is_refused(tmp_path, content):
+    (tmp_path / "ledger.jsonl").write_bytes(content)
+    with pytest.raises(UserError):
+        Ledger.open(tmp_path / "ledger.jsonl")
+
+
+def test_no_release_is_paid_for_beyond_the_promise(ledger):
+    ledger.charge(Release(4, 0, "digest-4"))
+    before = ledger.path.read_bytes()
+    with pytest.raises(UserError, match="budget"):
+        ledger.charge(Release(2, 1, "another"))
+    assert ledger.path.read_bytes() == before and ledger.charged == 5

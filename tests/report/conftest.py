@@ -1,0 +1,92 @@
+"""A run directory as training leaves it, and a small store in memory."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from dpfed.config import parse_config
+from dpfed.report.card import CardFacts, privacy_card
+
+CONFIG = parse_config({"name": "shapes", "model": {"kind": "image-text"}, "data": {"size": 8}, "privacy": {"epsilon": 8.0}})
+
+
+class Store:
+    kind, name, public = "image-text", "memory", True
+
+    def __init__(self, public=True):
+        self.public = public
+        self.keys = np.arange(30, dtype=np.uint64)
+        self.labels = {"shape": np.arange(30) % 3}
+        self.label_names = {"shape": ["circle", "square", "triangle"]}
+
+    def __len__(self):
+        return 30
+
+    def split(self, name):
+        return np.arange(10, 30) if name == "test" else np.arange(10)
+
+    def images(self, rows, size):
+        assert self.public, "a private picture was read"
+        g = torch.Generator().manual_seed(0)
+        return torch.randint(256, (30, 3, size, size), generator=g, dtype=torch.uint8)[torch.as_tensor(rows)]
+
+    def captions(self, rows):
+        return [[f"record {row} <b>bold</b>"] for row in rows]
+
+
+class Model(torch.nn.Module):
+    def features(self, images):
+        return images.flatten(1)
+
+    embed_images = features
+
+    def embed_text(self, tokens):
+        return torch.ones(len(tokens), 192)
+
+
+@pytest.fixture
+def config():
+    return CONFIG
+
+
+@pytest.fixture
+def make_store():
+    return Store
+
+
+@pytest.fixture
+def model():
+    return Model()
+
+
+@pytest.fixture
+def facts():
+    text, number = "as in the plan", 1.0
+    values = {field.name: text if field.type == "str" else number for field in dataclasses.fields(CardFacts)[:-3]}
+    whole = {name: 10 for name in ("steps_charged", "steps_planned", "replays_charged", "records", "expected_batch", "groups")}
+    values |= whole | {"name": "shapes", "group_size": 4, "max_group_size": None, "delta": 1e-5, "outputs": ("the model",)}
+    return CardFacts(**values)
+
+
+@pytest.fixture
+def run_folder(tmp_path, facts):
+    """Writes a run directory: run_folder(name, value of the headline metric, marks)."""
+
+    def write(name="shapes", value=0.7, marks=()):
+        folder = tmp_path / "runs" / name.replace("<", "_").replace("/", "_")
+        folder.mkdir(parents=True)
+        common = {"name": "text_to_image_R@10", "split": "test", "protocol": "cosine <i>"}
+        evaluations = [{**common, "value": 0.01, "model": "untrained", "step": 0}]
+        evaluations += [{**common, "value": value * step / 10, "model": "trained", "step": step} for step in (5, 10)]
+        results = {"privacy": {"epsilon": 1.0, "delta": 1e-5}, "evaluations": evaluations}
+        (folder / "results.json").write_text(json.dumps(results))
+        lines = [json.dumps({"step": step, "epsilon": step / 10, "learning_rate": 1e-3}) for step in range(1, 11)]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        (folder / "config.toml").write_text(CONFIG.dump().replace('"shapes"', json.dumps(name), 1))
+        (folder / "privacy_card.md").write_text(privacy_card(dataclasses.replace(facts, name=name, marks=marks)))
+        return folder
+
+    return write

@@ -1,0 +1,69 @@
+"""Pictures: of public records only, found again on disk as they were, and the right ones."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dpfed.errors import UserError
+from dpfed.report.embedding_map import principal_plane
+from dpfed.report.gallery import Gallery, build_gallery
+
+
+def tokenizer(texts):
+    return torch.zeros(len(texts), 1, dtype=torch.int64)
+
+
+@pytest.fixture
+def gallery(model, make_store, config):
+    return build_gallery(model, make_store(), config, lambda x: x.float(), tokenizer, "cpu")
+
+
+def test_a_private_store_gives_no_picture_and_is_not_read(model, make_store, config):
+    assert build_gallery(model, make_store(public=False), config, lambda x: x.float(), tokenizer, "cpu") is None
+
+
+def test_comes_back_from_disk(gallery, tmp_path):
+    gallery.write(tmp_path / "gallery")
+    assert Gallery.read(tmp_path / "gallery") == gallery
+
+
+def test_neighbours_are_the_nearest_by_cosine(gallery, make_store):
+    strips = next(part for part in gallery.sections if part.title == "Nearest neighbours").strips
+    pictures = make_store().images(np.arange(10, 30), 8)
+    x = pictures.flatten(1).double()
+    x = x / x.norm(dim=1, keepdim=True)
+    for query, strip in enumerate(strips):
+        expected = [i for i in (x @ x[query]).argsort(descending=True).tolist() if i != query][:6]
+        for index, tile in zip([query, *expected], strip.tiles, strict=True):
+            drawn = np.asarray(Image.open(io.BytesIO(tile.png)))
+            np.testing.assert_array_equal(drawn, pictures[index].permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize("damage", ["gallery.json", "000.png"])
+def test_damage_is_the_users_to_mend(gallery, tmp_path, damage):
+    gallery.write(tmp_path)
+    (tmp_path / damage).unlink()
+    with pytest.raises(UserError, match="damaged"):
+        Gallery.read(tmp_path)
+
+
+def test_an_index_cannot_lead_out_of_its_folder(gallery, tmp_path):
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    gallery.write(tmp_path / "gallery")
+    index = tmp_path / "gallery" / "gallery.json"
+    index.write_text(index.read_text().replace("000.png", "../secret.png"))
+    with pytest.raises(UserError, match="damaged"):
+        Gallery.read(tmp_path / "gallery")
+
+
+def test_principal_plane_keeps_the_distances_of_a_plane():
+    g = torch.Generator().manual_seed(0)
+    flat = torch.randn(50, 2, generator=g) * torch.tensor([3.0, 1.0])
+    features = torch.cat([flat, torch.zeros(50, 4)], dim=1) @ torch.linalg.qr(torch.randn(6, 6, generator=g))[0] + 5
+    plane = torch.from_numpy(principal_plane(features))
+    torch.testing.assert_close(torch.cdist(plane, plane), torch.cdist(flat.double(), flat.double()), atol=1e-4, rtol=0)
+    assert plane[:, 0].var() > plane[:, 1].var()
+    assert principal_plane(features[:, :1]).shape == (50, 2)

@@ -1,0 +1,141 @@
+"""A report is one file that loads nothing, shows only what it may, and escapes what it is given."""
+
+import base64
+import json
+import re
+
+import pytest
+import torch
+
+from dpfed.errors import UserError
+from dpfed.report.card import FIXED_SEED
+from dpfed.report.gallery import build_gallery
+from dpfed.report.html import write_report
+from dpfed.report.results import label, results_of, shown
+from dpfed.report.run_view import RunView
+
+
+def render(tmp_path, *folders):
+    path = tmp_path / "report.html"
+    write_report(path, [RunView.read(folder) for folder in folders])
+    return path.read_text(encoding="utf-8")
+
+
+def test_loads_nothing(run_folder, tmp_path):
+    html = render(tmp_path, run_folder())
+    assert not re.search(r"https?://|<script|<link|@import|url\(", html, re.IGNORECASE)
+    assert set(re.findall(r'src="(data:image/[a-z+]+;base64,|[^"]{0,30})', html)) == {"data:image/svg+xml;base64,"}
+    for content in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", html):
+        assert not re.search(rb'href="(?!#)|<script', base64.b64decode(content))
+
+
+def test_shows_the_results_and_the_guarantee(run_folder, tmp_path):
+    html = render(tmp_path, run_folder())
+    for text in (
+        "(1.00, 1.00e-5)-differentially private",
+        "Text to image R@10",
+        "1.0 %",
+        "70.0 %",
+        "+69.0 pts",
+        "epsilon = 8.0",
+    ):
+        assert text in html
+
+
+def test_pictures_only_with_a_gallery(run_folder, tmp_path, model, make_store, config):
+    folder = run_folder()
+    assert "image/png" not in render(tmp_path, folder)
+    private = build_gallery(model, make_store(public=False), config, lambda x: x.float(), None, "cpu")
+    assert private is None
+    build_gallery(model, make_store(), config, lambda x: x.float(), lambda t: torch.zeros(len(t), 1), "cpu").write(
+        folder / "gallery"
+    )
+    html = render(tmp_path, folder)
+    assert html.count("data:image/png") > 10
+    assert "&lt;b&gt;bold" in html and "<b>bold" not in html
+
+
+def test_escapes_what_a_run_says(run_folder, tmp_path):
+    html = render(tmp_path, run_folder(name="<img src=x onerror=alert(1)>"))
+    assert "<img src=x" not in html and "&lt;img src=x onerror" in html
+    assert "cosine <i>" not in html
+    html = render(tmp_path, run_folder(name="a"), run_folder(name="<script>b"))
+    assert "<script" not in html
+
+
+def test_a_voided_run_gets_no_epsilon_to_open_with(run_folder, tmp_path):
+    html = render(tmp_path, run_folder(marks=(FIXED_SEED,)))
+    assert "No privacy guarantee holds" in html and "no guarantee holds" in html
+    assert "differentially private" not in html and "Privacy spent" not in html
+    assert not re.search(r"Epsilon spent</span>", html)
+
+
+def test_comparison_lists_every_run(run_folder, tmp_path):
+    names = ["small-groups", "large-groups", "fixed-seed"]
+    marks = [(), (), (FIXED_SEED,)]
+    html = render(tmp_path, *(run_folder(n, v, m) for n, v, m in zip(names, (0.6, 0.5, 0.9), marks, strict=True)))
+    for text in (*names, "60.0 %", "50.0 %", "90.0 %", "1.00e-5", "no guarantee", "No privacy guarantee holds"):
+        assert text in html
+    assert re.findall(r'class="n best">([^<]+)<', html) == ["60.0 %"]
+
+
+def test_the_same_run_gives_the_same_file(run_folder, tmp_path):
+    folder = run_folder()
+    assert render(tmp_path, folder) == render(tmp_path, folder)
+
+
+def test_a_run_without_evaluations_still_has_a_report(run_folder, tmp_path):
+    folder = run_folder()
+    (folder / "results.json").write_text(json.dumps({"privacy": {"epsilon": 1.0, "delta": 1e-5}, "evaluations": []}))
+    (folder / "metrics.jsonl").write_text("")
+    assert "Nothing was evaluated" in render(tmp_path, folder)
+    render(tmp_path, folder, run_folder(name="other"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("results.json", "{", "not JSON"),
+        ("results.json", "[]", "expected an object"),
+        ("results.json", '{"privacy": {"epsilon": "8"}, "evaluations": []}', "privacy.epsilon"),
+        ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}}', "evaluations"),
+        ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}, "evaluations": [{"name": "a"}]}', "no valid 'value'"),
+        ("metrics.jsonl", '{"step": 1}\n{"st', "line 2"),
+        ("metrics.jsonl", '{"step": "1"}', "whole 'step'"),
+        ("config.toml", "name = ", "config.toml is damaged"),
+        ("privacy_card.md", "", "not a privacy card"),
+        ("privacy_card.md", None, "cannot read"),
+    ],
+)
+def test_damaged_files_are_named(run_folder, file, content, message):
+    folder = run_folder()
+    (folder / file).unlink() if content is None else (folder / file).write_text(content)
+    with pytest.raises(UserError, match=message) as caught:
+        RunView.read(folder)
+    assert file in str(caught.value)
+
+
+def test_refuses_no_runs_no_folder_and_no_place_to_write(run_folder, tmp_path):
+    with pytest.raises(UserError, match="at least one run"):
+        write_report(tmp_path / "report.html", [])
+    with pytest.raises(UserError, match="no run at"):
+        RunView.read(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="cannot write"):
+        write_report(tmp_path / "no" / "report.html", [RunView.read(run_folder())])
+
+
+def test_words():
+    assert label("knn200_accuracy[shape]") == "200-NN accuracy (shape)"
+    assert label("image_to_text_median_rank") == "Image to text median rank"
+    assert label("text_to_image_R@5") == "Text to image R@5"
+    assert label("unknown_metric") == "unknown_metric"
+    assert (shown(0.7031, "x_R@1"), shown(1234.5, "x_mean_rank"), shown(None, "x")) == ("70.3 %", "1,234.5", "–")
+
+
+def test_less_is_better_for_ranks():
+    rows = [
+        {"name": "a_mean_rank", "value": v, "model": m, "split": "test", "protocol": "", "step": s}
+        for v, m, s in ((500.0, "untrained", 0), (90.0, "trained", 5), (40.0, "trained", 10))
+    ]
+    (result,) = results_of(rows)
+    assert (result.trained, result.improved, result.difference) == (40.0, True, "−460.0")
