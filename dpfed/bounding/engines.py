@@ -151,11 +151,11 @@ class VmapEngine:
             chosen = order[start : start + self._chunk]
             views, present = _pad(batch, chosen, sizes)
             gradients = list(self._gradients(trainable, views, present).values())
-            norms = torch.linalg.vector_norm(torch.stack([g.flatten(1).norm(dim=1) for g in gradients]), dim=0)
+            norms = torch.linalg.vector_norm(torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in gradients]), dim=0)
             factors = clip_factors(norms, clip_norm)
             finite = torch.isfinite(norms)
             for part, gradient in zip(self._vector.split(into), gradients, strict=True):
-                flat = torch.where(finite[:, None], gradient.flatten(1), 0.0)
+                flat = torch.where(finite[:, None], gradient.reshape(len(gradient), -1), 0.0)
                 part.view(-1).add_(factors @ flat)
             all_norms.append(norms)
         return torch.cat(all_norms)

@@ -119,11 +119,6 @@ class StoreWriter:
         finally:
             shutil.rmtree(self._partial, ignore_errors=True)
 
-    def __len__(self) -> int:
-        """Records accepted so far."""
-        self._flush()
-        return len(self._keys)
-
     def add(self, record: RecordInput) -> None:
         """Adds a record.
 

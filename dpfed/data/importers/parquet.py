@@ -96,7 +96,7 @@ def _configuration(file: Path) -> str:
 
 
 def _columns(schemas: list[pa.Schema], files: list[Path]) -> tuple[_Columns, dict[str, list[str]]]:
-    """Which columns hold what, and the names of the classes; labels may be absent from later files, as from many test splits."""
+    """Which columns hold what, and the names of the classes; later files may lack labels, as many test splits do."""
     schema = schemas[0]
     image = next((name for name in _IMAGES if name in schema.names and _holds_images(schema.field(name).type)), None)
     if image is None:

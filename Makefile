@@ -1,0 +1,41 @@
+# Everything that a fresh machine needs is python3 (3.11 to 3.13), git, make and a package registry.
+PYTHON ?= python3
+VENV := .venv
+RUN := runs/quickstart
+
+.PHONY: install quickstart test test-slow bench lint clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	@command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv || \
+		{ $(PYTHON) -m venv .uv && .uv/bin/pip install --quiet uv; }
+	@uv=$$(command -v uv || { test -x .uv/bin/uv && echo .uv/bin/uv; } || echo "$(PYTHON) -m uv"); \
+		$$uv venv --quiet --allow-existing --python $$($(PYTHON) -c 'import sys; print(sys.executable)') $(VENV) && \
+		$$uv pip install --quiet --python $(VENV)/bin/python --require-hashes -r requirements.lock && \
+		$$uv pip install --quiet --python $(VENV)/bin/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+quickstart: install
+	@if test -e $(RUN); then $(VENV)/bin/dpfed resume $(RUN); \
+		else $(VENV)/bin/dpfed pretrain configs/quickstart.toml --run $(RUN); fi
+
+test: install
+	$(VENV)/bin/python -m pytest
+
+test-slow: install
+	$(VENV)/bin/python -m pytest -m "slow or not slow"
+
+bench: install
+	$(VENV)/bin/python -m benchmarks.step
+
+lint: install
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+
+# The lock file: exact versions and hashes for every supported Python, no registry addresses.
+lock:
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+		--no-emit-index-url --quiet --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) .uv build *.egg-info

@@ -1,0 +1,163 @@
+"""Engines against a float64 oracle, and what must hold for any engine."""
+
+import math
+
+import pytest
+import torch
+
+from dpfed.bounding.bounded_sum import BoundedSum, clip_factors
+from dpfed.bounding.engines import ENGINES, GroupBatch, fastest_engine
+from dpfed.config import ModelConfig, ObjectiveConfig
+from dpfed.errors import UserError
+from dpfed.models.building import build_model
+from dpfed.models.parameters import TrainableVector
+
+STARTS = [0, 4, 5, 12, 14, 20]  # groups of 4, 1, 7, 2 and 6 records
+MODELS = {
+    "cnn": ModelConfig(width=8, embedding=16, head_hidden=16),
+    "resnet18": ModelConfig(image="resnet18", width=8, embedding=16, head_hidden=16),
+    "two towers": ModelConfig(kind="image-text", width=8, text_width=16, text_layers=1, vocabulary=128, embedding=16, context=8),
+}
+WITH_TEMPERATURE = ObjectiveConfig(learn_temperature=True)
+
+
+def batch_for(config: ModelConfig, count=STARTS[-1]) -> GroupBatch:
+    generator = torch.Generator().manual_seed(3)
+    views = {"image": torch.randn(count, 3, 3, 16, 16, generator=generator)}
+    if config.kind == "image-text":
+        views["text"] = torch.randint(1, 128, (count, 1, 8), generator=generator)
+    return GroupBatch(views, STARTS)
+
+
+def oracle(model, batch, clip_norm):
+    """The definition, in float64, written down independently: sum over groups of clipped gradients of equation 12 or 15."""
+    model = model.double()
+    total = 0
+    for first, end in zip(batch.starts, batch.starts[1:], strict=False):
+        views = {k: v[first:end].double() if v.is_floating_point() else v[first:end] for k, v in batch.views.items()}
+        z = model(views)
+        if "text" in z:
+            pairs = [(z["image"][:, 0], z["text"]), (z["text"][:, 0], z["image"])]
+        else:
+            image = z["image"]
+            pairs = [(image[:, 0], image[:, 1:]), (image[:, 1], torch.stack([image[:, 0], image[:, 2]], 1))]
+        loss = 0
+        for anchor, others in pairs:
+            for i in range(len(anchor)):
+                positive = torch.exp(anchor[i] @ others[i, 0] / model.temperature)
+                negatives = [
+                    torch.exp(anchor[i] @ others[j, v] / model.temperature)
+                    for j in range(len(anchor))
+                    for v in range(others.shape[1])
+                    if j != i
+                ]
+                loss = loss - torch.log(positive / (positive + sum(negatives)))
+        gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        flat = torch.cat([torch.zeros(p.numel()).double() if g is None else g.flatten() for g, p in zip(gradients, model.parameters(), strict=True)])
+        total = total + flat * min(1.0, clip_norm / max(flat.norm().item(), 1e-30))
+    model.float()
+    return total
+
+
+@pytest.fixture(params=list(MODELS))
+def case(request):
+    config = MODELS[request.param]
+    return build_model(config, WITH_TEMPERATURE), batch_for(config)
+
+
+@pytest.mark.parametrize("clip_norm", [0.05, 1e3])
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_every_engine_agrees_with_the_oracle(case, name, clip_norm):
+    model, batch = case
+    into = TrainableVector(model).zeros()
+    norms = ENGINES[name](model).add_clipped(batch, clip_norm, into)
+    expected = oracle(model, batch, clip_norm)
+    assert (into.double() - expected).norm() / expected.norm() < 1e-4
+    assert len(norms) == 4  # the group of one has no gradient
+    assert all(norms < 1e3) and all(norms > 0.05)  # so the two clip norms test both sides
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_an_engine_adds_to_what_is_there_and_repeats_itself_bit_for_bit(case, name):
+    model, batch = case
+    engine, one, two = ENGINES[name](model), TrainableVector(model).zeros(), TrainableVector(model).zeros()
+    engine.add_clipped(batch, 1.0, one)
+    engine.add_clipped(batch, 1.0, two)
+    assert torch.equal(one, two)
+    engine.add_clipped(batch, 1.0, two)
+    assert torch.allclose(two, 2 * one, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e38])
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_a_gradient_that_is_not_finite_contributes_nothing(name, poison):
+    config = MODELS["cnn"]
+    model, batch = build_model(config, ObjectiveConfig()), batch_for(config)
+    clean = TrainableVector(model).zeros()
+    rest = GroupBatch({k: v[4:] for k, v in batch.views.items()}, [s - 4 for s in STARTS[1:]])
+    ENGINES[name](model).add_clipped(rest, 1.0, clean)
+    batch.views["image"][0] = poison
+    poisoned = TrainableVector(model).zeros()
+    norms = ENGINES[name](model).add_clipped(batch, 1.0, poisoned)
+    assert torch.isfinite(poisoned).all()
+    if not torch.isfinite(norms).all():
+        assert torch.allclose(poisoned, clean, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_one_groups_contribution_never_exceeds_the_clip_norm(case, name):
+    model, batch = case
+    for first, end in ((0, 1), (2, 3), (4, 5)):
+        part = slice(STARTS[first], STARTS[end])
+        one = GroupBatch({k: v[part] for k, v in batch.views.items()}, [0, STARTS[end] - STARTS[first]])
+        into = TrainableVector(model).zeros()
+        ENGINES[name](model).add_clipped(one, 0.01, into)
+        assert into.double().norm() <= 0.01
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_bf16_forward_still_clips_in_float32(case, name):
+    model, batch = case
+    into = TrainableVector(model).zeros()
+    ENGINES[name](model, "bf16").add_clipped(batch, 0.05, into)
+    expected = oracle(model, batch, 0.05)
+    assert into.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(into.double(), expected, dim=0) > 0.9
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_no_group_and_groups_of_one_give_zeros(name):
+    model = build_model(MODELS["cnn"], ObjectiveConfig())
+    for starts in ([0], [0, 1, 2]):
+        into = TrainableVector(model).zeros()
+        ENGINES[name](model).add_clipped(GroupBatch({"image": torch.randn(2, 2, 3, 16, 16)}, starts), 1.0, into)
+        assert not into.any()
+
+
+def test_frozen_parameters_are_left_out():
+    model = build_model(MODELS["cnn"], ObjectiveConfig())
+    model.encoder.requires_grad_(False)
+    sums = {}
+    for name, engine in ENGINES.items():
+        sums[name] = TrainableVector(model).zeros()
+        engine(model).add_clipped(batch_for(MODELS["cnn"]), 1.0, sums[name])
+    assert len(sums["loop"]) == sum(p.numel() for p in model.head.parameters())
+    assert torch.allclose(sums["loop"], sums["vmap"], atol=1e-5)
+
+
+def test_the_automatic_choice_is_one_of_the_engines():
+    assert fastest_engine(build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])) in ENGINES
+
+
+def test_clip_factors():
+    norms = torch.tensor([0.0, 0.5, 1.0, 2.0, math.inf, math.nan])
+    factors = clip_factors(norms, 1.0)
+    assert factors[:2].tolist() == [1, 1] and factors[4:].tolist() == [0, 0]
+    assert (norms * factors)[:4].max() <= 1.0 and factors[3] == pytest.approx(0.5, rel=1e-4)
+
+
+def test_sums_of_owners_keep_the_larger_sensitivity_and_add_their_groups():
+    both = BoundedSum(torch.ones(3), 2.0, 4) + BoundedSum(torch.ones(3), 2.0, 5)
+    assert (both.values.tolist(), both.sensitivity, both.groups) == ([2, 2, 2], 2.0, 9)
+    with pytest.raises(UserError):
+        BoundedSum(torch.ones(3), 2.0, 4) + BoundedSum(torch.ones(4), 2.0, 4)

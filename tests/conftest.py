@@ -1,0 +1,57 @@
+"""Fixtures that several rooms' tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dpfed.config import Config, parse_config
+from dpfed.data.records import RecordStore
+from dpfed.data.shapes import write_shapes
+
+CIFAR10 = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10"
+
+
+@pytest.fixture(scope="session")
+def shapes(tmp_path_factory) -> RecordStore:
+    """600 generated training records and 200 test records."""
+    path = tmp_path_factory.mktemp("records") / "shapes"
+    write_shapes(path, train=600, validation=0, test=200)
+    return RecordStore.open(path)
+
+
+@pytest.fixture
+def tiny(shapes) -> dict:
+    """A configuration of a run of six steps that takes about a second, as nested dictionaries."""
+    return {
+        "name": "tiny",
+        "data": {"source": "store", "path": str(shapes.path), "size": 16},
+        "model": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16},
+        "bounding": {"group_size": 4, "engine": "loop", "microbatch": 32},
+        "privacy": {"epsilon": 8.0, "batch": 60, "steps": 6},
+        "optimizer": {"learning_rate": 3e-3},
+        "training": {"checkpoint_every": 2, "device": "cpu"},
+        "evaluation": {"tasks": ["retrieval"], "every": 3, "records": 100},
+    }
+
+
+@pytest.fixture
+def tiny_config(tiny) -> Config:
+    return parse_config(tiny)
+
+
+@pytest.fixture(autouse=True)
+def same_random_state():
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+
+
+@pytest.fixture
+def cifar10() -> Path:
+    """The real CIFAR-10 as Parquet, where it is."""
+    if not CIFAR10.is_dir():
+        pytest.skip(f"needs the CIFAR-10 Parquet files in {CIFAR10}")
+    return CIFAR10

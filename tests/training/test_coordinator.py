@@ -1,0 +1,146 @@
+"""Noise exactly once, of the planned size, divided by the public K, paid before it is used."""
+
+import pytest
+import torch
+from torch import nn
+
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.config import OptimizerConfig
+from dpfed.errors import UserError
+from dpfed.plan import PrivacyPlan
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import Randomness
+from dpfed.training.coordinator import Coordinator
+
+PLAN = PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5)  # 16 groups, sensitivity 1, noise 1.3
+SIZE = 200_000
+# plain gradient descent with rate 1: the update is minus the noisy gradient
+PLAIN = OptimizerConfig(name="sgd", learning_rate=1.0, momentum=0.0)
+
+
+@pytest.fixture
+def make(tmp_path):
+    def build(plan=PLAN, config=PLAIN, seed=0, name="ledger.jsonl", size=SIZE):
+        model = nn.Linear(size, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        path = tmp_path / name
+        ledger = Ledger.open(path) if path.exists() else Ledger.create(path, plan)
+        return model, Coordinator(plan, model, config, Randomness.from_seed(seed), ledger), ledger
+
+    return build
+
+
+def zeros(groups=PLAN.groups, size=SIZE, sensitivity=PLAN.sensitivity):
+    return BoundedSum(torch.zeros(size), sensitivity, groups)
+
+
+def test_the_noise_on_an_empty_step_is_the_plans_neither_more_nor_less(make):
+    model, coordinator, _ = make()
+    coordinator.apply(0, zeros())
+    update = model.weight.detach()[0] * PLAN.groups
+    # 200,000 draws put the sample deviation within 1%: half, double, sqrt(2) (noise twice) or C for 2C are far outside
+    assert update.std().item() == pytest.approx(PLAN.noise_multiplier * 2 * PLAN.clip_norm, rel=0.01)
+    assert abs(update.mean().item()) < 5 * PLAN.noise_std / SIZE**0.5
+
+
+def test_noise_is_fresh_in_every_step(make):
+    model, coordinator, _ = make()
+    for step in range(4):
+        coordinator.apply(step, zeros())
+    assert (model.weight.detach() * PLAN.groups).std().item() == pytest.approx(2 * PLAN.noise_std, rel=0.01)
+
+
+def test_the_sum_goes_through_unchanged_beside_the_noise(make):
+    model, coordinator, _ = make()
+    other, with_signal, _ = make(name="other.jsonl")
+    coordinator.apply(0, zeros())
+    signal = torch.linspace(-1, 1, SIZE)
+    with_signal.apply(0, BoundedSum(signal.clone(), PLAN.sensitivity, PLAN.groups))
+    difference = (model.weight - other.weight).detach()[0] * PLAN.groups
+    assert torch.allclose(difference, signal, atol=1e-5)
+
+
+def test_the_payment_is_on_disk_before_the_parameters_move(make, monkeypatch):
+    model, coordinator, ledger = make()
+    seen = []
+    take_step = coordinator.optimizer.step
+    monkeypatch.setattr(coordinator.optimizer, "step", lambda: (seen.append(Ledger.open(ledger.path).charged), take_step()))
+    for step in range(3):
+        coordinator.apply(step, zeros())
+    assert seen == [1, 2, 3]
+
+    def disk_full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(ledger, "_append", disk_full)
+    before = model.weight.detach().clone()
+    with pytest.raises(OSError):
+        coordinator.apply(3, zeros())
+    assert torch.equal(model.weight, before)
+
+
+def test_a_bit_identical_replay_is_free_and_another_sum_gets_fresh_noise_and_is_paid_again(make):
+    one, coordinator, _ = make()
+    coordinator.apply(0, zeros())
+    first = one.weight.detach().clone()
+
+    same, again, ledger = make()
+    again.apply(0, zeros())
+    assert torch.equal(same.weight, first) and ledger.charged == 1 and ledger.replays == 1
+
+    other, differs, ledger = make()
+    sum_ = zeros()
+    sum_.values[0] = 1e-3
+    differs.apply(0, sum_)
+    assert ledger.charged == 2
+    # Independent noise: with the recorded noise the two releases would differ in one coordinate and give the sum away.
+    both = torch.cat([first, other.weight.detach()])
+    assert abs(torch.corrcoef(both)[0, 1]) < 0.01
+
+    repeat, third, ledger = make()
+    sum_ = zeros()
+    sum_.values[0] = 1e-3
+    third.apply(0, sum_)  # the latest release of the step is what a replay repeats
+    assert torch.equal(repeat.weight, other.weight) and ledger.charged == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        zeros(groups=PLAN.groups - 1),
+        zeros(sensitivity=2 * PLAN.sensitivity),
+        zeros(size=7),
+        BoundedSum(torch.full((SIZE,), float("nan")), PLAN.sensitivity, PLAN.groups),
+    ],
+    ids=["groups", "sensitivity", "size", "not finite"],
+)
+def test_a_sum_that_the_plan_does_not_describe_is_refused_and_not_paid(make, wrong):
+    model, coordinator, ledger = make()
+    with pytest.raises(UserError, match="step 5"):
+        coordinator.apply(5, wrong)
+    assert ledger.charged == 0 and not model.weight.any()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars"])
+def test_every_optimizer_follows_the_gradient(make, name):
+    plan = PrivacyPlan(1000, 64, 4, 1e-4, 20, 0.01, 1e-5)
+    model, coordinator, _ = make(plan, OptimizerConfig(name=name, learning_rate=0.1, warmup=2, schedule="cosine"), size=10)
+    nn.init.ones_(model.weight)
+    for step in range(4):
+        coordinator.apply(step, BoundedSum(torch.ones(10) * plan.groups, plan.sensitivity, plan.groups))
+    assert (model.weight < 1).all()
+
+
+def test_diverged_parameters_stop_the_run_with_a_sentence(make):
+    _, coordinator, _ = make(config=OptimizerConfig(name="sgd", learning_rate=1e38, momentum=0.9))
+    with pytest.raises(UserError, match="learning_rate"):
+        for step in range(10):
+            coordinator.apply(step, zeros())
+
+
+def test_the_average_of_weights_lags_behind_and_costs_nothing(make):
+    model, coordinator, ledger = make(config=OptimizerConfig(name="sgd", learning_rate=1.0, momentum=0.0, ema=0.9))
+    for step in range(10):
+        coordinator.apply(step, zeros())
+    assert 0 < coordinator.average.norm() < model.weight.norm()
+    assert ledger.charged == 10

@@ -1,0 +1,226 @@
+"""Interruptions: the same parameters, bit for bit, and never a smaller epsilon than was spent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.pretraining import pretrain, resume
+from dpfed.privacy.ledger import Ledger
+from dpfed.run import RunDirectory
+from dpfed.training.checkpoint import Checkpoints
+from dpfed.training.coordinator import Coordinator
+
+
+class Killed(BaseException):
+    """Stands for the process ending right here: nothing is allowed to catch it."""
+
+
+@pytest.fixture
+def seeded(tiny):
+    return parse_config({**tiny, "privacy": {**tiny["privacy"], "seed": 11}})
+
+
+def outcome(run):
+    results = json.loads(run.results.read_text())
+    return load_file(run.model / "model.safetensors"), results
+
+
+def same(one, two):
+    return set(one) == set(two) and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def interrupt(monkeypatch, owner, method, at, before):
+    """Ends the process at the `at`-th call of a method, before or after it did its work."""
+    real, calls = getattr(owner, method), []
+
+    def wrapped(self, *args, **kwargs):
+        calls.append(None)
+        if before and len(calls) == at:
+            raise Killed
+        result = real(self, *args, **kwargs)
+        if not before and len(calls) == at:
+            raise Killed
+        return result
+
+    monkeypatch.setattr(owner, method, wrapped)
+    return lambda: monkeypatch.setattr(owner, method, real)
+
+
+PLACES = [(Ledger, "charge", True), (Ledger, "charge", False), (Coordinator, "apply", False), (Checkpoints, "save", True)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    cache = {}
+
+    def get(config):
+        key = config.dump()
+        if key not in cache:
+            cache[key] = outcome(pretrain(config, tmp_path_factory.mktemp("undisturbed") / "run"))
+        return cache[key]
+
+    return get
+
+
+@pytest.mark.parametrize(("owner", "method", "before"), PLACES, ids=["unpaid", "paid", "applied", "unsaved"])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6])
+def test_resume_from_every_step_gives_the_same_bits(seeded, tmp_path, monkeypatch, undisturbed, owner, method, before, at):
+    weights, results = undisturbed(seeded)
+    restore = interrupt(monkeypatch, owner, method, at, before)
+    folder = tmp_path / "run"
+    try:
+        pretrain(seeded, folder)
+    except Killed:
+        assert not RunDirectory.open(folder).finished
+        spent = Ledger.open(folder / "ledger.jsonl").charged
+    else:
+        assert (method, at) in {("save", 5), ("save", 6)}  # four checkpoints in all
+        spent = 6
+    restore()
+    run = resume(folder)
+    again, results_again = outcome(run)
+    assert same(weights, again)
+    assert results_again["evaluations"] == results["evaluations"]
+    ledger = Ledger.open(run.ledger)
+    assert ledger.charged == 6 >= spent  # each release paid for exactly once
+    assert results_again["privacy"]["epsilon"] == ledger.epsilon == results["privacy"]["epsilon"]
+
+
+def test_other_engine_after_an_interruption_is_paid_again_and_reported(tiny, tmp_path, monkeypatch):
+    tiny["privacy"] = {"noise_multiplier": 1.0, "batch": 60, "steps": 6, "seed": 11}
+    restore = interrupt(monkeypatch, Coordinator, "apply", 4, before=False)
+    folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        pretrain(parse_config(tiny), folder)
+    restore()
+    text = (folder / "config.toml").read_text().replace('engine = "loop"', 'engine = "vmap"')
+    (folder / "config.toml").write_text(text)
+    run = resume(folder)
+    ledger = Ledger.open(run.ledger)
+    assert ledger.charged == 8  # steps 2 and 3 came out differently in the last bits: new releases with fresh noise
+    results = json.loads(run.results.read_text())
+    assert results["privacy"]["epsilon"] == ledger.plan.epsilon(8) > ledger.plan.epsilon(6)
+
+
+def test_a_killed_process_resumes_to_the_same_bits(seeded, tmp_path, undisturbed):
+    weights, _ = undisturbed(seeded)
+    folder, source = tmp_path / "run", tmp_path / "config.toml"
+    source.write_text(seeded.dump())
+    command = [sys.executable, "-m", "dpfed", "pretrain", str(source), "--run", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    ledger, deadline = folder / "ledger.jsonl", time.monotonic() + 120
+    while time.monotonic() < deadline and not (ledger.exists() and ledger.read_bytes().count(b"\n") >= 4):
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    finished = subprocess.run(
+        [sys.executable, "-m", "dpfed", "resume", str(folder), "--json"], env=environment, capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr
+    again, _ = outcome(RunDirectory.open(folder))
+    assert same(weights, again)
+    assert json.loads(finished.stdout)["privacy"]["steps_charged"] == 6
+
+
+def test_a_finished_run_is_returned_as_it_is_and_its_key_is_gone(tiny_config, tmp_path):
+    run = pretrain(tiny_config, tmp_path / "run")
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    assert not (run.path / "secret.key").exists()
+    assert resume(run.path).finished
+    assert before == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+
+
+def interrupted(config, folder, monkeypatch, at=5):
+    restore = interrupt(monkeypatch, Coordinator, "apply", at, before=False)
+    with pytest.raises(Killed):
+        pretrain(config, folder)
+    restore()
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def test_damaged_or_missing_pieces_are_refused_and_nothing_changes(tiny_config, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    interrupted(tiny_config, folder, monkeypatch)
+    checkpoint = sorted((folder / "checkpoints").iterdir())[-1]
+    for victim in (folder / "ledger.jsonl", checkpoint, folder / "secret.key"):
+        original = victim.read_bytes()
+        for harm in (damage, lambda path: path.write_bytes(path.read_bytes()[:10]), lambda path: path.unlink()):
+            if victim == checkpoint and harm.__name__ == "<lambda>" and "unlink" in harm.__code__.co_names:
+                continue  # resumes from the checkpoint before
+            if victim.name == "secret.key" and harm is damage:
+                continue  # another key of the right length: every replay differs and is paid for again
+            harm(victim)
+            before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+            with pytest.raises(UserError) as caught:
+                resume(folder)
+            assert victim.name in str(caught.value)
+            assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+            victim.write_bytes(original)
+    assert resume(folder).finished
+
+
+def test_a_ledger_that_lost_its_last_lines_is_refused(tiny_config, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    interrupted(tiny_config, folder, monkeypatch)
+    lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (folder / "ledger.jsonl").write_text("".join(lines[:3]))
+    with pytest.raises(UserError, match="do not belong together"):
+        resume(folder)
+
+
+def test_a_budget_that_replays_used_up_ends_the_run(tiny_config, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    interrupted(tiny_config, folder, monkeypatch)
+    damage(folder / "secret.key")  # replays cannot repeat what was released
+    with pytest.raises(UserError, match="budget"):
+        resume(folder)
+    ledger = Ledger.open(folder / "ledger.jsonl")
+    assert ledger.epsilon <= 8.0
+
+
+def test_two_processes_cannot_train_the_same_run(tiny_config, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    interrupted(tiny_config, folder, monkeypatch)
+    with RunDirectory.open(folder).locked(), pytest.raises(UserError, match="in use"):
+        resume(folder)
+
+
+def test_a_run_directory_in_use_is_refused_and_untouched(tiny_config, tmp_path):
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(UserError, match="in use"):
+        pretrain(tiny_config, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_checkpoints_keep_the_untrained_model_and_the_last_n(tiny_config, tmp_path):
+    run = pretrain(tiny_config, tmp_path / "run")
+    steps = [int(path.stem.removeprefix("step-")) for path in Checkpoints(run.checkpoints, 2).paths()]
+    assert steps == [0, 4, 6]
+    assert not list(run.checkpoints.glob("*.partial"))
+
+
+def test_checkpoint_of_another_model_is_refused(tiny, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    interrupted(parse_config(tiny), folder, monkeypatch)
+    text = (folder / "config.toml").read_text().replace("width = 8\n", "width = 16\n", 1)
+    (folder / "config.toml").write_text(text)
+    with pytest.raises(UserError, match="does not fit"):
+        resume(folder)
+
+
