@@ -28,7 +28,8 @@ class DataConfig(Section):
     source: str = Field("shapes", description="'shapes' (generated), 'store', or the name of an importer")
     path: str | None = Field(None, description="a record store, or what the importer reads")
     records: int = Field(20_000, ge=16, description="how many training records to generate (source = 'shapes')")
-    validation: int = Field(0, ge=0, description="records held out of the training split when importing")
+    validation: int = Field(0, ge=0, description="training records held out for validation when importing")
+    test: int = Field(0, ge=0, description="training records held out for test when importing a source without a test split")
     size: int = Field(32, ge=8, description="side of the square images that the model sees, pixels")
     stores: str = Field("stores", description="folder for record stores imported on the way")
     public: bool = Field(False, description="the records are public: the report may show them")
@@ -136,7 +137,7 @@ class EvaluationConfig(Section):
     """What is measured on held-out records, on the untrained and on the trained model."""
 
     tasks: tuple[Literal["retrieval", "knn", "linear"], ...] = Field((), description="empty: what the records allow")
-    split: Literal["validation", "test"] = "test"
+    split: Literal["validation", "test", "none"] = Field("test", description="'none' trains without measuring")
     every: int = Field(0, ge=0, description="steps between evaluations during training; 0: at the end only")
     records: int = Field(0, ge=0, description="held-out records used; 0: all")
     bank: int = Field(0, ge=0, description="labelled training records for k-NN and linear probe; 0: all")

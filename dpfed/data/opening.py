@@ -45,6 +45,7 @@ def open_records(config: DataConfig, progress: Progress | None = None) -> Record
             format=config.source,
             size=config.size,
             validation=config.validation,
+            test=config.test,
             public=config.public,
             progress=progress,
         )
@@ -55,7 +56,7 @@ def open_records(config: DataConfig, progress: Progress | None = None) -> Record
 def _fingerprint(path: Path, config: DataConfig) -> str:
     """A short hash of everything that the imported store depends on; files count by name, size and time of change."""
     digest = hashlib.blake2b(digest_size=6)
-    digest.update(repr((FORMAT_VERSION, str(path), config.size, config.validation, config.public)).encode())
+    digest.update(repr((FORMAT_VERSION, str(path), config.size, config.validation, config.test, config.public)).encode())
     if path.is_file():
         # A table's or a Parquet file's images may lie beside it, but the file that lists them is what is watched.
         files = [path]

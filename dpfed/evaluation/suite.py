@@ -46,13 +46,19 @@ class Evaluation:
 def tasks_of(store: RecordStore, config: Config) -> tuple[str, ...]:
     """The tasks that `evaluate` will run: those the config names or, if it names none, all that the records allow.
 
+    ``evaluation.split = "none"`` measures nothing.
+
     Call it before training, so that an impossible task is known before any budget is spent.
 
     Raises:
-        UserError: for a task that the config names and this store or model cannot do.
+        UserError: for an empty split, or a task that the config names and this store or model cannot do.
     """
+    if config.evaluation.split == "none":
+        return ()
     reasons = {"retrieval": _no_retrieval(store, config), "knn": _no_labels(store, config), "linear": _no_labels(store, config)}
     if not config.evaluation.tasks:
+        if empty := _no_records(store, config):
+            raise UserError(f"{empty}; evaluation.split = 'none' trains without measuring.")
         return tuple(task for task, reason in reasons.items() if reason is None)
     for task in config.evaluation.tasks:
         if reasons[task] is not None:

@@ -16,7 +16,9 @@ STARTS = [0, 4, 5, 12, 14, 20]  # groups of 4, 1, 7, 2 and 6 records
 MODELS = {
     "cnn": ModelConfig(width=8, embedding=16, head_hidden=16),
     "resnet18": ModelConfig(image="resnet18", width=8, embedding=16, head_hidden=16),
-    "two towers": ModelConfig(kind="image-text", width=8, text_width=16, text_layers=1, vocabulary=128, embedding=16, context=8),
+    "two towers": ModelConfig(
+        kind="image-text", width=8, text_width=16, text_layers=1, vocabulary=128, embedding=16, context=8
+    ),
 }
 WITH_TEMPERATURE = ObjectiveConfig(learn_temperature=True)
 
@@ -53,7 +55,12 @@ def oracle(model, batch, clip_norm):
                 ]
                 loss = loss - torch.log(positive / (positive + sum(negatives)))
         gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-        flat = torch.cat([torch.zeros(p.numel()).double() if g is None else g.flatten() for g, p in zip(gradients, model.parameters(), strict=True)])
+        flat = torch.cat(
+            [
+                torch.zeros(p.numel()).double() if g is None else g.flatten()
+                for g, p in zip(gradients, model.parameters(), strict=True)
+            ]
+        )
         total = total + flat * min(1.0, clip_norm / max(flat.norm().item(), 1e-30))
     model.float()
     return total

@@ -106,7 +106,6 @@ def test_held_out_figures_never_read_training_images_for_retrieval():
         (Store(kind="image"), {"evaluation": {"tasks": ["retrieval"]}}, "no captions"),
         (Store(), {"evaluation": {"tasks": ["retrieval"]}, "model": {"kind": "image"}}, "no text tower"),
         (Store(columns=()), {"evaluation": {"tasks": ["knn"]}}, "no labels"),
-        (Store(), {"evaluation": {"tasks": ["linear"], "split": "validation"}}, "split of memory is empty"),
     ],
 )
 def test_an_impossible_task_is_refused_and_never_chosen(store, sections, reason):
@@ -114,6 +113,13 @@ def test_an_impossible_task_is_refused_and_never_chosen(store, sections, reason)
         run(store, **sections)
     task = sections["evaluation"].pop("tasks")[0]
     assert task not in tasks_of(store, parse_config({"model": {"kind": "image-text"}, **sections}))
+
+
+@pytest.mark.parametrize("tasks", [[], ["linear"]])
+def test_an_empty_split_is_refused_unless_nothing_is_to_be_measured(tasks):
+    with pytest.raises(UserError, match="split of memory is empty"):
+        run(Store(), evaluation={"tasks": tasks, "split": "validation"})
+    assert tasks_of(Store(), parse_config({"evaluation": {"tasks": tasks, "split": "none"}})) == ()
 
 
 def test_labels_that_no_held_out_record_has_are_no_labels():

@@ -222,5 +222,3 @@ def test_checkpoint_of_another_model_is_refused(tiny, tmp_path, monkeypatch):
     (folder / "config.toml").write_text(text)
     with pytest.raises(UserError, match="does not fit"):
         resume(folder)
-
-

@@ -1,0 +1,1 @@
+"""Measurements that anyone can repeat; the results are in `benchmarks/results/`."""

@@ -1,0 +1,52 @@
+"""Writes a result file with everything that is needed to repeat it: command, commit, hardware, versions, seeds."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dpfed
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def write_result(name: str, figures: dict[str, Any], seeds: list[int]) -> Path:
+    """Writes ``benchmarks/results/NAME.json``."""
+    provenance = {
+        "command": f"python -m {module_name()} {shlex.join(sys.argv[1:])}".strip(),
+        "commit": _git("rev-parse", "HEAD") + ("-dirty" if _git("status", "--porcelain", "--", "dpfed", "configs") else ""),
+        "hardware": _hardware(),
+        "versions": {"dpfed": dpfed.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "seeds": seeds,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({**provenance, "figures": figures}, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def module_name() -> str:
+    """The module that was started with ``python -m``."""
+    spec = sys.modules["__main__"].__spec__
+    return spec.name if spec else Path(sys.argv[0]).name
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=RESULTS.parent).stdout.strip()
+
+
+def _hardware() -> str:
+    accelerator = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            model = line.split(":")[1].strip()
+            break
+    return f"{torch.get_num_threads()} cores of {model}{accelerator}"

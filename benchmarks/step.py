@@ -1,0 +1,131 @@
+"""What privacy costs: the clipped group gradients of a step over the best non-private gradient, and peak memory.
+
+Everything is timed in turn within one run, and only ratios of medians are reported. The non-private gradient is given every
+advantage: all microbatch sizes, over all cores at once and with one microbatch per core; the fastest counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.record import write_result
+from dpfed.bounding.engines import ENGINES, GroupBatch
+from dpfed.config import ModelConfig, ObjectiveConfig
+from dpfed.models.building import build_model
+from dpfed.models.parameters import TrainableVector
+from dpfed.objectives.infonce import group_loss
+
+VIEWS = 3  # two views and one intra-group augmentation
+MODELS = {
+    "small CNN": (ModelConfig(image="cnn", width=32), 256, 11, (16, 32, 64, 128)),
+    "ResNet-18": (ModelConfig(image="resnet18", width=64), 64, 5, (8, 16, 32, 64)),
+}
+BATCHES = (1_024, 65_536)
+
+
+class NonPrivate:
+    """Gradient of the same loss without clipping, accumulated over microbatches."""
+
+    def __init__(self, model: nn.Module, images: Tensor, microbatch: int, per_core: bool) -> None:
+        self._model, self._images, self._microbatch = model, images, microbatch
+        self._vector = TrainableVector(model)
+        self._lanes = torch.get_num_threads() if per_core else 1
+        self._pool = ThreadPoolExecutor(self._lanes, initializer=torch.set_num_threads, initargs=(1,)) if per_core else None
+
+    def __call__(self) -> Tensor:
+        if self._pool is None:
+            return self._lane(0)
+        first, *others = self._pool.map(self._lane, range(self._lanes))
+        return sum(others, first)
+
+    def _lane(self, lane: int) -> Tensor:
+        total = self._vector.zeros()
+        parts = self._vector.split(total)
+        for start in range(lane * self._microbatch, len(self._images), self._lanes * self._microbatch):
+            images = self._images[start : start + self._microbatch]
+            present = torch.ones(len(images), dtype=torch.bool)
+            loss = group_loss(self._model({"image": images}), present, self._model.temperature)
+            torch._foreach_add_(parts, torch.autograd.grad(loss, self._vector.parameters))
+        return total
+
+
+def overheads(config: ModelConfig, records: int, repeats: int, microbatches: tuple[int, ...]) -> dict:
+    """Ratios of each engine to the best non-private gradient, for S = 4 and 16."""
+    torch.manual_seed(0)
+    model = build_model(config, ObjectiveConfig())
+    images = torch.randn(records, VIEWS, 3, 32, 32)
+    contenders: dict[str, Callable[[], object]] = {}
+    for microbatch in microbatches:
+        contenders[f"microbatch {microbatch}"] = NonPrivate(model, images, microbatch, per_core=False)
+        if microbatch * torch.get_num_threads() <= records:
+            contenders[f"microbatch {microbatch} per core"] = NonPrivate(model, images, microbatch, per_core=True)
+    plain = list(contenders)
+    for size in (4, 16):
+        batch = GroupBatch({"image": images}, list(range(0, records + 1, size)))
+        for name, engine in ENGINES.items():
+            into = TrainableVector(model).zeros()
+            ready = engine(model)
+            contenders[f"{name}, S = {size}"] = lambda ready=ready, batch=batch, into=into: ready.add_clipped(batch, 1.0, into)
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(repeats + 1):  # the first round warms up
+        for name, contender in contenders.items():
+            started = time.perf_counter()
+            contender()
+            seconds[name].append(time.perf_counter() - started)
+    median = {name: statistics.median(times[1:]) for name, times in seconds.items()}
+    best = min(plain, key=median.__getitem__)
+    ratios = {name: round(median[name] / median[best], 3) for name in contenders}
+    return {
+        "parameters": TrainableVector(model).numel,
+        "records": records,
+        "views": VIEWS,
+        "repeats": repeats,
+        "best_non_private": best,
+        "ratio": ratios,
+    }
+
+
+def peak_memory() -> dict[str, dict[str, float]]:
+    """Peak memory of a whole worker step, each in a process of its own."""
+    with tempfile.TemporaryDirectory() as stores:
+        figures = {}
+        for batch in BATCHES:
+            command = [sys.executable, "-m", "benchmarks.memory", stores, str(batch), str(max(BATCHES) + 4_464)]
+            line = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+            figures[str(batch)] = {
+                "baseline_mb": float(line[0]),
+                "peak_mb": float(line[1]),
+                "step_over_smallest": float(line[2]),
+            }
+        smallest = figures[str(BATCHES[0])]["step_over_smallest"]
+        for figure in figures.values():
+            figure["step_over_smallest"] = round(figure["step_over_smallest"] / smallest, 1)
+        return figures
+
+
+def main() -> None:
+    """Measures, prints and writes ``benchmarks/results/step.json``."""
+    figures: dict = {"overhead": {}}
+    for name, (config, records, repeats, microbatches) in MODELS.items():
+        result = overheads(config, records, repeats, microbatches)
+        figures["overhead"][name] = result
+        print(f"{name}: {result['parameters']:,} parameters, best non-private: {result['best_non_private']}")
+        for contender, ratio in result["ratio"].items():
+            print(f"  {contender:<26} {ratio:6.2f}")
+    figures["memory"] = peak_memory()
+    for batch, figure in figures["memory"].items():
+        print(f"B = {batch:>6}: {figure['peak_mb']:.0f} MB at the peak, {figure['baseline_mb']:.0f} MB before the step")
+    print(write_result("step", figures, seeds=[0]))
+
+
+if __name__ == "__main__":
+    main()

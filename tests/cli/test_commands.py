@@ -1,0 +1,150 @@
+"""The command as people use it: real processes, exit codes, one sentence for a mistake, JSON for scripts."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dpfed.cli import main
+from dpfed.config import parse_config
+
+
+def dpfed(*arguments, **options):
+    command = [sys.executable, "-m", "dpfed", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, shapes):
+    """One finished run of the command."""
+    folder = tmp_path_factory.mktemp("cli")
+    config = {
+        "name": "tiny",
+        "data": {"source": "store", "path": str(shapes.path), "size": 16},
+        "model": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16},
+        "bounding": {"engine": "loop"},
+        "privacy": {"epsilon": 8.0, "batch": 60, "steps": 4},
+    }
+    (folder / "tiny.toml").write_text(parse_config(config).dump())
+    result = dpfed("pretrain", folder / "tiny.toml", "--run", folder / "run", "--set", "privacy.steps=5")
+    assert result.returncode == 0, result.stderr
+    return folder, result
+
+
+def test_pretrain_leaves_the_documented_layout_and_a_table(run):
+    folder, result = run
+    names = {path.name for path in (folder / "run").iterdir()} - {".lock"}
+    assert names == {
+        "config.toml", "ledger.jsonl", "metrics.jsonl", "results.json", "privacy_card.md", "report.html", "checkpoints", "model",
+        "gallery",
+    }  # fmt: skip
+    results = json.loads((folder / "run" / "results.json").read_text())
+    assert results["privacy"]["epsilon"] <= 8 and results["privacy"]["steps_charged"] == 5
+    assert {item["model"] for item in results["evaluations"]} == {"trained", "untrained"}
+    assert all(set(item) == {"name", "value", "model", "split", "protocol", "step"} for item in results["evaluations"])
+    for expected in ("epsilon", "image_to_text_R@10", "report.html", "privacy_card.md", "model"):
+        assert expected in result.stdout
+
+
+def test_evaluate_and_report_of_a_run(run):
+    folder, _ = run
+    again = dpfed("evaluate", folder / "run", "--json")
+    assert again.returncode == 0, again.stderr
+    before = json.loads((folder / "run" / "results.json").read_text())["evaluations"]
+    figures = {(item["name"], item["model"]): item["value"] for item in json.loads(again.stdout)}
+    assert figures == pytest.approx({(item["name"], item["model"]): item["value"] for item in before if item["step"] in (0, 5)})
+    one, two = dpfed("report", folder / "run"), dpfed("report", folder / "run", folder / "run", "--out", folder / "both.html")
+    assert one.returncode == two.returncode == 0, one.stderr + two.stderr
+    assert (folder / "both.html").exists()
+
+
+def test_the_encoder_loads_back(run):
+    import torch
+
+    import dpfed as library
+
+    encoder = library.load(run[0] / "run")
+    images = torch.randint(0, 256, (3, 3, 20, 20), dtype=torch.uint8)
+    assert encoder.features(images).shape[0] == 3
+    assert torch.allclose(encoder.embed_text(["a small red circle"]).norm(dim=1), torch.ones(1), atol=1e-5)
+
+
+def test_calibrate_gives_the_json_that_scripts_read():
+    result = dpfed("privacy", "calibrate", "--records", 60000, "--batch", 2048, "--steps", 1200, "--epsilon", 10, "--json")
+    figures = json.loads(result.stdout)
+    assert set(figures) == {"rdp", "pld", "delta"} and set(figures["pld"]) == {"noise_multiplier", "epsilon"}
+    assert figures["rdp"]["noise_multiplier"] == pytest.approx(0.967, abs=0.005)
+    assert figures["pld"]["noise_multiplier"] == pytest.approx(0.928, abs=0.005)
+    sigma = figures["pld"]["noise_multiplier"]
+    back = dpfed(
+        "privacy", "account", "--records", 60000, "--batch", 2048, "--steps", 1200, "--noise-multiplier", sigma, "--json"
+    )
+    assert json.loads(back.stdout)["pld"]["epsilon"] == pytest.approx(figures["pld"]["epsilon"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [
+        (["pretrain", "nowhere.toml"], "nowhere.toml"),
+        (["pretrain", "{config}", "--run", "{run}"], "in use"),
+        (["pretrain", "{config}", "--set", "privacy.epsilon=0"], "epsilon"),
+        (["pretrain", "{config}", "--set", "privacy.epsilom=1"], "did you mean 'epsilon'"),
+        (["pretrain", "{config}", "--set", "privacy.batch=601"], "600"),
+        (["pretrain", "{config}", "--set", "bounding.group_size=61"], "60"),
+        (["pretrain", "{config}", "--set", "bounding.clip_norm=0"], "clip_norm"),
+        (["pretrain", "{config}", "--set", "data.path=/nowhere/at/all"], "/nowhere/at/all"),
+        (["pretrain", "{config}", "--set", "data.source=parqet"], "parquet"),
+        (["pretrain", "{config}", "--set", "evaluation.split=validation"], "validation"),
+        (["resume", "nowhere"], "nowhere"),
+        (["evaluate", "nowhere"], "nowhere"),
+        (["evaluate", "{run}", "--split", "validation"], "validation"),
+        (["report", "nowhere"], "nowhere"),
+        (["data", "import", "nowhere", "{folder}/x"], "nowhere"),
+        (["data", "inspect", "nowhere"], "nowhere"),
+        (["privacy", "calibrate", "--records", "10", "--batch", "20", "--steps", "5", "--epsilon", "1"], "batch"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(run, tmp_path, monkeypatch, capsys, arguments, fact):
+    folder, _ = run
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    names = {"config": folder / "tiny.toml", "run": folder / "run", "folder": tmp_path}
+    filled = [argument.format(**names) for argument in arguments]
+    if "pretrain" in filled and "--run" not in filled:
+        filled += ["--run", tmp_path / "new"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dpfed", *map(str, filled)])
+    with pytest.raises(SystemExit) as stopped:  # in this process: importing torch 17 times would take a minute
+        main()
+    assert stopped.value.code == 2
+    complaint = capsys.readouterr().err
+    assert fact in complaint and complaint.startswith("error: ") and complaint.count("\n") == 1
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_a_mistake_shows_no_traceback_in_a_real_process(tmp_path):
+    result = dpfed("pretrain", "nowhere.toml", cwd=tmp_path)
+    assert result.returncode == 2 and result.stdout == "" and "Traceback" not in result.stderr
+
+
+def test_help_names_every_command():
+    text = dpfed("--help").stdout
+    assert all(name in text for name in ("pretrain", "resume", "evaluate", "report", "privacy", "data"))
+    assert "import" in dpfed("data", "--help").stdout
+
+
+def test_import_and_inspect(tmp_path):
+    from PIL import Image
+
+    for number in range(12):
+        folder = tmp_path / "pictures" / ("cat" if number % 2 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 24), (number * 20, 0, 0)).save(folder / f"{number}.png")
+    (tmp_path / "pictures" / "cat" / "broken.png").write_bytes(b"not an image")
+    refused = dpfed("data", "import", tmp_path / "pictures", tmp_path / "store")
+    assert refused.returncode == 2 and "broken.png" in refused.stderr and not (tmp_path / "store").exists()
+    done = dpfed("data", "import", tmp_path / "pictures", tmp_path / "store", "--size", 16, "--validation", 2, "--skip-broken")
+    assert done.returncode == 0 and "broken.png" in done.stdout
+    facts = json.loads(dpfed("data", "inspect", tmp_path / "store", "--json").stdout)
+    assert facts["records"] == {"train": 10, "validation": 2, "test": 0} and facts["left_out"] == 1

@@ -1,0 +1,82 @@
+"""Configurations: round trip, and refusal of everything that is not meant."""
+
+from pathlib import Path
+
+import pytest
+
+from dpfed.config import Config, load_config, parse_config
+from dpfed.errors import UserError
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_is_valid(path):
+    assert load_config(path).name == path.stem
+
+
+def test_a_dumped_config_reads_back_the_same(tmp_path):
+    config = parse_config({"privacy": {"epsilon": 3.0, "seed": 4}, "views": {"crop_scale": [0.2, 1.0]}})
+    (tmp_path / "config.toml").write_text(config.dump())
+    assert load_config(tmp_path / "config.toml") == config
+
+
+@pytest.mark.parametrize(
+    ("tree", "key", "hint"),
+    [
+        ({"privacy": {"epsilom": 1.0}}, "privacy.epsilom", "epsilon"),
+        ({"privcy": {}}, "privcy", "privacy"),
+        ({"optimizer": {"lr_": 0.1}}, "optimizer.lr_", "learning_rate"),
+    ],
+)
+def test_an_unknown_key_is_an_error_that_names_a_valid_one(tree, key, hint):
+    with pytest.raises(UserError) as caught:
+        parse_config(tree)
+    assert key in str(caught.value) and hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"views": {"flip": 1.5}},
+        {"views": {"crop_scale": [0.9, 0.2]}},
+        {"views": {"crop_scale": [0.5, 2.0]}},
+        {"privacy": {"epsilon": float("nan")}},
+        {"privacy": {"epsilon": "much"}},
+        {"privacy": 8.0},
+        {"objective": {"temperature": 0.0}},
+        {"name": "../escape"},
+        {"bounding": {"method": "magic"}},
+    ],
+)
+def test_values_out_of_range_are_refused_in_one_line(tree):
+    with pytest.raises(UserError) as caught:
+        parse_config(tree)
+    assert "\n" not in str(caught.value)
+
+
+def test_overrides(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text('name = "a"\n[privacy]\nepsilon = 8.0\n')
+    config = load_config(path, ["privacy.epsilon=4", "data.path=../some where", "views.crop_scale=[0.5, 1.0]", "name=b"])
+    assert (config.privacy.epsilon, config.data.path, config.views.crop_scale, config.name) == (
+        4,
+        "../some where",
+        (0.5, 1),
+        "b",
+    )
+    for wrong in ("privacy.epsilon", "=3", "name.x=3", "privacy.epsilonn=3"):
+        with pytest.raises(UserError):
+            load_config(path, [wrong])
+
+
+def test_missing_and_broken_files_are_one_sentence(tmp_path):
+    broken = tmp_path / "broken.toml"
+    broken.write_text("this is not toml")
+    for path in (tmp_path / "missing.toml", broken, tmp_path):
+        with pytest.raises(UserError, match=path.name):
+            load_config(path)
+
+
+def test_every_field_has_a_default():
+    assert Config() == parse_config({})

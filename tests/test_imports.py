@@ -1,0 +1,33 @@
+"""What importing costs: no transport is loaded before it is used, and the light commands stay light."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys, json; print(json.dumps(sorted(m.split('.')[0] for m in sys.modules)))"
+    return set(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout))
+
+
+def test_importing_dpfed_loads_neither_a_transport_nor_torch():
+    assert not {"ray", "flwr", "torch"} & loaded_after("import dpfed")
+
+
+def test_the_whole_job_loads_no_transport():
+    assert not {"ray", "flwr", "opacus", "open_clip"} & loaded_after("import dpfed.pretraining, dpfed.cli, dpfed.encoder")
+
+
+def test_accounting_needs_no_torch():
+    assert "torch" not in loaded_after("import dpfed.plan, dpfed.cli")
+
+
+def test_every_public_name_is_there():
+    import dpfed
+
+    for name in dpfed.__all__:
+        assert getattr(dpfed, name) is not None
+    with pytest.raises(AttributeError):
+        _ = dpfed.nothing_of_the_kind
