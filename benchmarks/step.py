@@ -42,6 +42,7 @@ class NonPrivate:
         self._pool = ThreadPoolExecutor(self._lanes, initializer=torch.set_num_threads, initargs=(1,)) if per_core else None
 
     def __call__(self) -> Tensor:
+        """The flat gradient."""
         if self._pool is None:
             return self._lane(0)
         first, *others = self._pool.map(self._lane, range(self._lanes))
@@ -123,7 +124,7 @@ def main() -> None:
             print(f"  {contender:<26} {ratio:6.2f}")
     figures["memory"] = peak_memory()
     for batch, figure in figures["memory"].items():
-        print(f"B = {batch:>6}: {figure['peak_mb']:.0f} MB at the peak, {figure['baseline_mb']:.0f} MB before the step")
+        print(f"B = {batch:>6}: {figure['peak_mb']:.0f} MB at the peak, {figure['before_mb']:.0f} MB before the step")
     print(write_result("step", figures, seeds=[0]))
 
 

@@ -10,6 +10,7 @@ from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
 from dpfed.models.building import save_encoder
 from dpfed.outcome import write_outcome
+from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
@@ -62,40 +63,43 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
 
 
 def _carry_out(run: RunDirectory, parts: Parts, randomness: Randomness, watcher: Watcher) -> RunDirectory:
-    checkpoints = Checkpoints(run.checkpoints, parts.config.training.keep)
+    config, plan = parts.config, parts.plan
+    checkpoints = Checkpoints(run.checkpoints, config.training.keep)
     ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints)
     if start == 0:
         _record(run, parts.evaluate("untrained", 0), watcher)
-    observe_raw = lambda step, raw: run.append(run.diagnostics, {"step": step, **raw})
-    worker = parts.worker(randomness, observe_raw if parts.config.diagnostics == "raw" else None)
-    advance = watcher.stage("private steps", parts.plan.steps)
+    advance = watcher.stage("private steps", plan.steps)
     advance(start)
 
     def keep_metrics(summary: StepSummary) -> None:
-        done = summary.step + 1
-        if done % max(1, parts.plan.steps // _CURVE_POINTS) == 0 or done == parts.plan.steps:
-            figures = {"learning_rate": summary.learning_rate, "noisy_gradient_norm": summary.noisy_gradient_norm}
-            run.append(run.metrics, {"step": done, "epsilon": ledger.epsilon, **figures})
-
-    def evaluate_on_the_way(summary: StepSummary) -> None:
-        done, every = summary.step + 1, parts.config.evaluation.every
-        if every and done % every == 0 and done < parts.plan.steps:
-            with averaged(parts.model, coordinator):
-                _record(run, parts.evaluate("trained", done), watcher)
+        if _due(summary, plan, max(1, plan.steps // _CURVE_POINTS)):
+            run.append(run.metrics, {"step": summary.done, "epsilon": ledger.epsilon, **summary.figures()})
 
     def keep_checkpoint(summary: StepSummary) -> None:
-        done = summary.step + 1
-        if done % parts.config.training.checkpoint_every == 0 or done == parts.plan.steps:
-            checkpoints.save(Progress(done, ledger.charged, parts.plan.fingerprint), parts.model, coordinator)
+        if _due(summary, plan, config.training.checkpoint_every):
+            checkpoints.save(Progress(summary.done, ledger.charged, plan.fingerprint), parts.model, coordinator)
 
-    observers = [keep_metrics, evaluate_on_the_way, keep_checkpoint, lambda summary: advance(summary.step + 1)]
-    train(InProcess([worker]), coordinator, range(start, parts.plan.steps), observers)
+    def evaluate_on_the_way(summary: StepSummary) -> None:
+        if config.evaluation.every and summary.done < plan.steps and _due(summary, plan, config.evaluation.every):
+            with averaged(parts.model, coordinator):
+                _record(run, parts.evaluate("trained", summary.done), watcher)
+
+    def show_progress(summary: StepSummary) -> None:
+        advance(summary.done)
+
+    worker = parts.worker(randomness, run.append_diagnostics if config.diagnostics == "raw" else None)
+    observers = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
+    train(InProcess([worker]), coordinator, range(start, plan.steps), observers)
     with averaged(parts.model, coordinator):
-        _record(run, parts.evaluate("trained", parts.plan.steps), watcher)
-        save_encoder(run.model, parts.model, parts.config)
+        _record(run, parts.evaluate("trained", plan.steps), watcher)
+        save_encoder(run.model, parts.model, config)
         write_outcome(run, parts, ledger)
     run.forget_key()
     return run
+
+
+def _due(summary: StepSummary, plan: PrivacyPlan, every: int) -> bool:
+    return summary.done % every == 0 or summary.done == plan.steps
 
 
 def _pick_up(

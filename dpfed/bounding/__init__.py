@@ -1,0 +1,1 @@
+"""How one record's influence on a step is bounded."""

@@ -1,0 +1,1 @@
+"""What is spent: accounting and the ledger."""

@@ -75,6 +75,7 @@ def epsilon(noise_multiplier: float, sampling_rate: float, steps: int, delta: fl
     return spent
 
 
+@functools.lru_cache(maxsize=256)
 def calibrate(target: float, sampling_rate: float, steps: int, delta: float, accountant: Accountant = "pld") -> float:
     """The smallest noise multiplier (on a grid of 1e-4) whose `steps` steps cost at most `target`.
 

@@ -1,0 +1,1 @@
+"""Data owner, coordinator, and the loop that joins them."""

@@ -26,6 +26,15 @@ class StepSummary:
     learning_rate: float
     noisy_gradient_norm: float
 
+    @property
+    def done(self) -> int:
+        """Steps finished."""
+        return self.step + 1
+
+    def figures(self) -> dict[str, float]:
+        """What metrics.jsonl keeps beside step and epsilon."""
+        return {"learning_rate": self.learning_rate, "noisy_gradient_norm": self.noisy_gradient_norm}
+
 
 class Coordinator:
     """Holds the model, the noise, the optimizer and the ledger.

@@ -36,7 +36,8 @@ def test_pretrain_leaves_the_documented_layout_and_a_table(run):
     folder, result = run
     names = {path.name for path in (folder / "run").iterdir()} - {".lock"}
     assert names == {
-        "config.toml", "ledger.jsonl", "metrics.jsonl", "results.json", "privacy_card.md", "report.html", "checkpoints", "model",
+        "config.toml", "ledger.jsonl", "metrics.jsonl", "results.json", "privacy_card.md", "report.html", "checkpoints",
+        "model",
         "gallery",
     }  # fmt: skip
     results = json.loads((folder / "run" / "results.json").read_text())
