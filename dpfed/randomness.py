@@ -85,11 +85,11 @@ class Randomness:
         """A 63-bit seed for a library generator (dropout, weight initialisation): never for noise or sampling."""
         return int.from_bytes(self._key(purpose, step, owner, 0)[:8], "little") >> 1
 
-    def normal_(self, out: torch.Tensor, scale: float, purpose: str, step: int, owner: int = 0, attempt: int = 0) -> None:
+    def add_normal_(self, out: torch.Tensor, scale: float, purpose: str, step: int, owner: int = 0, attempt: int = 0) -> None:
         """Adds Gaussian noise of standard deviation `scale` to `out` in place.
 
         Args:
-            out: flat float32 or float64 tensor; the noise is drawn in float64 on its device and rounded once, with the sum.
+            out: flat float32 or float64 tensor; noise and sum are added in float64 and rounded once.
             scale: standard deviation of each element.
             purpose: what the noise is for.
             step: training step.
@@ -97,13 +97,11 @@ class Randomness:
             attempt: fresh noise for a step that must be released a second time (see `Coordinator`).
         """
         stream = _Keystream(self._key(purpose, step, owner, attempt))
+        exact = torch.device("cpu") if out.device.type == "mps" else out.device  # mps has no float64
         for start in range(0, out.numel(), _CHUNK):
             part = out[start : start + _CHUNK]
-            noise = _box_muller(stream.words(2 * -(-part.numel() // 2)), part.device)[: part.numel()]
-            if part.dtype == torch.float64:
-                part.add_(noise, alpha=scale)
-            else:
-                part.copy_(part.double().add_(noise, alpha=scale))
+            noise = _box_muller(stream.words(2 * -(-part.numel() // 2)), exact)[: part.numel()]
+            part.copy_(part.to(exact, torch.float64).add_(noise, alpha=scale))
 
 
 class _Keystream:

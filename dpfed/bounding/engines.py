@@ -125,13 +125,15 @@ class VmapEngine:
     Args:
         model: must be traceable by torch.func (no data-dependent branches, no in-place tricks).
         precision: of the forward pass.
-        gradient_bytes: memory for the unclipped gradients of a chunk; sets how many groups a chunk has.
+        gradient_bytes: memory for the unclipped gradients of a chunk; sets how many groups a chunk has. By default little on
+            CPUs, where small chunks stay in the cache and are padded less, and half a gibibyte elsewhere.
     """
 
     name = "vmap"
 
-    def __init__(self, model: nn.Module, precision: Precision = "fp32", gradient_bytes: int = 1 << 29) -> None:
+    def __init__(self, model: nn.Module, precision: Precision = "fp32", gradient_bytes: int | None = None) -> None:
         self._vector = TrainableVector(model)
+        gradient_bytes = gradient_bytes or (1 << 25 if self._vector.device.type == "cpu" else 1 << 29)
         self._chunk = max(1, gradient_bytes // (4 * self._vector.numel))
         loss = _GroupLoss(model, precision)
 

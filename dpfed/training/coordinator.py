@@ -101,7 +101,7 @@ class Coordinator:
         attempt = recorded.attempt if recorded else 0
         clean = total.values.clone() if recorded else None
         noisy = total.values
-        self._randomness.normal_(noisy, plan.noise_std, "noise", step, attempt=attempt)
+        self._randomness.add_normal_(noisy, plan.noise_std, "noise", step, attempt=attempt)
         release = Release(step, attempt, _digest(noisy))
         if recorded is None:
             self._ledger.charge(release)
@@ -109,7 +109,7 @@ class Coordinator:
             self._ledger.note_replay(release)
         else:
             noisy.copy_(clean)
-            self._randomness.normal_(noisy, plan.noise_std, "noise", step, attempt=attempt + 1)
+            self._randomness.add_normal_(noisy, plan.noise_std, "noise", step, attempt=attempt + 1)
             self._ledger.charge(Release(step, attempt + 1, _digest(noisy)))
         return noisy
 

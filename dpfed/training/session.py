@@ -148,14 +148,15 @@ def averaged(model: nn.Module, coordinator: Coordinator) -> Iterator[None]:
 
 
 def _stand_in(config: Config, plan: PrivacyPlan, device: torch.device) -> GroupBatch:
-    """Noise in the shape of a microbatch, for timing engines."""
-    count = max(1, min(plan.groups, config.bounding.microbatch // plan.group_size, 32))
-    records, generator = count * plan.group_size, torch.Generator().manual_seed(0)
+    """Noise in the shape of a microbatch, for timing engines: as many groups, of sizes that vary as they will."""
+    groups = max(1, min(plan.groups, config.bounding.microbatch // plan.group_size, 48))
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.poisson(torch.full((groups,), float(plan.group_size)), generator=generator).clamp(1).int()
+    records, size = int(sizes.sum()), config.data.size
     image_text = config.model.kind == "image-text"
-    count_views = config.objective.augmentations + (1 if image_text else 2)
-    size = config.data.size
-    views = {"image": torch.randn(records, count_views, 3, size, size, generator=generator).to(device)}
+    count = config.objective.augmentations + (1 if image_text else 2)
+    views = {"image": torch.randn(records, count, 3, size, size, generator=generator).to(device)}
     if image_text:
         tokens = torch.randint(1, config.model.vocabulary, (records, 1, config.model.context), generator=generator)
         views["text"] = tokens.to(device)
-    return GroupBatch(views, list(range(0, records + 1, plan.group_size)))
+    return GroupBatch(views, [0, *sizes.cumsum(0).tolist()])

@@ -12,7 +12,7 @@ KEYS = np.random.default_rng(0).integers(0, 2**64, size=20_000, dtype=np.uint64)
 
 def normals(count=200_000, scale=1.0, dtype=torch.float32, seed=0, **which):
     out = torch.zeros(count, dtype=dtype)
-    Randomness.from_seed(seed).normal_(out, scale, "noise", **{"step": 0, **which})
+    Randomness.from_seed(seed).add_normal_(out, scale, "noise", **{"step": 0, **which})
     return out
 
 
@@ -28,7 +28,7 @@ def test_the_scale_is_the_standard_deviation_two_sided():
 
 def test_noise_is_added_to_what_is_there():
     out = torch.full((5,), 10.0)
-    Randomness.from_seed(0).normal_(out, 1.0, "noise", 0)
+    Randomness.from_seed(0).add_normal_(out, 1.0, "noise", 0)
     assert torch.allclose(out, 10 + normals(5))
 
 

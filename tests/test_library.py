@@ -1,0 +1,84 @@
+"""The library as docs/library.md shows it: a plan, a store, a model of one's own, training, features."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import dpfed
+from dpfed.data.views import ImageViews
+from dpfed.models.validation import validate
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import Randomness
+from dpfed.training.session import Parts
+from dpfed.training.trainer import InProcess, train
+
+
+class Mine(nn.Module):
+    """A user's own model: one linear layer."""
+
+    temperature = torch.tensor(0.2)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3 * 16 * 16, 8)
+
+    def features(self, images):
+        return self.layer(images.flatten(1))
+
+    def forward(self, views):
+        images = views["image"]
+        return {"image": functional.normalize(self.features(images.flatten(0, 1)), dim=1).unflatten(0, images.shape[:2])}
+
+
+def test_part_by_part_with_ones_own_model(shapes, tmp_path):
+    config = dpfed.load_config("configs/cifar10-cpu.toml", ["bounding.engine=loop", "data.size=16"])
+    store = dpfed.RecordStore.open(shapes.path)
+    plan = dpfed.PrivacyPlan.calibrate(len(store.split("train")), 60, 5, epsilon=8, group_size=4, clip_norm=1.0)
+    model = Mine()
+    before = model.layer.weight.detach().clone()
+    validate(model)
+    parts = Parts(config, store, plan, model, ImageViews(config.views), tokenizer=None)
+    secret, ledger = Randomness.fresh(), Ledger.create(tmp_path / "ledger.jsonl", plan)
+    train(InProcess([parts.worker(secret)]), parts.coordinator(secret, ledger), range(plan.steps))
+    assert ledger.epsilon <= 8 and ledger.charged == 5
+    assert not torch.equal(before, model.layer.weight)
+
+
+def test_the_whole_job_and_the_encoder_back(tiny_config, tmp_path):
+    run = dpfed.pretrain(tiny_config, tmp_path / "run")
+    encoder = dpfed.load(run.path)
+    images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
+    assert encoder.features(images).shape[0] == 5
+    from PIL import Image
+
+    pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
+    assert torch.allclose(encoder.features(pictures), encoder.features(images), atol=1e-5)
+
+
+def test_diagnostics_are_written_only_on_request_and_mark_the_card(tiny, tmp_path):
+    quiet = dpfed.pretrain(dpfed.parse_config(tiny), tmp_path / "quiet")
+    assert not quiet.diagnostics.exists()
+    raw = dpfed.pretrain(dpfed.parse_config({**tiny, "diagnostics": "raw"}), tmp_path / "raw")
+    assert len(raw.diagnostics.read_text().splitlines()) == 6
+    assert "diagnostics" in raw.card.read_text() and "diagnostics" not in quiet.card.read_text()
+
+
+def test_nothing_private_is_in_the_files_of_a_run(tiny, tmp_path):
+    """A run's public files are the same for every content of the training records, up to the noisy path itself."""
+    import json
+
+    run = dpfed.pretrain(dpfed.parse_config(tiny), tmp_path / "run")
+    allowed = {"step", "epsilon", "learning_rate", "noisy_gradient_norm", "evaluation"}
+    for line in run.metrics.read_text().splitlines():
+        assert set(json.loads(line)) <= allowed
+    for line in run.ledger.read_text().splitlines()[1:]:
+        assert set(json.loads(line)) == {"step", "attempt", "digest", "charged", "total", "chain"}
+
+
+def test_a_fixed_seed_voids_the_card(tiny, tmp_path):
+    tiny["privacy"]["seed"] = 3
+    run = dpfed.pretrain(dpfed.parse_config(tiny), tmp_path / "run")
+    assert "no privacy guarantee holds" in run.card.read_text().splitlines()[0]
+    import json
+
+    assert json.loads(run.results.read_text())["privacy"]["guarantee"] is False
