@@ -59,7 +59,7 @@ def evaluate(
 ) -> None:
     """Measure a run's model again, beside the untrained one."""
     from dpfed.cli.terminal import console
-    from dpfed.evaluation.again import evaluate_run
+    from dpfed.reevaluation import evaluate_run
 
     figures = evaluate_run(run, split, task)
     if as_json:
