@@ -55,8 +55,8 @@ class Randomness:
     def __repr__(self) -> str:
         return "Randomness(<secret>)"
 
-    def _key(self, purpose: str, step: int, owner: int, attempt: int) -> bytes:
-        label = f"{purpose}/{step}/{owner}/{attempt}".encode()
+    def _key(self, purpose: str, step: int, owner: int = 0, context: str = "") -> bytes:
+        label = f"{purpose}/{step}/{owner}/{context}".encode()
         return hashlib.blake2b(label, key=self._master, digest_size=KEY_BYTES).digest()
 
     def per_record(self, purpose: str, step: int, keys: np.ndarray, columns: int) -> np.ndarray:
@@ -76,16 +76,16 @@ class Randomness:
         blocks[..., 0] = keys[:, None]
         blocks[..., 1] = np.arange(blocks_each, dtype=np.uint64)
         # One permutation per (purpose, step); distinct inputs, so each block is a fresh pseudo-random value.
-        cipher = Cipher(algorithms.AES(self._key(purpose, step, 0, 0)), modes.ECB()).encryptor()  # noqa: S305
+        cipher = Cipher(algorithms.AES(self._key(purpose, step)), modes.ECB()).encryptor()  # noqa: S305
         words = np.frombuffer(cipher.update(blocks.tobytes()), dtype=np.uint64)
         words = words.reshape(len(keys), 2 * blocks_each)[:, :columns]
         return (words >> np.uint64(11)) * 2.0**-53
 
     def seed(self, purpose: str, step: int, owner: int = 0) -> int:
         """A 63-bit seed for a library generator (dropout, weight initialisation): never for noise or sampling."""
-        return int.from_bytes(self._key(purpose, step, owner, 0)[:8], "little") >> 1
+        return int.from_bytes(self._key(purpose, step, owner)[:8], "little") >> 1
 
-    def add_normal_(self, out: torch.Tensor, scale: float, purpose: str, step: int, owner: int = 0, attempt: int = 0) -> None:
+    def add_normal_(self, out: torch.Tensor, scale: float, purpose: str, step: int, owner: int = 0, context: str = "") -> None:
         """Adds Gaussian noise of standard deviation `scale` to `out` in place.
 
         Args:
@@ -94,9 +94,9 @@ class Randomness:
             purpose: what the noise is for.
             step: training step.
             owner: who adds it.
-            attempt: fresh noise for a step that must be released a second time (see `Coordinator`).
+            context: other contexts give independent noise.
         """
-        stream = _Keystream(self._key(purpose, step, owner, attempt))
+        stream = _Keystream(self._key(purpose, step, owner, context))
         exact = torch.device("cpu") if out.device.type == "mps" else out.device  # mps has no float64
         for start in range(0, out.numel(), _CHUNK):
             part = out[start : start + _CHUNK]

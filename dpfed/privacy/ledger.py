@@ -1,7 +1,7 @@
 """The append-only record of what was spent, on disk before anything that was paid for is used.
 
-One JSON object per line. The first describes the plan; each further one is a release: the step, the attempt, whether it was
-charged, and a digest of the released noisy sum. Every line carries a hash over itself and the line before, so a damaged or
+One JSON object per line. The first describes the plan; each further one is a release: the step, whether it was charged, and a
+digest of the released noisy sum. Every line carries a hash over itself and the line before, so a damaged or
 edited ledger is noticed. A line without its newline was never acted on (the write is synced before the release is used).
 """
 
@@ -26,12 +26,10 @@ class Release:
 
     Attributes:
         step: training step.
-        attempt: 0, or higher when a replay could not repeat the recorded release and drew fresh noise.
         digest: hash of the noisy sum, which tells a bit-identical replay from a new release.
     """
 
     step: int
-    attempt: int
     digest: str
 
 
@@ -41,7 +39,7 @@ class Ledger:
     def __init__(self, path: Path, plan: PrivacyPlan, releases: list[Release], replays: int, chain: str) -> None:
         self.path, self.plan = path, plan
         self._releases = releases
-        self._by_step = {release.step: release for release in releases}
+        self._known = set(releases)
         self.replays = replays
         self._chain = chain
 
@@ -87,7 +85,7 @@ class Ledger:
         if len(complete) < len(text):  # a write that a crash cut short: nothing was released on it
             with open(path, "r+b") as file:
                 file.truncate(len(complete))
-        charged = [Release(e["step"], e["attempt"], e["digest"]) for e in entries[1:] if e["charged"]]
+        charged = [Release(e["step"], e["digest"]) for e in entries[1:] if e["charged"]]
         return cls(path, plan, charged, sum(not e["charged"] for e in entries[1:]), chain)
 
     @property
@@ -100,9 +98,9 @@ class Ledger:
         """Epsilon spent so far, at the plan's delta and by the plan's accountant."""
         return self.plan.epsilon(self.charged)
 
-    def last_release(self, step: int) -> Release | None:
-        """The latest release of a step, if it was released before."""
-        return self._by_step.get(step)
+    def holds(self, release: Release) -> bool:
+        """Whether this very release was paid for before."""
+        return release in self._known
 
     def charge(self, release: Release) -> None:
         """Pays for a release. When this returns, the line is on disk and the release may be used.
@@ -119,7 +117,7 @@ class Ledger:
             )
         self._append({**dataclasses.asdict(release), "charged": True, "total": self.charged + 1})
         self._releases.append(release)
-        self._by_step[release.step] = release
+        self._known.add(release)
 
     def note_replay(self, release: Release) -> None:
         """Writes down that a paid release was computed again, bit for bit, and costs nothing."""

@@ -85,9 +85,11 @@ class Coordinator:
         return StepSummary(step, rate, gradient.norm().item())
 
     def _release(self, step: int, total: BoundedSum) -> Tensor:
-        """Adds the noise and pays; a step that was released before is repeated bit for bit, or paid again with fresh noise.
+        """Adds the noise and pays; a step whose very release was paid for before is repeated for free.
 
-        Using the recorded noise with a sum that differs by rounding would let anyone who saw both subtract the noise away.
+        The noise is a pseudo-random function of the step and of the clean sum itself. The same sum, as in an exact replay, gets
+        the same noise; a sum that differs in its last bit gets independent noise, for with the same noise the two releases
+        could be subtracted from each other.
         """
         plan = self._plan
         if total.sensitivity > plan.sensitivity or total.groups != plan.groups or total.values.numel() != self._vector.numel:
@@ -97,20 +99,13 @@ class Coordinator:
             )
         if not torch.isfinite(total.values).all():
             raise UserError(f"step {step}: an owner sent a sum that is not finite; it was not used.")
-        recorded = self._ledger.last_release(step)
-        attempt = recorded.attempt if recorded else 0
-        clean = total.values.clone() if recorded else None
         noisy = total.values
-        self._randomness.add_normal_(noisy, plan.noise_std, "noise", step, attempt=attempt)
-        release = Release(step, attempt, _digest(noisy))
-        if recorded is None:
-            self._ledger.charge(release)
-        elif release == recorded:
+        self._randomness.add_normal_(noisy, plan.noise_std, "noise", step, context=_digest(noisy))
+        release = Release(step, _digest(noisy))
+        if self._ledger.holds(release):
             self._ledger.note_replay(release)
         else:
-            noisy.copy_(clean)
-            self._randomness.add_normal_(noisy, plan.noise_std, "noise", step, attempt=attempt + 1)
-            self._ledger.charge(Release(step, attempt + 1, _digest(noisy)))
+            self._ledger.charge(release)
         return noisy
 
     def _check_parameters(self, step: int) -> None:
