@@ -62,7 +62,10 @@ class PrivacyPlan:
         )
         _check(_positive(self.clip_norm), f"clip_norm must be positive, got {self.clip_norm}")
         _check(self.steps >= 1, f"steps must be at least 1, got {self.steps}")
-        _check(_positive(self.noise_multiplier), f"noise_multiplier must be positive, got {self.noise_multiplier}")
+        _check(
+            _positive(self.noise_multiplier) and self.noise_multiplier >= accounting.LEAST_NOISE,
+            f"noise_multiplier must be at least {accounting.LEAST_NOISE} (less leaves no promise), got {self.noise_multiplier}",
+        )
         _check(0 < self.delta < 1, f"delta must lie strictly between 0 and 1, got {self.delta}")
         _check(
             self.max_group_size is None or self.max_group_size >= 2,

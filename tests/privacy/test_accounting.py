@@ -101,6 +101,12 @@ def test_impossible_plans_are_refused(wrong):
         PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, **wrong})
 
 
+@pytest.mark.parametrize("sigma", [0.0, -1.0, 0.01, float("inf"), float("nan")])
+def test_noise_that_leaves_no_promise_is_refused(sigma):
+    with pytest.raises(UserError, match="noise_multiplier"):
+        PrivacyPlan(noise_multiplier=sigma, delta=1e-5, **GOOD)
+
+
 @pytest.mark.parametrize("owners", [1, 2, 3, 7, 40])
 def test_groups_of_all_owners_add_up_to_k(owners):
     plan = PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD)

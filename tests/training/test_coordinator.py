@@ -136,7 +136,7 @@ def test_a_sum_that_the_plan_does_not_describe_is_refused_and_not_paid(make, wro
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars"])
 def test_every_optimizer_follows_the_gradient(make, name):
-    plan = PrivacyPlan(1000, 64, 4, 1e-4, 20, 0.01, 1e-5)
+    plan = PrivacyPlan(1000, 64, 4, 1e-4, 20, 0.1, 1e-5)
     model, coordinator, _ = make(plan, OptimizerConfig(name=name, learning_rate=0.1, warmup=2, schedule="cosine"), size=10)
     nn.init.ones_(model.weight)
     for step in range(4):
