@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from dpfed import __version__
+from dpfed.evaluation.suite import tasks_of
 from dpfed.privacy.ledger import Ledger
-from dpfed.report.card import FIXED_SEED, RAW_DIAGNOSTICS, CardFacts, privacy_card
+from dpfed.report.card import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS, CardFacts, is_void, privacy_card
 from dpfed.report.gallery import build_gallery
 from dpfed.report.html import write_report
 from dpfed.report.run_view import RunView
@@ -40,7 +41,7 @@ def results_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, facts: CardF
         "epsilon": facts.epsilon_spent,
         "delta": plan.delta,
         "accountant": plan.accountant,
-        "guarantee": not any(mark.voids for mark in facts.marks),
+        "guarantee": not is_void(privacy_card(facts)),
         f"epsilon_{facts.other_accountant}": facts.other_epsilon,
         "noise_multiplier": plan.noise_multiplier,
         "sensitivity": plan.sensitivity,
@@ -61,10 +62,14 @@ def card_facts(parts: Parts, ledger: Ledger) -> CardFacts:
     """What the privacy card of a run states, from its plan and its ledger."""
     plan, config = parts.plan, parts.config
     other = "rdp" if plan.accountant == "pld" else "pld"
-    marks = [FIXED_SEED] * (config.privacy.seed is not None) + [RAW_DIAGNOSTICS] * (config.diagnostics == "raw")
-    outputs = ["the parameters after each step (checkpoints/, model/): they follow from noisy sums only"]
-    outputs += ["the ledger and metrics.jsonl: plan, steps, epsilon, learning rate, norm of the noisy gradient"]
-    outputs += ["results.json and report.html: exact figures on held-out records (and on labelled training features for k-NN)"]
+    marks = [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
+    marks += [RAW_DIAGNOSTICS] * ledger.marks.get("raw_diagnostics", False)
+    marks += [LABELLED_BANK] * (not parts.store.public and bool({"knn", "linear"} & set(tasks_of(parts.store, config))))
+    outputs = [
+        "Covered by the guarantee: the parameters after each step (checkpoints/, model/), the ledger, and in metrics.jsonl "
+        "epsilon, learning rate and the norm of the noisy gradient. They follow from noisy sums only.",
+        "Not covered: evaluation figures (results.json, report.html, and their lines in metrics.jsonl), which are exact.",
+    ]
     return CardFacts(
         name=config.name,
         version=__version__,

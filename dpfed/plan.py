@@ -60,7 +60,10 @@ class PrivacyPlan:
             1 <= self.group_size <= self.batch,
             f"group_size must lie in 1..{self.batch} (the expected batch), got {self.group_size}",
         )
-        _check(_positive(self.clip_norm), f"clip_norm must be positive, got {self.clip_norm}")
+        _check(
+            _positive(self.clip_norm) and 1e-9 <= self.clip_norm <= 1e9,
+            f"clip_norm must be positive, between 1e-9 and 1e9, got {self.clip_norm}",
+        )
         _check(self.steps >= 1, f"steps must be at least 1, got {self.steps}")
         _check(
             _positive(self.noise_multiplier) and self.noise_multiplier >= accounting.LEAST_NOISE,

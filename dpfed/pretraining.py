@@ -16,6 +16,7 @@ from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
 from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator, StepSummary
+from dpfed.training.releases import Releases
 from dpfed.training.session import Parts, assemble, averaged
 from dpfed.training.trainer import InProcess, train
 from dpfed.watching import Silent, Watcher, import_progress
@@ -55,9 +56,10 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
     """
     watcher = watcher or Silent()
     run = RunDirectory.open(folder)
-    if run.finished:
-        return run
     with run.locked():
+        if run.finished:
+            run.forget_key()  # a crash may have come in between
+            return run
         randomness = run.randomness()
         return _carry_out(run, assemble(run.config(), randomness, import_progress(watcher)), randomness, watcher)
 
@@ -78,6 +80,7 @@ def _carry_out(run: RunDirectory, parts: Parts, randomness: Randomness, watcher:
     def keep_checkpoint(summary: StepSummary) -> None:
         if _due(summary, plan, config.training.checkpoint_every):
             checkpoints.save(Progress(summary.done, ledger.charged, plan.fingerprint), parts.model, coordinator)
+            Releases(run.releases).forget(before=summary.done)
 
     def evaluate_on_the_way(summary: StepSummary) -> None:
         if config.evaluation.every and summary.done < plan.steps and _due(summary, plan, config.evaluation.every):
@@ -107,18 +110,21 @@ def _pick_up(
 ) -> tuple[Ledger, int, Coordinator]:
     """Ledger, first step and coordinator: from the last checkpoint if there is one."""
     saved = checkpoints.paths()
+    marks = {"fixed_seed": parts.config.privacy.seed is not None, "raw_diagnostics": parts.config.diagnostics == "raw"}
     if run.ledger.exists():
         ledger = Ledger.open(run.ledger)
     elif saved:
         raise UserError(f"{run.ledger} is missing though {saved[-1].name} exists: what was spent is unknown. Restore it.")
     else:
-        ledger = Ledger.create(run.ledger, parts.plan)
+        ledger = Ledger.create(run.ledger, parts.plan, marks)
     if ledger.plan.fingerprint != parts.plan.fingerprint:
         raise UserError(
             f"the plan of {run.ledger} is not the plan of the run's config.toml and records (N was {ledger.plan.records:,}, "
             f"is {parts.plan.records:,}): restore both, or start a new run."
         )
-    coordinator = parts.coordinator(randomness, ledger)
+    if ledger.marks != marks:
+        raise UserError(f"{run.ledger} was started with {ledger.marks}, and config.toml now says {marks}: change it back.")
+    coordinator = parts.coordinator(randomness, ledger, Releases(run.releases))
     if not saved:
         checkpoints.save(Progress(0, 0, parts.plan.fingerprint), parts.model, coordinator)
         return ledger, 0, coordinator

@@ -11,7 +11,7 @@ from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
 from dpfed.models.building import load_encoder
 from dpfed.run import RunDirectory
-from dpfed.training.checkpoint import Checkpoints, model_state
+from dpfed.training.checkpoint import Checkpoints, load_weights
 from dpfed.training.session import assemble
 
 
@@ -34,10 +34,13 @@ def evaluate_run(folder: str | Path, split: str | None = None, tasks: list[str] 
     saved = Checkpoints(run.checkpoints, 1).paths()
     if not saved:
         raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it.")
-    parts.model.load_state_dict(model_state(saved[0]))
+    load_weights(saved[0], parts.model)
     figures = parts.evaluate("untrained", 0)
     finished = run.finished
-    parts.model.load_state_dict(load_encoder(run.model).state_dict() if finished else model_state(saved[-1]))
+    if finished:
+        parts.model.load_state_dict(load_encoder(run.model).state_dict())
+    else:
+        load_weights(saved[-1], parts.model)
     step = parts.plan.steps if finished else int(saved[-1].stem.removeprefix("step-"))
     figures += parts.evaluate("trained", step)
     if finished:

@@ -22,8 +22,8 @@ class RunDirectory:
 
     Attributes:
         path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
-            ``privacy_card.md``, ``report.html``, ``checkpoints/``, ``model/``; while it is unfinished also ``secret.key``,
-            which must stay inside the trust boundary and is deleted at the end.
+            ``privacy_card.md``, ``report.html``, ``checkpoints/``, ``model/``; while it is unfinished also ``releases/``
+            and ``secret.key``, which must stay inside the trust boundary and is deleted at the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,6 +34,7 @@ class RunDirectory:
         self.card = path / "privacy_card.md"
         self.report = path / "report.html"
         self.checkpoints = path / "checkpoints"
+        self.releases = path / "releases"
         self.model = path / "model"
         self.gallery = path / "gallery"
         self.diagnostics = path / "diagnostics.jsonl"
@@ -108,7 +109,8 @@ class RunDirectory:
         return Randomness(master)
 
     def forget_key(self) -> None:
-        """Deletes the secret key: nothing needs it once the run is finished, and it could remove the noise."""
+        """Deletes the secret key and what else only a resume needs. Whoever holds the key can remove the noise."""
+        shutil.rmtree(self.releases, ignore_errors=True)
         self._key.unlink(missing_ok=True)
 
     @contextlib.contextmanager

@@ -29,6 +29,7 @@ def tiny(shapes) -> dict:
     return {
         "name": "tiny",
         "data": {"source": "store", "path": str(shapes.path), "size": 16},
+        "views": {"crop_scale": [0.5, 1.0], "jitter": 0.5},
         "model": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16},
         "bounding": {"group_size": 4, "engine": "loop", "microbatch": 32},
         "privacy": {"epsilon": 8.0, "batch": 60, "steps": 6},

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpfed.errors import UserError
 
-# Norms are computed in float32: their relative error stays below this, so a clipped gradient never exceeds the clip norm.
+# Norms are summed in float64, then factor and product are rounded in float32: the slack keeps a clipped gradient within C.
 _ROUNDING = 1e-5
 
 
@@ -44,7 +44,7 @@ def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
     depends on a private record.
 
     Args:
-        norms: ``(G,)`` float32 L2 norms.
+        norms: ``(G,)`` L2 norms, summed in float64.
         clip_norm: C.
 
     Returns:

@@ -56,6 +56,11 @@ class Engine(Protocol):
         """
 
 
+def _exact_type(device: torch.device) -> torch.dtype:
+    """For norms: float32 sums over millions of squares err by a part in a thousand. mps has nothing better."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 class _GroupLoss(nn.Module):
     """Model and objective as one function of a group's views, at the chosen precision."""
 
@@ -84,6 +89,7 @@ class LoopEngine:
     def __init__(self, model: nn.Module, precision: Precision = "fp32") -> None:
         self._loss = _GroupLoss(model, precision)
         self._vector = TrainableVector(model)
+        self._exact = _exact_type(self._vector.device)
         # Dropout draws from one generator that lanes would take turns at in no fixed order.
         random = any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules())
         lanes = 1 if random or self._vector.device.type != "cpu" else torch.get_num_threads()
@@ -104,14 +110,14 @@ class LoopEngine:
     def _lane(self, batch: GroupBatch, clip_norm: float, into: Tensor, lane: int, lanes: int) -> Tensor:
         parts = self._vector.split(into)
         ranges = list(zip(batch.starts, batch.starts[1:], strict=False))
-        norms = [into.new_zeros(0)]
+        norms = [into.new_zeros(0, dtype=self._exact)]
         for first, end in ranges[lane::lanes]:
             if end - first < 2:
                 continue  # a group of one has nothing to contrast with: its gradient is exactly zero
             views = {name: view[first:end] for name, view in batch.views.items()}
             loss = self._loss(views, torch.ones(end - first, dtype=torch.bool, device=into.device))
             gradients = torch.autograd.grad(loss, self._vector.parameters)
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, self._exact)))
             factor = clip_factors(norm, clip_norm).item()
             if factor > 0:  # 0 * inf is not 0: leave the gradient out altogether
                 torch._foreach_add_(parts, gradients, alpha=factor)
@@ -133,6 +139,7 @@ class VmapEngine:
 
     def __init__(self, model: nn.Module, precision: Precision = "fp32", gradient_bytes: int | None = None) -> None:
         self._vector = TrainableVector(model)
+        self._exact = _exact_type(self._vector.device)
         gradient_bytes = gradient_bytes or (1 << 25 if self._vector.device.type == "cpu" else 1 << 29)
         self._chunk = max(1, gradient_bytes // (4 * self._vector.numel))
         loss = _GroupLoss(model, precision)
@@ -148,17 +155,18 @@ class VmapEngine:
         # Alike sizes share a chunk, so that little is padded.
         order = sorted((g for g, size in enumerate(sizes) if size >= 2), key=lambda g: sizes[g])
         trainable = dict(zip(self._vector.names, [p.detach() for p in self._vector.parameters], strict=True))
-        all_norms = [into.new_zeros(0)]
+        all_norms = [into.new_zeros(0, dtype=self._exact)]
         for start in range(0, len(order), self._chunk):
             chosen = order[start : start + self._chunk]
             views, present = _pad(batch, chosen, sizes)
             gradients = list(self._gradients(trainable, views, present).values())
-            norms = torch.linalg.vector_norm(torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in gradients]), dim=0)
+            flat = [gradient.reshape(len(gradient), -1) for gradient in gradients]
+            norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=self._exact) for part in flat])
+            norms = torch.linalg.vector_norm(norms, dim=0)
             factors = clip_factors(norms, clip_norm)
             finite = torch.isfinite(norms)
-            for part, gradient in zip(self._vector.split(into), gradients, strict=True):
-                flat = torch.where(finite[:, None], gradient.reshape(len(gradient), -1), 0.0)
-                part.view(-1).add_(factors @ flat)
+            for part, gradient in zip(self._vector.split(into), flat, strict=True):
+                part.view(-1).add_(factors.to(part.dtype) @ torch.where(finite[:, None], gradient, 0.0))
             all_norms.append(norms)
         return torch.cat(all_norms)
 

@@ -42,8 +42,13 @@ class TextTransformer(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """``(n, L)`` int64 tokens, L up to `context` -> ``(n, out)``, the projected mean over the tokens.
 
-        A caption of padding only is read as one padding token, so that its result is finite.
+        A caption of padding only is read as one padding token, so that its result is finite. Always in float32: the tower is small,
+        and the batched backward pass of torch.func mixes types up under autocast.
         """
+        with torch.autocast(tokens.device.type, enabled=False):
+            return self._read(tokens)
+
+    def _read(self, tokens: torch.Tensor) -> torch.Tensor:
         length = tokens.shape[1]
         first = torch.arange(length, device=tokens.device) == 0
         real = (tokens != 0) | first

@@ -36,24 +36,32 @@ class Release:
 class Ledger:
     """Reads and extends one run's ledger. Use `create` or `open`."""
 
-    def __init__(self, path: Path, plan: PrivacyPlan, releases: list[Release], replays: int, chain: str) -> None:
-        self.path, self.plan = path, plan
+    def __init__(
+        self, path: Path, plan: PrivacyPlan, marks: dict[str, bool], releases: list[Release], replays: int, chain: str
+    ) -> None:
+        self.path, self.plan, self.marks = path, plan, marks
         self._releases = releases
-        self._known = set(releases)
+        self._by_step = {release.step: release for release in releases}
         self.replays = replays
         self._chain = chain
 
     @classmethod
-    def create(cls, path: Path, plan: PrivacyPlan) -> Ledger:
+    def create(cls, path: Path, plan: PrivacyPlan, marks: dict[str, bool] | None = None) -> Ledger:
         """Starts a ledger.
+
+        Args:
+            path: where.
+            plan: what is promised.
+            marks: what the privacy card must say beyond the plan, fixed from the start: ``fixed_seed``, ``raw_diagnostics``.
 
         Raises:
             UserError: if the file exists: a ledger is never begun twice.
         """
         if path.exists():
             raise UserError(f"{path} exists already: a ledger is never started twice; resume the run or choose another folder.")
-        ledger = cls(path, plan, [], 0, "")
-        ledger._append({"ledger": FORMAT, "fingerprint": plan.fingerprint, "plan": dataclasses.asdict(plan)})
+        ledger = cls(path, plan, marks or {}, [], 0, "")
+        header = {"ledger": FORMAT, "fingerprint": plan.fingerprint, "plan": dataclasses.asdict(plan), "marks": ledger.marks}
+        ledger._append(header)
         return ledger
 
     @classmethod
@@ -86,7 +94,7 @@ class Ledger:
             with open(path, "r+b") as file:
                 file.truncate(len(complete))
         charged = [Release(e["step"], e["digest"]) for e in entries[1:] if e["charged"]]
-        return cls(path, plan, charged, sum(not e["charged"] for e in entries[1:]), chain)
+        return cls(path, plan, entries[0]["marks"], charged, sum(not e["charged"] for e in entries[1:]), chain)
 
     @property
     def charged(self) -> int:
@@ -98,9 +106,9 @@ class Ledger:
         """Epsilon spent so far, at the plan's delta and by the plan's accountant."""
         return self.plan.epsilon(self.charged)
 
-    def holds(self, release: Release) -> bool:
-        """Whether this very release was paid for before."""
-        return release in self._known
+    def release_of(self, step: int) -> Release | None:
+        """The release of a step, if it was paid for before."""
+        return self._by_step.get(step)
 
     def charge(self, release: Release) -> None:
         """Pays for a release. When this returns, the line is on disk and the release may be used.
@@ -108,16 +116,16 @@ class Ledger:
         Raises:
             UserError: if it would break the promise.
         """
+        if release.step in self._by_step:
+            raise UserError(f"step {release.step} was released before: a step is never released twice.")
         target = self.plan.target_epsilon
         if target is not None and self.charged + 1 > self.plan.steps and self.plan.epsilon(self.charged + 1) > target:
             raise UserError(
-                f"the budget is spent: step {release.step} would be release {self.charged + 1} and exceed epsilon {target}. "
-                f"{self.charged - self.plan.steps + 1} release(s) of this run could not be repeated exactly after an "
-                "interruption and were paid for twice; the last checkpoint holds the finished steps."
+                f"the budget is spent: step {release.step} would be release {self.charged + 1} and exceed epsilon {target}."
             )
         self._append({**dataclasses.asdict(release), "charged": True, "total": self.charged + 1})
         self._releases.append(release)
-        self._known.add(release)
+        self._by_step[release.step] = release
 
     def note_replay(self, release: Release) -> None:
         """Writes down that a paid release was computed again, bit for bit, and costs nothing."""

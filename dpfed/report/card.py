@@ -12,7 +12,7 @@ from dpfed.errors import UserError
 NO_GUARANTEE = "no privacy guarantee holds"
 
 NOT_PROTECTED = (
-    "Held-out records and labels: evaluation is exact. Only training records are covered.",
+    "Evaluation figures: they are exact functions of held-out records and labels.",
     "Hyper-parameter search: other runs on the same records spend budget that this card does not contain.",
     "The public figures: N, q, K, T, C and sigma are known to everyone.",
     "Whoever holds the run's secret key can compute the noise again and take it off.",
@@ -37,6 +37,10 @@ class Mark:
 FIXED_SEED = Mark("The seed was fixed: anyone can compute the noise again, so no privacy is guaranteed.", voids=True)
 RAW_DIAGNOSTICS = Mark(
     "Raw diagnostics were written: losses, norms or clip rates without noise. Epsilon does not cover whoever sees those files."
+)
+LABELLED_BANK = Mark(
+    "k-NN and linear-probe figures are exact functions of labelled training records, too. Epsilon does not cover whoever sees "
+    "those figures; the model itself is covered."
 )
 
 
@@ -174,15 +178,15 @@ def _lead(facts: CardFacts) -> Iterator[str]:
     epsilon, delta = round_up(facts.epsilon_spent), round_up(facts.delta)
     yield (
         f"**This run is ({epsilon}, {delta})-differentially private for {facts.unit}.** "
-        "What leaves the trust boundary would be almost as likely if any one training record had not been there."
+        "Its model, checkpoints and ledger would be almost as likely if any one training record had not been there."
     )
     yield ""
     # (e^eps + delta) / (1 + e^eps): most that any test between two neighbouring data sets can get right, from even odds.
     bound = float(epsilon)
     guess = (1 + facts.delta * math.exp(-bound)) / (1 + math.exp(-bound))
     yield (
-        f"In numbers: no likelihood changes by more than a factor e^{epsilon} = {_factor(bound)}, except with "
-        f"probability {delta}. Somebody who knows all other records and starts from even odds can tell whether one record was "
+        f"In numbers: no likelihood changes by more than a factor e^{epsilon} = {_factor(bound)}, up to an "
+        f"additive {delta}. Somebody who knows all other records and starts from even odds can tell whether one record was "
         f"used in at most {_percent_up(guess)} of cases. This is a bound for the worst case; as a rule of thumb, epsilon up to "
         "1 is strong, up to 10 usual in practice, and above 10 weak (Ponomareva et al. 2023, How to DP-fy ML)."
     )

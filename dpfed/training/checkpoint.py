@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
+from dpfed.models.parameters import TrainableVector
 from dpfed.training.coordinator import Coordinator
 
 FORMAT = "dpfed-checkpoint-1"
@@ -101,9 +102,12 @@ class Checkpoints:
         return Progress(int(header["step"]), int(header["charged"]), header["fingerprint"])
 
 
-def model_state(path: Path) -> dict[str, Tensor]:
-    """The model's tensors in a checkpoint, by their names in the model."""
-    return _under("model/", _read(path)[0])
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Loads only the weights of a checkpoint: the moving average, if it holds one."""
+    tensors, _ = _read(path)
+    model.load_state_dict(_under("model/", tensors))
+    if "average" in tensors:
+        TrainableVector(model).assign(tensors["average"])
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

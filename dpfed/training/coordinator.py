@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.randomness import Randomness
 from dpfed.training.optimizers import build_optimizer, learning_rate
+from dpfed.training.releases import Releases, digest_of
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,22 @@ class Coordinator:
         config: optimizer, schedule and moving average.
         randomness: the coordinator's secret randomness.
         ledger: written before each release is used.
+        releases: keeps releases until a checkpoint takes them in; without it, a resume must compute them again, exactly.
     """
 
     def __init__(
-        self, plan: PrivacyPlan, model: nn.Module, config: OptimizerConfig, randomness: Randomness, ledger: Ledger
+        self,
+        plan: PrivacyPlan,
+        model: nn.Module,
+        config: OptimizerConfig,
+        randomness: Randomness,
+        ledger: Ledger,
+        releases: Releases | None = None,
     ) -> None:
-        self._plan, self._config, self._randomness, self._ledger = plan, config, randomness, ledger
+        self._plan, self._config, self._randomness = plan, config, randomness
+        self._ledger, self._releases = ledger, releases
+        if ledger.plan.fingerprint != plan.fingerprint:
+            raise UserError(f"{ledger.path} was started for another plan: noise and accounting must follow from the same one.")
         self._vector = TrainableVector(model)
         self.optimizer = build_optimizer(config, self._vector.parameters)
         self.average: Tensor | None = self._vector.gather() if config.ema else None
@@ -60,15 +70,71 @@ class Coordinator:
 
         Args:
             step: 0 .. T - 1.
-            total: the sum over all K groups; its values are overwritten with the noisy sum.
+            total: the sum over all K groups; its values are overwritten.
 
         Returns:
             Public figures of the step.
 
         Raises:
-            UserError: if the sum is not what the plan describes, or the budget is spent.
+            UserError: if the sum is not what the plan describes, the budget is spent, or the step was released before and
+                came out differently.
         """
-        noisy = self._release(step, total)
+        return self._update(step, self._release(step, total))
+
+    def replay(self, step: int) -> StepSummary | None:
+        """Takes a step again from its kept release, after an interruption; ``None`` if there is none to repeat.
+
+        Raises:
+            UserError: if the ledger lost a release that is still kept.
+        """
+        recorded = self._ledger.release_of(step)
+        if recorded is None:
+            if self._releases and (latest := self._releases.latest()) is not None and latest >= step:
+                raise UserError(f"{self._ledger.path} has lost the line of step {latest}, which was released: restore it.")
+            return None
+        noisy = self._releases.load(step, recorded.digest) if self._releases else None
+        if noisy is None:
+            return None
+        self._ledger.note_replay(recorded)
+        return self._update(step, noisy.to(self._vector.device))
+
+    def _release(self, step: int, total: BoundedSum) -> Tensor:
+        """Adds the noise and pays, before anything is used.
+
+        The noise is a pseudo-random function of the plan, the step and the clean sum itself. The same sum, as in an exact
+        replay, gets the same noise; a sum that differs in its last bit gets independent noise, for with the same noise the
+        two could be subtracted from each other.
+        """
+        self._check_sum(step, total)
+        noisy = total.values
+        context = f"{self._plan.fingerprint}/{digest_of(noisy)}"
+        self._randomness.add_normal_(noisy, self._plan.noise_std, "noise", step, context=context)
+        release = Release(step, digest_of(noisy))
+        recorded = self._ledger.release_of(step)
+        if recorded is None:
+            self._ledger.charge(release)
+        elif recorded == release:
+            self._ledger.note_replay(release)
+        else:
+            raise UserError(
+                f"step {step} was released before and comes out differently now (another device, engine or number of cores): a "
+                "second release of the same sampled records would cost more than a step. Resume where the run was started."
+            )
+        if self._releases:
+            self._releases.save(step, noisy)
+        return noisy
+
+    def _check_sum(self, step: int, total: BoundedSum) -> None:
+        plan, size = self._plan, self._vector.numel
+        if not total.sensitivity <= plan.sensitivity or total.groups != plan.groups or total.values.numel() != size:
+            raise UserError(
+                f"step {step}: expected a sum over {plan.groups} groups and {size} parameters with sensitivity "
+                f"{plan.sensitivity:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}."
+            )
+        if not torch.isfinite(total.values).all():
+            raise UserError(f"step {step}: an owner sent a sum that is not finite; it was not used.")
+
+    def _update(self, step: int, noisy: Tensor) -> StepSummary:
         rate = learning_rate(self._config, step, self._plan.steps)
         gradient = noisy.div_(self._plan.groups)
         for group in self.optimizer.param_groups:
@@ -84,30 +150,6 @@ class Coordinator:
             self.average.lerp_(self._vector.gather(), 1 - decay)
         return StepSummary(step, rate, gradient.norm().item())
 
-    def _release(self, step: int, total: BoundedSum) -> Tensor:
-        """Adds the noise and pays; a step whose very release was paid for before is repeated for free.
-
-        The noise is a pseudo-random function of the step and of the clean sum itself. The same sum, as in an exact replay, gets
-        the same noise; a sum that differs in its last bit gets independent noise, for with the same noise the two releases
-        could be subtracted from each other.
-        """
-        plan = self._plan
-        if total.sensitivity > plan.sensitivity or total.groups != plan.groups or total.values.numel() != self._vector.numel:
-            raise UserError(
-                f"step {step}: expected a sum over {plan.groups} groups and {self._vector.numel} parameters with sensitivity "
-                f"{plan.sensitivity:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}."
-            )
-        if not torch.isfinite(total.values).all():
-            raise UserError(f"step {step}: an owner sent a sum that is not finite; it was not used.")
-        noisy = total.values
-        self._randomness.add_normal_(noisy, plan.noise_std, "noise", step, context=_digest(noisy))
-        release = Release(step, _digest(noisy))
-        if self._ledger.holds(release):
-            self._ledger.note_replay(release)
-        else:
-            self._ledger.charge(release)
-        return noisy
-
     def _check_parameters(self, step: int) -> None:
         # A function of the noisy sum only, so stopping here tells nothing more.
         if not all(torch.isfinite(parameter).all() for parameter in self._vector.parameters):
@@ -115,7 +157,3 @@ class Coordinator:
                 f"step {step}: the parameters are no longer finite. Lower optimizer.learning_rate "
                 f"(now {self._config.learning_rate:g}) or use a warm-up."
             )
-
-
-def _digest(noisy: Tensor) -> str:
-    return hashlib.blake2b(noisy.detach().cpu().numpy().data, digest_size=16).hexdigest()

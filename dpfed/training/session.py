@@ -25,6 +25,7 @@ from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
 from dpfed.training.coordinator import Coordinator
+from dpfed.training.releases import Releases
 from dpfed.training.worker import GroupObserver, Worker, rows_of_owner
 
 
@@ -71,9 +72,9 @@ class Parts:
             observe=observe,
         )
 
-    def coordinator(self, randomness: Randomness, ledger: Ledger) -> Coordinator:
+    def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
         """The run's coordinator."""
-        return Coordinator(self.plan, self.model, self.config.optimizer, randomness, ledger)
+        return Coordinator(self.plan, self.model, self.config.optimizer, randomness, ledger, releases)
 
     def evaluate(self, which: str, step: int) -> list[Evaluation]:
         """Measures the model as it is now."""

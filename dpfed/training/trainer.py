@@ -47,7 +47,6 @@ def train(
     """
     observers = list(observers)
     for step in steps:
-        total = transport.collect(step)
-        summary = coordinator.apply(step, total)
+        summary = coordinator.replay(step) or coordinator.apply(step, transport.collect(step))
         for observe in observers:
             observe(summary)

@@ -14,6 +14,7 @@ from dpfed.bounding.engines import Engine, GroupBatch
 from dpfed.data.batches import ViewMaker
 from dpfed.data.sampling import draw_step
 from dpfed.models.parameters import TrainableVector
+from dpfed.models.validation import validate
 from dpfed.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 
@@ -64,6 +65,7 @@ class Worker:
         owners: int = 1,
         observe: GroupObserver | None = None,
     ) -> None:
+        validate(model)
         self._plan, self._model, self._engine, self._views = plan, model, engine, views
         self._rows, self._keys, self._randomness, self._microbatch = rows, keys, randomness, microbatch
         self._owner, self._observe = owner, observe

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpfed.bounding.bounded_sum import BoundedSum, clip_factors
-from dpfed.bounding.engines import ENGINES, GroupBatch, fastest_engine
+from dpfed.bounding.engines import ENGINES, GroupBatch, LoopEngine, VmapEngine, fastest_engine
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -82,6 +82,49 @@ def test_every_engine_agrees_with_the_oracle(case, name, clip_norm):
     assert (into.double() - expected).norm() / expected.norm() < 1e-4
     assert len(norms) == 4  # the group of one has no gradient
     assert all(norms < 1e3) and all(norms > 0.05)  # so the two clip norms test both sides
+
+
+@pytest.mark.parametrize("gradient_bytes", [1, 1 << 30])
+def test_chunks_of_the_vectorised_engine_agree_with_the_oracle(case, gradient_bytes):
+    model, batch = case
+    into = TrainableVector(model).zeros()
+    VmapEngine(model, gradient_bytes=gradient_bytes).add_clipped(batch, 0.05, into)
+    expected = oracle(model, batch, 0.05)
+    assert (into.double() - expected).norm() / expected.norm() < 1e-4
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_number_of_lanes_agrees_with_the_oracle_twice(case, threads, monkeypatch):
+    model, batch = case
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    engine, expected = LoopEngine(model), oracle(model, batch, 0.05)
+    for _ in range(2):  # lanes must start from zero each time
+        into = TrainableVector(model).zeros()
+        engine.add_clipped(batch, 0.05, into)
+        assert (into.double() - expected).norm() / expected.norm() < 1e-4
+
+
+class Wide(torch.nn.Module):
+    """Millions of equal gradient entries: the worst case for a sum of squares in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2_400_000))
+        self.register_buffer("temperature", torch.tensor(1.0))
+
+    def forward(self, views):
+        x = views["image"].flatten(2)[:, :, :2]
+        return {"image": torch.nn.functional.normalize(x + self.weight.sum(), dim=2)}
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_large_models_stay_within_the_clip_norm_in_floating_point(name):
+    batch = GroupBatch({"image": torch.randn(4, 2, 3, 4, 4)}, [0, 4])
+    model = Wide()
+    into = TrainableVector(model).zeros()
+    norms = ENGINES[name](model).add_clipped(batch, 1e-4, into)
+    assert norms.item() > 1e-4
+    assert into.double().norm().item() <= 1e-4
 
 
 @pytest.mark.parametrize("name", list(ENGINES))

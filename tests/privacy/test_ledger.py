@@ -23,7 +23,7 @@ def test_it_reads_back_what_was_charged(ledger):
     again = Ledger.open(ledger.path)
     assert again.plan == PLAN and again.charged == 4
     assert again.epsilon == PLAN.epsilon(4) == ledger.epsilon
-    assert again.holds(Release(2, "digest-2")) and not again.holds(Release(2, "digest-3"))
+    assert again.release_of(2) == Release(2, "digest-2") and again.release_of(4) is None
 
 
 def test_a_replay_is_written_down_and_costs_nothing(ledger):
@@ -80,6 +80,11 @@ def test_what_is_no_ledger_is_refused(tmp_path, content):
 def test_no_release_is_paid_for_beyond_the_promise(ledger):
     ledger.charge(Release(4, "digest-4"))
     before = ledger.path.read_bytes()
-    with pytest.raises(UserError, match="budget"):
-        ledger.charge(Release(2, "another"))
+    for refused, reason in (
+        (Release(5, "one more"), "budget"),
+        (Release(2, "another"), "twice"),
+        (Release(2, "digest-2"), "twice"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            ledger.charge(refused)
     assert ledger.path.read_bytes() == before and ledger.charged == 5

@@ -11,6 +11,7 @@ from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
 from dpfed.training.coordinator import Coordinator
+from dpfed.training.releases import Releases
 
 PLAN = PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5)  # 16 groups, sensitivity 1, noise 1.3
 SIZE = 200_000
@@ -20,12 +21,12 @@ PLAIN = OptimizerConfig(name="sgd", learning_rate=1.0, momentum=0.0)
 
 @pytest.fixture
 def make(tmp_path):
-    def build(plan=PLAN, config=PLAIN, seed=0, name="ledger.jsonl", size=SIZE):
+    def build(plan=PLAN, config=PLAIN, seed=0, name="ledger.jsonl", size=SIZE, releases=None):
         model = nn.Linear(size, 1, bias=False)
         nn.init.zeros_(model.weight)
         path = tmp_path / name
         ledger = Ledger.open(path) if path.exists() else Ledger.create(path, plan)
-        return model, Coordinator(plan, model, config, Randomness.from_seed(seed), ledger), ledger
+        return model, Coordinator(plan, model, config, Randomness.from_seed(seed), ledger, releases), ledger
 
     return build
 
@@ -79,30 +80,52 @@ def test_the_payment_is_on_disk_before_the_parameters_move(make, monkeypatch):
     assert torch.equal(model.weight, before)
 
 
-def test_a_bit_identical_replay_is_free_and_another_sum_gets_fresh_noise_and_is_paid_again(make):
+def test_a_bit_identical_replay_is_free_and_any_other_sum_is_refused(make):
+    """Two releases of one step would hold the same sampled records, which costs more than two independent steps."""
     one, coordinator, _ = make()
     coordinator.apply(0, zeros())
-    first = one.weight.detach().clone()
 
     same, again, ledger = make()
     again.apply(0, zeros())
-    assert torch.equal(same.weight, first) and ledger.charged == 1 and ledger.replays == 1
+    assert torch.equal(same.weight, one.weight) and (ledger.charged, ledger.replays) == (1, 1)
 
     other, differs, ledger = make()
     sum_ = zeros()
     sum_.values[0] = 1e-3
-    differs.apply(0, sum_)
-    assert ledger.charged == 2
-    # Independent noise: with the recorded noise the two releases would differ in one coordinate and give the sum away.
-    both = torch.cat([first, other.weight.detach()])
-    assert abs(torch.corrcoef(both)[0, 1]) < 0.01
+    with pytest.raises(UserError, match="released before"):
+        differs.apply(0, sum_)
+    assert ledger.charged == 1 and not other.weight.any()
 
-    for value, expected in ((1e-3, other), (0.0, one)):  # both releases are known now: either replay is free
-        repeat, third, ledger = make()
-        sum_ = zeros()
-        sum_.values[0] = value
-        third.apply(0, sum_)
-        assert torch.equal(repeat.weight, expected.weight) and ledger.charged == 2
+
+def test_a_kept_release_is_repeated_without_the_records(make, tmp_path):
+    releases = Releases(tmp_path / "releases")
+    one, coordinator, _ = make(releases=releases)
+    coordinator.apply(0, zeros())
+    same, again, ledger = make(releases=releases)
+    assert again.replay(0) is not None and again.replay(1) is None
+    assert torch.equal(same.weight, one.weight) and (ledger.charged, ledger.replays) == (1, 1)
+    (tmp_path / "releases" / "00000000.f32").write_bytes(b"damaged!")
+    assert make(releases=releases)[1].replay(0) is None  # then the step is computed again, and must come out the same
+
+
+def test_a_ledger_that_lost_the_line_of_a_kept_release_is_refused(make, tmp_path):
+    releases = Releases(tmp_path / "releases")
+    _, coordinator, ledger = make(releases=releases)
+    for step in range(3):
+        coordinator.apply(step, zeros())
+    lines = ledger.path.read_text().splitlines(keepends=True)
+    ledger.path.write_text("".join(lines[:2]))
+    _, again, _ = make(releases=releases)
+    assert again.replay(0) is not None
+    with pytest.raises(UserError, match="lost the line of step 2"):
+        again.replay(1)
+
+
+def test_noise_and_accounting_must_follow_from_one_plan(make, tmp_path):
+    model, _, _ = make()
+    other = Ledger.create(tmp_path / "other.jsonl", PrivacyPlan(1000, 64, 4, 0.5, 20, 1.4, 1e-5))
+    with pytest.raises(UserError, match="another plan"):
+        Coordinator(PLAN, model, PLAIN, Randomness.from_seed(0), other)
 
 
 def test_copies_of_a_run_that_part_ways_never_share_noise(make):
