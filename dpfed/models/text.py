@@ -42,8 +42,8 @@ class TextTransformer(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """``(n, L)`` int64 tokens, L up to `context` -> ``(n, out)``, the projected mean over the tokens.
 
-        A caption of padding only is read as one padding token, so that its result is finite. Always in float32: the tower is small,
-        and the batched backward pass of torch.func mixes types up under autocast.
+        A caption of padding only is read as one padding token, so that its result is finite. Always in float32: the tower is
+        small, and the batched backward pass of torch.func mixes types up under autocast.
         """
         with torch.autocast(tokens.device.type, enabled=False):
             return self._read(tokens)
