@@ -27,7 +27,7 @@ from dpfed.objectives.infonce import group_loss
 VIEWS = 3  # two views and one intra-group augmentation
 MODELS = {
     "small CNN": (ModelConfig(image="cnn", width=32), 256, 11, (16, 32, 64, 128)),
-    "ResNet-18": (ModelConfig(image="resnet18", width=64), 64, 5, (8, 16, 32, 64)),
+    "ResNet-18": (ModelConfig(image="resnet18", width=64), 64, 3, (8, 16, 32)),
 }
 BATCHES = (1_024, 65_536)
 
@@ -101,15 +101,12 @@ def peak_memory() -> dict[str, dict[str, float]]:
         figures = {}
         for batch in BATCHES:
             command = [sys.executable, "-m", "benchmarks.memory", stores, str(batch), str(max(BATCHES) + 4_464)]
-            line = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-            figures[str(batch)] = {
-                "baseline_mb": float(line[0]),
-                "peak_mb": float(line[1]),
-                "step_over_smallest": float(line[2]),
-            }
-        smallest = figures[str(BATCHES[0])]["step_over_smallest"]
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            before, peak, seconds = map(float, output.split())
+            figures[str(batch)] = {"before_mb": before, "peak_mb": peak, "seconds": seconds}
+        smallest = figures[str(BATCHES[0])]["seconds"]
         for figure in figures.values():
-            figure["step_over_smallest"] = round(figure["step_over_smallest"] / smallest, 1)
+            figure["time_over_smallest"] = round(figure.pop("seconds") / smallest, 1)
         return figures
 
 
