@@ -1,0 +1,75 @@
+"""Writes the README's tables from the result files: `python -m benchmarks.readme`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from benchmarks.record import RESULTS
+
+README = RESULTS.parents[1] / "README.md"
+
+
+def figures(name: str) -> dict[str, Any]:
+    """The figures of one result file."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["figures"]
+
+
+def first_and_last(run: dict[str, Any], metric: str) -> tuple[float, float]:
+    """A metric of the untrained and of the fully trained model."""
+    values = [item for item in run["evaluations"] if item["name"] == metric]
+    trained = [item for item in values if item["model"] == "trained"]
+    untrained = next(item["value"] for item in values if item["model"] == "untrained")
+    return untrained, max(trained, key=lambda item: item["step"])["value"]
+
+
+def quickstart() -> str:
+    """What the quickstart prints at its end, from its result file."""
+    run = figures("quickstart")
+    rows = []
+    for metric in ("image_to_text_R@10", "text_to_image_R@10"):
+        untrained, trained = first_and_last(run, metric)
+        rows.append(f"    {metric:<20}{untrained:>10.3f}{trained:>10.3f}{(trained - untrained) * 100:>+10.1f} pts")
+    privacy = run["privacy"]
+    lead = f"    quickstart: epsilon {privacy['epsilon']:.2f}, delta {privacy['delta']:.2e} ({privacy['accountant'].upper()})"
+    return "\n".join([lead, f"    {'':<20}{'untrained':>10}{'trained':>10}{'change':>14}", *rows])
+
+
+def results() -> str:
+    """The table of results."""
+    lines = ["| what | untrained | trained | epsilon | command |", "|---|---|---|---|---|"]
+    for name, metrics in (
+        (
+            "quickstart",
+            {"image_to_text_R@10": "shapes, image to text R@10", "text_to_image_R@10": "shapes, text to image R@10"},
+        ),
+        ("cifar10-cpu", {"knn3_accuracy": "CIFAR-10, 3-NN", "linear_probe_accuracy": "CIFAR-10, linear probe"}),
+    ):
+        run = figures(name)
+        for metric, label in metrics.items():
+            untrained, trained = first_and_last(run, metric)
+            epsilon = f"{run['privacy']['epsilon']:.2f}"
+            lines.append(f"| {label} | {untrained:.1%} | {trained:.1%} | {epsilon} | `benchmarks.runs {name}` |")
+    lines += ["", "| a private step over the best non-private one (2 CPU cores) | S = 4 | S = 16 |", "|---|---|---|"]
+    step = figures("step")
+    for model, result in step["overhead"].items():
+        for engine in ("loop", "vmap"):
+            ratios = (f"{result['ratio'][f'{engine}, S = {size}']:.2f}" for size in (4, 16))
+            lines.append(f"| {model}, {engine} engine | {' | '.join(ratios)} |")
+    memory = [f"{figure['peak_mb']:.0f} MB at B = {int(batch):,}" for batch, figure in step["memory"].items()]
+    lines += ["", f"Peak memory of a step of the small CNN: {', '.join(memory)}."]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Fills the marked parts of the README."""
+    text = README.read_text(encoding="utf-8")
+    for name, content in (("quickstart", quickstart()), ("results", results())):
+        block = f"<!-- {name} -->\n\n{content}\n\n<!-- /{name} -->"
+        text = re.sub(f"<!-- {name} -->(.*<!-- /{name} -->)?", lambda _, block=block: block, text, flags=re.DOTALL)
+    README.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
