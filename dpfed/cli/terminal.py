@@ -60,7 +60,9 @@ def show_run(run: RunDirectory) -> None:
     results: dict[str, Any] = json.loads(run.results.read_text(encoding="utf-8"))
     privacy = results["privacy"]
     if privacy["guarantee"]:
-        promise = f"epsilon {round_up(privacy['epsilon'])}, delta {round_up(privacy['delta'])} ({privacy['accountant'].upper()})"
+        promise = (
+            f"epsilon {round_up(privacy['epsilon'])}, delta {round_up(privacy['delta'])} ({privacy['accountant'].upper()})"
+        )
     else:
         promise = "[bold red]no guarantee[/]: the seed was fixed"
     table = Table(title=f"{results['name']}: {promise}", title_justify="left", title_style="bold", box=None, pad_edge=False)
