@@ -111,11 +111,14 @@ def _pick_up(
     """Ledger, first step and coordinator: from the last checkpoint if there is one."""
     saved = checkpoints.paths()
     marks = {"fixed_seed": parts.config.privacy.seed is not None, "raw_diagnostics": parts.config.diagnostics == "raw"}
-    if run.ledger.exists():
+    if run.ledger.exists() and b"\n" in run.ledger.read_bytes():
         ledger = Ledger.open(run.ledger)
     elif saved:
-        raise UserError(f"{run.ledger} is missing though {saved[-1].name} exists: what was spent is unknown. Restore it.")
+        raise UserError(
+            f"{run.ledger} is missing or damaged, and {saved[-1].name} exists: what was spent is unknown. Restore it."
+        )
     else:
+        run.ledger.unlink(missing_ok=True)  # a header that a crash cut short: nothing was spent yet
         ledger = Ledger.create(run.ledger, parts.plan, marks)
     if ledger.plan.fingerprint != parts.plan.fingerprint:
         raise UserError(

@@ -97,6 +97,8 @@ class Checkpoints:
             state.setdefault(int(index), {})[name] = value
         groups = coordinator.optimizer.state_dict()["param_groups"]
         coordinator.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        if (coordinator.average is None) != ("average" not in tensors):
+            raise UserError(f"the checkpoint {path} does not fit optimizer.ema of the config: change it back.")
         if coordinator.average is not None:
             coordinator.average.copy_(tensors["average"])
         return Progress(int(header["step"]), int(header["charged"]), header["fingerprint"])

@@ -248,3 +248,22 @@ def test_checkpoint_of_another_model_is_refused(tiny, tmp_path, monkeypatch):
     (folder / "config.toml").write_text(text)
     with pytest.raises(UserError, match="does not fit"):
         resume(folder)
+
+
+def test_a_moving_average_cannot_be_switched_on_the_way(tiny_config, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    interrupted(tiny_config, folder, monkeypatch)
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("ema = 0.0", "ema = 0.5"))
+    with pytest.raises(UserError, match="ema"):
+        resume(folder)
+
+
+def test_a_crash_inside_the_very_first_line_of_the_ledger_loses_nothing(tiny_config, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    restore = interrupt(monkeypatch, Ledger, "_append", 1, before=True)
+    with pytest.raises(Killed):
+        pretrain(tiny_config, folder)
+    restore()
+    (folder / "ledger.jsonl").write_bytes(b'{"ledger": 1, "fing')
+    assert resume(folder).finished
