@@ -125,6 +125,9 @@ def test_large_models_stay_within_the_clip_norm_in_floating_point(name):
     norms = ENGINES[name](model).add_clipped(batch, 1e-4, into)
     assert norms.item() > 1e-4
     assert into.double().norm().item() <= 1e-4
+    whole = TrainableVector(model).zeros()
+    ENGINES[name](model).add_clipped(batch, 1e6, whole)
+    assert norms.item() == pytest.approx(whole.double().norm().item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
