@@ -25,12 +25,14 @@ class Section(BaseModel):
 class DataConfig(Section):
     """Which records, and whether anyone may see them."""
 
-    source: str = Field("shapes", description="'shapes' (generated), 'store', or the name of an importer")
+    source: str = Field("shapes", description="'shapes' or 'scenes' (generated), 'store', or the name of an importer")
     path: str | None = Field(None, description="a record store, or what the importer reads")
     records: int = Field(20_000, ge=16, description="how many training records to generate (source = 'shapes')")
     validation: int = Field(0, ge=0, description="training records held out for validation when importing")
     test: int = Field(0, ge=0, description="training records held out for test when importing a source without a test split")
-    size: int = Field(32, ge=8, description="side of the square images that the model sees, pixels")
+    half: Literal["all", "first", "second"] = Field("all", description="half of the colours (shapes) or classes (scenes)")
+    size: int | None = Field(None, ge=8, description="side of the square images, pixels; default 32, or what open_clip expects")
+    resize: Literal["model", "crop", "squash", "pad"] = Field("model", description="how an image becomes square")
     stores: str = Field("stores", description="folder for record stores imported on the way")
     public: bool = Field(False, description="the records are public: the report may show them")
 
@@ -63,10 +65,23 @@ class ViewsConfig(Section):
         return self
 
 
+class TextViewsConfig(Section):
+    """Random views of a caption (DP-GCL, appendix B.3); every record and view draws its own."""
+
+    sentence_swap: float = Field(0.0, ge=0, le=1, description="probability that two sentences change places; the paper: 0.5")
+    word_swap: float = Field(0.0, ge=0, le=1, description="probability of each word to swap with the next; the paper: 0.3")
+    word_delete: float = Field(0.0, ge=0, le=1, description="probability of each word to be left out; the paper: 0.2")
+
+
 class ModelConfig(Section):
     """The encoder that is trained."""
 
-    kind: Literal["image", "image-text"] = Field("image", description="one tower with a projection head, or two towers")
+    kind: Literal["image", "image-text", "open_clip"] = Field(
+        "image", description="one tower with a projection head, two small towers, or the two towers of an open_clip model"
+    )
+    architecture: str | None = Field(None, description="open_clip: a name such as 'ViT-B-32', a JSON file, or 'local-dir:DIR'")
+    weights: str | None = Field(None, description="open_clip: a pretrained tag or a local file; none: random, or local-dir's own")
+    tokenizer: Literal["own", "words"] = Field("own", description="open_clip: the model's own, or hashed words (random weights)")
     image: Literal["cnn", "resnet18", "resnet34", "resnet50"] = Field("cnn", description="image encoder")
     stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
     width: int = Field(32, ge=4, description="channels of the first stage of 'cnn', or 64 for a standard ResNet")
@@ -79,20 +94,49 @@ class ModelConfig(Section):
     embedding: int = Field(64, ge=2, description="dimensions of the space in which views are contrasted")
     head_hidden: int = Field(128, ge=2, description="hidden width of the projection head (kind = 'image')")
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether there is a text tower."""
+        return self.kind != "image"
+
+    @model_validator(mode="after")
+    def _open_clip(self) -> ModelConfig:
+        if self.kind == "open_clip" and self.architecture is None:
+            raise ValueError("kind = 'open_clip' needs model.architecture, such as 'ViT-B-32'")
+        if self.kind != "open_clip" and (self.architecture or self.weights or self.tokenizer != "own"):
+            raise ValueError("architecture, weights and tokenizer are for kind = 'open_clip'")
+        return self
+
+
+Layer = Literal["q", "k", "v", "out", "mlp"]
+Training = Literal["full", "lora", "frozen"]
+
+
+class AdaptationConfig(Section):
+    """What of an open_clip model is trained. What is frozen costs no gradient, no noise and no traffic."""
+
+    image: Training = Field("lora", description="image tower: all weights, low-rank adapters, or nothing (LiT)")
+    text: Training = Field("lora", description="text tower")
+    rank: int = Field(16, ge=1, description="r of the adapters B A (Hu et al. 2022)")
+    alpha: float = Field(16.0, gt=0, description="the adapters count alpha / rank times")
+    image_layers: tuple[Layer, ...] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
+    text_layers: tuple[Layer, ...] = Field(("q", "v"), min_length=1, description="where the text tower gets adapters")
+
 
 class ObjectiveConfig(Section):
     """The loss of one group."""
 
-    name: Literal["infonce"] = "infonce"
+    name: Literal["infonce", "siglip"] = Field("infonce", description="softmax in both directions, or pairwise sigmoid")
     temperature: float = Field(0.1, gt=0, description="divides the cosine similarities")
-    learn_temperature: bool = Field(False, description="train the temperature with the model, clamped to 1/100 and above")
+    learn_temperature: bool = Field(False, description="train temperature (1/100 and above) and bias with the model")
+    bias: float | None = Field(None, description="siglip: added to every logit; default -ln(S - 1), the odds of a pair in a group")
     augmentations: int = Field(0, ge=0, le=16, description="N_a: further views of every negative (intra-group augmentation)")
 
 
 class BoundingConfig(Section):
     """How one record's influence on a step is bounded."""
 
-    method: Literal["group"] = Field("group", description="clip the gradient of each group of records")
+    method: Literal["group", "none"] = Field("group", description="clip each group's gradient; 'none': no privacy at all")
     group_size: int = Field(16, description="S: expected records in a group")
     clip_norm: float = Field(1.0, description="C: the largest L2 norm of one group's gradient")
     max_group_size: int | None = Field(None, description="a group keeps at most so many of its own records")
@@ -107,7 +151,9 @@ class PrivacyConfig(Section):
     noise_multiplier: float | None = None
     delta: float | None = Field(None, description="default 1/(N ln N)")
     accountant: Literal["pld", "rdp"] = "pld"
-    batch: int = Field(1024, description="B: expected records in a step; each is drawn with q = B/N")
+    unit: Literal["record", "unit"] = Field("record", description="what is protected: a record, or all that share a unit")
+    per_unit: int = Field(1, ge=1, description="unit = 'unit': at most so many records of a unit in a step")
+    batch: int = Field(1024, description="B: expected records (or units) in a step; each is drawn with q = B/N")
     steps: int = Field(100, description="T: noisy steps in the whole run")
     seed: int | None = Field(None, description="for tests only: a seed voids the secrecy of the noise and marks the card")
 
@@ -136,7 +182,9 @@ class TrainingConfig(Section):
 class EvaluationConfig(Section):
     """What is measured on held-out records, on the untrained and on the trained model."""
 
-    tasks: tuple[Literal["retrieval", "knn", "linear"], ...] = Field((), description="empty: what the records allow")
+    tasks: tuple[Literal["retrieval", "zero_shot", "knn", "linear"], ...] = Field((), description="empty: what is possible")
+    match: Literal["record", "unit"] = Field("record", description="retrieval: right is the own record, or any of its unit")
+    templates: tuple[str, ...] = Field(("a photo of a {}.",), min_length=1, description="zero-shot prompts, {} is the class")
     split: Literal["validation", "test", "none"] = Field("test", description="'none' trains without measuring")
     every: int = Field(0, ge=0, description="steps between evaluations during training; 0: at the end only")
     records: int = Field(0, ge=0, description="held-out records used; 0: all")
@@ -149,7 +197,9 @@ class Config(Section):
     name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$")
     data: DataConfig = DataConfig()
     views: ViewsConfig = ViewsConfig()
+    text_views: TextViewsConfig = TextViewsConfig()
     model: ModelConfig = ModelConfig()
+    adaptation: AdaptationConfig = AdaptationConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     bounding: BoundingConfig = BoundingConfig()
     privacy: PrivacyConfig = PrivacyConfig()
