@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpfed.config import ViewsConfig
-from dpfed.data.text import WordTokenizer
+from dpfed.data.pixels import square
+from dpfed.data.preprocessing import Preprocessing
 from dpfed.data.views import ImageViews
 from dpfed.errors import UserError
-from dpfed.models.building import describe, load_encoder
+from dpfed.models.building import Tokenizer, tokenizer_for
+from dpfed.models.folder import describe, load_encoder, model_config, preprocessing_in
 
 
 class Encoder:
@@ -23,11 +25,15 @@ class Encoder:
     Attributes:
         model: the underlying module, in evaluation mode.
         size: side of the square images that it sees, pixels.
+        preprocessing: how images become square and are normalised.
     """
 
-    def __init__(self, model: nn.Module, size: int, tokenizer: WordTokenizer | None) -> None:
+    def __init__(
+        self, model: nn.Module, size: int, tokenizer: Tokenizer | None, preprocessing: Preprocessing | None = None
+    ) -> None:
         self.model, self.size, self._tokenizer = model, size, tokenizer
-        self._views = ImageViews(ViewsConfig())
+        self.preprocessing = preprocessing or Preprocessing()
+        self._views = ImageViews(ViewsConfig(), self.preprocessing)
 
     def features(self, images: Tensor | list[Image.Image]) -> Tensor:
         """Frozen backbone features, for k-NN, probes and other models.
@@ -62,12 +68,12 @@ class Encoder:
     @torch.inference_mode()
     def _run(self, function, images: Tensor | list[Image.Image]) -> Tensor:
         if not isinstance(images, Tensor):
-            arrays = [
-                np.asarray(image.convert("RGB").resize((self.size, self.size), Image.Resampling.BICUBIC)) for image in images
-            ]
-            images = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
+            how = (self.size, self.preprocessing.resize, self.preprocessing.interpolation)
+            images = torch.from_numpy(np.stack([square(image.convert("RGB"), *how) for image in images]))
         if images.shape[-2:] != (self.size, self.size):
-            resized = functional.interpolate(images.float(), (self.size, self.size), mode="bicubic", antialias=True)
+            resized = functional.interpolate(
+                images.float(), (self.size, self.size), mode=self.preprocessing.interpolation, antialias=True
+            )
             images = resized.round().clamp(0, 255).to(torch.uint8)
         return function(self._views.plain(images.to(self._device)))
 
@@ -83,7 +89,5 @@ def load(folder: str | Path) -> Encoder:
     """
     folder = Path(folder)
     folder = folder / "model" if (folder / "config.toml").is_file() else folder
-    model, description = load_encoder(folder), describe(folder)
-    text = description["model"] if description["model"]["kind"] == "image-text" else None
-    tokenizer = WordTokenizer(text["vocabulary"], text["context"]) if text else None
-    return Encoder(model, description["image_size"], tokenizer)
+    model, config = load_encoder(folder), model_config(folder)
+    return Encoder(model, describe(folder)["image_size"], tokenizer_for(config), preprocessing_in(folder))

@@ -8,7 +8,7 @@ from pathlib import Path
 from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
-from dpfed.models.building import save_encoder
+from dpfed.models.folder import save_encoder
 from dpfed.outcome import write_outcome
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger

@@ -9,7 +9,6 @@ from pathlib import Path
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
-from dpfed.models.building import load_encoder
 from dpfed.run import RunDirectory
 from dpfed.training.checkpoint import Checkpoints, load_weights
 from dpfed.training.session import assemble
@@ -36,14 +35,9 @@ def evaluate_run(folder: str | Path, split: str | None = None, tasks: list[str] 
         raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it.")
     load_weights(saved[0], parts.model)
     figures = parts.evaluate("untrained", 0)
-    finished = run.finished
-    if finished:
-        parts.model.load_state_dict(load_encoder(run.model).state_dict())
-    else:
-        load_weights(saved[-1], parts.model)
-    step = parts.plan.steps if finished else int(saved[-1].stem.removeprefix("step-"))
-    figures += parts.evaluate("trained", step)
-    if finished:
+    load_weights(saved[-1], parts.model)
+    figures += parts.evaluate("trained", int(saved[-1].stem.removeprefix("step-")))
+    if run.finished:
         _merge(run, figures)
     return figures
 

@@ -19,10 +19,12 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from dpfed.bounding.bounded_sum import clip_factors
 from dpfed.models.parameters import TrainableVector
+from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
 Precision = Literal["fp32", "bf16"]
 Views = dict[str, Tensor]
+_SLOW = 1.0  # seconds for a few groups, from where on engines are compared on these few only
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class GroupBatch:
 
     views: Views
     starts: list[int]
+
+    def first(self, groups: int) -> GroupBatch:
+        """The first groups alone."""
+        starts = self.starts[: groups + 1]
+        return GroupBatch({name: view[: starts[-1]] for name, view in self.views.items()}, starts)
 
 
 class Engine(Protocol):
@@ -61,12 +68,13 @@ def _exact_type(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-class _GroupLoss(nn.Module):
+class _LossOfViews(nn.Module):
     """Model and objective as one function of a group's views, at the chosen precision."""
 
-    def __init__(self, model: nn.Module, precision: Precision) -> None:
+    def __init__(self, model: nn.Module, precision: Precision, loss: GroupLoss) -> None:
         super().__init__()
         self.model = model
+        self._loss = loss
         self._device = next(model.parameters()).device.type
         self._bf16 = precision == "bf16"
 
@@ -74,7 +82,8 @@ class _GroupLoss(nn.Module):
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
             embeddings = self.model(views)
         # Similarities, softmax and everything behind them stay in float32.
-        return group_loss({k: z.float() for k, z in embeddings.items()}, present, self.model.temperature)
+        embeddings = {name: z.float() for name, z in embeddings.items()}
+        return self._loss(embeddings, present, self.model.temperature, getattr(self.model, "bias", None))
 
 
 class LoopEngine:
@@ -86,8 +95,8 @@ class LoopEngine:
 
     name = "loop"
 
-    def __init__(self, model: nn.Module, precision: Precision = "fp32") -> None:
-        self._loss = _GroupLoss(model, precision)
+    def __init__(self, model: nn.Module, precision: Precision = "fp32", loss: GroupLoss = group_loss) -> None:
+        self._loss = _LossOfViews(model, precision, loss)
         self._vector = TrainableVector(model)
         self._exact = _exact_type(self._vector.device)
         # Dropout draws from one generator that lanes would take turns at in no fixed order.
@@ -131,21 +140,32 @@ class VmapEngine:
     Args:
         model: must be traceable by torch.func (no data-dependent branches, no in-place tricks).
         precision: of the forward pass.
+        loss: of one group.
         gradient_bytes: memory for the unclipped gradients of a chunk; sets how many groups a chunk has. By default little on
-            CPUs, where small chunks stay in the cache and are padded less, and half a gibibyte elsewhere.
+            CPUs, where small chunks stay in the cache and are padded less, and half a gibibyte elsewhere. Frozen parameters
+            count, too: what they are adapted by is merged into them for each group.
+
+    Attributes:
+        chunk: groups at a time.
     """
 
     name = "vmap"
 
-    def __init__(self, model: nn.Module, precision: Precision = "fp32", gradient_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: Precision = "fp32",
+        loss: GroupLoss = group_loss,
+        gradient_bytes: int | None = None,
+    ) -> None:
         self._vector = TrainableVector(model)
         self._exact = _exact_type(self._vector.device)
         gradient_bytes = gradient_bytes or (1 << 25 if self._vector.device.type == "cpu" else 1 << 29)
-        self._chunk = max(1, gradient_bytes // (4 * self._vector.numel))
-        loss = _GroupLoss(model, precision)
+        self.chunk = max(1, gradient_bytes // (4 * sum(parameter.numel() for parameter in model.parameters())))
+        whole = _LossOfViews(model, precision, loss)
 
         def of_trainable(trainable: dict[str, Tensor], views: Views, present: Tensor) -> Tensor:
-            return functional_call(loss, {f"model.{name}": value for name, value in trainable.items()}, (views, present))
+            return functional_call(whole, {f"model.{name}": value for name, value in trainable.items()}, (views, present))
 
         self._gradients = vmap(grad(of_trainable), in_dims=(None, 0, 0), randomness="different")
 
@@ -156,8 +176,8 @@ class VmapEngine:
         order = sorted((g for g, size in enumerate(sizes) if size >= 2), key=lambda g: sizes[g])
         trainable = dict(zip(self._vector.names, [p.detach() for p in self._vector.parameters], strict=True))
         all_norms = [into.new_zeros(0, dtype=self._exact)]
-        for start in range(0, len(order), self._chunk):
-            chosen = order[start : start + self._chunk]
+        for start in range(0, len(order), self.chunk):
+            chosen = order[start : start + self.chunk]
             views, present = _pad(batch, chosen, sizes)
             gradients = list(self._gradients(trainable, views, present).values())
             flat = [gradient.reshape(len(gradient), -1) for gradient in gradients]
@@ -186,23 +206,28 @@ def _pad(batch: GroupBatch, chosen: list[int], sizes: list[int]) -> tuple[Views,
 ENGINES: dict[str, type[LoopEngine] | type[VmapEngine]] = {"loop": LoopEngine, "vmap": VmapEngine}
 
 
-def fastest_engine(model: nn.Module, batch: GroupBatch, precision: Precision = "fp32") -> str:
+def fastest_engine(model: nn.Module, batch: GroupBatch, precision: Precision = "fp32", loss: GroupLoss = group_loss) -> str:
     """Times each engine on a batch of stand-in views (never private ones) and names the fastest.
 
     Args:
         model: on its device.
-        batch: groups of the shape that training will see, filled with noise.
+        batch: groups of the shape that training will see, filled with noise; of a slow model only a few of them are used.
         precision: of the forward pass.
+        loss: of one group.
     """
+    into = TrainableVector(model).zeros()
 
-    def seconds(engine: Engine) -> float:
-        into = TrainableVector(model).zeros()
-        timings = []
-        for _ in range(3):
-            started = time.perf_counter()
-            engine.add_clipped(batch, 1.0, into)
-            into.sum().item()  # waits for the device
-            timings.append(time.perf_counter() - started)
-        return min(timings[1:])
+    def seconds(engine: Engine, batch: GroupBatch) -> float:
+        started = time.perf_counter()
+        engine.add_clipped(batch, 1.0, into)
+        into.sum().item()  # waits for the device
+        return time.perf_counter() - started
 
-    return min(ENGINES, key=lambda name: seconds(ENGINES[name](model, precision)))
+    engines: dict[str, Engine] = {name: kind(model, precision, loss) for name, kind in ENGINES.items()}
+    if engines["vmap"].chunk == 1:  # a large model: nothing is left to vectorise over
+        return "loop"
+    few = batch.first(2 * torch.get_num_threads())
+    warm = {name: seconds(engine, few) for name, engine in engines.items()}  # also builds what the first call builds
+    if min(warm.values()) > _SLOW:
+        batch = few
+    return min(engines, key=lambda name: min(seconds(engines[name], batch) for _ in range(2)))

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from dpfed.config import ViewsConfig
+from dpfed.data.preprocessing import Preprocessing
 
 _LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601, with torchvision's digits
 _RGB_TO_YIQ = ((0.299, 0.587, 0.114), (0.595716, -0.274453, -0.321263), (0.211456, -0.522591, 0.311135))
@@ -28,13 +29,16 @@ class ImageViews:
 
     Args:
         config: probabilities and ranges.
+        preprocessing: mean and standard deviation that the model expects; by default 0.5 and 0.5.
 
     Attributes:
         columns: uniforms that each record and view needs.
     """
 
-    def __init__(self, config: ViewsConfig) -> None:
+    def __init__(self, config: ViewsConfig, preprocessing: Preprocessing | None = None) -> None:
         self.config = config
+        expected = preprocessing or Preprocessing()
+        self._mean, self._std = (torch.tensor(values)[:, None, None] for values in (expected.mean, expected.std))
         self._crop = config.crop_scale != (1.0, 1.0) or config.crop_ratio != (1.0, 1.0)
         ranges = {name: getattr(config, name) for name in ("brightness", "contrast", "saturation", "hue")}
         self._jitter = {name: strength for name, strength in ranges.items() if config.jitter > 0 and strength > 0}
@@ -56,7 +60,7 @@ class ImageViews:
             uniforms: ``(n, V, columns)`` float32 in [0, 1].
 
         Returns:
-            ``(n, V, 3, H, W)`` float32 in [-1, 1]; without any augmentation an expanded tensor (do not write to it).
+            ``(n, V, 3, H, W)`` float32, normalised; without any augmentation an expanded tensor (do not write to it).
 
         Raises:
             ValueError: if a shape or type differs.
@@ -78,9 +82,9 @@ class ImageViews:
         return result
 
     def plain(self, images: torch.Tensor) -> torch.Tensor:
-        """Only normalises: ``(n, 3, H, W)`` uint8 -> ``(n, 3, H, W)`` float32 in [-1, 1]."""
+        """Only normalises: ``(n, 3, H, W)`` uint8 -> ``(n, 3, H, W)`` float32."""
         _check(images)
-        return _normalise_(_unit(images))
+        return self._normalise_(_unit(images))
 
     def _fill(self, out: torch.Tensor, images: torch.Tensor, uniforms: torch.Tensor, views: int) -> None:
         """Writes the views of `images` to `out` ``(n V, 3, H, W)``; `uniforms` is ``(n V, columns)``."""
@@ -97,7 +101,10 @@ class ImageViews:
             sigma = low + draw["sigma"] * (high - low)
             x = gaussian_blur(x, torch.where(draw["blur"] < self.config.blur, sigma, 0.0), math.ceil(3 * high))
         out.copy_(x)
-        _normalise_(out)
+        self._normalise_(out)
+
+    def _normalise_(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sub_(self._mean.to(x.device)).div_(self._std.to(x.device))
 
     def _boxes(self, draw: dict[str, torch.Tensor], height: int, width: int) -> tuple[torch.Tensor, ...]:
         """Left, top, width and height of the crops, each ``(m,)``, as fractions of the image.
@@ -221,6 +228,3 @@ def _check(images: torch.Tensor) -> None:
 def _unit(images: torch.Tensor) -> torch.Tensor:
     return images.to(torch.float32).div_(255)
 
-
-def _normalise_(x: torch.Tensor) -> torch.Tensor:
-    return x.sub_(0.5).div_(0.5)

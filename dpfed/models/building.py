@@ -1,43 +1,92 @@
-"""From a configuration to a model, and a trained model to a folder and back."""
+"""From a configuration to a model, its tokenizer, and what it expects of its images."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from pathlib import Path
-from typing import Any
+import dataclasses
+import math
 
-import torch
-from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import nn
 
-from dpfed.config import Config, ModelConfig, ObjectiveConfig
+from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
+from dpfed.data.preprocessing import Preprocessing
+from dpfed.data.text import WordTokenizer
 from dpfed.errors import UserError
+from dpfed.models.blueprints import blueprint
+from dpfed.models.clip_tokenizer import ClipTokenizer, clip_tokenizer
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.encoders import ResNet, SmallCNN, resnet
 from dpfed.models.text import TextTransformer
+from dpfed.models.towers import ClipModel, adapt, build_clip
 
-FORMAT = 1
-WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
-NORMALISATION = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
-_KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256")
+SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
+Model = SimCLRModel | TwoTowerModel | ClipModel
+Tokenizer = WordTokenizer | ClipTokenizer
 
 
-def build_model(model: ModelConfig, objective: ObjectiveConfig) -> SimCLRModel | TwoTowerModel:
-    """Makes an untrained model; the weights are drawn from torch's global generator.
-
-    Args:
-        model: encoders and their sizes.
-        objective: the temperature, which lives in the model.
+def settled(config: Config) -> Config:
+    """The configuration with the choices made that depend on the architecture: the size of the images, and the bias.
 
     Raises:
-        UserError: if the widths do not fit together.
+        UserError: for an unknown architecture.
     """
+    size, objective = config.data.size, config.objective
+    if size is None:
+        size = blueprint(config.model).size if config.model.kind == "open_clip" else SIZE
+    if objective.name == "siglip" and objective.bias is None:
+        odds = max(1, config.bounding.group_size - 1)
+        objective = objective.model_copy(update={"bias": -math.log(odds)})
+    return config.model_copy(update={"data": config.data.model_copy(update={"size": size}), "objective": objective})
+
+
+def preprocessing_of(config: Config) -> Preprocessing:
+    """What the image tower expects; ``data.resize`` wins where it is not ``model``."""
+    found = blueprint(config.model).preprocessing if config.model.kind == "open_clip" else Preprocessing()
+    return found if config.data.resize == "model" else dataclasses.replace(found, resize=config.data.resize)
+
+
+def tokenizer_for(model: ModelConfig) -> Tokenizer | None:
+    """What turns captions into the token numbers that a model reads; ``None`` for image models.
+
+    Raises:
+        UserError: if open_clip's tokenizer for the architecture cannot be had.
+    """
+    if model.kind == "open_clip":
+        plan = blueprint(model)
+        return WordTokenizer(plan.vocabulary, plan.context) if model.tokenizer == "words" else clip_tokenizer(plan)
+    return WordTokenizer(model.vocabulary, model.context) if model.reads_text else None
+
+
+def build_model(
+    model: ModelConfig,
+    objective: ObjectiveConfig,
+    adaptation: AdaptationConfig | None = None,
+    size: int | None = None,
+    load_weights: bool = True,
+) -> Model:
+    """Makes a model before training; random weights are drawn from torch's global generator.
+
+    Args:
+        model: encoders and their sizes, or an open_clip architecture.
+        objective: temperature and bias, which live in the model.
+        adaptation: what of an open_clip model is trained; by default adapters on q and v of both towers.
+        size: side of the images, pixels; by default the architecture's own (open_clip only).
+        load_weights: False leaves open_clip weights random, for a checkpoint to be loaded over them.
+
+    Raises:
+        UserError: if the widths do not fit together, or an open_clip model cannot be had.
+    """
+    if model.kind == "open_clip":
+        plan = blueprint(model)
+        clip = build_clip(plan, objective, size or plan.size, load_weights)
+        adapt(clip, adaptation or AdaptationConfig(), objective)
+        return clip
     encoder = _image_encoder(model)
-    temperature = {"temperature": objective.temperature, "learn_temperature": objective.learn_temperature}
+    bias = (objective.bias or 0.0) if objective.name == "siglip" else None
+    temperature = {
+        "temperature": objective.temperature,
+        "learn_temperature": objective.learn_temperature,
+        "bias": bias,
+    }
     if model.kind == "image":
         head = nn.Sequential(
             nn.Linear(encoder.features_dim, model.head_hidden), nn.ReLU(), nn.Linear(model.head_hidden, model.embedding)
@@ -55,104 +104,3 @@ def _image_encoder(model: ModelConfig) -> SmallCNN | ResNet:
     if model.image == "cnn":
         return SmallCNN(model.width)
     return resnet(int(model.image.removeprefix("resnet")), model.stem, model.width)
-
-
-def save_encoder(folder: str | Path, model: nn.Module, config: Config) -> None:
-    """Writes a trained model as ``model.safetensors`` and ``model.json``: tensors and text, nothing that is executed.
-
-    Args:
-        folder: made if missing; a model that is there is replaced.
-        model: built by `build_model` from `config`.
-        config: the run's configuration, of which the model, the objective and the image size are kept.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    weights = save(tensors)
-    description = {
-        "format": FORMAT,
-        "model": config.model.model_dump(mode="json"),
-        "objective": config.objective.model_dump(mode="json"),
-        "image_size": config.data.size,
-        "normalisation": NORMALISATION,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "sha256": hashlib.sha256(weights).hexdigest(),
-    }
-    _replace(folder / WEIGHTS, weights)
-    _replace(folder / DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
-
-
-def load_encoder(folder: str | Path) -> SimCLRModel | TwoTowerModel:
-    """Reads a model that `save_encoder` wrote, on the CPU and in evaluation mode.
-
-    Raises:
-        UserError: if the folder is missing, damaged, or of another version.
-    """
-    folder = Path(folder)
-    description = describe(folder)
-    try:
-        model_config = ModelConfig.model_validate(description["model"])
-        objective = ObjectiveConfig.model_validate(description["objective"])
-    except ValidationError as error:
-        raise UserError(f"{folder / DESCRIPTION} does not describe a model that this version of dpfed can build.") from error
-    weights = _read(folder / WEIGHTS)
-    if hashlib.sha256(weights).hexdigest() != description["sha256"]:
-        raise UserError(f"{folder / WEIGHTS} is damaged or not the file that {DESCRIPTION} describes: copy the folder again.")
-    try:
-        tensors = load(weights)
-    except SafetensorError as error:
-        raise UserError(f"{folder / WEIGHTS} is not a safetensors file: {error}.") from error
-    with torch.device("meta"):  # no weights are drawn: loading leaves the random state of the process alone
-        model = build_model(model_config, objective)
-    _compare(model.state_dict(), tensors, folder)
-    model.load_state_dict(tensors, assign=True)
-    return model.requires_grad_(True).eval()
-
-
-def describe(folder: str | Path) -> dict[str, Any]:
-    """What is in a model folder.
-
-    Returns:
-        The keys ``format, model, objective, image_size`` (pixels)``, normalisation`` (mean and std per channel, of pixels in
-        [0, 1])``, parameters`` (their number) and ``sha256`` (of the weights).
-
-    Raises:
-        UserError: if there is no description, or it is damaged or of another version.
-    """
-    path = Path(folder) / DESCRIPTION
-    try:
-        description = json.loads(_read(path))
-        found = description["format"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is damaged: it is not the description of a model.") from error
-    if found != FORMAT:
-        raise UserError(f"{path} describes a model of format {found}, this version of dpfed reads format {FORMAT}.")
-    for key in _KEYS:
-        if key not in description:
-            raise UserError(f"{path} is damaged: it lacks '{key}'.")
-    return description
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        wanted = f"a model folder has {WEIGHTS} and {DESCRIPTION}"
-        raise UserError(f"cannot read {path}: {error.strerror or error}; {wanted}.") from error
-
-
-def _compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], folder: Path) -> None:
-    for name in sorted(expected.keys() | found.keys()):
-        wanted, given = expected.get(name), found.get(name)
-        if wanted is None or given is None:
-            what = "lacks" if given is None else "has an unknown"
-            raise UserError(f"{folder / WEIGHTS} does not fit {DESCRIPTION}: it {what} tensor '{name}'.")
-        if wanted.shape != given.shape or wanted.dtype != given.dtype:
-            shapes = f"{tuple(given.shape)} {given.dtype}, expected {tuple(wanted.shape)} {wanted.dtype}"
-            raise UserError(f"{folder / WEIGHTS} does not fit {DESCRIPTION}: tensor '{name}' is {shapes}.")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)

@@ -19,9 +19,9 @@ MIN_TEMPERATURE = 0.01
 
 
 class _Contrastive(nn.Module):
-    """Holds the temperature, fixed (a buffer) or learnt (a parameter, the logarithm of its inverse)."""
+    """Holds temperature and bias, fixed (buffers) or learnt (parameters; of the temperature the logarithm of its inverse)."""
 
-    def __init__(self, temperature: float, learn_temperature: bool) -> None:
+    def __init__(self, temperature: float, learn_temperature: bool, bias: float | None) -> None:
         super().__init__()
         if learn_temperature:
             if temperature < MIN_TEMPERATURE:
@@ -30,6 +30,12 @@ class _Contrastive(nn.Module):
         else:
             self.register_buffer("fixed_temperature", torch.tensor(float(temperature)))
         self.learn_temperature = learn_temperature
+        if bias is None:
+            self.bias = None
+        elif learn_temperature:
+            self.bias = nn.Parameter(torch.tensor(float(bias)))
+        else:
+            self.register_buffer("bias", torch.tensor(float(bias)))
 
     @property
     def temperature(self) -> torch.Tensor:
@@ -46,20 +52,28 @@ class SimCLRModel(_Contrastive):
         encoder: images ``(n, 3, H, W)`` -> features ``(n, F)``.
         head: features -> ``(n, D)``.
         temperature: divides the cosine similarities; where learning starts if it is learnt.
-        learn_temperature: whether it is a parameter.
+        learn_temperature: whether it, and the bias, are parameters.
+        bias: added to every logit of a pairwise loss; ``None`` for losses without.
 
     Raises:
         UserError: if a learnt temperature starts below 0.01.
     """
 
-    def __init__(self, encoder: nn.Module, head: nn.Module, temperature: float = 0.1, learn_temperature: bool = False) -> None:
-        super().__init__(temperature, learn_temperature)
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        temperature: float = 0.1,
+        learn_temperature: bool = False,
+        bias: float | None = None,
+    ) -> None:
+        super().__init__(temperature, learn_temperature, bias)
         self.encoder = encoder
         self.head = head
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """``{"image": (S, V, 3, H, W)}`` -> ``{"image": (S, V, D)}`` of unit length."""
-        return {"image": _per_view(self.embed_images, views["image"])}
+        return {"image": per_view(self.embed_images, views["image"])}
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Backbone features ``(n, F)`` of normalised images ``(n, 3, H, W)``."""
@@ -78,7 +92,8 @@ class TwoTowerModel(_Contrastive):
         text_encoder: tokens ``(n, L)`` -> ``(n, D)``.
         projection: image features -> ``(n, D)``.
         temperature: divides the cosine similarities; where learning starts if it is learnt.
-        learn_temperature: whether it is a parameter.
+        learn_temperature: whether it, and the bias, are parameters.
+        bias: added to every logit of a pairwise loss; ``None`` for losses without.
 
     Raises:
         UserError: if a learnt temperature starts below 0.01.
@@ -91,15 +106,16 @@ class TwoTowerModel(_Contrastive):
         projection: nn.Module,
         temperature: float = 0.1,
         learn_temperature: bool = False,
+        bias: float | None = None,
     ) -> None:
-        super().__init__(temperature, learn_temperature)
+        super().__init__(temperature, learn_temperature, bias)
         self.image_encoder = image_encoder
         self.text_encoder = text_encoder
         self.projection = projection
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` -> ``{"image": (S, V, D), "text": (S, W, D)}`` of unit length."""
-        return {"image": _per_view(self.embed_images, views["image"]), "text": _per_view(self.embed_text, views["text"])}
+        return {"image": per_view(self.embed_images, views["image"]), "text": per_view(self.embed_text, views["text"])}
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Backbone features ``(n, F)`` of normalised images ``(n, 3, H, W)``, before the projection."""
@@ -114,5 +130,6 @@ class TwoTowerModel(_Contrastive):
         return F.normalize(self.text_encoder(tokens), dim=1)
 
 
-def _per_view(embed: Callable[[torch.Tensor], torch.Tensor], views: torch.Tensor) -> torch.Tensor:
+def per_view(embed: Callable[[torch.Tensor], torch.Tensor], views: torch.Tensor) -> torch.Tensor:
+    """Embeds ``(S, V, ...)`` views as one batch: ``(S, V, D)``."""
     return embed(views.flatten(0, 1)).unflatten(0, views.shape[:2])

@@ -73,12 +73,12 @@ def check_independence(model: nn.Module, views: Views) -> None:
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.train()
     try:
-        before, activations = _run(model, views)
+        before = _run(model, views)
         _check_buffers(model, buffers)
         for changed in range(records):
-            after, others = _run(model, _with_another(views, changed))
-            if _moved(before, after, changed, records):
-                culprit = _first_mixing(activations, others, changed, records)
+            another = _with_another(views, changed)
+            if _moved(before, _run(model, another), changed, records):
+                culprit = _first_mixing(_activations(model, views), _activations(model, another), changed, records)
                 raise UserError(
                     f"{culprit} mixes records: changing record {changed} of a group moved the embeddings of others. "
                     "Let each record be embedded by itself (for normalisation: GroupNorm or LayerNorm)."
@@ -92,8 +92,16 @@ def check_independence(model: nn.Module, views: Views) -> None:
                     buffer.copy_(buffers[name])
 
 
-def _run(model: nn.Module, views: Views) -> tuple[Views, list[tuple[str, torch.Tensor]]]:
-    """Embeddings, and what every module put out, in the order in which they finished (inner modules first)."""
+def _run(model: nn.Module, views: Views) -> Views:
+    """The embeddings, always with the same random state, so that dropout draws the same masks."""
+    devices = {tensor.device for tensor in views.values() if tensor.is_cuda}
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        torch.manual_seed(0)
+        return model(views)
+
+
+def _activations(model: nn.Module, views: Views) -> list[tuple[str, torch.Tensor]]:
+    """What every module put out, in the order in which they finished (inner modules first)."""
     outputs: list[tuple[str, torch.Tensor]] = []
 
     def recorder(path: str) -> Any:
@@ -104,12 +112,9 @@ def _run(model: nn.Module, views: Views) -> tuple[Views, list[tuple[str, torch.T
         return record
 
     hooks = [module.register_forward_hook(recorder(path)) for path, module in model.named_modules() if path]
-    devices = {tensor.device for tensor in views.values() if tensor.is_cuda}
     try:
-        # The same random state every time, so that dropout draws the same masks.
-        with torch.no_grad(), torch.random.fork_rng(devices):
-            torch.manual_seed(0)
-            return model(views), outputs
+        _run(model, views)
+        return outputs
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,7 +1,8 @@
 """Checkpoints: one safetensors file each, written atomically, checked by digest, read without pickle.
 
-A checkpoint holds parameters, buffers, optimizer state and the moving average: all follow from noisy sums, so a checkpoint
-may leave the trust boundary. Secret keys are never in it.
+The first checkpoint of a run holds the whole model; later ones hold what can have changed since: trained parameters, buffers,
+optimizer state and the moving average. All follow from noisy sums, so a checkpoint may leave the trust boundary. Secret keys
+are never in it.
 """
 
 from __future__ import annotations
@@ -55,8 +56,11 @@ class Checkpoints:
         return sorted(self._folder.glob("step-*.safetensors"))
 
     def save(self, progress: Progress, model: nn.Module, coordinator: Coordinator) -> Path:
-        """Writes a checkpoint, then removes the oldest beyond `keep`, but never the untrained one."""
-        tensors = {f"model/{name}": value for name, value in model.state_dict().items()}
+        """Writes a checkpoint, then removes the oldest beyond `keep`, but never the first one."""
+        whole = not self.paths()
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        state = {name: value for name, value in model.state_dict().items() if whole or name not in frozen}
+        tensors = {f"model/{name}": value for name, value in state.items()}
         scalars: dict[str, float | int] = {}
         for index, state in coordinator.optimizer.state_dict()["state"].items():
             for name, value in state.items():
@@ -76,7 +80,9 @@ class Checkpoints:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        for old in self.paths()[1 : -self._keep]:  # the first one is the untrained model: what the trained one is held against
+        for old in self.paths()[
+            1 : -self._keep
+        ]:  # the first one is what the trained model is held against, and has all weights
             old.unlink()
         return path
 
@@ -87,10 +93,7 @@ class Checkpoints:
             UserError: if it is damaged or belongs to another model.
         """
         tensors, header = _read(path)
-        try:
-            model.load_state_dict(_under("model/", tensors))
-        except RuntimeError as error:
-            raise UserError(f"the checkpoint {path} does not fit the configured model: {str(error).splitlines()[-1]}") from None
+        _load_model(path, tensors, model)
         state: dict[int, dict[str, Tensor | float]] = {}
         for key, value in {**_under("optimizer/", tensors), **json.loads(header["optimizer"])}.items():
             index, name = key.split("/")
@@ -107,9 +110,22 @@ class Checkpoints:
 def load_weights(path: Path, model: nn.Module) -> None:
     """Loads only the weights of a checkpoint: the moving average, if it holds one."""
     tensors, _ = _read(path)
-    model.load_state_dict(_under("model/", tensors))
+    _load_model(path, tensors, model)
     if "average" in tensors:
         TrainableVector(model).assign(tensors["average"])
+
+
+def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:
+    """Loads a checkpoint's part of the model, and what it leaves out from the first checkpoint beside it."""
+    state = _under("model/", tensors)
+    if model.state_dict().keys() - state.keys():
+        first = min(path.parent.glob("step-*.safetensors"))
+        if first != path:
+            state = _under("model/", _read(first)[0]) | state
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(f"the checkpoint {path} does not fit the configured model: {str(error).splitlines()[-1]}") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

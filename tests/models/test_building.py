@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from dpfed.config import Config, ModelConfig
 from dpfed.errors import UserError
-from dpfed.models.building import build_model, describe, load_encoder, save_encoder
+from dpfed.models.building import build_model
+from dpfed.models.folder import describe, load_encoder, save_encoder
 
 
 @pytest.fixture(params=["image", "image-text"])

@@ -1,0 +1,179 @@
+"""What an open_clip model is made of before it is built: architecture, preprocessing, and where its weights are.
+
+An architecture is a name that open_clip knows, a JSON file in open_clip's format, or ``local-dir:DIR``; weights are a tag that
+open_clip knows, a local file, or those of the ``local-dir``. Nothing is downloaded unless a tag asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfed.config import ModelConfig
+from dpfed.data.preprocessing import Preprocessing
+from dpfed.errors import UserError, nearest
+
+LOCAL_DIR = "local-dir:"
+CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
+_RESIZE = {"shortest": "crop", "squash": "squash", "longest": "pad"}
+_NEEDED = ("embed_dim", "vision_cfg", "text_cfg")
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """An open_clip model that can be built.
+
+    Attributes:
+        name: of the architecture.
+        model_cfg: open_clip's description of both towers.
+        preprocessing: what the image tower expects.
+        tag: of weights that open_clip can fetch, or ``None``.
+        file: local weights, or ``None``; without both, weights are random.
+        folder: the ``local-dir``, which may hold a tokenizer, or ``None``.
+    """
+
+    name: str
+    model_cfg: dict[str, Any]
+    preprocessing: Preprocessing
+    tag: str | None = None
+    file: Path | None = None
+    folder: Path | None = None
+
+    @property
+    def size(self) -> int:
+        """Side of the images, pixels."""
+        size = self.model_cfg["vision_cfg"].get("image_size", 224)
+        if isinstance(size, (list, tuple)):
+            if size[0] != size[1]:
+                raise UserError(f"this architecture reads {size[0]} x {size[1]} pixels; only square images are supported.")
+            size = size[0]
+        return int(size)
+
+    @property
+    def vocabulary(self) -> int:
+        """Token numbers of the text tower."""
+        return int(self.model_cfg["text_cfg"].get("vocab_size", 49408))
+
+    @property
+    def context(self) -> int:
+        """Tokens of a caption that are read."""
+        return int(self.model_cfg["text_cfg"].get("context_length", 77))
+
+
+def blueprint(config: ModelConfig) -> Blueprint:
+    """Looks up what a configuration names; builds and fetches nothing.
+
+    Raises:
+        UserError: for an unknown architecture or tag, a missing or malformed file, or a missing package.
+    """
+    require_open_clip()
+    name = config.architecture or ""
+    if name.startswith(LOCAL_DIR):
+        return _local_dir(Path(name.removeprefix(LOCAL_DIR)).expanduser(), config.weights)
+    if name.endswith(".json"):
+        path = Path(name).expanduser()
+        model_cfg, preprocessing = _read_json(path)
+        return Blueprint(name, model_cfg, preprocessing, file=_weights_file(config.weights, f"the architecture of {path}"))
+    return _by_name(name, config.weights)
+
+
+def require_open_clip() -> None:
+    """Raises a `UserError` if open_clip is not installed."""
+    if importlib.util.find_spec("open_clip") is None:
+        raise UserError("model.kind = 'open_clip' needs the package open_clip_torch; install dpfed[clip].")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silences open_clip's remarks on the root logger (that weights are random is something we asked for)."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _by_name(name: str, weights: str | None) -> Blueprint:
+    import open_clip
+    from open_clip.pretrained import get_pretrained_cfg
+
+    known = open_clip.list_models()
+    if name not in known:
+        raise UserError(f"unknown model.architecture {name!r}; {nearest(name, known)}")
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    tag = weights if weights in tags else None
+    # Preprocessing belongs to the weights; where they are local or random, that of the first published ones is the model's own.
+    published = get_pretrained_cfg(name, tag or tags[0]) if tags else {}
+    file = None
+    if weights is not None and tag is None:
+        if not Path(weights).expanduser().is_file():
+            what = nearest(weights, tags) if tags else "open_clip knows no weights for it."
+            raise UserError(f"model.weights = {weights!r} is neither a file nor a tag of {name}; {what}")
+        file = Path(weights).expanduser()
+    return Blueprint(name, open_clip.get_model_config(name), _preprocessing(published), tag=tag, file=file)
+
+
+def _local_dir(folder: Path, weights: str | None) -> Blueprint:
+    if not folder.is_dir():
+        raise UserError(f"model.architecture: there is no folder {folder}; expected one with {CONFIG} and weights.")
+    model_cfg, preprocessing = _read_json(folder / CONFIG)
+    file = _weights_file(weights, f"the architecture in {folder}")
+    if file is None:
+        from open_clip.factory import _find_checkpoint_in_dir as find
+
+        with quiet():
+            found = find(folder)
+        file = Path(found) if found else None
+    return Blueprint(f"{LOCAL_DIR}{folder}", model_cfg, preprocessing, file=file, folder=folder)
+
+
+def _read_json(path: Path) -> tuple[dict[str, Any], Preprocessing]:
+    """An architecture file: the towers alone, or ``{"model_cfg": ..., "preprocess_cfg": ...}``."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the architecture {path}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); expected an open_clip model config.") from error
+    whole = content if isinstance(content, dict) else {}
+    model_cfg = whole.get("model_cfg", whole)
+    if not isinstance(model_cfg, dict) or not all(key in model_cfg for key in _NEEDED):
+        raise UserError(f"{path} is not an open_clip model config: it needs the keys {', '.join(_NEEDED)}.")
+    return model_cfg, _preprocessing(whole.get("preprocess_cfg", {}))
+
+
+def _weights_file(weights: str | None, what: str) -> Path | None:
+    if weights is None:
+        return None
+    path = Path(weights).expanduser()
+    if not path.is_file():
+        raise UserError(f"model.weights = {weights!r} is not a file; {what} has no published weights, so give a local file.")
+    return path
+
+
+def _preprocessing(given: dict[str, Any]) -> Preprocessing:
+    from open_clip.transform import PreprocessCfg
+
+    cfg = asdict(PreprocessCfg()) | given
+    return Preprocessing(tuple(cfg["mean"]), tuple(cfg["std"]), _RESIZE[cfg["resize_mode"]], cfg["interpolation"])
+
+
+def preprocess_cfg(preprocessing: Preprocessing, size: int) -> dict[str, Any]:
+    """The same in open_clip's words, for `open_clip_config.json`."""
+    modes = {ours: theirs for theirs, ours in _RESIZE.items()}
+    return {
+        "size": [size, size],
+        "mode": "RGB",
+        "mean": list(preprocessing.mean),
+        "std": list(preprocessing.std),
+        "interpolation": preprocessing.interpolation,
+        "resize_mode": modes[preprocessing.resize],
+        "fill_color": 0,
+    }

@@ -1,0 +1,78 @@
+"""The tokenizer of an open_clip model. Its vocabulary is public: nothing is learnt from the captions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpfed.errors import UserError
+from dpfed.models.blueprints import LOCAL_DIR, Blueprint, quiet
+
+
+class ClipTokenizer:
+    """Captions to token numbers, as the model's text tower learnt to read them.
+
+    Args:
+        tokenizer: open_clip's.
+        vocabulary: token numbers of the text tower.
+        context: tokens that are read, with those for start and end; the rest of a caption is cut off.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary: int, context: int) -> None:
+        self._tokenizer = tokenizer
+        self.vocabulary = vocabulary
+        self.context = context
+
+    def __call__(self, texts: list[str]) -> torch.Tensor:
+        """Token numbers ``(n, context)`` int64 of n texts."""
+        if not texts:
+            return torch.zeros(0, self.context, dtype=torch.int64)
+        return self._tokenizer(texts, context_length=self.context).long()
+
+    def truncated(self, texts: list[str]) -> int:
+        """How many of the texts have more tokens than are read."""
+        # One token more than fits: where the last place then holds another token than padding, the text was cut.
+        longer = self._tokenizer(texts, context_length=self.context + 1) if texts else torch.zeros(0, self.context + 1)
+        padding = self._tokenizer([""], context_length=self.context + 1)[0, -1]
+        return int((longer[:, -1] != padding).sum())
+
+    def save_files(self, folder: Path) -> None:
+        """Writes the tokenizer's files beside a model, where open_clip does not ship them."""
+        if hasattr(self._tokenizer, "save_pretrained"):
+            self._tokenizer.save_pretrained(str(folder))
+
+
+def clip_tokenizer(plan: Blueprint) -> ClipTokenizer:
+    """The tokenizer of an architecture: from the package, or from the files beside local weights.
+
+    Raises:
+        UserError: if it would have to be fetched and cannot be.
+    """
+    from open_clip.tokenizer import SimpleTokenizer
+
+    text = plan.model_cfg["text_cfg"]
+    name, options = text.get("hf_tokenizer_name"), dict(text.get("tokenizer_kwargs") or {})
+    if not name:
+        return ClipTokenizer(SimpleTokenizer(context_length=plan.context, **options), plan.vocabulary, plan.context)
+    local = plan.folder is not None and (plan.folder / "tokenizer_config.json").is_file()
+    if not local and plan.tag is None:
+        raise UserError(
+            f"{plan.name} reads the tokens of '{name}', which open_clip does not ship: put that tokenizer's files into "
+            f"a folder with the weights (model.architecture = '{LOCAL_DIR}DIR'), or, with random weights, set "
+            "model.tokenizer = 'words'."
+        )
+    from open_clip.tokenizer import HFTokenizer
+
+    try:
+        with quiet():
+            source = str(plan.folder) if local else name
+            found = HFTokenizer(source, context_length=plan.context, tokenizer_mode=text.get("tokenizer_mode"), **options)
+    except Exception as error:  # a missing package, the network, the hub's client
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UserError(
+            f"the tokenizer '{name}' of {plan.name} cannot be had ({reason}): install transformers and be online, or put "
+            f"its files into a folder with the weights (model.architecture = '{LOCAL_DIR}DIR')."
+        ) from error
+    return ClipTokenizer(found, plan.vocabulary, plan.context)

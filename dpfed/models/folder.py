@@ -1,0 +1,205 @@
+"""A trained model as a folder, and back: tensors and text, nothing that is executed.
+
+model.json              what the model is, how images must be prepared, and the weights' digest
+model.safetensors       weights of our own models
+open_clip_model.safetensors, open_clip_config.json
+                        an open_clip model with its adapters merged in: ``open_clip.create_model("local-dir:FOLDER")``
+adapters.safetensors    the adapters alone, where there are some
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
+from dpfed.data.preprocessing import Preprocessing
+from dpfed.errors import UserError
+from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
+from dpfed.models.blueprints import LOCAL_DIR, preprocess_cfg
+from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
+from dpfed.models.building import Model, build_model, preprocessing_of, settled, tokenizer_for
+from dpfed.models.clip_tokenizer import ClipTokenizer
+from dpfed.models.lora import adapters, merged_state
+from dpfed.models.towers import ClipModel
+
+FORMAT = 1
+WEIGHTS, DESCRIPTION, ADAPTERS = "model.safetensors", "model.json", "adapters.safetensors"
+_KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256")
+
+
+def save_encoder(folder: str | Path, model: Model, config: Config) -> None:
+    """Writes a trained model.
+
+    Args:
+        folder: made if missing; a model that is there is replaced.
+        model: built by `build_model` from `config`.
+        config: the run's configuration, of which the model, the objective and the image size are kept.
+    """
+    folder, config = Path(folder), settled(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(model, ClipModel):
+        weights = _save_clip(folder, model, config)
+    else:
+        weights = save(_portable(model.state_dict()))
+        _replace(folder / WEIGHTS, weights)
+    preprocessing = preprocessing_of(config)
+    description = {
+        "format": FORMAT,
+        "model": _described(config.model),
+        "objective": config.objective.model_dump(mode="json"),
+        "image_size": config.data.size,
+        "normalisation": {"mean": list(preprocessing.mean), "std": list(preprocessing.std)},
+        "resize": preprocessing.resize,
+        "interpolation": preprocessing.interpolation,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "sha256": hashlib.sha256(weights).hexdigest(),
+    }
+    _replace(folder / DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
+
+
+def _save_clip(folder: Path, model: ClipModel, config: Config) -> bytes:
+    """Writes what stock open_clip reads, and the adapters alone; returns the bytes of the merged weights."""
+    stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(preprocessing_of(config), config.data.size)}
+    _replace(folder / CLIP_CONFIG, (json.dumps(stock, indent=2) + "\n").encode())
+    weights = save(_portable(merged_state(model.clip)))
+    _replace(folder / CLIP_WEIGHTS, weights)
+    if alone := adapters(model.clip):
+        scale = config.adaptation.alpha / config.adaptation.rank
+        _replace(folder / ADAPTERS, save(_portable(alone), {"format": "dpfed-adapters-1", "scale": repr(scale)}))
+    tokenizer = tokenizer_for(config.model)
+    if isinstance(tokenizer, ClipTokenizer):
+        tokenizer.save_files(folder)
+    return weights
+
+
+def _portable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+
+
+def _described(model: ModelConfig) -> dict[str, Any]:
+    """The configuration without paths of this machine: an open_clip model is rebuilt from its own folder."""
+    name = model.architecture and Path(model.architecture.removeprefix(LOCAL_DIR)).name
+    return model.model_copy(update={"architecture": name, "weights": None}).model_dump(mode="json")
+
+
+def load_encoder(folder: str | Path) -> Model:
+    """Reads a model that `save_encoder` wrote, on the CPU and in evaluation mode; adapters are merged in.
+
+    Raises:
+        UserError: if the folder is missing, damaged, or of another version.
+    """
+    folder = Path(folder)
+    description = describe(folder)
+    config = model_config(folder)
+    try:
+        objective = ObjectiveConfig.model_validate(description["objective"])
+    except ValidationError as error:
+        raise _unknown(folder) from error
+    path = folder / (CLIP_WEIGHTS if config.kind == "open_clip" else WEIGHTS)
+    weights = _read(path)
+    if hashlib.sha256(weights).hexdigest() != description["sha256"]:
+        raise UserError(f"{path} is damaged or not the file that {DESCRIPTION} describes: copy the folder again.")
+    try:
+        tensors = load(weights)
+    except SafetensorError as error:
+        raise UserError(f"{path} is not a safetensors file: {error}.") from error
+    model = _skeleton(config, objective, description["image_size"])
+    target = model.clip if isinstance(model, ClipModel) else model
+    _compare(target.state_dict(), tensors, path)
+    target.load_state_dict(tensors, assign=not isinstance(model, ClipModel))
+    return model.requires_grad_(True).eval()
+
+
+def _skeleton(config: ModelConfig, objective: ObjectiveConfig, size: int) -> Model:
+    """The model before its weights are read, without touching the random state of the process."""
+    if config.kind == "open_clip":  # has constants that are computed when it is built, so it cannot be made of meta tensors
+        whole = AdaptationConfig(image="full", text="full")
+        with torch.random.fork_rng(devices=[]):
+            return build_model(config, objective, whole, size, load_weights=False)
+    with torch.device("meta"):
+        return build_model(config, objective)
+
+
+def model_config(folder: str | Path) -> ModelConfig:
+    """The configuration with which the model of a folder can be built and its captions tokenized.
+
+    Raises:
+        UserError: if the folder is missing, damaged, or of another version.
+    """
+    given = describe(folder)["model"]
+    if isinstance(given, dict) and given.get("kind") == "open_clip":
+        given["architecture"] = f"{LOCAL_DIR}{folder}"
+    try:
+        return ModelConfig.model_validate(given)
+    except ValidationError as error:
+        raise _unknown(Path(folder)) from error
+
+
+def _unknown(folder: Path) -> UserError:
+    return UserError(f"{folder / DESCRIPTION} does not describe a model that this version of dpfed can build.")
+
+
+def preprocessing_in(folder: str | Path) -> Preprocessing:
+    """What the model of a folder expects of its images."""
+    description = describe(folder)
+    normalisation = description["normalisation"]
+    resize, interpolation = description.get("resize", "crop"), description.get("interpolation", "bicubic")
+    return Preprocessing(tuple(normalisation["mean"]), tuple(normalisation["std"]), resize, interpolation)
+
+
+def describe(folder: str | Path) -> dict[str, Any]:
+    """What is in a model folder.
+
+    Returns:
+        The keys ``format, model, objective, image_size`` (pixels)``, normalisation`` (mean and std per channel, of pixels in
+        [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number) and ``sha256`` (of the weights).
+
+    Raises:
+        UserError: if there is no description, or it is damaged or of another version.
+    """
+    path = Path(folder) / DESCRIPTION
+    try:
+        description = json.loads(_read(path))
+        found = description["format"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged: it is not the description of a model.") from error
+    if found != FORMAT:
+        raise UserError(f"{path} describes a model of format {found}, this version of dpfed reads format {FORMAT}.")
+    for key in _KEYS:
+        if key not in description:
+            raise UserError(f"{path} is damaged: it lacks '{key}'.")
+    return description
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        wanted = f"a model folder has {DESCRIPTION} and {WEIGHTS} or {CLIP_WEIGHTS}"
+        raise UserError(f"cannot read {path}: {error.strerror or error}; {wanted}.") from error
+
+
+def _compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], path: Path) -> None:
+    for name in sorted(expected.keys() | found.keys()):
+        wanted, given = expected.get(name), found.get(name)
+        if wanted is None or given is None:
+            what = "lacks" if given is None else "has an unknown"
+            raise UserError(f"{path} does not fit {DESCRIPTION}: it {what} tensor '{name}'.")
+        if wanted.shape != given.shape or wanted.dtype != given.dtype:
+            shapes = f"{tuple(given.shape)} {given.dtype}, expected {tuple(wanted.shape)} {wanted.dtype}"
+            raise UserError(f"{path} does not fit {DESCRIPTION}: tensor '{name}' is {shapes}.")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)

@@ -1,0 +1,156 @@
+"""Low-rank adapters (LoRA, Hu et al. 2022) as parametrisations of frozen weights, packed attention weights included.
+
+open_clip packs the projections of queries, keys and values into one ``in_proj_weight`` (timm: into one ``qkv`` layer), so
+adapters that look for layers called "q" and "v" find none. A parametrisation reaches any block of rows of any weight, leaves
+the forward pass of the model alone, and merges back into a plain weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from dpfed.errors import UserError
+
+BLOCKS = ("q", "k", "v")  # the order of the rows in a packed weight
+_SEPARATE = {"q_proj": "q", "query": "q", "k_proj": "k", "key": "k", "v_proj": "v", "value": "v"}
+_OUT = ("out_proj", "proj")  # of an attention module
+_MLP = ("c_fc", "c_proj", "fc1", "fc2")
+
+
+class LowRankUpdate(nn.Module):
+    """Adds ``scale * up @ down`` to some blocks of rows of a frozen weight.
+
+    `up` starts at zero, so an adapted model starts as the model that it adapts.
+
+    Args:
+        weight: ``(blocks * out, in)``, the weight that is adapted.
+        blocks: equal blocks of rows that the weight is made of: 3 for packed attention weights, else 1.
+        chosen: which blocks are adapted, ascending.
+        rank: r.
+        scale: alpha / r.
+    """
+
+    def __init__(self, weight: Tensor, blocks: int, chosen: Sequence[int], rank: int, scale: float) -> None:
+        super().__init__()
+        out, inner = weight.shape[0] // blocks, weight.shape[1]
+        self.blocks, self.chosen, self.scale = blocks, tuple(chosen), scale
+        self.down = nn.Parameter(torch.empty(len(chosen), rank, inner, dtype=weight.dtype, device=weight.device))
+        self.up = nn.Parameter(torch.zeros(len(chosen), out, rank, dtype=weight.dtype, device=weight.device))
+        bound = 1 / math.sqrt(inner)
+        nn.init.uniform_(self.down, -bound, bound)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The weight with the update, in the shape of the weight."""
+        update = (self.up * self.scale) @ self.down
+        if self.blocks == 1:
+            return weight + update[0]
+        parts = list(weight.chunk(self.blocks))
+        for position, block in enumerate(self.chosen):
+            parts[block] = parts[block] + update[position]
+        return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class _Target:
+    module: nn.Module
+    name: str  # of the weight in the module
+    blocks: int
+    chosen: tuple[int, ...]
+
+
+def add_adapters(tower: nn.Module, name: str, layers: Sequence[str], rank: int, scale: float) -> None:
+    """Puts adapters on the layers of a tower; their weights are drawn from torch's global generator.
+
+    Args:
+        tower: holds attention layers; its other parameters are left as they are.
+        name: ``image`` or ``text``, for messages.
+        layers: any of ``q``, ``k``, ``v``, ``out`` (the projection behind the attention) and ``mlp``.
+        rank: r.
+        scale: alpha / r.
+
+    Raises:
+        UserError: if the tower has none of one of these layers, or the rank exceeds a weight's own.
+    """
+    targets, found = _targets(tower, set(layers))
+    if missing := [layer for layer in layers if layer not in found]:
+        raise UserError(
+            f"adaptation.{name}_layers: the {name} tower has no layer {', '.join(missing)} that can be adapted; leave it out, "
+            f"or train the tower in full (adaptation.{name} = 'full')."
+        )
+    for target in targets:
+        weight = getattr(target.module, target.name)
+        most = min(weight.shape[0] // target.blocks, weight.shape[1])
+        if rank > most:
+            raise UserError(f"adaptation.rank = {rank}, but a weight of the {name} tower has only rank {most}: lower it.")
+        update = LowRankUpdate(weight, target.blocks, target.chosen, rank, scale)
+        parametrize.register_parametrization(target.module, target.name, update)
+
+
+def _targets(tower: nn.Module, layers: set[str]) -> tuple[list[_Target], set[str]]:
+    """The weights to adapt, and the layers that occur."""
+    targets: list[_Target] = []
+    found: set[str] = set()
+    chosen = tuple(number for number, block in enumerate(BLOCKS) if block in layers)
+    modules = dict(tower.named_modules())
+    for path, module in modules.items():
+        parent, _, leaf = path.rpartition(".")
+        if getattr(module, "in_proj_weight", None) is not None:
+            name, kind = "in_proj_weight", "packed"
+        elif not isinstance(module, nn.Linear):
+            continue
+        elif leaf == "qkv":
+            name, kind = "weight", "packed"
+        else:
+            name, kind = "weight", _SEPARATE.get(leaf) or _kind(leaf, modules.get(parent))
+        if kind == "packed" and chosen:
+            targets.append(_Target(module, name, len(BLOCKS), chosen))
+            found |= layers & set(BLOCKS)
+        elif kind in layers:
+            targets.append(_Target(module, name, 1, (0,)))
+            found.add(kind)
+    return targets, found
+
+
+def _kind(leaf: str, parent: nn.Module | None) -> str | None:
+    if leaf in _MLP:
+        return "mlp"
+    attention = any(hasattr(parent, name) for name in ("in_proj_weight", "qkv", *_SEPARATE))
+    return "out" if leaf in _OUT and attention else None
+
+
+def adapted(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """(path, module, weight name) of every adapted weight."""
+    for path, module in model.named_modules():
+        if parametrize.is_parametrized(module):
+            for name, updates in list(module.parametrizations.items()):
+                if isinstance(updates[0], LowRankUpdate):
+                    yield path, module, name
+
+
+def adapters(model: nn.Module) -> dict[str, Tensor]:
+    """The adapters alone: ``PATH.WEIGHT.down`` ``(blocks, r, in)`` and ``PATH.WEIGHT.up`` ``(blocks, out, r)``.
+
+    PATH.WEIGHT is the name of the weight in the model without adapters.
+    """
+    found = {}
+    for path, module, name in adapted(model):
+        update = module.parametrizations[name][0]
+        found |= {f"{path}.{name}.down": update.down.detach(), f"{path}.{name}.up": update.up.detach()}
+    return found
+
+
+def merged_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state of the model with its adapters merged in, under the names of the model without adapters; the model is kept."""
+    state = dict(model.state_dict())
+    for path, module, name in adapted(model):
+        prefix = f"{path}." if path else ""
+        for key in [key for key in state if key.startswith(f"{prefix}parametrizations.{name}.")]:
+            del state[key]
+        state[f"{prefix}{name}"] = getattr(module, name).detach()
+    return state

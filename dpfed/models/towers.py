@@ -1,0 +1,182 @@
+"""The two towers of an open_clip model (CLIP, SigLIP and others), trained in full, through adapters, or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dpfed.config import AdaptationConfig, ObjectiveConfig
+from dpfed.errors import UserError
+from dpfed.models.blueprints import CONFIG, LOCAL_DIR, Blueprint, quiet
+from dpfed.models.contrastive import MIN_TEMPERATURE, per_view
+from dpfed.models.lora import add_adapters
+
+_NOT_TEXT = ("visual.", "logit_", "text_decoder.")
+
+
+class ClipModel(nn.Module):
+    """An open_clip model under the contract of docs/architecture.md.
+
+    Temperature and bias live in open_clip's own ``logit_scale`` and ``logit_bias``, so that a saved model says the same of a
+    pair in stock open_clip.
+
+    Args:
+        clip: the open_clip module.
+        model_cfg: its description, as open_clip would read it.
+        objective: temperature and bias, fixed or where learning starts.
+    """
+
+    def __init__(self, clip: nn.Module, model_cfg: dict[str, Any], objective: ObjectiveConfig) -> None:
+        super().__init__()
+        self.clip = clip
+        self.model_cfg = dict(model_cfg)
+        if objective.learn_temperature and objective.temperature < MIN_TEMPERATURE:
+            raise UserError(
+                f"a learnt temperature stays at {MIN_TEMPERATURE} or above, but it starts at {objective.temperature}."
+            )
+        self._least = MIN_TEMPERATURE if objective.learn_temperature else 0.0
+        with torch.no_grad():
+            clip.logit_scale.fill_(-math.log(objective.temperature))
+            if objective.name == "siglip":
+                if clip.logit_bias is None:
+                    clip.logit_bias = nn.Parameter(torch.zeros_like(clip.logit_scale))
+                clip.logit_bias.fill_(objective.bias or 0.0)
+                self.model_cfg["init_logit_bias"] = objective.bias or 0.0
+
+    @property
+    def temperature(self) -> torch.Tensor:
+        """What the cosine similarities are divided by: a scalar tensor, at least 0.01 where it is learnt."""
+        return torch.exp(-self.clip.logit_scale).clamp(min=self._least).reshape(())
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """Added to every logit of a pairwise loss: a scalar tensor, or ``None``."""
+        bias = getattr(self.clip, "logit_bias", None)
+        return None if bias is None else bias.reshape(())
+
+    def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` -> ``{"image": (S, V, D), "text": (S, W, D)}`` of unit length."""
+        return {"image": per_view(self.embed_images, views["image"]), "text": per_view(self.embed_text, views["text"])}
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        """Image features ``(n, D)`` of normalised images ``(n, 3, H, W)``: what open_clip's ``encode_image`` gives."""
+        return self.clip.encode_image(images)
+
+    def embed_images(self, images: torch.Tensor) -> torch.Tensor:
+        """Embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
+        return F.normalize(self.features(images), dim=-1)
+
+    def embed_text(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings ``(n, D)`` of unit length of tokens ``(n, L)``."""
+        return F.normalize(self.clip.encode_text(tokens), dim=-1)
+
+
+def build_clip(plan: Blueprint, objective: ObjectiveConfig, size: int, load_weights: bool = True) -> ClipModel:
+    """Builds an open_clip model; random weights are drawn from torch's global generator.
+
+    Args:
+        plan: what to build.
+        objective: temperature and bias.
+        size: side of the images, pixels; where it is not the architecture's own, position embeddings are resized.
+        load_weights: fetch or read the weights that the blueprint names.
+
+    Raises:
+        UserError: if the architecture cannot be built, or the weights cannot be had or do not fit.
+    """
+    import open_clip
+
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        # Any architecture is a local-dir: the one way into open_clip that takes a description and downloads nothing.
+        Path(folder, CONFIG).write_text(json.dumps({"model_cfg": plan.model_cfg}), encoding="utf-8")
+        try:
+            clip = open_clip.create_model(
+                f"{LOCAL_DIR}{folder}",
+                load_weights=False,
+                pretrained_text=False,
+                force_image_size=None if size == plan.size else size,
+                force_patch_dropout=None if "timm_model_name" in plan.model_cfg["vision_cfg"] else 0.0,
+            )
+        except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, ImportError) as error:
+            raise UserError(f"open_clip cannot build this architecture: {_first_line(error)}.") from error
+    model_cfg = dict(plan.model_cfg, vision_cfg=dict(plan.model_cfg["vision_cfg"], image_size=size))
+    if load_weights and (plan.tag or plan.file):
+        _load(clip, _fetched(plan) if plan.tag else plan.file)
+    return ClipModel(clip, model_cfg, objective)
+
+
+def adapt(model: ClipModel, adaptation: AdaptationConfig, objective: ObjectiveConfig) -> None:
+    """Freezes everything but what is to be trained, and adds adapters.
+
+    Raises:
+        UserError: if a layer that should get adapters is not there.
+    """
+    clip = model.clip
+    model.requires_grad_(False)
+    text = [(name, parameter) for name, parameter in clip.named_parameters() if not name.startswith(_NOT_TEXT)]
+    if adaptation.image == "full":
+        clip.visual.requires_grad_(True)
+    if adaptation.text == "full":
+        for _, parameter in text:
+            parameter.requires_grad_(True)
+    scale = adaptation.alpha / adaptation.rank
+    if adaptation.image == "lora":
+        add_adapters(clip.visual, "image", adaptation.image_layers, adaptation.rank, scale)
+    if adaptation.text == "lora":
+        tower = clip.text if hasattr(clip, "text") else clip.transformer
+        add_adapters(tower, "text", adaptation.text_layers, adaptation.rank, scale)
+    if "lora" in (adaptation.image, adaptation.text):
+        # The fused inference kernel of nn.MultiheadAttention looks its weight up several times per call, and each look merges.
+        torch.backends.mha.set_fastpath_enabled(False)
+    if objective.learn_temperature:
+        clip.logit_scale.requires_grad_(True)
+        if objective.name == "siglip":
+            clip.logit_bias.requires_grad_(True)
+
+
+def _fetched(plan: Blueprint) -> Path:
+    from open_clip.pretrained import download_pretrained, get_pretrained_cfg
+
+    published = get_pretrained_cfg(plan.name, plan.tag)
+    if published.get("quick_gelu", False) != plan.model_cfg.get("quick_gelu", False):
+        other = plan.name.removesuffix("-quickgelu") if plan.model_cfg.get("quick_gelu") else f"{plan.name}-quickgelu"
+        raise UserError(f"the weights '{plan.tag}' were trained with another activation than {plan.name}: use '{other}'.")
+    try:
+        with quiet():
+            return Path(download_pretrained(published))
+    except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
+        raise UserError(
+            f"the weights '{plan.tag}' of {plan.name} cannot be fetched ({_first_line(error)}); set model.weights to a file."
+        ) from error
+
+
+def _load(clip: nn.Module, path: Path) -> None:
+    from open_clip.factory import load_checkpoint
+    from safetensors import SafetensorError
+
+    try:
+        with quiet():
+            load_checkpoint(clip, str(path), strict=True, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(f"{path} holds more than tensors, and loading it could run code: save it as safetensors.") from error
+    except (RuntimeError, KeyError, ValueError, AttributeError, StopIteration) as error:
+        raise UserError(f"the weights in {path} do not fit the architecture: {_misfit(error)}.") from error
+    except (OSError, SafetensorError, EOFError) as error:
+        raise UserError(f"cannot read the weights in {path}: {_first_line(error)}.") from error
+
+
+def _misfit(error: Exception) -> str:
+    """The first thing that `load_state_dict` complains about."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[1] if len(lines) > 1 else lines[0] if lines else type(error).__name__)[:200].rstrip(".")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(".")

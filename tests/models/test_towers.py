@@ -1,0 +1,221 @@
+"""open_clip models: built from a name, a file or a folder, trained as asked, and read back by stock open_clip."""
+
+import json
+
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from dpfed.config import AdaptationConfig, Config, DataConfig, ModelConfig, ObjectiveConfig
+from dpfed.data.preprocessing import Preprocessing
+from dpfed.encoder import load
+from dpfed.errors import UserError
+from dpfed.models.building import build_model, preprocessing_of, settled, tokenizer_for
+from dpfed.models.folder import load_encoder, save_encoder
+from dpfed.models.validation import check_independence, random_group, validate
+from tests.models.conftest import SIGLIP, SMALL
+
+CAPTIONS = ["a small red circle", "a dog", "", "one two three four five six seven eight nine ten eleven twelve"]
+
+
+def config_of(name, objective=None, **model):
+    config = Config(
+        model=ModelConfig(kind="open_clip", architecture=name, **model),
+        objective=objective or ObjectiveConfig(temperature=0.05),
+        adaptation=AdaptationConfig(rank=4),
+    )
+    return settled(config)
+
+
+def model_of(config):
+    model = build_model(config.model, config.objective, config.adaptation, config.data.size)
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dim():
+            torch.nn.init.normal_(parameter, std=0.05)
+    return model.eval()
+
+
+@pytest.mark.parametrize("content", [SMALL, SIGLIP], ids=["clip", "siglip"])
+@pytest.mark.parametrize("loss", ["infonce", "siglip"])
+def test_a_saved_model_is_the_same_in_stock_open_clip(architecture, tmp_path, content, loss):
+    objective = ObjectiveConfig(name=loss, temperature=0.05, bias=-3.0 if loss == "siglip" else None)
+    config = config_of(architecture(content), objective)
+    model = model_of(config)
+    save_encoder(tmp_path / "model", model, config)
+    stock, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'model'}")
+    stock.eval()
+    tokenize = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'model'}")
+    encoder = load(tmp_path / "model")
+    pictures = [Image.effect_noise((50, 70), 90).convert("RGB"), Image.radial_gradient("L").convert("RGB")]
+    with torch.no_grad():
+        images = stock.encode_image(torch.stack([preprocess(picture) for picture in pictures]), normalize=True)
+        texts = stock.encode_text(tokenize(CAPTIONS), normalize=True)
+    assert torch.allclose(texts, encoder.embed_text(CAPTIONS), atol=1e-5)
+    assert torch.allclose(texts, model.embed_text(tokenizer_for(config.model)(CAPTIONS)), atol=1e-5)
+    assert torch.allclose(images, encoder.embed_images(pictures), atol=0.02)  # two ways to resize a picture
+    assert stock.logit_scale.exp().item() == pytest.approx(1 / 0.05)
+    if loss == "siglip":
+        assert stock.logit_bias.item() == pytest.approx(-3.0)
+
+
+def test_the_loaded_weights_are_the_given_ones(architecture, tmp_path):
+    name = architecture()
+    torch.manual_seed(3)
+    source = build_model(config_of(name).model, ObjectiveConfig(), AdaptationConfig(image="full", text="full")).clip
+    save_file({k: v.contiguous() for k, v in source.state_dict().items()}, tmp_path / "w.safetensors")
+    torch.save(source.state_dict(), tmp_path / "w.pt")
+    images = torch.randn(2, 3, 32, 32)
+    for file in ("w.safetensors", "w.pt"):
+        model = build_model(config_of(name, weights=str(tmp_path / file)).model, ObjectiveConfig()).eval()
+        assert torch.allclose(model.features(images), source.eval().encode_image(images), atol=1e-6)
+
+
+def test_a_folder_that_was_saved_is_where_another_run_can_start(architecture, tmp_path):
+    config = config_of(architecture())
+    first = model_of(config)
+    save_encoder(tmp_path / "model", first, config)
+    again = config_of(f"local-dir:{tmp_path / 'model'}")
+    second = build_model(again.model, again.objective, again.adaptation).eval()
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.allclose(first.embed_images(images), second.embed_images(images), atol=1e-6)
+    assert preprocessing_of(again) == preprocessing_of(config)
+
+
+def test_loading_leaves_the_random_state_alone(architecture, tmp_path):
+    config = config_of(architecture())
+    save_encoder(tmp_path / "model", model_of(config), config)
+    state = torch.random.get_rng_state()
+    load_encoder(tmp_path / "model")
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_another_image_size_is_taken_over_into_the_saved_model(architecture, tmp_path):
+    config = config_of(architecture()).model_copy(update={"data": DataConfig(size=48)})
+    model = model_of(config)
+    assert model.features(torch.randn(1, 3, 48, 48)).shape == (1, 32)
+    save_encoder(tmp_path / "model", model, config)
+    stock = open_clip.create_model(f"local-dir:{tmp_path / 'model'}").eval()
+    images = torch.randn(2, 3, 48, 48)
+    assert torch.allclose(stock.encode_image(images), model.features(images), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "resize", "mean"),
+    [
+        ("ViT-B-32", 224, "crop", 0.48145466),
+        ("ViT-B-16", 224, "crop", 0.48145466),
+        ("ViT-L-14", 224, "crop", 0.48145466),
+        ("ViT-L-14-336", 336, "crop", 0.48145466),
+        ("ViT-B-16-SigLIP", 224, "squash", 0.5),
+        ("ViT-SO400M-14-SigLIP-384", 384, "squash", 0.5),
+    ],
+)
+def test_a_published_architecture_brings_its_own_preprocessing(name, size, resize, mean):
+    config = config_of(name)
+    expected = preprocessing_of(config)
+    assert (config.data.size, expected.resize, expected.mean[0]) == (size, resize, mean)
+    padded = config.model_copy(update={"data": config.data.model_copy(update={"resize": "pad"})})
+    assert preprocessing_of(padded) == Preprocessing(expected.mean, expected.std, "pad", expected.interpolation)
+
+
+def test_the_tokenizer_is_open_clips_own(architecture):
+    tokenizer = tokenizer_for(ModelConfig(kind="open_clip", architecture="ViT-B-32"))
+    assert torch.equal(tokenizer(CAPTIONS), open_clip.get_tokenizer("ViT-B-32")(CAPTIONS))
+    assert tokenizer(CAPTIONS).shape == (4, 77) and tokenizer([]).shape == (0, 77)
+    short = tokenizer_for(ModelConfig(kind="open_clip", architecture=architecture()))
+    assert short.context == 16
+    fits, cut = " ".join(["cat"] * 14), " ".join(["cat"] * 15)  # with start and end 16 and 17 tokens
+    assert [short.truncated([text]) for text in (fits, cut)] == [0, 1]
+    assert short.truncated([fits, cut, cut, ""]) == 2
+
+
+def test_a_temperature_is_clamped_where_it_is_learnt(architecture):
+    learnt = build_model(config_of(architecture()).model, ObjectiveConfig(temperature=0.02, learn_temperature=True))
+    assert learnt.clip.logit_scale.requires_grad
+    with torch.no_grad():
+        learnt.clip.logit_scale.fill_(20.0)
+    assert learnt.temperature.item() == pytest.approx(0.01)
+    fixed = build_model(config_of(architecture()).model, ObjectiveConfig(temperature=0.005))
+    assert fixed.temperature.item() == pytest.approx(0.005) and not fixed.clip.logit_scale.requires_grad
+    with pytest.raises(UserError, match="starts at 0.005"):
+        build_model(config_of(architecture()).model, ObjectiveConfig(temperature=0.005, learn_temperature=True))
+
+
+def test_records_are_kept_apart(architecture):
+    for content in (SMALL, SIGLIP):
+        model = model_of(config_of(architecture(content)))
+        validate(model)
+        check_independence(model, random_group(32, (49408, 16)))
+
+
+def test_a_model_with_batchnorm_is_refused():
+    config = ModelConfig(kind="open_clip", architecture="RN50")
+    with pytest.raises(UserError, match="BatchNorm2d at 'clip.visual.bn1' mixes records"):
+        validate(build_model(config, ObjectiveConfig(), AdaptationConfig(image="frozen")))
+
+
+def test_the_bias_of_a_pairwise_loss_starts_at_the_odds_of_a_pair(architecture):
+    config = config_of(architecture(), ObjectiveConfig(name="siglip"))
+    assert config.objective.bias == pytest.approx(-2.70805, abs=1e-4)  # -ln 15: one right among 16
+    assert build_model(config.model, config.objective).bias.item() == pytest.approx(-2.70805, abs=1e-4)
+
+
+class TestMistakes:
+    """One clear sentence each."""
+
+    def refused(self, name, match, **model):
+        with pytest.raises(UserError, match=match) as caught:
+            config = config_of(name, **model)
+            tokenizer_for(config.model)
+            build_model(config.model, config.objective)
+        assert str(caught.value).count("\n") == 0 and len(str(caught.value)) < 400
+
+    def test_an_architecture_that_does_not_exist(self):
+        self.refused("ViT-B32", "unknown model.architecture 'ViT-B32'; .*ViT-B-32")
+
+    def test_weights_that_do_not_exist(self):
+        self.refused("ViT-B-32", "neither a file nor a tag of ViT-B-32; .*laion2b_s34b_b79k", weights="laion2b_s34b_b79")
+
+    def test_weights_of_another_activation(self):
+        self.refused("ViT-B-32", "use 'ViT-B-32-quickgelu'", weights="openai")
+
+    def test_weights_that_do_not_fit(self, architecture, tmp_path):
+        save_file({"visual.conv1.weight": torch.zeros(3)}, tmp_path / "w.safetensors")
+        self.refused(architecture(), "w.safetensors do not fit the architecture", weights=str(tmp_path / "w.safetensors"))
+
+    def test_weights_of_a_wider_model(self, architecture, tmp_path):
+        wide = {**SMALL, "embed_dim": 48}
+        clip = build_model(config_of(architecture(wide, "wide.json")).model, ObjectiveConfig()).clip
+        state = {k: v for k, v in clip.state_dict().items() if "parametrizations" not in k}
+        save_file(state, tmp_path / "w.safetensors")
+        self.refused(architecture(), "do not fit", weights=str(tmp_path / "w.safetensors"))
+
+    def test_weights_that_are_no_weights(self, architecture, tmp_path):
+        for name in ("w.safetensors", "w.pt"):
+            (tmp_path / name).write_bytes(b"not weights at all")
+            self.refused(architecture(), "cannot read|do not fit|more than tensors", weights=str(tmp_path / name))
+
+    def test_a_pickle_that_would_run_code(self, architecture, tmp_path):
+        torch.save({"state_dict": open_clip.create_model}, tmp_path / "w.pt")
+        self.refused(architecture(), "more than tensors", weights=str(tmp_path / "w.pt"))
+
+    def test_a_file_that_is_no_architecture(self, tmp_path):
+        (tmp_path / "x.json").write_text(json.dumps({"embed_dim": 3}))
+        self.refused(str(tmp_path / "x.json"), "not an open_clip model config: it needs the keys embed_dim, vision_cfg")
+        (tmp_path / "x.json").write_text("{")
+        self.refused(str(tmp_path / "x.json"), "not valid JSON")
+        self.refused(str(tmp_path / "y.json"), "cannot read the architecture")
+
+    def test_an_architecture_that_cannot_be_built(self, architecture):
+        self.refused(architecture({**SMALL, "vision_cfg": {"wings": 2}}), "open_clip cannot build this architecture: .*wings")
+
+    def test_a_folder_without_a_model(self, tmp_path):
+        self.refused(f"local-dir:{tmp_path / 'none'}", "there is no folder")
+        self.refused(f"local-dir:{tmp_path}", "cannot read the architecture .*open_clip_config.json")
+
+    def test_a_tokenizer_that_would_have_to_be_fetched(self):
+        self.refused("ViT-B-16-SigLIP", "model.tokenizer = 'words'")
+        words = tokenizer_for(ModelConfig(kind="open_clip", architecture="ViT-B-16-SigLIP", tokenizer="words"))
+        assert (words.vocabulary, words.context) == (32000, 64)
