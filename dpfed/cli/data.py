@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from dpfed.errors import UserError
+
+if TYPE_CHECKING:
+    from dpfed.data.importers import ImportReport
+    from dpfed.data.records import RecordStore
+    from dpfed.models.building import Tokenizer
+
+_CAPTIONS_AT_ONCE = 65_536  # records whose captions are in memory at a time
 
 app = typer.Typer(help="Record stores: import a data set, look at what is in one.", no_args_is_help=True)
 
@@ -38,11 +47,19 @@ def import_(
     console.print(f"{report.path}: {report.kind} records from {report.format}: {counts}", highlight=False, soft_wrap=True)
     for name, reason in report.skipped:
         console.print(f"[yellow]left out[/] {name}: {reason}", highlight=False, soft_wrap=True)
+    for sentence in _what_is_protected(report):
+        console.print(sentence, highlight=False, soft_wrap=True)
 
 
 @app.command()
 def inspect(
     dest: Annotated[Path, typer.Argument(help="A record store.", show_default=False)],
+    config: Annotated[
+        Path | None, typer.Option(help="Count the captions that this run's model would cut off.", show_default=False)
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Count the captions of more than so many words.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
     """Count what is in a record store; no record is shown."""
@@ -52,7 +69,7 @@ def inspect(
     from dpfed.data.records import SPLITS, RecordStore
 
     store = RecordStore.open(dest)
-    facts = {
+    facts: dict[str, Any] = {
         "name": store.name,
         "kind": store.kind,
         "public": store.public,
@@ -60,9 +77,80 @@ def inspect(
         "labels": {name: len(store.label_names.get(name, [])) or None for name in store.labels},
         "left_out": len(store.skipped),
     }
+    tokenizer = _tokenizer(config, context)
+    if store.kind == "image-text":
+        facts["captions"] = _captions(store, tokenizer)
+    elif tokenizer is not None:
+        raise UserError(f"{store.path} has no captions to count; leave --config and --context out.")
+    if store.units is not None:
+        facts["units"] = _units(store)
     if as_json:
         print(json.dumps(facts))
         return
     for name, value in facts.items():
-        text = ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
-        console.print(f"[dim]{name.replace('_', ' '):>9}[/]  {text}", highlight=False, soft_wrap=True)
+        text = ", ".join(f"{_words(key)} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+        console.print(f"[dim]{_words(name):>9}[/]  {text}", highlight=False, soft_wrap=True)
+
+
+def _what_is_protected(report: ImportReport) -> list[str]:
+    sentences = []
+    if report.kind == "image-text":
+        sentences.append("All captions of an image are ONE record.")
+    if report.unit_name:
+        sentences.append(
+            f"Records can share a {report.unit_name}. What is protected by default is the record; "
+            f'privacy.unit = "unit" protects the {report.unit_name}, with all records that share it.'
+        )
+    return sentences
+
+
+def _tokenizer(config: Path | None, context: int | None) -> Tokenizer | None:
+    """What counts the words or tokens of a caption: that of a run's model, or one that reads `context` words."""
+    if config is None and context is None:
+        return None
+    from dpfed.config import ModelConfig, load_config
+    from dpfed.data.text import WordTokenizer
+    from dpfed.models.building import tokenizer_for
+
+    if config is None:
+        return WordTokenizer(ModelConfig().vocabulary, context)
+    if context is not None:
+        raise UserError("--config says how much the model reads, so --context cannot be given as well; choose one.")
+    tokenizer = tokenizer_for(load_config(config).model)
+    if tokenizer is None:
+        raise UserError(f"the model of {config} reads no captions; give a config with a text tower, or --context.")
+    return tokenizer
+
+
+def _captions(store: RecordStore, tokenizer: Tokenizer | None) -> dict[str, int]:
+    import numpy as np
+
+    total = most = longer = 0
+    for start in range(0, len(store), _CAPTIONS_AT_ONCE):
+        captions = store.captions(np.arange(start, min(start + _CAPTIONS_AT_ONCE, len(store))))
+        total += sum(map(len, captions))
+        most = max(most, *map(len, captions))
+        if tokenizer is not None:
+            longer += tokenizer.truncated([text for texts in captions for text in texts])
+    counts = {"total": total, "most_per_record": most}
+    return counts if tokenizer is None else counts | {"context": tokenizer.context, "longer_than_context": longer}
+
+
+def _units(store: RecordStore) -> dict[str, str | int]:
+    import numpy as np
+
+    from dpfed.data.records import SPLITS
+
+    _, records = np.unique(store.units, return_counts=True)
+    each = np.concatenate([np.unique(store.units[store.split(split)]) for split in SPLITS])
+    _, splits = np.unique(each, return_counts=True)
+    return {
+        "name": store.unit_name,
+        "number": len(records),
+        "most_records": int(records.max()),
+        "in_several_splits": int((splits > 1).sum()),
+    }
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

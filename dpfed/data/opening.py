@@ -7,56 +7,77 @@ import os
 from pathlib import Path
 
 from dpfed.config import DataConfig
-from dpfed.data.importers import Progress, import_records, importers
+from dpfed.data.importers import Progress, detect, import_records, importers
 from dpfed.data.records import FORMAT_VERSION, RecordStore, is_store, open_or_write
 from dpfed.data.shapes import shapes_store
 from dpfed.errors import UserError, nearest
+
+_ORIGINALS_FROM = 64  # pixels; smaller images are read raw far faster than their files are decoded
 
 
 def open_records(config: DataConfig, progress: Progress | None = None) -> RecordStore:
     """Opens the records that a configuration names, after generating or importing them if need be.
 
     A source is imported once, into ``<stores>/<importer>-<hash>``; the hash changes with the source's files and the options.
+    Images below 64 pixels are stored raw; others, and those that are not cropped, as original files that are resized when read.
 
     Args:
-        config: the ``[data]`` section.
+        config: the ``[data]`` section, with its size and way to resize settled.
         progress: called during an import with (records so far, of how many or ``None``).
 
     Raises:
         UserError: for an unknown source, a missing path, or a source or store that cannot be read.
     """
-    known = importers()
     if config.source == "shapes":
-        return shapes_store(config.records, config.stores)
+        return shapes_store(config.records, config.stores, half=config.half)
+    if config.source == "scenes":
+        from dpfed.data.scenes import scenes_store
+
+        labelled = DataConfig(source="scenes", path=config.path, stores=config.stores, public=config.public)
+        return scenes_store(config, lambda: _from_path(labelled, None, progress))
+    known = importers()
     if config.source != "store" and config.source not in known:
-        raise UserError(f"unknown data.source {config.source!r}; {nearest(config.source, ['shapes', 'store', *known])}")
+        sources = ["shapes", "scenes", "store", *known]
+        raise UserError(f"unknown data.source {config.source!r}; {nearest(config.source, sources)}")
+    return _from_path(config, config.source, progress)
+
+
+def _from_path(config: DataConfig, format: str | None, progress: Progress | None) -> RecordStore:
+    """Opens ``data.path``, after importing it if it is no store; without a format the importer is found by looking at it."""
     if config.path is None:
         raise UserError(f"data.source = {config.source!r} needs data.path, the place of the records.")
     path = Path(config.path).absolute()
-    if config.source == "store" or is_store(path):
+    if format == "store" or is_store(path):
         return RecordStore.open(path)
     if not path.exists():
         raise UserError(f"data.path: there is nothing at {path}; give the path of a local file or folder.")
+    format, size = format or detect(path), _stored_size(config)
 
     def write(target: Path) -> None:
         import_records(
             path,
             target,
-            format=config.source,
-            size=config.size,
+            format=format,
+            size=size,
             validation=config.validation,
             test=config.test,
             public=config.public,
             progress=progress,
         )
 
-    return open_or_write(Path(config.stores) / f"{config.source}-{_fingerprint(path, config)}", write)
+    return open_or_write(Path(config.stores) / f"{format}-{_fingerprint(path, config, size)}", write)
 
 
-def _fingerprint(path: Path, config: DataConfig) -> str:
+def _stored_size(config: DataConfig) -> int | None:
+    """The side of the images that an import stores raw; ``None``: the original files, from which any resize can be made."""
+    small = config.size is not None and config.size < _ORIGINALS_FROM
+    return config.size if small and config.resize in ("model", "crop") else None
+
+
+def _fingerprint(path: Path, config: DataConfig, size: int | None) -> str:
     """A short hash of everything that the imported store depends on; files count by name, size and time of change."""
     digest = hashlib.blake2b(digest_size=6)
-    digest.update(repr((FORMAT_VERSION, str(path), config.size, config.validation, config.test, config.public)).encode())
+    digest.update(repr((FORMAT_VERSION, str(path), size, config.validation, config.test, config.public)).encode())
     if path.is_file():
         # A table's or a Parquet file's images may lie beside it, but the file that lists them is what is watched.
         files = [path]

@@ -14,6 +14,8 @@ from PIL import Image
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"})
 
+_KERNELS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+
 ImageInput = bytes | Image.Image | np.ndarray
 
 
@@ -52,22 +54,47 @@ def decode(image: ImageInput, size: int | None = None) -> Image.Image:
         raise BrokenImage(_reason(error)) from error
 
 
-def square(image: Image.Image, size: int) -> np.ndarray:
-    """Resizes the shorter side to `size` (bicubic, antialiased) and crops the centre.
+def square(image: Image.Image, size: int, resize: str = "crop", interpolation: str = "bicubic") -> np.ndarray:
+    """Makes an image square, to the pixel as open_clip does, antialiased.
 
     Args:
         image: an RGB image.
         size: side, pixels.
+        resize: ``"crop"`` (the shorter side becomes `size`, then the centre), ``"squash"`` (both sides become `size`) or
+            ``"pad"`` (the longer side becomes `size`, then black borders).
+        interpolation: ``"bicubic"`` or ``"bilinear"``.
 
     Returns:
         ``(3, size, size)`` uint8.
+
+    Raises:
+        ValueError: for another `resize`.
     """
-    if image.size != (size, size):
-        width, height = image.size
-        side = min(width, height)
-        left, top = (width - side) / 2, (height - side) / 2
-        image = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
-    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+    kernel = _KERNELS[interpolation]
+    if image.size == (size, size):
+        result = image
+    elif resize == "crop":
+        result = image.resize((size, size), kernel, box=_centre(image.size, size))
+    elif resize == "squash":
+        result = image.resize((size, size), kernel)
+    elif resize == "pad":
+        inner = image.resize(tuple(max(1, round(side * size / max(image.size))) for side in image.size), kernel)
+        result = Image.new("RGB", (size, size))
+        result.paste(inner, tuple((size - side) // 2 for side in inner.size))
+    else:
+        raise ValueError(f"unknown resize {resize!r}, expected 'crop', 'squash' or 'pad'")
+    return np.ascontiguousarray(np.asarray(result).transpose(2, 0, 1))
+
+
+def _centre(sides: tuple[int, int], size: int) -> tuple[float, float, float, float]:
+    """The part of an image that is the centre once its shorter side is `size`: left, top, right, bottom."""
+    starts, ends = [], []
+    for side in sides:
+        resized = size * side // min(sides)
+        start = round((resized - size) / 2)
+        starts.append(start * side / resized)
+        ends.append(min(side, (start + size) * side / resized))
+    return (*starts, *ends)
 
 
 def encode_png(image: Image.Image) -> bytes:
@@ -75,6 +102,13 @@ def encode_png(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+def memory(image: ImageInput) -> int:
+    """The bytes that an image takes in memory as it is."""
+    if isinstance(image, Image.Image):
+        return 3 * image.width * image.height
+    return len(image) if isinstance(image, bytes) else image.nbytes
 
 
 def decoders() -> ThreadPoolExecutor:

@@ -1,7 +1,7 @@
 """Record stores: an immutable directory of records, memory-mapped, of which only what is asked for is read.
 
     store.json      format version, name, kind, counts, label names, and the sizes of the other files
-    index.arrow     key, split and labels of every record: small, always read
+    index.arrow     key, split, labels and unit (if any) of every record: small, always read
     records.arrow   id, image and captions, in batches of about a thousand records: mapped, read at access
 
 A store is made by `dpfed.data.writing.StoreWriter` and never changed afterwards.
@@ -23,7 +23,7 @@ from torch import Tensor
 from dpfed.data.pixels import BrokenImage, decode, decoders, square
 from dpfed.errors import UserError, nearest
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SPLITS = ("train", "validation", "test")
 KINDS = ("image", "image-text")
 HEADER, INDEX, RECORDS = "store.json", "index.arrow", "records.arrow"
@@ -31,8 +31,17 @@ _RESIZED_AT_ONCE = 1024  # images resized at a time: bounds the float workspace
 
 
 def record_key(id: str) -> int:
-    """The stable 64-bit key of a record: a hash of its id and of nothing else."""
+    """The stable 64-bit key of a record (or a unit): a hash of its id (or name) and of nothing else."""
     return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=8).digest(), "little")
+
+
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8; file names and JSON can hold halves of surrogate pairs, which cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_store(path: str | Path) -> bool:
@@ -50,6 +59,8 @@ class RecordStore:
         public: anyone may see the records.
         size: side of the stored images, pixels; ``None`` when the original files are stored.
         keys: ``(N,)`` uint64, a stable hash of each record's id; unique.
+        units: ``(N,)`` uint64, the same for records that share a unit; ``None`` when the source names no units.
+        unit_name: what a unit is called, such as ``"person"``; ``None``: there are none.
         labels: name -> ``(N,)`` int64, -1 where a record has none.
         label_names: name -> what the numbers mean.
         skipped: (id, reason) of the records that were left out as unreadable when the store was written.
@@ -63,7 +74,9 @@ class RecordStore:
         self.size: int | None = header["images"].get("size")
         self.label_names: dict[str, list[str]] = header["label_names"]
         self.skipped: list[tuple[str, str]] = [(entry["id"], entry["reason"]) for entry in header["skipped"]]
+        self.unit_name: str | None = header.get("unit_name")  # absent in stores of format 1
         self.keys: np.ndarray = index["key"].to_numpy()
+        self.units: np.ndarray | None = index["unit"].to_numpy() if self.unit_name else None
         self.labels: dict[str, np.ndarray] = {name: index[f"label:{name}"].to_numpy() for name in self.label_names}
         self._split: np.ndarray = index["split"].to_numpy()
         self._batches = [records.get_batch(number) for number in range(records.num_record_batches)]
@@ -126,12 +139,15 @@ class RecordStore:
         """The records' captions, a list for each row; at least one each when the kind is ``"image-text"``."""
         return self._column(rows, "captions")
 
-    def images(self, rows: np.ndarray, size: int) -> Tensor:
+    def images(self, rows: np.ndarray, size: int, resize: str = "crop", interpolation: str = "bicubic") -> Tensor:
         """The records' images.
 
         Args:
             rows: ``(n,)`` rows, in any order.
-            size: side, pixels; other sizes than the stored one are resized (shorter side, then a crop of the centre).
+            size: side, pixels.
+            resize: how an original file becomes square: ``"crop"`` (shorter side, then the centre), ``"squash"`` (both sides,
+                the ratio is lost) or ``"pad"`` (longer side, black borders). Images that are stored square stay whole.
+            interpolation: ``"bicubic"`` or ``"bilinear"``.
 
         Returns:
             ``(n, 3, size, size)`` uint8.
@@ -141,20 +157,20 @@ class RecordStore:
             UserError: when a stored file cannot be decoded any more.
         """
         if self.size is None:
-            return self._decoded(np.asarray(rows), size)
+            return self._decoded(np.asarray(rows), size, resize, interpolation)
         whole = np.dtype((np.void, 3 * self.size**2))  # one element per image: a gather is then one memcpy each
         stored = np.empty(len(rows), whole)
         for places, batch, local in self._by_batch(rows):
             stored[places] = np.frombuffer(batch.column("image").buffers()[1], whole, len(batch))[local]
         images = torch.from_numpy(stored.view(np.uint8).reshape(-1, 3, self.size, self.size))
-        return images if size == self.size else _resize(images, size)
+        return images if size == self.size else _resize(images, size, interpolation)
 
-    def _decoded(self, rows: np.ndarray, size: int) -> Tensor:
+    def _decoded(self, rows: np.ndarray, size: int, resize: str, interpolation: str) -> Tensor:
         result = np.empty((len(rows), 3, size, size), np.uint8)
 
         def fill(place: int, encoded: pa.Scalar) -> None:
             try:
-                result[place] = square(decode(encoded.as_py(), size), size)
+                result[place] = square(decode(encoded.as_py(), size), size, resize, interpolation)
             except BrokenImage as error:
                 [id] = self.ids(rows[place : place + 1])
                 raise _damaged(self.path, f"the image of {id!r} cannot be decoded ({error})") from error
@@ -209,20 +225,20 @@ def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
     return RecordStore.open(path)
 
 
-def _resize(images: Tensor, size: int) -> Tensor:
+def _resize(images: Tensor, size: int, interpolation: str) -> Tensor:
     result = images.new_empty(len(images), 3, size, size)
     for source, target in zip(images.split(_RESIZED_AT_ONCE), result.split(_RESIZED_AT_ONCE), strict=True):
         if len(source):
-            resized = torch.nn.functional.interpolate(source.float(), (size, size), mode="bicubic", antialias=True)
+            resized = torch.nn.functional.interpolate(source.float(), (size, size), mode=interpolation, antialias=True)
             target.copy_(resized.round_().clamp_(0, 255))
     return result
 
 
 def _read_header(path: Path) -> dict[str, Any]:
     if not path.exists():
-        raise UserError(f"there is no record store at {path}; import one with `dpfed import`.")
+        raise UserError(f"there is no record store at {path}; import one with `dpfed data import`.")
     if not is_store(path):
-        raise UserError(f"{path} is not a record store (it has no {HEADER}); import it with `dpfed import` first.")
+        raise UserError(f"{path} is not a record store (it has no {HEADER}); import it with `dpfed data import` first.")
     try:
         header = json.loads((path / HEADER).read_text(encoding="utf-8"))
         version = header["dpfed_store"]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
 import shutil
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
-from PIL import Image
 
-from dpfed.data.pixels import BrokenImage, ImageInput, decode, decoders, encode_png, square
-from dpfed.data.records import FORMAT_VERSION, HEADER, INDEX, KINDS, RECORDS, SPLITS, record_key
+from dpfed.data.holdout import hold_out_hash, selected
+from dpfed.data.pixels import BrokenImage, ImageInput, decode, decoders, encode_png, memory, square
+from dpfed.data.records import FORMAT_VERSION, HEADER, INDEX, KINDS, RECORDS, SPLITS, is_text, record_key
 from dpfed.errors import UserError
 
 _BATCH_RECORDS = 1024
@@ -37,6 +36,7 @@ class RecordInput:
         captions: texts of the image; blank ones are dropped.
         labels: label name -> class number; -1 or absent: none.
         split: ``"train"``, ``"validation"`` or ``"test"``.
+        unit: what this record shares with others, such as a person; ``None`` or blank: it is its own unit.
     """
 
     id: str
@@ -44,6 +44,7 @@ class RecordInput:
     captions: tuple[str, ...] = ()
     labels: dict[str, int] = field(default_factory=dict)
     split: str = "train"
+    unit: str | None = None
 
 
 class StoreWriter:
@@ -60,6 +61,7 @@ class StoreWriter:
         public: anyone may see the records.
         label_names: what the class numbers of each label mean; every label that is used must be here.
         skip_broken: leave unreadable records out, and list them in the store, instead of refusing to write it.
+        unit_name: what a unit is called, such as ``"person"``; ``None``: no record names one.
 
     Attributes:
         broken: (id, reason) of the unreadable records met so far.
@@ -67,7 +69,7 @@ class StoreWriter:
     Raises:
         UserError: when `path` exists, an id occurs twice, a class number is out of range, no record is left, or records are
             unreadable.
-        ValueError: for labels, kinds or splits that the store does not know.
+        ValueError: for labels, kinds, splits or units that the store does not know.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class StoreWriter:
         public: bool = False,
         label_names: Mapping[str, Sequence[str]] | None = None,
         skip_broken: bool = False,
+        unit_name: str | None = None,
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"unknown kind {kind!r}, expected one of {KINDS}")
@@ -87,7 +90,8 @@ class StoreWriter:
         self.broken: list[tuple[str, str]] = []
         self._name, self._kind, self._size, self._public, self._skip_broken = name, kind, size, public, skip_broken
         self._label_names = {label: list(names) for label, names in (label_names or {}).items()}
-        self._keys, self._splits = array("Q"), array("b")
+        self._unit_name = unit_name
+        self._keys, self._units, self._splits = array("Q"), array("Q"), array("b")
         self._labels = {label: array("q") for label in self._label_names}
         self._hashes = {split: array("Q") for split in SPLITS[1:]}
         self._seen: set[int] = set()
@@ -124,15 +128,18 @@ class StoreWriter:
 
         Raises:
             UserError: when its id was added before, or for a class number out of range.
-            ValueError: for a label or split that the store does not know.
+            ValueError: for a label, split or unit that the store does not know.
         """
         self._check(record)
         captions = tuple(text.strip() for text in record.captions if text.strip())
         if self._kind == "image-text" and not captions:
             self.broken.append((record.id, "no caption"))
             return
-        self._pending.append(RecordInput(record.id, record.image, captions, record.labels, record.split))
-        self._pending_bytes += max(_weight(record.image), 3 * (self._size or 0) ** 2)
+        if not all(map(is_text, captions)):
+            self.broken.append((record.id, "caption is not valid text"))
+            return
+        self._pending.append(replace(record, captions=captions))
+        self._pending_bytes += max(memory(record.image), 3 * (self._size or 0) ** 2)
         if len(self._pending) >= _BATCH_RECORDS or self._pending_bytes >= _BATCH_BYTES:
             self._flush()
 
@@ -147,13 +154,14 @@ class StoreWriter:
         self.broken.append((id, reason))
 
     def hold_out(self, count: int, split: str) -> None:
-        """Moves exactly `count` training records to another split: those whose ids have the smallest keyed hash.
+        """Moves training records to another split: whole units, those with the smallest keyed hash, `count` records or more.
 
-        The choice depends on the ids alone, not on their order, and is made here, before any private mechanism runs: the
+        Without units that is exactly `count`; with units it may be a few more, so that no unit is torn apart. The choice
+        depends on the units (ids) alone, not on their order, and is made here, before any private mechanism runs: the
         guarantee is about the training split that results.
 
         Args:
-            count: how many.
+            count: how many, at least.
             split: ``"validation"`` or ``"test"``.
 
         Raises:
@@ -162,13 +170,15 @@ class StoreWriter:
         self._flush()
         splits = np.frombuffer(self._splits, np.int8).copy()
         training = np.flatnonzero(splits == 0)
-        if count and count >= len(training):
+        hashes = np.frombuffer(self._hashes[split], np.uint64)[training]
+        moved = selected(hashes, count)
+        if count and moved.all():
+            what = f" and whole {self._unit_name}s are held out" if self._unit_name else ""
             raise UserError(
-                f"cannot hold out {count:,} records for {split}: there are {len(training):,} training records, "
+                f"cannot hold out {count:,} records for {split}: there are {len(training):,} training records{what}, "
                 "and some must be left; ask for fewer."
             )
-        hashes = np.frombuffer(self._hashes[split], np.uint64)[training]
-        splits[training[np.argsort(hashes, kind="stable")[:count]]] = SPLITS.index(split)
+        splits[training[moved]] = SPLITS.index(split)
         self._splits = array("b", splits.tobytes())
 
     def _check(self, record: RecordInput) -> None:
@@ -184,13 +194,16 @@ class StoreWriter:
                 raise UserError(
                     f"record {record.id!r} has {label} = {number}, and there are only {classes} classes; correct it."
                 )
+        if record.unit and self._unit_name is None:
+            raise ValueError(f"record {record.id!r} has a unit, in a store without a unit name")
+        if record.unit and not is_text(record.unit):
+            raise UserError(f"record {record.id!r}: its {self._unit_name} {record.unit!r} is not valid text; rename it.")
         self._claim(record.id)
 
     def _claim(self, id: str) -> None:
-        try:
-            key = record_key(id)
-        except UnicodeEncodeError as error:
-            raise UserError(f"the record id {id!r} is not valid text; rename the file.") from error
+        if not is_text(id):
+            raise UserError(f"the record id {id!r} is not valid text; rename the file.")
+        key = record_key(id)
         if key in self._seen:
             raise UserError(f"the record id {id!r} occurs twice (or its hash does); ids must be unique.")
         self._seen.add(key)
@@ -214,9 +227,10 @@ class StoreWriter:
         self._records.write_batch(pa.record_batch(columns, schema=self._schema))
         for record in kept:
             self._keys.append(record_key(record.id))
+            self._units.append(record_key(record.unit or record.id))
             self._splits.append(SPLITS.index(record.split))
             for split, hashes in self._hashes.items():
-                hashes.append(_hold_out_hash(record.id, split))
+                hashes.append(hold_out_hash(record.unit or record.id, split))
             for label, numbers in self._labels.items():
                 numbers.append(record.labels.get(label, -1))
 
@@ -249,6 +263,7 @@ class StoreWriter:
         columns = {
             "key": np.frombuffer(self._keys, np.uint64),
             "split": np.frombuffer(self._splits, np.int8),
+            **({"unit": np.frombuffer(self._units, np.uint64)} if self._unit_name else {}),
             **{f"label:{label}": np.frombuffer(numbers, np.int64) for label, numbers in self._labels.items()},
         }
         table = pa.table(columns)
@@ -265,6 +280,7 @@ class StoreWriter:
             "splits": {split: self._splits.count(number) for number, split in enumerate(SPLITS)},
             "images": {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size},
             "label_names": self._label_names,
+            "unit_name": self._unit_name,
             "skipped": [{"id": id, "reason": reason} for id, reason in self.broken],
             "files": sizes,
         }
@@ -273,17 +289,6 @@ class StoreWriter:
         named = ", ".join(f"{id} ({reason})" for id, reason in self.broken[:_NAMED])
         more = ", ..." if len(self.broken) > _NAMED else ""
         return f"{len(self.broken):,} of {len(self._seen):,} records cannot be read: {named}{more}"
-
-
-def _hold_out_hash(id: str, split: str) -> int:
-    name = id.encode()
-    return int.from_bytes(hashlib.blake2b(name, key=f"dpfed {split}".encode(), digest_size=8).digest(), "little")
-
-
-def _weight(image: ImageInput) -> int:
-    if isinstance(image, Image.Image):
-        return 3 * image.width * image.height
-    return len(image) if isinstance(image, bytes) else image.nbytes
 
 
 def _cannot_write(path: Path, error: OSError) -> UserError:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpfed.data.importers import ImportReport, detect, import_records
-from dpfed.data.records import RecordStore
+from dpfed.data.records import RecordStore, record_key
 from dpfed.errors import UserError
 
 
@@ -112,7 +112,10 @@ def test_table_without_titles_or_with_missing_files(tmp_path: Path, pictures) ->
 @pytest.mark.parametrize(
     ("rows", "named"),
     [
-        ([{"path": "a.jpg", "title": "x"}], "filepath"),
+        ([{"place": "a.jpg", "title": "x"}], "only place, title; call it filepath"),
+        ([{"image": "a.jpg", "path": "b.jpg", "title": "x"}], "image and path; .*filepath"),
+        ([{"filepath": "a.jpg", "caption": "x", "text": "y"}], "caption and text; .*title"),
+        ([{"filepath": "a.jpg", "unit": "Ann"}, {"filepath": "a.jpg", "unit": "Ben"}], "unit"),
         ([{"filepath": "a.jpg", "title": "x", "split": "trian"}], "trian"),
         ([{"filepath": "a.jpg", "split": "train"}, {"filepath": "a.jpg", "split": "test"}], "a.jpg"),
     ],
@@ -120,6 +123,44 @@ def test_table_without_titles_or_with_missing_files(tmp_path: Path, pictures) ->
 def test_tables_that_cannot_be_meant_are_refused(tmp_path: Path, rows: list[dict[str, str]], named: str) -> None:
     with pytest.raises(UserError, match=named):
         import_records(write_table(tmp_path / "t.csv", rows, ","), tmp_path / "s")
+
+
+@pytest.mark.parametrize("file", ["filepath", "image", "image_path", "file", "path", "img", "filename", " Image"])
+@pytest.mark.parametrize("title", ["title", "caption", "captions", "text", "sentence", "description"])
+def test_other_usual_names_of_the_columns(tmp_path: Path, pictures, file: str, title: str) -> None:
+    pictures.file(tmp_path / "a.jpg")
+    table = write_table(tmp_path / "t.csv", [{file: "a.jpg", title: text} for text in ("a cat", "a dog")], ",")
+    _, store = imported(table, tmp_path / "s", "table")
+    assert store.ids([0]) == ["a.jpg"] and store.captions([0]) == [["a cat", "a dog"]] and store.units is None
+
+
+def test_the_names_of_open_clip_win(tmp_path: Path, pictures) -> None:
+    pictures.file(tmp_path / "a.jpg")
+    rows = [{"image": "gone.jpg", "caption": "other", "title": "a cat", "filepath": "a.jpg"}]
+    _, store = imported(write_table(tmp_path / "t.csv", rows, ","), tmp_path / "s", "table")
+    assert store.ids([0]) == ["a.jpg"] and store.captions([0]) == [["a cat"]]
+
+
+@pytest.mark.parametrize(("column", "name"), [("unit", "unit"), ("person_id", "person"), ("patient_id", "patient")])
+def test_units_of_a_table(tmp_path: Path, pictures, column: str, name: str) -> None:
+    units = ["p1", "p2", " p1 ", ""]
+    rows = [{"filepath": f"{row}.png", "title": "x", column: unit} for row, unit in enumerate(units)]
+    for row in rows:
+        pictures.file(tmp_path / row["filepath"])
+    _, store = imported(write_table(tmp_path / "t.csv", rows, ","), tmp_path / "s", "table")
+    assert store.unit_name == name
+    assert store.units.tolist() == [record_key(unit) for unit in ("p1", "p2", "p1", "3.png")]
+
+
+def test_rows_with_blank_captions_or_missing_files_are_told_apart(tmp_path: Path, pictures) -> None:
+    rows = [{"filepath": "a.png", "title": "x"}, {"filepath": "b.png", "title": " "}, {"filepath": "c.png", "title": "x"}]
+    for name in "ab":
+        pictures.file(tmp_path / f"{name}.png")
+    table = write_table(tmp_path / "t.csv", rows, ",")
+    with pytest.raises(UserError, match="2 of 3"):
+        import_records(table, tmp_path / "s")
+    report, _ = imported(table, tmp_path / "s", "table", skip_broken=True)
+    assert dict(report.skipped) == {"b.png": "no caption", "c.png": "file missing"}
 
 
 def test_table_in_another_encoding_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpfed.data.importers import detect, import_records
-from dpfed.data.records import RecordStore
+from dpfed.data.records import RecordStore, record_key
 from dpfed.errors import UserError
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -67,11 +67,44 @@ def test_split_folders_and_names(tmp_path: Path, pictures, name: str) -> None:
         ("caption", ["a", "b"], [["a"], ["b"]]),
         ("text", ["a", "b"], [["a"], ["b"]]),
         ("captions", [["a", "b"], ["c"]], [["a", "b"], ["c"]]),
+        ("sentences", [["a", None, "b"], ["c"]], [["a", "b"], ["c"]]),
+        ("txt", ["a", "b"], [["a"], ["b"]]),
+        ("description", ["a", "b"], [["a"], ["b"]]),
     ],
 )
 def test_captions(tmp_path: Path, pictures, column: str, values: list, expected: list[list[str]]) -> None:
     store = imported(write(tmp_path / "x.parquet", pictures, 2, **{column: values}), tmp_path / "s")
     assert store.kind == "image-text" and store.captions([0, 1]) == expected and store.name == "x"
+
+
+@pytest.mark.parametrize("names", [[f"caption_{n}" for n in range(5)], ["caption1", "caption2", "caption3"]])
+def test_numbered_captions_are_captions_of_one_record(tmp_path: Path, pictures, names: list[str]) -> None:
+    columns = {name: [f"{name} of a", f"{name} of b", None] for name in names} | {"captions": [None, None, ["z"]]}
+    store = imported(write(tmp_path / "x.parquet", pictures, 3, subcaption=["no"] * 3, **columns), tmp_path / "s")
+    assert store.captions([0, 1, 2]) == [[f"{name} of a" for name in names], [f"{name} of b" for name in names], ["z"]]
+
+
+def test_a_row_without_any_caption_is_named(tmp_path: Path, pictures) -> None:
+    source = write(tmp_path / "x.parquet", pictures, 2, text=["a", None], captions=[None, ["", " "]])
+    with pytest.raises(UserError, match=r"train/1 \(no caption\)"):
+        import_records(source, tmp_path / "s")
+    assert imported(source, tmp_path / "s", skip_broken=True).captions([0]) == [["a"]]
+
+
+@pytest.mark.parametrize(
+    ("column", "name"), [("unit", "unit"), ("person_id", "person"), ("patient_id", "patient"), ("pid", "person")]
+)
+@pytest.mark.parametrize("values", [[7, 8, 7, None], ["7", "8", "7", ""]])
+def test_units(tmp_path: Path, pictures, column: str, name: str, values: list) -> None:
+    store = imported(write(tmp_path / "x.parquet", pictures, 4, **{column: values}), tmp_path / "s")
+    assert store.unit_name == name
+    assert store.units.tolist() == [record_key(unit) for unit in ("7", "8", "7", "train/3")]
+
+
+def test_units_that_pandas_made_floats(tmp_path: Path, pictures) -> None:
+    source = write(tmp_path / "x.parquet", pictures, 3, patient_id=[7.0, float("nan"), 7.0])
+    units = imported(source, tmp_path / "s").units.tolist()
+    assert units[0] == units[2] and units[1] == record_key("train/1")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +146,9 @@ def test_ambiguous_folders_are_refused(tmp_path: Path, pictures) -> None:
         write(tmp_path / "mixed" / f"{name}.parquet", pictures, 1)
     write(tmp_path / "differ" / "train-0.parquet", pictures, 1, text=["a"])
     write(tmp_path / "differ" / "test-0.parquet", pictures, 1)
-    for source, named in (("two", "cats"), ("mixed", "extra"), ("differ", "text")):
+    write(tmp_path / "unknown" / "train-0.parquet", pictures, 1, pid=[1])
+    write(tmp_path / "unknown" / "test-0.parquet", pictures, 1)
+    for source, named in (("two", "cats"), ("mixed", "extra"), ("differ", "text"), ("unknown", "pid")):
         with pytest.raises(UserError, match=named):
             import_records(tmp_path / source, tmp_path / "s")
 

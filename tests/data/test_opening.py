@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dpfed.config import DataConfig
 from dpfed.data.importers import import_records
 from dpfed.data.opening import open_records
+from dpfed.data.records import RecordStore
 from dpfed.errors import UserError
 
 
@@ -32,6 +36,7 @@ def test_a_store_is_opened_by_either_name(tmp_path: Path, source: Path) -> None:
 
 def test_a_source_is_imported_once_and_again_when_it_changes(tmp_path: Path, source: Path, pictures) -> None:
     options = {"source": "folder", "path": str(source), "stores": str(tmp_path / "stores"), "size": 8, "validation": 2}
+    options["resize"] = "crop"
     calls = []
     first = open_records(DataConfig(**options), progress=lambda *at: calls.append(at))
     assert calls and len(first.split("validation")) == 2 and first.size == 8 and first.path.name.startswith("folder-")
@@ -45,9 +50,49 @@ def test_a_source_is_imported_once_and_again_when_it_changes(tmp_path: Path, sou
 
 
 @pytest.mark.parametrize(
+    ("size", "resize", "stored"),
+    [(63, "crop", 63), (63, "model", 63), (64, "crop", None), (8, "squash", None), (8, "pad", None), (224, "model", None)],
+)
+def test_large_images_and_those_not_cropped_are_kept_as_files(
+    tmp_path: Path, source: Path, size: int, resize: str, stored: int | None
+) -> None:
+    config = DataConfig(source="folder", path=str(source), stores=str(tmp_path / "stores"), size=size, resize=resize)
+    assert open_records(config).size == stored
+
+
+def test_originals_are_imported_once_for_all_sizes(tmp_path: Path, source: Path) -> None:
+    options = {"source": "folder", "path": str(source), "stores": str(tmp_path / "stores")}
+    choices = [{"size": 64}, {"size": 224}, {"size": 8, "resize": "pad"}]
+    assert len({open_records(DataConfig(**options, **choice)).path for choice in choices}) == 1
+
+
+@pytest.mark.parametrize("imported", [True, False])
+def test_scenes_are_given_their_labelled_images(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, imported: bool
+) -> None:
+    asked = []
+
+    def scenes_store(config: DataConfig, open_labelled: Callable[[], RecordStore]) -> RecordStore:
+        asked.append(config)
+        return open_labelled()
+
+    monkeypatch.setitem(sys.modules, "dpfed.data.scenes", SimpleNamespace(scenes_store=scenes_store))
+    if imported:
+        import_records(source, tmp_path / "s")
+    path = tmp_path / "s" if imported else source
+    config = DataConfig(source="scenes", path=str(path), stores=str(tmp_path / "stores"), size=16, validation=3)
+    labelled = open_records(config)
+    assert asked == [config] and len(labelled.split("train")) == 8 and labelled.label_names == {"label": ["cat"]}
+    assert labelled.path == path if imported else labelled.path.parent == tmp_path / "stores"
+    with pytest.raises(UserError, match=r"scenes.*data\.path"):
+        open_records(DataConfig(source="scenes", stores=str(tmp_path / "stores")))
+
+
+@pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"source": "shape"}, "shapes"),
+        ({"source": "scene"}, "scenes"),
         ({"source": "parqet", "path": "x"}, "parquet"),
         ({"source": "store"}, r"data\.path"),
         ({"source": "folder"}, r"data\.path"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from dpfed.data.pixels import decode, square
 from dpfed.data.records import RecordStore, record_key
@@ -101,10 +103,42 @@ def test_gray_and_oblong_images_become_square_rgb(tmp_path: Path, pictures) -> N
 
 
 def test_sixteen_bit_images_are_scaled_not_clipped() -> None:
-    from PIL import Image
-
     pixels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     assert np.array_equal(square(decode(Image.fromarray(pixels)), 8)[0], (pixels >> 8).astype(np.uint8))
+
+
+def scene(width: int, height: int) -> Image.Image:
+    """Smooth colours with an edge on each axis, so that a shift of a pixel shows."""
+    x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
+    channels = [128 + 100 * np.sin(9 * x + 5 * y), 255 * (x > 0.4), 255 * (y > 0.7)]
+    return Image.fromarray(np.stack(channels, axis=2).astype(np.uint8))
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize(("resize", "mode"), [("crop", "shortest"), ("squash", "squash"), ("pad", "longest")])
+def test_images_become_square_as_in_open_clip(tmp_path: Path, pictures, resize: str, mode: str, interpolation: str) -> None:
+    transform = pytest.importorskip("open_clip.transform").image_transform
+    sides = [(640, 427), (75, 201), (40, 40), (31, 20), (333, 12), (64, 64)]
+    files = [pictures.encoded(np.asarray(scene(*side)), format) for side in sides for format in ("PNG", "JPEG")]
+    with StoreWriter(tmp_path / "s", name="x", kind="image") as writer:
+        for row, file in enumerate(files):
+            writer.add(RecordInput(str(row), file))
+    ours = RecordStore.open(tmp_path / "s").images(np.arange(len(files)), 64, resize, interpolation).float()
+    oracle = transform(64, is_train=False, mean=(0, 0, 0), std=(1, 1, 1), resize_mode=mode, interpolation=interpolation)
+    theirs = torch.stack([255 * oracle(Image.open(io.BytesIO(file))) for file in files])
+    assert (ours - theirs).abs().mean(dim=(1, 2, 3)).max() < 2
+    assert (ours - theirs)[::2].abs().max() <= 1  # without the reduced decoding of JPEGs, to the pixel
+
+
+def test_stored_squares_are_resized_whole(store: RecordStore) -> None:
+    kinds = [store.images([3], 5, resize) for resize in ("crop", "squash", "pad")]
+    assert torch.equal(kinds[0], kinds[1]) and torch.equal(kinds[0], kinds[2])
+    assert not torch.equal(kinds[0], store.images([3], 5, interpolation="bilinear"))
+
+
+def test_an_unknown_way_to_resize_is_refused(tmp_path: Path, pictures) -> None:
+    with pytest.raises(ValueError, match="longest"):
+        square(decode(pictures.png(10, 20)), 8, "longest")
 
 
 def test_original_files_are_kept_verbatim(tmp_path: Path, pictures) -> None:

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfed.data.importers.captioned_people import CuhkPedesImporter, RstpReidImporter
+from dpfed.data.importers.deepfashion import DeepFashionImporter
 from dpfed.data.importers.folder import FolderImporter
 from dpfed.data.importers.parquet import ParquetImporter
+from dpfed.data.importers.roco import RocoImporter
 from dpfed.data.importers.source import Importer, Source, Unreadable
 from dpfed.data.importers.table import TableImporter
 from dpfed.data.importers.torchvision_sets import (
@@ -18,6 +21,7 @@ from dpfed.data.importers.torchvision_sets import (
     ImageNetImporter,
     PcamImporter,
 )
+from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.data.importers.wilds import WildsImporter
 from dpfed.data.records import SPLITS, RecordStore, is_store
 from dpfed.data.writing import StoreWriter
@@ -30,6 +34,10 @@ Progress = Callable[[int, int | None], None]  # (records so far, of how many)
 # The most particular first: a folder of anything is recognised last.
 _IMPORTERS: tuple[type[Importer], ...] = (
     WildsImporter,
+    CuhkPedesImporter,
+    RstpReidImporter,
+    DeepFashionImporter,
+    RocoImporter,
     Cifar10Importer,
     FashionMnistImporter,
     EuroSatImporter,
@@ -37,6 +45,7 @@ _IMPORTERS: tuple[type[Importer], ...] = (
     ImageNetImporter,
     ParquetImporter,
     TableImporter,
+    WebDatasetImporter,
     FolderImporter,
 )
 
@@ -52,6 +61,7 @@ class ImportReport:
         counts: records by split.
         skipped: (id, reason) of the unreadable records that were left out.
         seconds: how long it took.
+        unit_name: what records share, such as ``"person"``; ``None``: nothing that the source names.
     """
 
     path: Path
@@ -60,6 +70,7 @@ class ImportReport:
     counts: dict[str, int]
     skipped: list[tuple[str, str]]
     seconds: float
+    unit_name: str | None
 
 
 def importers() -> dict[str, Importer]:
@@ -103,8 +114,8 @@ def import_records(
         dest: the store to create; must not exist.
         format: name of an importer; ``None``: found by looking at the source.
         size: store raw square images of this side; ``None``: keep the original files.
-        validation: exactly so many training records become the validation split, chosen by a hash of their ids: a choice made
-            here, before any private mechanism runs (see `StoreWriter.hold_out`).
+        validation: so many training records become the validation split, whole units at a time, chosen by a hash of their ids:
+            a choice made here, before any private mechanism runs (see `StoreWriter.hold_out`).
         test: the same for the test split.
         skip_broken: leave unreadable records out instead of refusing.
         public: anyone may see the records.
@@ -134,6 +145,7 @@ def import_records(
         public=public,
         label_names=opened.label_names,
         skip_broken=skip_broken,
+        unit_name=opened.unit_name,
     ) as writer:
         _copy(opened, writer, progress)
         for split, count in held_out.items():
@@ -141,7 +153,8 @@ def import_records(
                 writer.hold_out(count, split)
     store = RecordStore.open(dest)
     counts = {split: len(store.split(split)) for split in SPLITS}
-    return ImportReport(store.path, format, store.kind, counts, store.skipped, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return ImportReport(store.path, format, store.kind, counts, store.skipped, seconds, store.unit_name)
 
 
 def _copy(source: Source, writer: StoreWriter, progress: Progress | None) -> None:

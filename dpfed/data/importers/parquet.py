@@ -13,13 +13,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, Unreadable, file_record, number_classes
-from dpfed.data.records import SPLITS
+from dpfed.data.importers.source import (
+    UNIT_NAMES,
+    Importer,
+    Item,
+    Source,
+    Unreadable,
+    file_record,
+    number_classes,
+    split_files,
+    unit_of,
+)
 from dpfed.data.writing import RecordInput
 from dpfed.errors import UserError
 
 _IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes")
-_CAPTIONS = ("text", "caption", "captions", "txt")
+_CAPTION = re.compile(r"(text|txt|captions?|sentences?|description)(_?\d+)?")
 _LABELS = ("label", "labels", "fine_label", "coarse_label", "cls")
 _ROWS_AT_ONCE = 256
 
@@ -27,18 +36,21 @@ _ROWS_AT_ONCE = 256
 @dataclass(frozen=True)
 class _Columns:
     image: str
-    caption: str | None
+    captions: list[str]
+    unit: str | None
     labels: dict[str, dict[object, int] | None]  # None: the stored integers are the class numbers
 
-    def names(self) -> list[str]:
-        return [self.image, *([self.caption] if self.caption else []), *self.labels]
+    def needed(self) -> list[str]:
+        return [self.image, *self.captions, *([self.unit] if self.unit else [])]
 
 
 class ParquetImporter(Importer):
     """A Parquet file (training records), or a folder of them whose names start with, or lie in, train, validation or test.
 
     ``image`` is ``struct<bytes, path>`` or binary; ``label`` an integer (named by ClassLabel metadata) or text;
-    ``text``, ``caption`` or ``captions`` text or a list of texts. The id of a record is its split and row.
+    ``text``, ``caption``, ``sentences``, ``description`` and the like, numbered or not, hold text or lists of texts: all of a
+    row are captions of one record. ``unit``, ``person_id``, ``patient_id`` or ``pid`` is the unit. The id of a record is its
+    split and row.
     """
 
     name = "parquet"
@@ -52,47 +64,21 @@ class ParquetImporter(Importer):
 
     def open(self, path: Path) -> Source:
         """Reads the schemas (and the labels, where their classes are not named) and streams the records."""
-        files = _files(path)
+        files = split_files(path, ".parquet", self.layout)
         try:
             opened = [pq.ParquetFile(file) for _, file in files]
             columns, names = _columns([file.schema_arrow for file in opened], [file for _, file in files])
             total = sum(file.metadata.num_rows for file in opened)
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"cannot read the Parquet files of {path} ({_first_line(error)}); are they complete?") from error
-        splits = frozenset(split for split, _ in files)
-        return Source("image-text" if columns.caption else "image", _records(files, columns), names, splits, total)
-
-
-def _files(path: Path) -> list[tuple[str, Path]]:
-    """(split, file) pairs in a fixed order, training files first."""
-    if path.is_file():
-        return [("train", path)]
-    found = sorted(file for file in path.rglob("*.parquet") if not file.name.startswith("."))
-    if not found:
-        raise UserError(f"there are no Parquet files in {path}; expected {ParquetImporter.layout}.")
-    splits: dict[Path, str | None] = {file: _split_of(file.relative_to(path)) for file in found}
-    if not any(splits.values()):
-        splits = dict.fromkeys(found, "train")
-    for file, split in splits.items():
-        if split is None:
-            raise UserError(f"{file} belongs to no split; start its name with train, validation or test, or move it away.")
-    configurations = {_configuration(file.relative_to(path)) for file in found}
-    if len(configurations) > 1:
-        raise UserError(f"{path} holds several data sets ({', '.join(sorted(configurations))}); choose one of these folders.")
-    return sorted(((split, file) for file, split in splits.items()), key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
-
-
-def _split_of(file: Path) -> str | None:
-    """The split that a file's name or, failing that, the nearest folder's name begins with."""
-    for part in reversed(file.parts):
-        word = re.match(r"[a-z]+", part.lower())
-        if word and word[0] in SPLIT_NAMES:
-            return SPLIT_NAMES[word[0]]
-    return None
-
-
-def _configuration(file: Path) -> str:
-    return "/".join(part for part in file.parts[:-1] if part != "data" and part.lower() not in SPLIT_NAMES) or "."
+        return Source(
+            kind="image-text" if columns.captions else "image",
+            records=_records(files, columns),
+            label_names=names,
+            splits=frozenset(split for split, _ in files),
+            total=total,
+            unit_name=UNIT_NAMES[columns.unit] if columns.unit else None,
+        )
 
 
 def _columns(schemas: list[pa.Schema], files: list[Path]) -> tuple[_Columns, dict[str, list[str]]]:
@@ -104,18 +90,20 @@ def _columns(schemas: list[pa.Schema], files: list[Path]) -> tuple[_Columns, dic
             f"{files[0]} has no column of images, only {', '.join(schema.names)}; "
             "expected 'image' as struct<bytes, path> or binary."
         )
-    caption = next((name for name in _CAPTIONS if name in schema.names and _holds_texts(schema.field(name).type)), None)
+    captions = [field.name for field in schema if _CAPTION.fullmatch(field.name) and _holds_texts(field.type)]
+    unit = next((name for name in UNIT_NAMES if name in schema.names), None)
     named = _class_labels(schema)
     labels: dict[str, dict[object, int] | None] = {name: None for name in named}
     for name in _LABELS:
         if name in schema.names and name not in named and _holds_classes(schema.field(name).type):
             having = [file for file, other in zip(files, schemas, strict=True) if name in other.names]
             labels[name], named[name] = number_classes(_distinct(having, name))
+    columns = _Columns(image, captions, unit, labels)
     for other, file in zip(schemas, files, strict=True):
-        for needed in (image, caption):
-            if needed and needed not in other.names:
+        for needed in columns.needed():
+            if needed not in other.names:
                 raise UserError(f"{file} lacks the column {needed!r} that {files[0]} has; all files must have it.")
-    return _Columns(image, caption, labels), named
+    return columns, named
 
 
 def _class_labels(schema: pa.Schema) -> dict[str, list[str]]:
@@ -140,7 +128,7 @@ def _records(files: list[tuple[str, Path]], columns: _Columns) -> Iterator[Item]
     for split, path in files:
         try:
             file = pq.ParquetFile(path)
-            present = [name for name in columns.names() if name in file.schema_arrow.names]
+            present = [name for name in (*columns.needed(), *columns.labels) if name in file.schema_arrow.names]
             for batch in file.iter_batches(_ROWS_AT_ONCE, columns=present):
                 for row in batch.to_pylist():
                     yield _record(f"{split}/{rows[split]}", row, columns, split, path.parent)
@@ -150,8 +138,8 @@ def _records(files: list[tuple[str, Path]], columns: _Columns) -> Iterator[Item]
 
 
 def _record(id: str, row: dict[str, Any], columns: _Columns, split: str, folder: Path) -> Item:
-    captions = row[columns.caption] if columns.caption else None
-    captions = (captions,) if isinstance(captions, str) else tuple(text for text in captions or () if text)
+    captions = tuple(dict.fromkeys(text for name in columns.captions for text in _texts(row[name])))
+    unit = unit_of(row[columns.unit]) if columns.unit else None
     labels = {}
     for name, numbers in columns.labels.items():
         value = row.get(name)
@@ -160,9 +148,13 @@ def _record(id: str, row: dict[str, Any], columns: _Columns, split: str, folder:
     image = row[columns.image]
     if isinstance(image, dict):
         if image.get("bytes") is None and image.get("path"):
-            return file_record(id, folder / image["path"], captions, labels, split)
+            return file_record(id, folder / image["path"], captions, labels, split, unit)
         image = image.get("bytes")
-    return Unreadable(id, "no image") if image is None else RecordInput(id, image, captions, labels, split)
+    return Unreadable(id, "no image") if image is None else RecordInput(id, image, captions, labels, split, unit)
+
+
+def _texts(cell: str | list[str | None] | None) -> list[str]:
+    return [cell] if isinstance(cell, str) else [text for text in cell or () if text]
 
 
 def _holds_images(type: pa.DataType) -> bool:

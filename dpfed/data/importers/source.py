@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from dpfed.data.records import SPLITS
 from dpfed.data.writing import RecordInput
+from dpfed.errors import UserError
 
 _MOST_NUMBERED = 10_000  # integers up to this are taken for class numbers as they are
 
@@ -22,6 +25,9 @@ SPLIT_NAMES = {
     "test": "test",
     "testing": "test",
 }
+
+# Columns and keys that say which records belong together, the first one that is there: what their unit is called.
+UNIT_NAMES = {"unit": "unit", "person_id": "person", "patient_id": "patient", "pid": "person"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ class Source:
         label_names: label name -> what its numbers mean.
         splits: the splits that the source itself defines.
         total: number of records, where it is known beforehand.
+        unit_name: what the units that records share are called, such as ``"person"``; ``None``: records name none.
     """
 
     kind: str
@@ -52,6 +59,7 @@ class Source:
     label_names: dict[str, list[str]] = field(default_factory=dict)
     splits: frozenset[str] = frozenset({"train"})
     total: int | None = None
+    unit_name: str | None = None
 
 
 class Importer(ABC):
@@ -78,14 +86,68 @@ class Importer(ABC):
         """
 
 
-def file_record(id: str, path: Path, captions: tuple[str, ...], labels: dict[str, int], split: str) -> Item:
+def file_record(
+    id: str, path: Path, captions: tuple[str, ...], labels: dict[str, int], split: str, unit: str | None = None
+) -> Item:
     """The record of one image file, kept verbatim."""
     try:
-        return RecordInput(id, path.read_bytes(), captions, labels, split)
+        return RecordInput(id, path.read_bytes(), captions, labels, split, unit)
     except FileNotFoundError:
         return Unreadable(id, "file missing")
-    except OSError as error:
-        return Unreadable(id, error.strerror or str(error))
+    except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
+        return Unreadable(id, getattr(error, "strerror", None) or str(error))
+
+
+def unit_of(value: object) -> str | None:
+    """The unit that a cell names; ``None`` for an empty one."""
+    empty = value is None or value != value  # noqa: PLR0124 - not a number: pandas' empty cell
+    return None if empty else str(value).strip() or None
+
+
+def split_files(path: Path, suffix: str, layout: str) -> list[tuple[str, Path]]:
+    """The files of one data set and their splits.
+
+    A file belongs to the split that its name or, failing that, the nearest folder's name speaks of, such as
+    ``data/train-00000.parquet`` or ``cc3m-validation-0000.tar``; when none does, all files are for training.
+
+    Args:
+        path: a file, which is for training, or a folder.
+        suffix: such as ``".tar"``.
+        layout: what was expected, for messages.
+
+    Returns:
+        (split, file) pairs in a fixed order, training files first.
+
+    Raises:
+        UserError: when there are no such files, a file belongs to no split or to several data sets.
+    """
+    if path.is_file():
+        return [("train", path)]
+    found = sorted(file for file in path.rglob(f"*{suffix}") if not file.name.startswith("."))
+    if not found:
+        raise UserError(f"there are no {suffix} files in {path}; expected {layout}.")
+    splits: dict[Path, str | None] = {file: _split_of(file.relative_to(path)) for file in found}
+    if not any(splits.values()):
+        splits = dict.fromkeys(found, "train")
+    for file, split in splits.items():
+        if split is None:
+            raise UserError(f"{file} belongs to no split; start its name with train, validation or test, or move it away.")
+    configurations = {_configuration(file.relative_to(path)) for file in found}
+    if len(configurations) > 1:
+        raise UserError(f"{path} holds several data sets ({', '.join(sorted(configurations))}); choose one of these folders.")
+    return sorted(((split, file) for file, split in splits.items()), key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
+
+
+def _split_of(file: Path) -> str | None:
+    for part in reversed(file.parts):
+        named = {SPLIT_NAMES[word] for word in re.findall("[a-z]+", part.lower()) if word in SPLIT_NAMES}
+        if len(named) == 1:
+            return named.pop()
+    return None
+
+
+def _configuration(file: Path) -> str:
+    return "/".join(part for part in file.parts[:-1] if part != "data" and part.lower() not in SPLIT_NAMES) or "."
 
 
 def number_classes(values: Iterable[object]) -> tuple[dict[object, int], list[str]]:

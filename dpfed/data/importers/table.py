@@ -5,14 +5,26 @@ from __future__ import annotations
 import csv
 import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, Unreadable, file_record, number_classes
+from dpfed.data.importers.source import (
+    SPLIT_NAMES,
+    UNIT_NAMES,
+    Importer,
+    Item,
+    Source,
+    Unreadable,
+    file_record,
+    number_classes,
+    unit_of,
+)
 from dpfed.errors import UserError, nearest
 
-_KNOWN = ("filepath", "title", "split", "label")
+# The first is open_clip's name; it wins. The others are what people write instead.
+_FILES = ("filepath", "image", "image_path", "file", "path", "img", "filename")
+_TITLES = ("title", "caption", "captions", "text", "sentence", "description")
 
 
 @dataclass
@@ -20,17 +32,27 @@ class _Row:
     line: int
     split: str
     label: str
+    unit: str | None
     titles: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Columns:
+    file: str
+    title: str | None
+    unit: str | None
+    unit_name: str | None
+
+
 class TableImporter(Importer):
-    """A table with the columns ``filepath`` and optionally ``title``, ``split`` and ``label``.
+    """A table with the columns ``filepath`` and optionally ``title``, ``split``, ``label`` and ``unit``.
 
     Rows with the same file are the captions of one record. Paths are relative to the table; the path is the record's id.
+    Other usual names, such as ``image`` and ``caption``, are understood where only one column can be meant.
     """
 
     name = "table"
-    layout = "a .csv or .tsv table with the columns filepath and title (optional: split, label)"
+    layout = "a .csv or .tsv table with the columns filepath and title (optional: split, label, unit)"
 
     def recognises(self, path: Path) -> bool:
         """Whether it is a .csv or .tsv file."""
@@ -39,7 +61,7 @@ class TableImporter(Importer):
     def open(self, path: Path) -> Source:
         """Reads the table (not the images) and streams the records."""
         try:
-            rows, titled, nameless = _read(path)
+            rows, columns, nameless = _read(path)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise UserError(f"cannot read the table {path}: {error}; expected {self.layout}, in UTF-8.") from error
         numbers, names = number_classes(row.label for row in rows.values())
@@ -48,46 +70,68 @@ class TableImporter(Importer):
             yield from nameless
             for filepath, row in rows.items():
                 labels = {"label": numbers[row.label]} if row.label in numbers else {}
-                yield file_record(filepath, path.parent / filepath, tuple(row.titles), labels, row.split)
+                yield file_record(filepath, path.parent / filepath, tuple(row.titles), labels, row.split, row.unit)
 
         return Source(
-            kind="image-text" if titled else "image",
+            kind="image-text" if columns.title else "image",
             records=records(),
             label_names={"label": names} if names else {},
             splits=frozenset(row.split for row in rows.values()),
             total=len(rows) + len(nameless),
+            unit_name=columns.unit_name,
         )
 
 
-def _read(path: Path) -> tuple[dict[str, _Row], bool, list[Unreadable]]:
-    """Rows by file, whether there are titles, and the rows that name no file."""
+def _read(path: Path) -> tuple[dict[str, _Row], _Columns, list[Unreadable]]:
+    """Rows by file, what the columns hold, and the rows that name no file."""
     rows: dict[str, _Row] = {}
     nameless = []
     with path.open(encoding="utf-8-sig", newline="") as file:
         header = file.readline()
         file.seek(0)
         reader = csv.DictReader(file, delimiter="\t" if "\t" in header else ",")
-        columns = reader.fieldnames or []
-        if "filepath" not in columns:
-            raise UserError(f"the table {path} has no column 'filepath', only {columns}; {_suggest(columns)}")
+        reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or []]
+        columns = _columns(reader.fieldnames, path)
         for cells in reader:
-            given = (cells["filepath"] or "").strip()
+            given = (cells[columns.file] or "").strip()
             if not given:
-                nameless.append(Unreadable(f"{path.name}:{reader.line_num}", "no filepath"))
+                nameless.append(Unreadable(f"{path.name}:{reader.line_num}", f"no {columns.file}"))
                 continue
-            _add(rows, _normal(given, path.parent), cells, f"{path}:{reader.line_num}", reader.line_num)
-    return rows, "title" in columns, nameless
+            _add(rows, _normal(given, path.parent), cells, columns, f"{path}:{reader.line_num}", reader.line_num)
+    return rows, columns, nameless
 
 
-def _add(rows: dict[str, _Row], filepath: str, cells: dict[str, str | None], where: str, line: int) -> None:
+def _columns(names: Sequence[str], path: Path) -> _Columns:
+    if not any(names):
+        raise UserError(f"the table {path} is empty; it needs the columns filepath and title.")
+    file, title = (_choose(names, known, path) for known in (_FILES, _TITLES))
+    if file is None:
+        raise UserError(
+            f"the table {path} has no column of image files, only {', '.join(names)}; call it {_FILES[0]} "
+            f"(optional: title, split, label, unit)."
+        )
+    unit = next((name for name in UNIT_NAMES if name in names), None)
+    return _Columns(file, title, unit, UNIT_NAMES[unit] if unit else None)
+
+
+def _choose(names: Sequence[str], known: tuple[str, ...], path: Path) -> str | None:
+    found = [name for name in names if name in known]
+    if len(found) > 1 and known[0] not in found:
+        raise UserError(f"the table {path} has the columns {' and '.join(found)}; call the one that is meant {known[0]}.")
+    return known[0] if known[0] in found else next(iter(found), None)
+
+
+def _add(rows: dict[str, _Row], filepath: str, cells: dict[str, str | None], columns: _Columns, where: str, line: int) -> None:
     split = (cells.get("split") or "train").strip().lower()
     if split not in SPLIT_NAMES:
         raise UserError(f"{where}: unknown split {split!r}; {nearest(split, SPLIT_NAMES)}")
     label = (cells.get("label") or "").strip()
-    row = rows.setdefault(filepath, _Row(line, SPLIT_NAMES[split], label))
-    if (row.split, row.label) != (SPLIT_NAMES[split], label):
-        raise UserError(f"{where}: {filepath} has another split or label than on line {row.line}; rows of one file must agree.")
-    if title := (cells.get("title") or "").strip():
+    unit = unit_of(cells[columns.unit]) if columns.unit else None
+    row = rows.setdefault(filepath, _Row(line, SPLIT_NAMES[split], label, unit))
+    if (row.split, row.label, row.unit) != (SPLIT_NAMES[split], label, unit):
+        what = f"split, label or {columns.unit}" if columns.unit else "split or label"
+        raise UserError(f"{where}: {filepath} has another {what} than on line {row.line}; rows of one file must agree.")
+    if columns.title and (title := (cells[columns.title] or "").strip()):
         row.titles.append(title)
 
 
@@ -96,7 +140,3 @@ def _normal(given: str, folder: Path) -> str:
     if os.path.isabs(given) and Path(given).is_relative_to(folder.absolute()):
         given = Path(given).relative_to(folder.absolute()).as_posix()
     return posixpath.normpath(given)
-
-
-def _suggest(columns: list[str]) -> str:
-    return f"it needs {', '.join(_KNOWN[:2])} (optional: {', '.join(_KNOWN[2:])})." if columns else "the table is empty."

@@ -1,0 +1,111 @@
+"""CUHK-PEDES and RSTPReid: pictures of people, each described in sentences, in one JSON file beside a folder of images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, file_record
+from dpfed.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class _Entry:
+    file: str
+    captions: tuple[str, ...]
+    split: str
+    person: str
+
+
+class _CaptionedPeopleImporter(Importer):
+    """A JSON list with an entry for each image, and the images below ``imgs/``.
+
+    An image with all its captions is one record; its id is the image's path as the list gives it. The unit is the person: a
+    person has several images, all in one split.
+    """
+
+    file: ClassVar[str]
+    image_key: ClassVar[str]
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the list (or its folder) and the images are there."""
+        annotations = path / self.file if path.is_dir() else path
+        return annotations.name == self.file and annotations.is_file() and (annotations.parent / "imgs").is_dir()
+
+    def open(self, path: Path) -> Source:
+        """Reads the list (not the images) and streams the records."""
+        annotations = path / self.file if path.is_dir() else path
+        images = annotations.parent / "imgs"
+        entries = self._entries(annotations)
+        if not images.is_dir():
+            raise UserError(f"{annotations} names images in {images}, which is no folder; expected {self.layout}.")
+
+        def records() -> Iterator[Item]:
+            for entry in entries:
+                yield file_record(entry.file, images / entry.file, entry.captions, {}, entry.split, entry.person)
+
+        splits = frozenset(entry.split for entry in entries)
+        return Source("image-text", records(), splits=splits, total=len(entries), unit_name="person")
+
+    def _entries(self, annotations: Path) -> list[_Entry]:
+        keys = f"id, {self.image_key}, captions (a list of texts) and split"
+        listed = read_json(annotations, self.layout)
+        if not isinstance(listed, list):
+            raise UserError(f"{annotations} holds no list; expected a list of entries with {keys}.")
+        return [self._entry(raw, f"{annotations}: entry {number}", keys) for number, raw in enumerate(listed, start=1)]
+
+    def _entry(self, raw: Any, where: str, keys: str) -> _Entry:
+        if not isinstance(raw, dict):
+            raise UserError(f"{where} is no object; expected the keys {keys}.")
+        person, file, captions, split = (raw.get(key) for key in ("id", self.image_key, "captions", "split"))
+        faults = {
+            "id": isinstance(person, bool) or not isinstance(person, int | str) or not str(person).strip(),
+            self.image_key: not isinstance(file, str) or not file,
+            "captions": not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions),
+            "split": not isinstance(split, str),
+        }
+        for key, faulty in faults.items():
+            if faulty:
+                raise UserError(f"{where} has no valid '{key}'; expected the keys {keys}.")
+        if split not in SPLIT_NAMES:
+            raise UserError(f"{where} has the unknown split {split!r}; {nearest(split, SPLIT_NAMES)}")
+        return _Entry(file, tuple(captions), SPLIT_NAMES[split], str(person).strip())
+
+
+class CuhkPedesImporter(_CaptionedPeopleImporter):
+    """CUHK-PEDES: 40,206 images of 13,003 people, two captions each, with its own splits."""
+
+    name = "cuhk-pedes"
+    layout = "reid_raw.json (or its folder) beside imgs/, entries with id, file_path, captions and split"
+    file = "reid_raw.json"
+    image_key = "file_path"
+
+
+class RstpReidImporter(_CaptionedPeopleImporter):
+    """RSTPReid: five images each of 4,101 people, two captions each, with its own splits."""
+
+    name = "rstpreid"
+    layout = "data_captions.json (or its folder) beside imgs/, entries with id, img_path, captions and split"
+    file = "data_captions.json"
+    image_key = "img_path"
+
+
+def read_json(path: Path, layout: str) -> Any:
+    """What a JSON file holds.
+
+    Args:
+        path: the file.
+        layout: what was expected, for the message.
+
+    Raises:
+        UserError: when the file is missing or is not JSON in UTF-8.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}; expected {layout}.") from error
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+        raise UserError(f"{path} is not JSON in UTF-8 ({error}); expected {layout}.") from error

@@ -1,0 +1,110 @@
+"""ROCO: radiology figures with the captions of the articles they come from, versions 1 and 2."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, Unreadable, file_record
+from dpfed.errors import UserError
+
+
+@dataclass(frozen=True)
+class _Figure:
+    file: Path
+    id: str
+    caption: str
+    split: str
+
+
+class RocoImporter(Importer):
+    """Both public releases, as they unpack; the record's id is the image's path below the folder of the splits.
+
+    Version 1: ``{train,validation,test}/radiology/captions.txt`` (lines of id, tab, caption) beside ``images/ID.jpg``, directly
+    or under ``data/``; one such folder alone can be given too, which is the way to the non-radiology images.
+    Version 2: ``{train,valid,test}_captions.csv`` with the columns ID and Caption, and the images in ``train/`` or
+    ``train_images/``, and so on. Neither says which figures show the same patient.
+    """
+
+    name = "roco"
+    layout = (
+        "{train,validation,test}/radiology/ with captions.txt and images/ (version 1), "
+        "or {train,valid,test}_captions.csv beside train/, valid/ and test/ (version 2)"
+    )
+
+    def recognises(self, path: Path) -> bool:
+        """Whether there are captions of either version."""
+        return path.is_dir() and bool(_first_version(path) or (path / "train_captions.csv").is_file())
+
+    def open(self, path: Path) -> Source:
+        """Reads the captions (not the images) and streams the records."""
+        figures: list[_Figure | Unreadable] = []
+        first = _first_version(path)
+        for folder in first:
+            figures += _text_captions(folder)
+        for split in () if first else ("train", "valid", "test"):
+            figures += _table_captions(path, split)
+        if not figures:
+            raise UserError(f"{path} is not ROCO: expected {self.layout}.")
+
+        def records() -> Iterator[Item]:
+            for figure in figures:
+                if isinstance(figure, Unreadable):
+                    yield figure
+                else:
+                    yield file_record(figure.id, figure.file, (figure.caption,), {}, figure.split)
+
+        splits = frozenset(figure.split for figure in figures if isinstance(figure, _Figure))
+        return Source("image-text", records(), splits=splits, total=len(figures))
+
+
+def _first_version(path: Path) -> list[Path]:
+    """The folders of version 1 that hold a captions.txt: the given one, or those of the splits."""
+    candidates = [path] + [
+        root / split / "radiology" for root in (path, path / "data") for split in ("train", "validation", "test")
+    ]
+    found = [folder for folder in candidates if (folder / "captions.txt").is_file()]
+    return found[:1] if found[:1] == [path] else found
+
+
+def _text_captions(folder: Path) -> Iterator[_Figure | Unreadable]:
+    folder = folder.absolute()
+    split = SPLIT_NAMES.get(folder.parent.name, "train")
+    below = f"{folder.parent.name}/{folder.name}/images"
+    captions = folder / "captions.txt"
+    try:
+        lines = captions.read_text(encoding="utf-8-sig").split("\n")  # captions may hold other line breaks of Unicode
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {captions}: {error}; expected lines of id, tab, caption in UTF-8.") from error
+    for number, line in enumerate(lines, start=1):
+        name, tab, caption = line.partition("\t")
+        if tab and name.strip():
+            file = f"{name.strip()}.jpg"
+            yield _Figure(folder / "images" / file, f"{below}/{file}", caption, split)
+        elif line.strip():
+            yield Unreadable(f"{folder.parent.name}/{folder.name}/captions.txt:{number}", "no tab between id and caption")
+
+
+def _table_captions(path: Path, split: str) -> Iterator[_Figure]:
+    table = path / f"{split}_captions.csv"
+    if not table.is_file():
+        return
+    places = (f"{split}_images/{split}", f"{split}_images", split)
+    place = next((place for place in places if (path / place).is_dir()), None)
+    if place is None:
+        raise UserError(f"{table} has no images beside it; expected a folder {' or '.join(reversed(places))} in {path}.")
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            if not {"ID", "Caption"} <= set(reader.fieldnames or ()):
+                raise UserError(f"{table} has the columns {reader.fieldnames or []}; expected ID and Caption.")
+            for row in reader:
+                id = (row["ID"] or "").strip()
+                if not id:
+                    raise UserError(f"{table}:{reader.line_num} has no ID; expected ID and Caption in every row.")
+                name = f"{id}.jpg"
+                yield _Figure(path / place / name, f"{place}/{name}", row["Caption"] or "", SPLIT_NAMES[split])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"cannot read {table}: {error}; expected a table of ID and Caption in UTF-8.") from error

@@ -1,0 +1,88 @@
+"""`dpfed data import` and `inspect`: what they say about captions, units and truncation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dpfed.cli.data import app
+from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.errors import UserError
+
+
+def invoke(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def facts(*arguments: object) -> dict:
+    return json.loads(invoke("inspect", *arguments, "--json"))
+
+
+@pytest.fixture
+def store(tmp_path: Path, pictures) -> Path:
+    """Ann has three images, one of them in the test split; Ben one; the last record is of nobody."""
+    captions = [("one two three four five",), ("one two three four", "one"), ("one",), ("six " * 6,), ("one",)]
+    people = ["Ann", "Ann", "Ann", "Ben", None]
+    with StoreWriter(tmp_path / "s", name="people", kind="image-text", size=8, unit_name="person") as writer:
+        for row, (texts, person) in enumerate(zip(captions, people, strict=True)):
+            split = "test" if row == 1 else "train"
+            writer.add(RecordInput(str(row), pictures.array(), texts, split=split, unit=person))
+    return tmp_path / "s"
+
+
+def test_captions_and_units_are_counted(store: Path) -> None:
+    found = facts(store)
+    assert found["captions"] == {"total": 6, "most_per_record": 2}
+    assert found["units"] == {"name": "person", "number": 3, "most_records": 3, "in_several_splits": 1}
+    printed = invoke("inspect", store)
+    assert "most per record 2" in printed and "in several splits 1" in printed
+
+
+def test_captions_longer_than_the_context_are_counted(store: Path, tmp_path: Path) -> None:
+    assert [facts(store, "--context", words)["captions"]["longer_than_context"] for words in (1, 3, 4, 5, 6)] == [3, 3, 2, 1, 0]
+    config = tmp_path / "c.toml"
+    config.write_text('[model]\nkind = "image-text"\ncontext = 4\n')
+    assert facts(store, "--config", config)["captions"] == {
+        "total": 6,
+        "most_per_record": 2,
+        "context": 4,
+        "longer_than_context": 2,
+    }
+
+
+def test_many_captions_are_counted_in_parts(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = facts(store, "--context", 4)
+    monkeypatch.setattr("dpfed.cli.data._CAPTIONS_AT_ONCE", 2)
+    assert facts(store, "--context", 4) == whole
+
+
+def test_counting_that_is_impossible_is_refused(store: Path, tmp_path: Path, pictures) -> None:
+    (tmp_path / "image.toml").write_text('[model]\nkind = "image"\n')
+    with StoreWriter(tmp_path / "mute", name="x", kind="image", size=8) as writer:
+        writer.add(RecordInput("a", pictures.array()))
+    mistakes = [
+        ([store, "--config", tmp_path / "image.toml"], "reads no captions"),
+        ([store, "--config", tmp_path / "image.toml", "--context", 5], "--context"),
+        ([tmp_path / "mute", "--context", 5], "no captions"),
+    ]
+    for arguments, named in mistakes:
+        with pytest.raises(UserError, match=named):
+            facts(*arguments)
+    assert not {"captions", "units"} & facts(tmp_path / "mute").keys()
+
+
+@pytest.mark.parametrize("unit", [None, "person_id"])
+@pytest.mark.parametrize("title", [None, "title"])
+def test_an_import_says_what_is_protected(tmp_path: Path, pictures, unit: str | None, title: str | None) -> None:
+    pictures.file(tmp_path / "a.png")
+    columns = {"filepath": "a.png"} | ({title: "a cat"} if title else {}) | ({unit: "Ann"} if unit else {})
+    (tmp_path / "t.csv").write_text(",".join(columns) + "\n" + ",".join(columns.values()) + "\n")
+    printed = invoke("import", tmp_path / "t.csv", tmp_path / "s")
+    assert ("captions of an image are ONE record" in printed) == bool(title)
+    assert ("person" in printed and 'privacy.unit = "unit"' in printed) == bool(unit)
+    assert "Ann" not in printed
