@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.dropout import _DropoutNd
 
 from dpfed.bounding.bounded_sum import clip_factors
@@ -179,7 +180,8 @@ class VmapEngine:
         for start in range(0, len(order), self.chunk):
             chosen = order[start : start + self.chunk]
             views, present = _pad(batch, chosen, sizes)
-            gradients = list(self._gradients(trainable, views, present).values())
+            with sdpa_kernel(SDPBackend.MATH):  # fused attention has no batching rule
+                gradients = list(self._gradients(trainable, views, present).values())
             flat = [gradient.reshape(len(gradient), -1) for gradient in gradients]
             norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=self._exact) for part in flat])
             norms = torch.linalg.vector_norm(norms, dim=0)
