@@ -20,6 +20,7 @@ _HOMES = {
     "StoreWriter": "dpfed.data.writing",
     "RecordInput": "dpfed.data.writing",
     "build_model": "dpfed.models.building",
+    "apply_adapters": "dpfed.models.adapter_file",
     "pretrain": "dpfed.pretraining",
     "resume": "dpfed.pretraining",
     "Encoder": "dpfed.encoder",

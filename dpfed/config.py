@@ -79,9 +79,9 @@ class ModelConfig(Section):
     kind: Literal["image", "image-text", "open_clip"] = Field(
         "image", description="one tower with a projection head, two small towers, or the two towers of an open_clip model"
     )
-    architecture: str | None = Field(None, description="open_clip: a name such as 'ViT-B-32', a JSON file, or 'local-dir:DIR'")
-    weights: str | None = Field(None, description="open_clip: a pretrained tag or a local file; none: random, or local-dir's own")
-    tokenizer: Literal["own", "words"] = Field("own", description="open_clip: the model's own, or hashed words (random weights)")
+    architecture: str | None = Field(None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'")
+    weights: str | None = Field(None, description="a pretrained tag or a local file; none: random, or local-dir's own")
+    tokenizer: Literal["own", "words"] = Field("own", description="the model's own, or hashed words (random weights)")
     image: Literal["cnn", "resnet18", "resnet34", "resnet50"] = Field("cnn", description="image encoder")
     stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
     width: int = Field(32, ge=4, description="channels of the first stage of 'cnn', or 64 for a standard ResNet")
@@ -129,7 +129,7 @@ class ObjectiveConfig(Section):
     name: Literal["infonce", "siglip"] = Field("infonce", description="softmax in both directions, or pairwise sigmoid")
     temperature: float = Field(0.1, gt=0, description="divides the cosine similarities")
     learn_temperature: bool = Field(False, description="train temperature (1/100 and above) and bias with the model")
-    bias: float | None = Field(None, description="siglip: added to every logit; default -ln(S - 1), the odds of a pair in a group")
+    bias: float | None = Field(None, description="siglip: added to every logit; default -ln(S - 1), the odds of a pair")
     augmentations: int = Field(0, ge=0, le=16, description="N_a: further views of every negative (intra-group augmentation)")
 
 

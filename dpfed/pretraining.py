@@ -6,9 +6,12 @@ import dataclasses
 from pathlib import Path
 
 from dpfed.config import Config
+from dpfed.data.text import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
+from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.folder import save_encoder
+from dpfed.models.summary import trained_part
 from dpfed.outcome import write_outcome
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
@@ -43,6 +46,7 @@ def pretrain(config: Config, folder: str | Path, watcher: Watcher | None = None)
     seed = config.privacy.seed
     randomness = Randomness.fresh() if seed is None else Randomness.from_seed(seed)
     parts = assemble(_with_absolute_paths(config), randomness, import_progress(watcher))
+    _say_what_is_trained(parts, watcher)
     run = RunDirectory.create(folder, parts.config, randomness)
     with run.locked():
         return _carry_out(run, parts, randomness, watcher)
@@ -101,6 +105,21 @@ def _carry_out(run: RunDirectory, parts: Parts, randomness: Randomness, watcher:
     return run
 
 
+def _say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
+    trained = trained_part(parts.model, parts.config)
+    watcher.note(f"trains {trained}; {trained.bytes_per_aggregate:,} bytes per aggregate")
+    if parts.tokenizer is None:
+        return
+    read = (
+        f"{parts.tokenizer.context} {'words' if isinstance(parts.tokenizer, WordTokenizer) else 'tokens'} of a caption are read"
+    )
+    if not parts.store.public:  # how many are longer is a fact about private records: for whoever asks
+        watcher.note(f"{read}; `dpfed data inspect {parts.store.path} --config CONFIG` counts longer ones")
+        return
+    captions = [text for texts in parts.store.captions(parts.store.split("train")) for text in texts]
+    watcher.note(f"{read}; {parts.tokenizer.truncated(captions):,} of {len(captions):,} are longer and are cut")
+
+
 def _due(summary: StepSummary, plan: PrivacyPlan, every: int) -> bool:
     return summary.done % every == 0 or summary.done == plan.steps
 
@@ -153,5 +172,13 @@ def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> N
 def _with_absolute_paths(config: Config) -> Config:
     data = config.data
     path = None if data.path is None else str(Path(data.path).expanduser().resolve())
-    changed = data.model_copy(update={"path": path, "stores": str(Path(data.stores).expanduser().resolve())})
-    return config.model_copy(update={"data": changed})
+    data = data.model_copy(update={"path": path, "stores": str(Path(data.stores).expanduser().resolve())})
+    model = config.model
+    if model.weights is not None and Path(model.weights).expanduser().is_file():
+        model = model.model_copy(update={"weights": str(Path(model.weights).expanduser().resolve())})
+    name = model.architecture or ""
+    if name.startswith(LOCAL_DIR) or name.endswith(".json"):
+        prefix = LOCAL_DIR if name.startswith(LOCAL_DIR) else ""
+        place = Path(name.removeprefix(LOCAL_DIR)).expanduser().resolve()
+        model = model.model_copy(update={"architecture": f"{prefix}{place}"})
+    return config.model_copy(update={"data": data, "model": model})

@@ -15,6 +15,9 @@ class Watcher(Protocol):
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """A stage of `total` units begins; the result is called with how many are done."""
 
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
     def evaluated(self, figures: list[Evaluation]) -> None:
         """A model was measured."""
 
@@ -25,6 +28,9 @@ class Silent:
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """See `Watcher`."""
         return lambda done: None
+
+    def note(self, text: str) -> None:
+        """See `Watcher`."""
 
     def evaluated(self, figures: list[Evaluation]) -> None:
         """See `Watcher`."""

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dpfed.cli import data, privacy, runs
+from dpfed.cli import data, privacy, runs, sweep
 from dpfed.errors import UserError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 runs.register(app)
+sweep.register(app)
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(data.app, name="data")
 

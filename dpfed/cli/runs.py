@@ -1,4 +1,4 @@
-"""`dpfed pretrain`, `resume`, `evaluate` and `report`."""
+"""`dpfed pretrain`, `resume`, `evaluate`, `report` and `export`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,20 @@ def report(
     console.print(path, highlight=False, soft_wrap=True)
 
 
+def export(
+    run: RunFolder,
+    dest: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.", show_default=False)],
+    adapters: Annotated[bool, typer.Option("--adapters", help="Only the adapters, as one file.")] = False,
+) -> None:
+    """Copy a run's model out, for example for `open_clip.create_model("local-dir:DEST")`."""
+    from dpfed.cli.terminal import console
+    from dpfed.export import export_model
+
+    for file in export_model(run, dest, adapters):
+        console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands that deal with runs."""
-    for command in (pretrain, resume, evaluate, report):
+    for command in (pretrain, resume, evaluate, report, export):
         app.command()(command)

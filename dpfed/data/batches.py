@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dpfed.data.records import RecordStore
+from dpfed.data.text_views import TextViews
 from dpfed.data.views import ImageViews
 from dpfed.randomness import Randomness
 
@@ -18,42 +19,53 @@ class ViewMaker:
 
     Args:
         store: the records.
+        read: their images, rows ``(n,)`` -> uint8 ``(n, 3, size, size)``.
         views: random image views.
-        count: image views per record (2 + N_a for images alone, 1 + N_a beside texts).
-        size: side of the images, pixels.
-        tokenizer: for image-text models; ``None`` for image models.
+        count: views per record: 2 + N_a images of records that are images alone, otherwise 1 + N_a images and as many texts.
+        tokenizer: for models that read text; ``None`` for image models.
+        text_views: random views of the captions; ``None``, or views that change nothing, give each record one text.
     """
 
     def __init__(
         self,
         store: RecordStore,
+        read: Callable[[np.ndarray], Tensor],
         views: ImageViews,
         count: int,
-        size: int,
         tokenizer: Callable[[list[str]], Tensor] | None = None,
+        text_views: TextViews | None = None,
     ) -> None:
-        self._store, self._views, self._count, self._size, self._tokenizer = store, views, count, size, tokenizer
+        self._store, self._read, self._views, self._count = store, read, views, count
+        self._tokenizer, self._text_views = tokenizer, text_views
 
     def __call__(self, rows: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
         """Views of some records.
 
         Args:
             rows: ``(n,)`` rows of the store.
-            randomness: source of the views' parameters and of the choice of a caption.
+            randomness: source of the views' parameters and of the choice of a caption (one for all texts of a record).
             step: training step.
             device: where the views are made.
 
         Returns:
-            ``{"image": (n, V, 3, H, W) float32, "text": (n, 1, L) int64}``.
+            ``{"image": (n, V, 3, H, W) float32, "text": (n, W, L) int64}``; W is `count`, or 1 without text views.
         """
         keys = self._store.keys[rows]
         columns = self._views.columns * self._count
         uniforms = randomness.per_record("views", step, keys, columns).astype(np.float32)
         uniforms = torch.from_numpy(uniforms).view(len(rows), self._count, self._views.columns).to(device)
-        result = {"image": self._views(self._store.images(rows, self._size).to(device), uniforms)}
+        result = {"image": self._views(self._read(rows).to(device), uniforms)}
         if self._tokenizer is not None:
-            choice = randomness.per_record("caption", step, keys, 1)[:, 0]
-            captions = self._store.captions(rows)
-            texts = [texts[int(u * len(texts))] for u, texts in zip(choice, captions, strict=True)]
-            result["text"] = self._tokenizer(texts).to(device)[:, None]
+            result["text"] = self._texts(self._tokenizer, rows, randomness, step).to(device)
         return result
+
+    def _texts(self, tokenizer: Callable[[list[str]], Tensor], rows: np.ndarray, randomness: Randomness, step: int) -> Tensor:
+        """Tokens ``(n, W, L)`` of the records' texts; W = 1 where all of a record would be the same."""
+        keys = self._store.keys[rows]
+        choice = randomness.per_record("caption", step, keys, 1)[:, 0]
+        captions = [own[int(u * len(own))] for u, own in zip(choice, self._store.captions(rows), strict=True)]
+        if self._text_views is None or not self._text_views.active:
+            return tokenizer(captions)[:, None]
+        uniforms = randomness.per_record("text", step, keys, self._count)
+        texts = self._text_views(captions, (uniforms * 2.0**53).astype(np.uint64))  # all of the 53 bits that were drawn
+        return tokenizer([text for own in texts for text in own]).unflatten(0, (len(rows), self._count))

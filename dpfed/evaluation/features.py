@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from dpfed.data.records import RecordStore
-
+ReadImages = Callable[[np.ndarray], Tensor]
 ImagesFn = Callable[[Tensor], Tensor]
 Tokenizer = Callable[[list[str]], Tensor]
 
@@ -31,10 +28,9 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 def extract(
     model: nn.Module,
-    store: RecordStore,
+    read: ReadImages,
     rows: np.ndarray,
     images_fn: ImagesFn,
-    size: int,
     device: torch.device | str,
     batch: int = 512,
 ) -> Tensor:
@@ -42,10 +38,9 @@ def extract(
 
     Args:
         model: has ``features(images (n, 3, H, W)) -> (n, F)``.
-        store: the records.
+        read: images of rows of a store, uint8 ``(n, 3, size, size)``.
         rows: (n,) int64, which records, in this order.
         images_fn: maps uint8 ``(n, 3, H, W)`` to the model's floats; normally ``ImageViews.plain``.
-        size: side of the images, pixels.
         device: where the model is.
         batch: records in memory at a time.
 
@@ -55,20 +50,19 @@ def extract(
     Raises:
         ValueError: for no rows.
     """
-    return _in_batches(rows, batch, model, lambda part: model.features(_images(store, part, images_fn, size, device)))
+    return _in_batches(rows, batch, model, lambda part: model.features(_images(read, part, images_fn, device)))
 
 
 def embed_images(
     model: nn.Module,
-    store: RecordStore,
+    read: ReadImages,
     rows: np.ndarray,
     images_fn: ImagesFn,
-    size: int,
     device: torch.device | str,
     batch: int = 512,
 ) -> Tensor:
     """Image embeddings of a two-tower model, in the space that it shares with text: ``(n, D)`` float32 on the CPU."""
-    return _in_batches(rows, batch, model, lambda part: model.embed_images(_images(store, part, images_fn, size, device)))
+    return _in_batches(rows, batch, model, lambda part: model.embed_images(_images(read, part, images_fn, device)))
 
 
 def embed_captions(
@@ -86,9 +80,9 @@ def embed_captions(
     return _in_batches(captions, batch, model, lambda part: model.embed_text(tokenizer(part).to(device)))
 
 
-def _images(store: RecordStore, rows: np.ndarray, images_fn: ImagesFn, size: int, device: torch.device | str) -> Tensor:
+def _images(read: ReadImages, rows: np.ndarray, images_fn: ImagesFn, device: torch.device | str) -> Tensor:
     # Bytes travel to the device, floats are made there: a quarter of the traffic.
-    return images_fn(store.images(rows, size).to(device)).to(device)
+    return images_fn(read(rows).to(device)).to(device)
 
 
 def _in_batches(

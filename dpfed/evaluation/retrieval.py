@@ -1,9 +1,12 @@
-"""Cross-modal retrieval: where a query's true partner stands among all candidates.
+"""Cross-modal retrieval: where a query's right answers stand among all candidates.
 
-Metric names and the 1-based ranks follow open_clip; several captions per image are supported.
+What is right is a list of (image, text) pairs: an image may have several captions, and several images the same caption.
+Metric names and the 1-based ranks follow open_clip.
 """
 
 from __future__ import annotations
+
+from collections import defaultdict
 
 import numpy as np
 import torch
@@ -12,72 +15,123 @@ from torch.nn.functional import normalize
 
 RECALL_AT = (1, 5, 10)
 CELLS = 2**26  # similarities in memory at a time when no chunk is given: 256 MiB of float32
+PAIRS = 2**16  # right pairs whose embeddings are gathered at a time
 TIE = 1e-6  # cosines nearer than float32 can tell apart are ties
 
 
-@torch.no_grad()
-def retrieval_metrics(image_z: Tensor, text_z: Tensor, text_to_image: Tensor, chunk: int | None = None) -> dict[str, float]:
-    """Recall and ranks in both directions.
+def right_pairs(captions: list[list[str]], units: np.ndarray | None = None) -> tuple[list[str], Tensor, Tensor]:
+    """Which text is right for which image.
 
-    A query's rank is 1 + the number of wrong candidates that are at least as similar as the right one: a tie never counts
-    in the model's favour, so an embedding that says the same of everything ranks last. From image to text the right
-    candidate is the best of the image's own captions, and its other captions do not compete with it.
+    Equal captions are one text, which is right for every image that has it: to count one of two identical candidates as
+    wrong would measure nothing but chance.
+
+    Args:
+        captions: the captions of n images, at least one each.
+        units: ``(n,)``, what the images show; images of one unit then share all their captions. ``None``: each for itself.
+
+    Returns:
+        The m different captions, and the right pairs as indices of images ``(P,)`` and of texts ``(P,)``, int64.
+    """
+    numbers: dict[str, int] = {}
+    own = [[numbers.setdefault(text, len(numbers)) for text in texts] for texts in captions]
+    if units is not None:
+        of_unit: dict[int, list[int]] = defaultdict(list)
+        for unit, texts in zip(units.tolist(), own, strict=True):
+            of_unit[unit] += texts
+        own = [of_unit[unit] for unit in units.tolist()]
+    pairs = [(image, text) for image, texts in enumerate(own) for text in dict.fromkeys(texts)]
+    images, texts = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
+    return list(numbers), images, texts
+
+
+@torch.no_grad()
+def retrieval_metrics(
+    image_z: Tensor, text_z: Tensor, pairs_image: Tensor, pairs_text: Tensor, chunk: int | None = None
+) -> dict[str, float]:
+    """Recall and ranks in both directions.
 
     Args:
         image_z: ``(n, D)`` image embeddings; normalised here.
-        text_z: ``(m, D)`` caption embeddings; normalised here.
-        text_to_image: ``(m,)`` int64, the index in ``image_z`` of each caption's image.
+        text_z: ``(m, D)`` text embeddings; normalised here.
+        pairs_image: ``(P,)`` int64, the image of each right pair.
+        pairs_text: ``(P,)`` int64, its text; every image and every text is in a pair.
         chunk: queries compared at a time; by default as many as keep the similarities within 256 MiB.
 
     Returns:
         ``{image_to_text,text_to_image}_R@{1,5,10}`` in [0, 1] and ``_mean_rank``, ``_median_rank``, 1 and above.
 
     Raises:
-        ValueError: for mismatched shapes, an index out of range, or an image without a caption.
+        ValueError: for mismatched shapes, an index out of range, or an image or text without a partner.
     """
-    _check(image_z, text_z, text_to_image)
-    image_z, text_z = normalize(image_z.float(), dim=1), normalize(text_z.float(), dim=1)
-    captions = torch.arange(len(text_z), device=text_z.device)
-    by_image = text_to_image.argsort(stable=True)
-    metrics = _summary("image_to_text", _ranks(image_z, text_z, text_to_image[by_image], captions[by_image], chunk))
-    return metrics | _summary("text_to_image", _ranks(text_z, image_z, captions, text_to_image, chunk))
+    _check(image_z, text_z, pairs_image, pairs_text)
+    metrics = _summary("image_to_text", ranks(image_z, text_z, pairs_image, pairs_text, chunk))
+    return metrics | _summary("text_to_image", ranks(text_z, image_z, pairs_text, pairs_image, chunk))
 
 
-def _ranks(query: Tensor, candidate: Tensor, pair_query: Tensor, pair_candidate: Tensor, chunk: int | None) -> Tensor:
-    """Ranks (n,) of the best right candidate of each query; (pair_query, pair_candidate) lists what is right, by query."""
+@torch.no_grad()
+def ranks(query: Tensor, candidate: Tensor, pair_query: Tensor, pair_candidate: Tensor, chunk: int | None = None) -> Tensor:
+    """Ranks ``(n,)`` of the best right candidate of each query.
+
+    A rank is 1 + the number of wrong candidates that are at least as similar: the query's other right candidates do not
+    compete, and a tie never counts in the model's favour, so an embedding that says the same of everything ranks last.
+
+    Args:
+        query: ``(n, D)``; normalised here, like the candidates.
+        candidate: ``(m, D)``.
+        pair_query: ``(P,)`` int64, the query of each right pair.
+        pair_candidate: ``(P,)`` int64, its candidate.
+        chunk: see `retrieval_metrics`.
+    """
+    query, candidate = normalize(query.float(), dim=1), normalize(candidate.float(), dim=1)
+    pair_query, order = pair_query.sort()
+    pair_candidate = pair_candidate[order]
     chunk = chunk or max(1, CELLS // len(candidate))
     right = torch.cat(
         [
             (query[q] * candidate[c]).sum(dim=1)
-            for q, c in zip(pair_query.split(2**16), pair_candidate.split(2**16), strict=True)
+            for q, c in zip(pair_query.split(PAIRS), pair_candidate.split(PAIRS), strict=True)
         ]
     )
     best = torch.full((len(query),), -torch.inf, device=query.device).scatter_reduce_(0, pair_query, right, "amax")
-    ranks = []
+    found = torch.empty(len(query), dtype=torch.int64, device=query.device)
+    # One workspace for all chunks: freeing and taking it again would cost more time than the products.
+    workspace = query.new_empty(min(chunk, len(query)), len(candidate))
     for start in range(0, len(query), chunk):
-        similarity = query[start : start + chunk] @ candidate.T
-        stop = start + len(similarity)
+        part = query[start : start + chunk]
+        stop = start + len(part)
+        similarity = torch.mm(part, candidate.T, out=workspace[: len(part)])
         low, high = torch.searchsorted(pair_query, torch.tensor([start, stop], device=query.device)).tolist()
         similarity[pair_query[low:high] - start, pair_candidate[low:high]] = -torch.inf
-        ranks.append(1 + (similarity >= best[start:stop, None] - TIE).sum(dim=1))
-    return torch.cat(ranks)
+        # Counted in place; float32 adds zeros and ones exactly up to 2^24. What is not a number is not less, and so counts
+        # against the model.
+        less = similarity.lt_(best[start:stop, None] - TIE).sum(dim=1)
+        found[start:stop] = 1 + len(candidate) - less.long()
+    return found
 
 
-def _summary(direction: str, ranks: Tensor) -> dict[str, float]:
-    metrics = {f"{direction}_R@{k}": float((ranks <= k).double().mean()) for k in RECALL_AT}
-    metrics[f"{direction}_mean_rank"] = float(ranks.double().mean())
-    metrics[f"{direction}_median_rank"] = float(np.median(ranks.cpu().numpy()))
+def _summary(direction: str, found: Tensor) -> dict[str, float]:
+    metrics = {f"{direction}_R@{k}": float((found <= k).double().mean()) for k in RECALL_AT}
+    metrics[f"{direction}_mean_rank"] = float(found.double().mean())
+    metrics[f"{direction}_median_rank"] = float(np.median(found.cpu().numpy()))
     return metrics
 
 
-def _check(image_z: Tensor, text_z: Tensor, text_to_image: Tensor) -> None:
+def _check(image_z: Tensor, text_z: Tensor, pairs_image: Tensor, pairs_text: Tensor) -> None:
     n, m = len(image_z), len(text_z)
-    if not n or not m or image_z.shape[1:] != text_z.shape[1:] or text_to_image.shape != (m,):
+    if (
+        not n
+        or not m
+        or image_z.shape[1:] != text_z.shape[1:]
+        or pairs_image.dim() != 1
+        or pairs_image.shape != pairs_text.shape
+    ):
         raise ValueError(
-            f"retrieval needs (n, D) images, (m, D) texts and (m,) indices, got {tuple(image_z.shape)}, "
-            f"{tuple(text_z.shape)} and {tuple(text_to_image.shape)}"
+            f"retrieval needs (n, D) images, (m, D) texts and (P,) indices of right pairs, got {tuple(image_z.shape)}, "
+            f"{tuple(text_z.shape)}, {tuple(pairs_image.shape)} and {tuple(pairs_text.shape)}"
         )
-    if int(text_to_image.min()) < 0 or int(text_to_image.max()) >= n:
-        raise ValueError(f"text_to_image must be in [0, {n}), got {int(text_to_image.min())} to {int(text_to_image.max())}")
-    if len(text_to_image.unique()) != n:
-        raise ValueError("every image needs at least one caption: leave out those that have none")
+    for name, indices, count in (("image", pairs_image, n), ("text", pairs_text, m)):
+        partnered = indices.unique()  # ascending
+        if len(partnered) and (int(partnered[0]) < 0 or int(partnered[-1]) >= count):
+            raise ValueError(f"pairs_{name} must be in [0, {count}), got {int(partnered[0])} to {int(partnered[-1])}")
+        if len(partnered) != count:
+            raise ValueError(f"every {name} needs a partner, and {count - len(partnered)} have none: leave those out")

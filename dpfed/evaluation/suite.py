@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpfed.config import Config
 from dpfed.errors import UserError
-from dpfed.evaluation.features import ImagesFn, Tokenizer, embed_captions, embed_images, extract
+from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
 from dpfed.evaluation.knn import knn_accuracy
 from dpfed.evaluation.linear_probe import linear_probe_accuracy
-from dpfed.evaluation.retrieval import retrieval_metrics
+from dpfed.evaluation.retrieval import retrieval_metrics, right_pairs
+from dpfed.evaluation.zero_shot import check_templates, class_embeddings, zero_shot_metrics
 
 if TYPE_CHECKING:
     from dpfed.data.records import RecordStore
 
+Figure = tuple[str, float, str]  # name, value, protocol
+EmbedRows = Callable[[np.ndarray], Tensor]
+EmbedTexts = Callable[[list[str]], Tensor]
 Which = Literal["trained", "untrained"]
 
 
@@ -51,24 +56,36 @@ def tasks_of(store: RecordStore, config: Config) -> tuple[str, ...]:
     Call it before training, so that an impossible task is known before any budget is spent.
 
     Raises:
-        UserError: for an empty split, or a task that the config names and this store or model cannot do.
+        UserError: for an empty split, a task that the config names and this store or model cannot do, ``match = "unit"``
+            without units, or a zero-shot template without a place for the class.
     """
     if config.evaluation.split == "none":
         return ()
-    reasons = {"retrieval": _no_retrieval(store, config), "knn": _no_labels(store, config), "linear": _no_labels(store, config)}
-    if not config.evaluation.tasks:
+    reasons = {
+        "retrieval": _no_retrieval(store, config),
+        "zero_shot": _no_zero_shot(store, config),
+        "knn": _no_labels(store, config),
+        "linear": _no_labels(store, config),
+    }
+    tasks = config.evaluation.tasks
+    if not tasks:
         if empty := _no_records(store, config):
             raise UserError(f"{empty}; evaluation.split = 'none' trains without measuring.")
-        return tuple(task for task, reason in reasons.items() if reason is None)
-    for task in config.evaluation.tasks:
+        tasks = tuple(task for task, reason in reasons.items() if reason is None)
+    for task in tasks:
         if reasons[task] is not None:
             raise UserError(f"evaluation.tasks names '{task}', but {reasons[task]}.")
-    return config.evaluation.tasks
+    if "retrieval" in tasks and config.evaluation.match == "unit" and store.units is None:
+        raise UserError(f"evaluation.match = 'unit', but the records of {store.name} name no units; set it to 'record'.")
+    if "zero_shot" in tasks:
+        check_templates(config.evaluation.templates)
+    return tasks
 
 
 def evaluate(
     model: nn.Module,
     store: RecordStore,
+    read: ReadImages,
     config: Config,
     images_fn: ImagesFn,
     tokenizer: Tokenizer | None,
@@ -79,11 +96,12 @@ def evaluate(
     """Measures a model on held-out records.
 
     Args:
-        model: with ``features``, and for retrieval ``embed_images`` and ``embed_text``.
+        model: with ``features``, and for retrieval and zero-shot ``embed_images`` and ``embed_text``.
         store: the records; labels of the training split are read for k-NN and the linear probe.
-        config: ``evaluation`` chooses tasks, split and sizes; ``data.size`` the image side in pixels.
+        read: images of rows of the store, uint8 ``(n, 3, size, size)``, as the model expects them.
+        config: ``evaluation`` chooses tasks, split and sizes.
         images_fn: normally ``ImageViews.plain``.
-        tokenizer: texts to int64 tokens ``(n, L)``; only retrieval needs it.
+        tokenizer: texts to int64 tokens ``(n, L)``; only retrieval and zero-shot need it.
         which: is this the trained or the untrained model.
         step: training steps that the model has seen.
         device: where the model is.
@@ -92,11 +110,25 @@ def evaluate(
         UserError: see `tasks_of`.
     """
     tasks = tasks_of(store, config)
-    figures: list[tuple[str, float, str]] = []
+    if tokenizer is None and {"retrieval", "zero_shot"} & set(tasks):
+        raise ValueError("retrieval and zero-shot need the tokenizer of the text tower")
+
+    def features(rows: np.ndarray) -> Tensor:
+        return extract(model, read, rows, images_fn, device).to(device)
+
+    def images(rows: np.ndarray) -> Tensor:
+        return embed_images(model, read, rows, images_fn, device).to(device)
+
+    def texts(captions: list[str]) -> Tensor:
+        return embed_captions(model, captions, tokenizer, device).to(device)
+
+    figures: list[Figure] = []
     if "retrieval" in tasks:
-        figures += _retrieval(model, store, config, images_fn, tokenizer, device)
+        figures += _retrieval(store, config, images, texts)
+    if "zero_shot" in tasks:
+        figures += _zero_shot(store, config, images, texts)
     if "knn" in tasks or "linear" in tasks:
-        figures += _classification(model, store, config, images_fn, device, tasks)
+        figures += _classification(store, config, features, tasks)
     split = config.evaluation.split
     return [Evaluation(name, value, which, split, protocol, step) for name, value, protocol in figures]
 
@@ -111,9 +143,21 @@ def subset(store: RecordStore, rows: np.ndarray, limit: int) -> np.ndarray:
 def _no_retrieval(store: RecordStore, config: Config) -> str | None:
     if store.kind != "image-text":
         return f"the records of {store.name} have no captions"
-    if config.model.kind != "image-text":
-        return f"model.kind = '{config.model.kind}' has no text tower; retrieval needs 'image-text'"
-    return _no_records(store, config)
+    return _no_text_tower(config, "retrieval") or _no_records(store, config)
+
+
+def _no_zero_shot(store: RecordStore, config: Config) -> str | None:
+    if reason := _no_text_tower(config, "zero-shot") or _no_records(store, config):
+        return reason
+    if not _class_columns(store, config):
+        return f"the '{config.evaluation.split}' split of {store.name} has no labels whose classes have names"
+    return None
+
+
+def _no_text_tower(config: Config, task: str) -> str | None:
+    if not config.model.reads_text:
+        return f"model.kind = '{config.model.kind}' has no text tower; {task} needs 'image-text' or 'open_clip'"
+    return None
 
 
 def _no_records(store: RecordStore, config: Config) -> str | None:
@@ -135,46 +179,69 @@ def _label_columns(store: RecordStore, config: Config) -> list[str]:
     return [name for name, values in store.labels.items() if all((values[rows] >= 0).any() for rows in splits)]
 
 
-def _retrieval(
-    model: nn.Module,
-    store: RecordStore,
-    config: Config,
-    images_fn: ImagesFn,
-    tokenizer: Tokenizer | None,
-    device: torch.device | str,
-) -> list[tuple[str, float, str]]:
-    if tokenizer is None:
-        raise ValueError("retrieval needs the tokenizer of the text tower")
+def _class_columns(store: RecordStore, config: Config) -> list[str]:
+    """Labels that zero-shot predicts; those whose classes are called by numbers only when the config asks for the task."""
+    rows = store.split(config.evaluation.split)
+    asked = "zero_shot" in config.evaluation.tasks
+    return [
+        name
+        for name, values in store.labels.items()
+        if (values[rows] >= 0).any() and any(asked or _is_word(text) for text in store.label_names.get(name, []))
+    ]
+
+
+def _is_word(name: str) -> bool:
+    return any(character.isalpha() for character in name)
+
+
+def _retrieval(store: RecordStore, config: Config, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
     rows = store.split(config.evaluation.split)
     captions = store.captions(rows)
-    captioned = np.array([bool(texts) for texts in captions])
+    captioned = np.array([bool(own) for own in captions])
     if not captioned.any():
         raise UserError(f"no record of the '{config.evaluation.split}' split of {store.name} has a caption to retrieve.")
     rows = subset(store, rows[captioned], config.evaluation.records)
-    captions = store.captions(rows)
-    owner = torch.tensor([i for i, texts in enumerate(captions) for _ in texts])
-    image_z = embed_images(model, store, rows, images_fn, config.data.size, device)
-    text_z = embed_captions(model, [text for texts in captions for text in texts], tokenizer, device)
-    protocol = f"cosine, {len(rows)} images against {len(owner)} captions; ties count against the model"
-    metrics = retrieval_metrics(image_z.to(device), text_z.to(device), owner.to(device))
+    units = store.units[rows] if config.evaluation.match == "unit" else None
+    candidates, *pairs = right_pairs(store.captions(rows), units)
+    image_z, text_z = images(rows), texts(candidates)
+    right = "all images with an equal caption" if units is None else f"all that show the same {store.unit_name}"
+    protocol = (
+        f"cosine, {len(rows)} images against {len(candidates)} captions, equal ones counted once; right are {right}; "
+        "ties count against the model"
+    )
+    metrics = retrieval_metrics(image_z, text_z, *(part.to(image_z.device) for part in pairs))
     return [(name, value, protocol) for name, value in metrics.items()]
 
 
-def _classification(
-    model: nn.Module,
-    store: RecordStore,
-    config: Config,
-    images_fn: ImagesFn,
-    device: torch.device | str,
-    tasks: tuple[str, ...],
-) -> list[tuple[str, float, str]]:
+def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
+    columns = _class_columns(store, config)
+    rows = store.split(config.evaluation.split)
+    labelled = np.stack([store.labels[name][rows] >= 0 for name in columns]).any(axis=0)
+    rows = subset(store, rows[labelled], config.evaluation.records)
+    image_z = images(rows)
+    templates = config.evaluation.templates
+    figures = []
+    for column in columns:
+        data, labels = _with_labels(store.labels[column][rows], image_z)
+        if not len(data):
+            raise UserError(f"none of the records chosen by evaluation.records has a '{column}' label; raise it.")
+        names = store.label_names[column]
+        class_z = class_embeddings(names, templates, texts)
+        prompts = f"'{templates[0]}'" if len(templates) == 1 else f"the mean of {len(templates)} prompts"
+        protocol = f"cosine to {prompts}, {len(names)} classes, {len(data)} held-out records; ties count against the model"
+        metrics = zero_shot_metrics(data, class_z, labels)
+        figures += [(f"{name}{_suffix(store, column)}", value, protocol) for name, value in metrics.items()]
+    return figures
+
+
+def _classification(store: RecordStore, config: Config, features: EmbedRows, tasks: tuple[str, ...]) -> list[Figure]:
     columns = _label_columns(store, config)
     labelled = np.stack([store.labels[name] >= 0 for name in columns]).any(axis=0)
     sides = []
     for split, limit in (("train", config.evaluation.bank), (config.evaluation.split, config.evaluation.records)):
         rows = store.split(split)
         rows = subset(store, rows[labelled[rows]], limit)
-        sides.append((rows, extract(model, store, rows, images_fn, config.data.size, device).to(device)))
+        sides.append((rows, features(rows)))
     figures = []
     for column in columns:
         data = [part for rows, x in sides for part in _with_labels(store.labels[column][rows], x)]
@@ -182,7 +249,7 @@ def _classification(
             raise UserError(
                 f"none of the records chosen by evaluation.bank and evaluation.records has a '{column}' label; raise them."
             )
-        suffix = f"[{column}]" if len(store.labels) > 1 else ""
+        suffix = _suffix(store, column)
         counts = f"{len(data[0])} labelled training records, {len(data[2])} held-out records"
         if "knn" in tasks:
             wide = min(200, len(data[0]))
@@ -200,6 +267,10 @@ def _classification(
     return figures
 
 
-def _with_labels(labels: np.ndarray, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _suffix(store: RecordStore, column: str) -> str:
+    return f"[{column}]" if len(store.labels) > 1 else ""
+
+
+def _with_labels(labels: np.ndarray, x: Tensor) -> tuple[Tensor, Tensor]:
     keep = torch.from_numpy(labels >= 0).to(x.device)
     return x[keep], torch.from_numpy(np.asarray(labels, dtype=np.int64)).to(x.device)[keep]

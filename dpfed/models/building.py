@@ -24,7 +24,7 @@ Tokenizer = WordTokenizer | ClipTokenizer
 
 
 def settled(config: Config) -> Config:
-    """The configuration with the choices made that depend on the architecture: the size of the images, and the bias.
+    """The configuration with the choices made that depend on the model: how images become square, their size, and the bias.
 
     Raises:
         UserError: for an unknown architecture.
@@ -35,7 +35,8 @@ def settled(config: Config) -> Config:
     if objective.name == "siglip" and objective.bias is None:
         odds = max(1, config.bounding.group_size - 1)
         objective = objective.model_copy(update={"bias": -math.log(odds)})
-    return config.model_copy(update={"data": config.data.model_copy(update={"size": size}), "objective": objective})
+    data = config.data.model_copy(update={"size": size, "resize": preprocessing_of(config).resize})
+    return config.model_copy(update={"data": data, "objective": objective})
 
 
 def preprocessing_of(config: Config) -> Preprocessing:

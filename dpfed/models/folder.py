@@ -23,12 +23,13 @@ from safetensors.torch import load, save
 from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
 from dpfed.data.preprocessing import Preprocessing
 from dpfed.errors import UserError
+from dpfed.models.adapter_file import adapter_bytes
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import LOCAL_DIR, preprocess_cfg
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.building import Model, build_model, preprocessing_of, settled, tokenizer_for
 from dpfed.models.clip_tokenizer import ClipTokenizer
-from dpfed.models.lora import adapters, merged_state
+from dpfed.models.lora import merged_state
 from dpfed.models.towers import ClipModel
 
 FORMAT = 1
@@ -72,9 +73,8 @@ def _save_clip(folder: Path, model: ClipModel, config: Config) -> bytes:
     _replace(folder / CLIP_CONFIG, (json.dumps(stock, indent=2) + "\n").encode())
     weights = save(_portable(merged_state(model.clip)))
     _replace(folder / CLIP_WEIGHTS, weights)
-    if alone := adapters(model.clip):
-        scale = config.adaptation.alpha / config.adaptation.rank
-        _replace(folder / ADAPTERS, save(_portable(alone), {"format": "dpfed-adapters-1", "scale": repr(scale)}))
+    if alone := adapter_bytes(model.clip):
+        _replace(folder / ADAPTERS, alone)
     tokenizer = tokenizer_for(config.model)
     if isinstance(tokenizer, ClipTokenizer):
         tokenizer.save_files(folder)

@@ -47,13 +47,26 @@ class LowRankUpdate(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The weight with the update, in the shape of the weight."""
-        update = (self.up * self.scale) @ self.down
-        if self.blocks == 1:
-            return weight + update[0]
-        parts = list(weight.chunk(self.blocks))
-        for position, block in enumerate(self.chosen):
-            parts[block] = parts[block] + update[position]
-        return torch.cat(parts)
+        return weight + update_of(self.up, self.down, self.scale, self.blocks, self.chosen)
+
+
+def update_of(up: Tensor, down: Tensor, scale: float, blocks: int, chosen: Sequence[int]) -> Tensor:
+    """What adapters add to a weight ``(blocks * out, in)``.
+
+    Args:
+        up: ``(len(chosen), out, r)``.
+        down: ``(len(chosen), r, in)``.
+        scale: alpha / r.
+        blocks: equal blocks of rows of the weight.
+        chosen: which of them are adapted.
+    """
+    products = ((up * scale) @ down).unbind()
+    if blocks == 1:
+        return products[0]
+    parts = [torch.zeros_like(products[0])] * blocks
+    for block, product in zip(chosen, products, strict=True):
+        parts[block] = product
+    return torch.cat(parts)
 
 
 @dataclass(frozen=True)
@@ -124,33 +137,23 @@ def _kind(leaf: str, parent: nn.Module | None) -> str | None:
     return "out" if leaf in _OUT and attention else None
 
 
-def adapted(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """(path, module, weight name) of every adapted weight."""
+def adapted(model: nn.Module) -> Iterator[tuple[str, LowRankUpdate]]:
+    """The adapted weights, by their names in the model without adapters."""
     for path, module in model.named_modules():
         if parametrize.is_parametrized(module):
             for name, updates in list(module.parametrizations.items()):
                 if isinstance(updates[0], LowRankUpdate):
-                    yield path, module, name
-
-
-def adapters(model: nn.Module) -> dict[str, Tensor]:
-    """The adapters alone: ``PATH.WEIGHT.down`` ``(blocks, r, in)`` and ``PATH.WEIGHT.up`` ``(blocks, out, r)``.
-
-    PATH.WEIGHT is the name of the weight in the model without adapters.
-    """
-    found = {}
-    for path, module, name in adapted(model):
-        update = module.parametrizations[name][0]
-        found |= {f"{path}.{name}.down": update.down.detach(), f"{path}.{name}.up": update.up.detach()}
-    return found
+                    yield f"{path}.{name}" if path else name, updates[0]
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
     """The state of the model with its adapters merged in, under the names of the model without adapters; the model is kept."""
     state = dict(model.state_dict())
-    for path, module, name in adapted(model):
+    for name, _ in adapted(model):
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
         prefix = f"{path}." if path else ""
-        for key in [key for key in state if key.startswith(f"{prefix}parametrizations.{name}.")]:
+        for key in [key for key in state if key.startswith(f"{prefix}parametrizations.{leaf}.")]:
             del state[key]
-        state[f"{prefix}{name}"] = getattr(module, name).detach()
+        state[name] = getattr(module, leaf).detach()
     return state

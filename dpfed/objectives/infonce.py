@@ -39,7 +39,7 @@ def infonce(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tenso
     return torch.where(present, losses, 0.0).sum()
 
 
-def group_loss(embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor) -> Tensor:
+def group_loss(embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None = None) -> Tensor:
     """The loss of one group, in both directions.
 
     Image records contrast view 0 with view 1 and back; views 2 onwards are the N_a augmentations. Image-text records contrast
@@ -49,6 +49,7 @@ def group_loss(embeddings: dict[str, Tensor], present: Tensor, temperature: Tens
         embeddings: ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``.
         present: ``(S,)`` bool.
         temperature: scalar.
+        bias: ignored: a softmax does not see what is added to every logit.
 
     Returns:
         Scalar: the sum over both directions and all records that are present.

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from dpfed.config import Config
 from dpfed.errors import UserError
-from dpfed.evaluation.features import ImagesFn, Tokenizer, embed_captions, embed_images, extract
+from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
 from dpfed.evaluation.suite import subset
 from dpfed.report.embedding_map import map_png
 
@@ -97,6 +97,7 @@ class Gallery:
 def build_gallery(
     model: nn.Module,
     store: RecordStore,
+    read: ReadImages,
     config: Config,
     images_fn: ImagesFn,
     tokenizer: Tokenizer | None,
@@ -107,6 +108,7 @@ def build_gallery(
     Args:
         model: with ``features``, and for captions ``embed_images`` and ``embed_text``.
         store: the records.
+        read: their images, rows ``(n,)`` -> uint8 ``(n, 3, size, size)``.
         config: of the run; ``evaluation.split`` chooses the records, or all splits where that one is empty.
         images_fn: normally ``ImageViews.plain``.
         tokenizer: of the text tower, None for an image model.
@@ -115,15 +117,16 @@ def build_gallery(
     # Not a matter of taste: a picture of a private record would leave the trust boundary without any noise.
     if not store.public:
         return None
-    held_out = store.split(config.evaluation.split)
+    split = config.evaluation.split
+    held_out = store.split(split) if split != "none" else np.arange(0)
     rows = subset(store, held_out if len(held_out) else np.arange(len(store)), POOL)
     kind = "held-out records" if len(held_out) else "records"
-    pictures = store.images(rows, config.data.size)
-    features = extract(model, store, rows, images_fn, config.data.size, device)
+    pictures = read(rows)
+    features = extract(model, read, rows, images_fn, device)
     captions = store.captions(rows) if store.kind == "image-text" else [[] for _ in rows]
     sections = [_samples(store, rows, pictures, captions, kind)]
-    if config.model.kind == "image-text" and tokenizer is not None and any(captions):
-        image_z = embed_images(model, store, rows, images_fn, config.data.size, device)
+    if tokenizer is not None and any(captions):
+        image_z = embed_images(model, read, rows, images_fn, device)
         sections.append(_retrieval(model, image_z, pictures, captions, tokenizer, device))
     sections.append(_neighbours(features, pictures, kind))
     labels = {name: (values[rows], store.label_names.get(name, [])) for name, values in store.labels.items()}

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -13,14 +14,17 @@ from dpfed.bounding.engines import ENGINES, GroupBatch, fastest_engine
 from dpfed.config import Config
 from dpfed.data.batches import ViewMaker
 from dpfed.data.opening import open_records
+from dpfed.data.preprocessing import Preprocessing
 from dpfed.data.records import RecordStore
-from dpfed.data.text import WordTokenizer
+from dpfed.data.sampling import protected_count, unit_keys
+from dpfed.data.text_views import TextViews
 from dpfed.data.views import ImageViews
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, evaluate, tasks_of
-from dpfed.models.building import build_model
+from dpfed.models.building import Tokenizer, build_model, preprocessing_of, settled, tokenizer_for
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import check_independence, random_group, validate
+from dpfed.objectives import OBJECTIVES, GroupLoss
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
@@ -39,7 +43,8 @@ class Parts:
         plan: what is promised.
         model: on its device, at its initial weights until a checkpoint is loaded.
         views: random and plain image views.
-        tokenizer: for image-text models.
+        tokenizer: for models that read text.
+        preprocessing: what the image tower expects.
     """
 
     config: Config
@@ -47,22 +52,35 @@ class Parts:
     plan: PrivacyPlan
     model: nn.Module
     views: ImageViews
-    tokenizer: WordTokenizer | None
+    tokenizer: Tokenizer | None
+    preprocessing: Preprocessing = Preprocessing()
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.model.parameters()).device
 
+    def read(self, rows: np.ndarray) -> torch.Tensor:
+        """Images of rows of the store, as the model wants them: uint8 ``(n, 3, size, size)``."""
+        wanted = self.preprocessing
+        return self.store.images(rows, self.config.data.size, resize=wanted.resize, interpolation=wanted.interpolation)
+
     def worker(self, randomness: Randomness, observe: GroupObserver | None = None, owner: int = 0, owners: int = 1) -> Worker:
         """The worker of one of `owners` data owners."""
-        rows = rows_of_owner(self.store.split("train"), self.store.keys, owner, owners)
-        count = self.config.objective.augmentations + (1 if self.tokenizer else 2)
+        units = unit_keys(self.store, self.config.privacy)
+        rows = rows_of_owner(self.store.split("train"), self.store.keys if units is None else units, owner, owners)
         return Worker(
             plan=self.plan,
             model=self.model,
-            engine=ENGINES[self.config.bounding.engine](self.model, self.config.training.precision),
-            views=ViewMaker(self.store, self.views, count, self.config.data.size, self.tokenizer),
+            engine=ENGINES[self.config.bounding.engine](self.model, self.config.training.precision, loss_of(self.config)),
+            views=ViewMaker(
+                self.store,
+                self.read,
+                self.views,
+                _views_per_image(self.config),
+                self.tokenizer,
+                TextViews(self.config.text_views),
+            ),
             rows=rows,
             keys=self.store.keys[rows],
             randomness=randomness,
@@ -70,6 +88,7 @@ class Parts:
             owner=owner,
             owners=owners,
             observe=observe,
+            units=None if units is None else units[rows],
         )
 
     def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
@@ -78,7 +97,9 @@ class Parts:
 
     def evaluate(self, which: str, step: int) -> list[Evaluation]:
         """Measures the model as it is now."""
-        return evaluate(self.model, self.store, self.config, self.views.plain, self.tokenizer, which, step, self.device)
+        return evaluate(
+            self.model, self.store, self.read, self.config, self.views.plain, self.tokenizer, which, step, self.device
+        )
 
 
 def assemble(
@@ -97,25 +118,38 @@ def assemble(
     device = pick_device(config.training.device)
     if config.privacy.epsilon is not None and config.privacy.epsilon <= 0:
         raise UserError(f"impossible plan: privacy.epsilon must be positive, got {config.privacy.epsilon}.")
+    config = settled(config)
+    tokenizer = tokenizer_for(config.model)
     store = open_records(config.data, progress)
-    if config.model.kind == "image-text" and store.kind != "image-text":
-        raise UserError(f"model.kind = 'image-text' needs captions, and the records of {store.name} have none.")
-    plan = PrivacyPlan.from_config(len(store.split("train")), config.privacy, config.bounding)
+    if config.model.reads_text and store.kind != "image-text":
+        raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
+    plan = PrivacyPlan.from_config(protected_count(store, config.privacy), config.privacy, config.bounding)
     tasks_of(store, config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
-        model = build_model(config.model, config.objective)
+        model = build_model(
+            config.model, config.objective, config.adaptation, config.data.size, load_weights=randomness is not None
+        )
     validate(model)
-    text = (config.model.vocabulary, config.model.context) if config.model.kind == "image-text" else None
+    text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
     with torch.random.fork_rng(devices=[]):
         check_independence(model, random_group(config.data.size, text))
     model.to(device)
     if config.bounding.engine == "auto":
-        engine = fastest_engine(model, _stand_in(config, plan, device), config.training.precision)
+        engine = fastest_engine(model, _stand_in(config, plan, text, device), config.training.precision, loss_of(config))
         config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
     config = config.model_copy(update={"training": config.training.model_copy(update={"device": device.type})})
-    tokenizer = WordTokenizer(config.model.vocabulary, config.model.context) if text else None
-    return Parts(config, store, plan, model, ImageViews(config.views), tokenizer)
+    preprocessing = preprocessing_of(config)
+    return Parts(config, store, plan, model, ImageViews(config.views, preprocessing), tokenizer, preprocessing)
+
+
+def loss_of(config: Config) -> GroupLoss:
+    """The loss of one group that a configuration names."""
+    return OBJECTIVES[config.objective.name]
+
+
+def _views_per_image(config: Config) -> int:
+    return config.objective.augmentations + (1 if config.model.reads_text else 2)
 
 
 def pick_device(name: str) -> torch.device:
@@ -148,16 +182,16 @@ def averaged(model: nn.Module, coordinator: Coordinator) -> Iterator[None]:
         vector.assign(current)
 
 
-def _stand_in(config: Config, plan: PrivacyPlan, device: torch.device) -> GroupBatch:
+def _stand_in(config: Config, plan: PrivacyPlan, text: tuple[int, int] | None, device: torch.device) -> GroupBatch:
     """Noise in the shape of a microbatch, for timing engines: as many groups, of sizes that vary as they will."""
     groups = max(1, min(plan.groups, config.bounding.microbatch // plan.group_size, 48))
     generator = torch.Generator().manual_seed(0)
     sizes = torch.poisson(torch.full((groups,), float(plan.group_size)), generator=generator).clamp(1).int()
     records, size = int(sizes.sum()), config.data.size
-    image_text = config.model.kind == "image-text"
-    count = config.objective.augmentations + (1 if image_text else 2)
+    count = _views_per_image(config)
     views = {"image": torch.randn(records, count, 3, size, size, generator=generator).to(device)}
-    if image_text:
-        tokens = torch.randint(1, config.model.vocabulary, (records, 1, config.model.context), generator=generator)
-        views["text"] = tokens.to(device)
+    if text:
+        vocabulary, context = text
+        texts = count if TextViews(config.text_views).active else 1
+        views["text"] = torch.randint(1, vocabulary, (records, texts, context), generator=generator).to(device)
     return GroupBatch(views, [0, *sizes.cumsum(0).tolist()])

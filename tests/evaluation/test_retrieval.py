@@ -1,87 +1,173 @@
-"""Retrieval against sorted lists, with several captions for an image and with ties."""
+"""Retrieval against sorted lists: several captions for an image, several images for a caption, and ties."""
+
+import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from dpfed.evaluation.retrieval import retrieval_metrics
+from dpfed.evaluation.retrieval import ranks, retrieval_metrics, right_pairs
 
 
-def naive_ranks(image_z, text_z, owner):
-    """1-based ranks by sorting, where every wrong candidate that ties stands ahead of the right one."""
-    unit = [z.double().numpy() / np.linalg.norm(z.double().numpy(), axis=1, keepdims=True) for z in (image_z, text_z)]
-    similarity, owner = np.round(unit[0] @ unit[1].T, 9), owner.numpy()
-    image_to_text = []
-    for i, row in enumerate(similarity):
-        order = sorted(range(len(row)), key=lambda t: (-row[t], owner[t] == i))
-        wrong_before = 0
-        for t in order:
-            if owner[t] == i:
-                break
-            wrong_before += 1
-        image_to_text.append(wrong_before + 1)
-    text_to_image = []
-    for t, column in enumerate(similarity.T):
-        order = sorted(range(len(column)), key=lambda i: (-column[i], owner[t] == i))
-        text_to_image.append(order.index(owner[t]) + 1)
-    return {"image_to_text": np.array(image_to_text), "text_to_image": np.array(text_to_image)}
+def naive_ranks(query, candidate, right):
+    """1-based ranks by sorting, where every wrong candidate that ties stands ahead of the right ones, which do not compete."""
+    query, candidate = (
+        z.double().numpy() / np.linalg.norm(z.double().numpy(), axis=1, keepdims=True) for z in (query, candidate)
+    )
+    found = []
+    for q, row in enumerate(np.round(query @ candidate.T, 9)):
+        order = sorted(range(len(row)), key=lambda c: (-row[c], (q, c) in right))
+        best = next(c for c in order if (q, c) in right)
+        found.append(1 + sum((q, c) not in right for c in order[: order.index(best)]))
+    return np.array(found)
 
 
-def summary(ranks):
+def expected_metrics(image_z, text_z, pairs_image, pairs_text):
+    pairs = set(zip(pairs_image.tolist(), pairs_text.tolist(), strict=True))
+    both = {
+        "image_to_text": naive_ranks(image_z, text_z, pairs),
+        "text_to_image": naive_ranks(text_z, image_z, {(t, i) for i, t in pairs}),
+    }
     out = {}
-    for direction, values in ranks.items():
+    for direction, values in both.items():
         out |= {f"{direction}_R@{k}": (values <= k).mean() for k in (1, 5, 10)}
         out |= {f"{direction}_mean_rank": values.mean(), f"{direction}_median_rank": np.median(values)}
     return out
 
 
-def pairs(n=80, most=4, noise=1.0, seed=0):
+def one_to_many(n=80, most=4, noise=1.0, seed=0):
     g = torch.Generator().manual_seed(seed)
-    counts = torch.randint(1, most + 1, (n,), generator=g)
-    owner = torch.arange(n).repeat_interleave(counts)
+    owner = torch.arange(n).repeat_interleave(torch.randint(1, most + 1, (n,), generator=g))
     owner = owner[torch.randperm(len(owner), generator=g)]
     image_z = torch.randn(n, 8, generator=g)
-    return image_z, image_z[owner] + noise * torch.randn(len(owner), 8, generator=g), owner
+    return image_z, image_z[owner] + noise * torch.randn(len(owner), 8, generator=g), owner, torch.arange(len(owner))
+
+
+def many_to_many(n=60, m=45, extra=80, levels=None, seed=0):
+    """Random pairs, at least one for every image and text, some of them named twice, in any order."""
+    g = torch.Generator().manual_seed(seed)
+    images = torch.cat([torch.arange(n), torch.randint(n, (m + extra,), generator=g)])
+    texts = torch.cat([torch.randint(m, (n,), generator=g), torch.arange(m), torch.randint(m, (extra,), generator=g)])
+    order = torch.randint(len(images), (len(images),), generator=g).unique()
+    order = torch.cat([torch.randperm(len(images), generator=g), order])
+    if levels is None:
+        image_z, text_z = torch.randn(n, 4, generator=g), torch.randn(m, 4, generator=g)
+    else:
+        image_z, text_z = (torch.randint(1, levels, (count, 2), generator=g).float() for count in (n, m))
+    return image_z, text_z, images[order], texts[order]
 
 
 @pytest.mark.parametrize("most", [1, 5])
-def test_equals_sorting(most):
-    given = pairs(most=most)
-    expected = summary(naive_ranks(*given))
+def test_equals_sorting_with_several_captions_for_an_image(most):
+    given = one_to_many(most=most)
+    expected = expected_metrics(*given)
     assert 0.1 < expected["image_to_text_R@1"] < 0.95
     assert retrieval_metrics(*given) == pytest.approx(expected)
 
 
-def test_equals_sorting_with_ties():
-    g = torch.Generator().manual_seed(2)
-    image_z = torch.randint(-1, 2, (60, 3), generator=g).float() + torch.tensor([0.0, 0.0, 5.0])
-    owner = torch.arange(60).repeat(2)
-    text_z = image_z[owner] + torch.randint(0, 2, (120, 3), generator=g)
-    assert retrieval_metrics(image_z, text_z, owner) == pytest.approx(summary(naive_ranks(image_z, text_z, owner)))
-
-
-@pytest.mark.parametrize("chunk", [1, 13, 80, 10_000])
-def test_chunks_do_not_matter(chunk):
-    given = pairs(most=3)
-    assert retrieval_metrics(*given, chunk=chunk) == retrieval_metrics(*given)
+@pytest.mark.parametrize("chunk", [1, 7, 60, None])
+@pytest.mark.parametrize("levels", [None, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_equals_sorting_whatever_is_right_with_ties_and_in_any_chunks(seed, levels, chunk):
+    given = many_to_many(levels=levels, seed=seed)
+    assert retrieval_metrics(*given, chunk=chunk) == pytest.approx(expected_metrics(*given))
 
 
 @pytest.mark.parametrize("dimensions", [1, 7, 64, 129])
 def test_a_constant_embedding_ranks_last(dimensions):
     g = torch.Generator().manual_seed(dimensions)
-    row = torch.randn(1, dimensions, generator=g)
-    metrics = retrieval_metrics(row.expand(203, -1), row.expand(203, -1), torch.arange(203))
+    row = torch.randn(1, dimensions, generator=g).expand(203, -1)
+    metrics = retrieval_metrics(row, row, torch.arange(203), torch.arange(203))
     assert metrics["image_to_text_R@10"] == metrics["text_to_image_R@10"] == 0
     assert metrics["image_to_text_median_rank"] == metrics["text_to_image_mean_rank"] == 203
+
+
+def test_an_embedding_that_is_not_a_number_never_ranks_well():
+    z = torch.eye(30)
+    broken = z.clone()
+    broken[3] = torch.nan
+    found = ranks(broken, z, torch.arange(30), torch.arange(30))
+    assert found[3] >= 30 and (found[[i for i in range(30) if i != 3]] == 1).all()
+    assert ranks(z, broken, torch.arange(30), torch.arange(30))[3] >= 30
+    metrics = retrieval_metrics(torch.full((30, 4), torch.nan), torch.randn(30, 4), torch.arange(30), torch.arange(30))
+    assert metrics["image_to_text_R@10"] == metrics["text_to_image_R@10"] == 0
 
 
 def test_an_image_with_many_equal_captions_of_its_own_ranks_first():
     image_z = torch.eye(3)
     owner = torch.tensor([0, 0, 0, 1, 2])
-    assert retrieval_metrics(image_z, image_z[owner], owner)["image_to_text_mean_rank"] == 1.0
+    assert retrieval_metrics(image_z, image_z[owner], owner, torch.arange(5))["image_to_text_mean_rank"] == 1.0
 
 
-@pytest.mark.parametrize("owner", [[0, 0], [0, 2], [-1, 1], [0]])
-def test_refuses_wrong_indices(owner):
-    with pytest.raises(ValueError, match="caption|text_to_image|indices"):
-        retrieval_metrics(torch.eye(2), torch.eye(2), torch.tensor(owner))
+@pytest.mark.parametrize(
+    ("images", "texts"),
+    [([0, 0], [0, 1]), ([0, 1], [1, 1]), ([0, 2], [0, 1]), ([-1, 1], [0, 1]), ([0, 1], [0, 2]), ([0], [0, 1]), ([], [])],
+)
+def test_refuses_wrong_pairs(images, texts):
+    with pytest.raises(ValueError, match="partner|pairs"):
+        retrieval_metrics(torch.eye(2), torch.eye(2), torch.tensor(images).long(), torch.tensor(texts).long())
+
+
+def as_set(found, captions):
+    candidates, images, texts = found
+    assert len(set(candidates)) == len(candidates) and set(candidates) == {text for own in captions for text in own}
+    assert len(images) == len(set(zip(images.tolist(), texts.tolist(), strict=True)))  # no pair twice
+    return {(image, candidates[text]) for image, text in zip(images.tolist(), texts.tolist(), strict=True)}
+
+
+CAPTIONS = [["a", "b"], ["c"], ["a"], ["d", "d"], ["c", "e"]]
+
+
+def test_equal_captions_are_one_candidate_that_is_right_for_all_who_have_it():
+    expected = {(image, text) for image, own in enumerate(CAPTIONS) for text in own}
+    assert as_set(right_pairs(CAPTIONS), CAPTIONS) == expected
+
+
+def test_images_of_one_unit_share_all_their_captions():
+    units = np.array([2**64 - 1, 7, 8, 2**64 - 1, 9], np.uint64)
+    expected = {
+        (image, text)
+        for image, unit in enumerate(units)
+        for other, own in enumerate(CAPTIONS)
+        for text in own
+        if units[other] == unit
+    }
+    found = as_set(right_pairs(CAPTIONS, units), CAPTIONS)
+    assert found == expected and {(0, "d"), (3, "a")} <= found and (1, "e") not in found
+
+
+LARGE = """
+import json, resource, numpy as np, torch
+from dpfed.evaluation.retrieval import ranks, retrieval_metrics
+n = 100_000
+g = torch.Generator().manual_seed(0)
+image_z = torch.randn(n, 16, generator=g)
+text_z = image_z + torch.randn(n, 16, generator=g)
+images, texts = torch.randperm(n, generator=g), torch.arange(n)
+text_z = text_z[images]  # text t belongs to image images[t]
+metrics = retrieval_metrics(image_z, text_z, images, texts)
+found = ranks(image_z, text_z, images, texts)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+a, b = (z.double() / z.double().norm(dim=1, keepdim=True) for z in (image_z, text_z))
+asked = [0, 1, 12_345, 50_000, n - 1]
+direct = []
+for i in asked:
+    right = int((images == i).nonzero())
+    similarity = b @ a[i]
+    direct.append(int((similarity >= similarity[right] - 1e-6).sum()))
+print(json.dumps({"peak": peak, "ranks": found[asked].tolist(), "direct": direct,
+                  "mean": found.double().mean().item(), "metric": metrics["image_to_text_mean_rank"]}))
+"""
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_against_a_hundred_thousand_fit_into_memory():
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["peak"] < 3  # GiB; the matrix of similarities alone would take 37
+    assert found["metric"] == pytest.approx(found["mean"])
+    assert max(found["direct"]) > 10
+    for rank, direct in zip(found["ranks"], found["direct"], strict=True):
+        assert abs(rank - direct) <= 1  # a candidate within float32's rounding of the bound may fall on either side

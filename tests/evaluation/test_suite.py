@@ -12,7 +12,7 @@ from dpfed.evaluation.suite import evaluate, tasks_of
 class Store:
     """120 records in memory; an image is filled with the record's number, a caption names it."""
 
-    name, public = "memory", True
+    name, public, units, unit_name = "memory", True, None, None
 
     def __init__(self, kind="image-text", columns=("shape",), captions=1, test=40):
         self.kind, self.count = kind, captions
@@ -28,9 +28,9 @@ class Store:
     def split(self, name):
         return self.splits[name]
 
-    def images(self, rows, size):
+    def read(self, rows):
         self.seen.append(np.array(rows))
-        return torch.as_tensor(rows).to(torch.uint8)[:, None, None, None].expand(-1, 3, size, size).clone()
+        return torch.as_tensor(rows).to(torch.uint8)[:, None, None, None].expand(-1, 3, 8, 8).clone()
 
     def captions(self, rows):
         return [[f"{row} {n}" for n in range(self.count)] for row in rows]
@@ -56,8 +56,8 @@ def tokenizer(texts):
 
 
 def run(store, network=None, **sections):
-    config = parse_config({"model": {"kind": "image-text"}, "data": {"size": 8}, **sections})
-    found = evaluate(network or Model(), store, config, lambda x: x.float(), tokenizer, "trained", 7, "cpu")
+    config = parse_config({"model": {"kind": "image-text"}, **sections})
+    found = evaluate(network or Model(), store, store.read, config, lambda x: x.float(), tokenizer, "trained", 7, "cpu")
     return {item.name: item for item in found}
 
 
@@ -86,6 +86,120 @@ def test_all_captions_count():
     assert "40 images against 120 captions" in found["text_to_image_R@1"].protocol
 
 
+def test_images_with_equal_captions_are_all_right():
+    """Captions name the record's number halved: two records share each, and 20 different ones are left."""
+    store = Store()
+    store.captions = lambda rows: [[f"{row // 2}"] for row in rows]
+    network = Model()
+    network.embed_images = lambda images: Model.embed_images(network, images // 2)
+    found = run(store, network, evaluation={"tasks": ["retrieval"]})
+    assert found["image_to_text_mean_rank"].value == found["text_to_image_mean_rank"].value == 1
+    assert "40 images against 20 captions, equal ones counted once" in found["text_to_image_R@1"].protocol
+
+
+def test_any_record_of_the_unit_is_right_where_the_config_says_so():
+    """The model knows the person (three records each), not the record: that is enough for units, not for records."""
+    store = Store()
+    store.units, store.unit_name = (np.arange(120) // 3).astype(np.uint64) << np.uint64(40), "person"
+    network = Model()
+    network.embed_images = lambda images: Model.embed_images(network, images // 3)
+    network.embed_text = lambda tokens: Model.embed_text(network, tokens // 3)
+    found = run(store, network, evaluation={"tasks": ["retrieval"], "match": "unit"})
+    assert found["image_to_text_R@1"].value == found["text_to_image_R@1"].value == 1
+    assert "the same person" in found["text_to_image_R@1"].protocol
+    assert run(store, network, evaluation={"tasks": ["retrieval"]})["image_to_text_R@1"].value < 0.2
+
+
+def test_units_are_refused_where_there_are_none_before_anything_is_measured():
+    store = Store()
+    with pytest.raises(UserError, match="records of memory name no units"):
+        run(store, evaluation={"match": "unit"})
+    assert not store.seen
+    assert "knn3_accuracy" in run(store, evaluation={"match": "unit", "tasks": ["knn"]})
+
+
+class Namer(Model):
+    """Embeds an image by its number modulo the classes, and a prompt by the class that it names."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.names = names
+
+    def embed_images(self, images):
+        return torch.nn.functional.one_hot(images[:, 0, 0, 0].long() % len(self.names), 256).float()
+
+
+def named(names, columns=("shape",)):
+    """A store whose last label column has these classes, a model that knows them, and its tokenizer."""
+    store = Store(columns=columns)
+    store.labels[columns[-1]] = np.arange(120) % len(names)
+    store.label_names[columns[-1]] = names
+
+    def read_text(texts):
+        return torch.tensor([[next(i for i, name in enumerate(names) if name in text)] for text in texts])
+
+    return store, Namer(names), read_text
+
+
+def zero_shot(store, network, read_text, **evaluation):
+    config = parse_config({"model": {"kind": "image-text"}, "evaluation": {"tasks": ["zero_shot"], **evaluation}})
+    found = evaluate(network, store, store.read, config, lambda x: x.float(), read_text, "trained", 7, "cpu")
+    return {item.name: item for item in found}
+
+
+def test_zero_shot_finds_the_class_that_the_image_shows():
+    found = zero_shot(*named(["cube", "sphere", "ring"]))
+    assert {name: item.value for name, item in found.items()} == {"zero_shot_accuracy": 1.0}
+    assert "'a photo of a {}.', 3 classes, 40 held-out records" in found["zero_shot_accuracy"].protocol
+
+
+def test_zero_shot_with_many_classes_prompts_and_columns():
+    store, *rest = named([f"{letter}-kind" for letter in "abcdefghijkl"], ("shape", "kind"))
+    store.labels["kind"][::2] = -1
+    found = zero_shot(store, *rest, templates=["a {}", "{}."])
+    assert {name: item.value for name, item in found.items()} == {
+        "zero_shot_accuracy[kind]": 1.0,
+        "zero_shot_top5_accuracy[kind]": 1.0,
+    }
+    assert "mean of 2 prompts, 12 classes, 20 held-out" in found["zero_shot_accuracy[kind]"].protocol
+
+
+def test_zero_shot_reads_held_out_images_only_and_no_more_than_asked_for():
+    store, *rest = named(["cube", "ring"])
+    zero_shot(store, *rest, records=10)
+    [seen] = store.seen
+    rows = store.split("test")
+    assert set(seen) == set(rows[np.argsort(store.keys[rows])][:10])
+
+
+def test_zero_shot_needs_no_labelled_training_records():
+    store, *rest = named(["cube", "ring"])
+    store.labels["shape"][store.split("train")] = -1
+    assert zero_shot(store, *rest)["zero_shot_accuracy"].value == 1
+
+
+@pytest.mark.parametrize(("names", "chosen"), [(["cube", "ring"], True), (["0", "1"], False), ([], False)])
+def test_zero_shot_is_chosen_where_classes_have_names_that_are_words(names, chosen):
+    store = Store()
+    store.label_names["shape"] = names
+    tasks = tasks_of(store, parse_config({"model": {"kind": "image-text"}}))
+    assert tasks == ("retrieval", *(["zero_shot"] if chosen else []), "knn", "linear")
+    assert "zero_shot" not in tasks_of(store, parse_config({"model": {"kind": "image"}}))
+
+
+def test_classes_that_are_numbers_are_predicted_when_the_config_asks_for_it():
+    assert zero_shot(*named(["0", "1", "2"]))["zero_shot_accuracy"].value == 1
+
+
+def test_a_template_without_a_class_is_refused_before_anything_is_measured():
+    store, *_ = named(["cube", "ring"])
+    wrong = {"model": {"kind": "image-text"}, "evaluation": {"templates": ["a {}", "a photo"]}}
+    with pytest.raises(UserError, match="'a photo' has no place for the class"):
+        tasks_of(store, parse_config(wrong))
+    store.label_names["shape"] = []
+    assert "zero_shot" not in tasks_of(store, parse_config(wrong))
+
+
 def test_subsets_are_the_records_with_the_smallest_keys():
     store = Store()
     run(store, evaluation={"tasks": ["knn"], "records": 10, "bank": 20})
@@ -106,6 +220,8 @@ def test_held_out_figures_never_read_training_images_for_retrieval():
         (Store(kind="image"), {"evaluation": {"tasks": ["retrieval"]}}, "no captions"),
         (Store(), {"evaluation": {"tasks": ["retrieval"]}, "model": {"kind": "image"}}, "no text tower"),
         (Store(columns=()), {"evaluation": {"tasks": ["knn"]}}, "no labels"),
+        (Store(), {"evaluation": {"tasks": ["zero_shot"]}}, "no labels whose classes have names"),
+        (Store(), {"evaluation": {"tasks": ["zero_shot"]}, "model": {"kind": "image"}}, "no text tower"),
     ],
 )
 def test_an_impossible_task_is_refused_and_never_chosen(store, sections, reason):

@@ -9,8 +9,9 @@ from torch import nn
 
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.errors import UserError
+from dpfed.models.adapter_file import adapter_bytes, apply_adapters
 from dpfed.models.building import build_model
-from dpfed.models.lora import adapters, add_adapters, merged_state
+from dpfed.models.lora import adapted, add_adapters, merged_state
 from tests.models.conftest import SIGLIP, SMALL
 
 LAYERS = ["q", "k", "v", "out", "mlp"]
@@ -97,11 +98,44 @@ def test_the_update_is_alpha_over_rank_times_up_down(architecture):
     model = clip_of(architecture(), image_layers=["k"], text="frozen")
     before = merged_state(model.clip)["visual.transformer.resblocks.0.attn.in_proj_weight"].clone()
     stir(model)
-    alone = adapters(model.clip)
     name = "visual.transformer.resblocks.0.attn.in_proj_weight"
-    update = 8 / 4 * alone[f"{name}.up"][0] @ alone[f"{name}.down"][0]
+    adapter = dict(adapted(model.clip))[name]
+    update = 8 / 4 * adapter.up[0] @ adapter.down[0]
     after = merged_state(model.clip)[name]
     assert torch.allclose(after - before, torch.cat([0 * update, update, 0 * update]), atol=1e-6)
+
+
+@pytest.mark.parametrize("content", [SMALL, SIGLIP], ids=["clip", "timm"])
+@pytest.mark.parametrize("layers", [["q", "v"], LAYERS], ids="+".join)
+def test_adapters_alone_turn_the_starting_weights_into_the_adapted_model(architecture, tmp_path, content, layers):
+    model = clip_of(architecture(content), image_layers=layers, text_layers=layers)
+    start = {name: value.clone() for name, value in merged_state(model.clip).items()}
+    stir(model)
+    path = tmp_path / "adapters.safetensors"
+    path.write_bytes(adapter_bytes(model.clip))
+    stock = clip_of(architecture(content), image="full", text="full").clip
+    stock.load_state_dict(start)
+    apply_adapters(stock, path)
+    for name, value in merged_state(model.clip).items():
+        assert torch.allclose(stock.state_dict()[name], value, atol=1e-6), name
+    assert path.stat().st_size < 0.2 * sum(value.nbytes for value in start.values())
+
+
+def test_adapters_that_do_not_fit_change_nothing(architecture, tmp_path):
+    model = clip_of(architecture())
+    stir(model)
+    path = tmp_path / "adapters.safetensors"
+    path.write_bytes(adapter_bytes(model.clip))
+    narrow = {**SMALL, "text_cfg": {**SMALL["text_cfg"], "width": 16}}
+    other = clip_of(architecture(narrow, "narrow.json"), image="full", text="full").clip
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(UserError, match="do not fit: they adapt 'transformer"):
+        apply_adapters(other, path)
+    assert all(torch.equal(before[name], value) for name, value in other.state_dict().items())
+    path.write_bytes(b"nothing")
+    with pytest.raises(UserError, match="cannot read the adapters"):
+        apply_adapters(other, path)
+    assert adapter_bytes(other) is None
 
 
 def test_one_tower_may_be_adapted_and_the_other_trained_or_frozen(architecture):
@@ -116,9 +150,7 @@ def test_one_tower_may_be_adapted_and_the_other_trained_or_frozen(architecture):
 
 def test_vit_b_32_has_the_adapters_of_the_paper():
     model = clip_of("ViT-B-32")
-    alone = adapters(model.clip)
     # 12 blocks of width 768 and 12 of width 512; on each q and v: rank times (in + out)
-    assert sum(value.numel() for value in alone.values()) == 12 * 2 * 4 * 2 * (768 + 512)
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 12 * 2 * 4 * 2 * (768 + 512)
 
 

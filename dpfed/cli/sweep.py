@@ -1,0 +1,60 @@
+"""`dpfed sweep`: one configuration, trained with one set of changes after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from dpfed.sweep import SweepOutcome
+
+
+def sweep(
+    base: Annotated[Path, typer.Argument(help="A TOML file, what all runs have in common.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="A sweep file, such as configs/sweeps/table5.toml.", show_default=False)],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key of BASE.")
+    ] = None,
+    runs: Annotated[Path, typer.Option("--runs", help="Where the sweep goes, into RUNS/SWEEP/RUN.")] = Path("runs"),
+) -> None:
+    """Train every run of a sweep and compare them. Finished runs are kept, interrupted ones resumed.
+
+    The runs spend privacy budget together: the joint promise that is printed at the end is the sum of theirs.
+    """
+    from dpfed.cli.terminal import watching
+    from dpfed.config import load_config
+    from dpfed.sweep import sweep as carry_out
+
+    loaded = load_config(base, assignments)
+    with watching() as watcher:
+        outcome = carry_out(loaded, file, runs, watcher)
+    _show(outcome)
+
+
+def _show(outcome: SweepOutcome) -> None:
+    from rich.table import Table
+
+    from dpfed.cli.terminal import console
+    from dpfed.report.card import round_up
+    from dpfed.report.results import headlines, label, shown
+
+    tables = [{result.name: result for result in run.table} for run in outcome.runs]
+    union = {name: result for table in reversed(tables) for name, result in table.items()}
+    columns = [result.name for result in headlines(list(union.values()), 2)]
+    table = Table(title=outcome.sweep.about or outcome.sweep.name, title_justify="left", box=None, pad_edge=False)
+    table.add_column("run")
+    for name in [*map(label, columns), "epsilon"]:
+        table.add_column(name, justify="right")
+    for run, results in zip(outcome.runs, tables, strict=True):
+        figures = [shown(results[name].trained if name in results else None, name) for name in columns]
+        table.add_row(run.name, *figures, "none" if run.void else round_up(run.epsilon))
+    console.print(table)
+    console.print(outcome.promise, highlight=False)
+    console.print(f"[dim]comparison[/]  {outcome.comparison}", highlight=False, soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command that trains a sweep."""
+    app.command()(sweep)

@@ -1,0 +1,67 @@
+"""What of a model is trained, in words and numbers: for the terminal and the privacy card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from dpfed.config import Config
+from dpfed.models.blueprints import LOCAL_DIR
+from dpfed.models.parameters import TrainableVector
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How much of a model is trained.
+
+    Attributes:
+        trainable: parameters that get gradients, noise and updates.
+        total: parameters, frozen ones included.
+        how: what is trained, in words.
+        start: where the weights come from, in words.
+    """
+
+    trainable: int
+    total: int
+    how: str
+    start: str
+
+    @property
+    def bytes_per_aggregate(self) -> int:
+        """Size of the clipped sum of one step, float32: what travels between owners and coordinator."""
+        return 4 * self.trainable
+
+    def __str__(self) -> str:
+        part = f"all {self.total:,}" if self.trainable == self.total else f"{self.trainable:,} of {self.total:,}"
+        return f"{part} parameters ({self.how}); starting weights: {self.start}"
+
+
+def trained_part(model: nn.Module, config: Config) -> Trained:
+    """Counts what a model trains and words it as the configuration has it."""
+    total = sum(parameter.numel() for parameter in model.parameters())
+    return Trained(TrainableVector(model).numel, total, _how(config), _start(config))
+
+
+def _how(config: Config) -> str:
+    if config.model.kind != "open_clip":
+        return "both towers in full" if config.model.reads_text else "encoder and head in full"
+    adaptation = config.adaptation
+    towers = {"image": (adaptation.image, adaptation.image_layers), "text": (adaptation.text, adaptation.text_layers)}
+    words = []
+    for name, (training, layers) in towers.items():
+        if training == "lora":
+            words.append(f"{name} tower: LoRA of rank {adaptation.rank} on {', '.join(layers)}")
+        else:
+            words.append(f"{name} tower: {'in full' if training == 'full' else 'frozen'}")
+    return "; ".join(words)
+
+
+def _start(config: Config) -> str:
+    model = config.model
+    if model.kind == "open_clip" and model.weights is not None:
+        return f"'{Path(model.weights).name}'"
+    if model.kind == "open_clip" and (model.architecture or "").startswith(LOCAL_DIR):
+        return f"those in '{Path((model.architecture or '').removeprefix(LOCAL_DIR)).name}'"
+    return "random"

@@ -1,0 +1,61 @@
+"""Pairwise sigmoid loss inside one group (Zhai et al. 2023, "Sigmoid Loss for Language Image Pre-Training").
+
+Every pair is one binary decision, does it belong together, and nothing is normalised over the group.
+Shapes: S records in the group (padding included), V image views, W text views, D embedding dimensions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+
+def repulsion(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tensor, bias: Tensor) -> Tensor:
+    """The negative decisions: each anchor against all views of every *other* record.
+
+    Args:
+        anchors: ``(S, D)`` L2-normalised embeddings.
+        others: ``(S, N, D)`` L2-normalised embeddings; N may be 0.
+        present: ``(S,)`` bool, False for padding.
+        temperature: scalar.
+        bias: scalar, added to every logit.
+
+    Returns:
+        Sum over the ordered pairs of records that are present; a record is never pushed from its own views.
+    """
+    logits = torch.einsum("sd,tnd->stn", anchors, others) / temperature + bias
+    own = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)
+    pairs = present[:, None] & present[None, :] & ~own
+    return torch.where(pairs[:, :, None], -logsigmoid(-logits), 0.0).sum()
+
+
+def group_loss(embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor) -> Tensor:
+    """The loss of one group.
+
+    Image-text records: image i and text j are a positive pair for i = j and a negative one otherwise, each pair counted once.
+    The augmented views of either modality are further negatives of the other modality's first views. Image records contrast
+    view 0 with view 1 in the same way; views 2 onwards are the augmentations, for both.
+
+    Args:
+        embeddings: ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``.
+        present: ``(S,)`` bool, False for padding, which takes part in no pair.
+        temperature: scalar, divides the cosine similarities.
+        bias: scalar, added to every logit; about minus the logarithm of the negatives of a record balances the start.
+
+    Returns:
+        Scalar: the sum over all pairs of records that are present; exactly 0 for a group of one, as it has no negatives.
+    """
+    images = embeddings["image"]
+    if "text" in embeddings:
+        texts = embeddings["text"]
+        first, second, more_first, more_second = images[:, 0], texts[:, 0], images[:, 1:], texts[:, 1:]
+    else:
+        first, second, more_first, more_second = images[:, 0], images[:, 1], images[:, 2:], images[:, 2:]
+    positives = -logsigmoid((first * second).sum(dim=1) / temperature + bias)
+    attraction = torch.where(present, positives, 0.0).sum()
+    candidates = torch.cat([second[:, None], more_second], dim=1)
+    negatives = repulsion(first, candidates, present, temperature, bias)
+    negatives = negatives + repulsion(second, more_first, present, temperature, bias)
+    # A positive alone would pull without a push, and teach the model to say yes to everything.
+    return torch.where(present.sum() > 1, attraction + negatives, 0.0)

@@ -1,0 +1,273 @@
+"""Sweeps: every run trained once, what is wrong refused before training, and the privacy of all runs added up in words."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from dpfed.cli import runs as run_commands
+from dpfed.cli import sweep as sweep_command
+from dpfed.config import Config, load_config, parse_config
+from dpfed.errors import UserError
+from dpfed.privacy.ledger import Ledger
+from dpfed.report.run_view import RunView
+from dpfed.sweep import joint_promise, read_sweep, sweep
+from dpfed.training.coordinator import Coordinator
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+BASES = ("cuhk-pedes", "rstpreid", "deepfashion-mm", "roco")
+SWEEPS = ("table5", "table6", "table7", "figure5")
+
+TWO = """
+name = "two"
+about = "Two group sizes"
+[[run]]
+name = "small"
+set = { "bounding.group_size" = 4 }
+[[run]]
+name = "large"
+[run.set]
+bounding.group_size = 10
+privacy.epsilon = 4.0
+"""
+
+
+class Killed(BaseException):
+    """Stands for the process ending right here."""
+
+
+@pytest.fixture
+def base(tiny) -> Config:
+    tiny["privacy"]["steps"] = 3
+    tiny["evaluation"] = {"tasks": ["retrieval"], "records": 50}
+    return parse_config(tiny)
+
+
+def written(folder: Path, text: str = TWO) -> Path:
+    path = folder / "sweep.toml"
+    path.write_text(text)
+    return path
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """The process ends before the `step`-th noisy step from now on."""
+    real, calls = Coordinator.apply, itertools.count(1)
+
+    def apply(self, *args, **kwargs):
+        if next(calls) == step:
+            raise Killed
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Coordinator, "apply", apply)
+
+
+def test_every_run_is_trained_once_with_its_changes_and_compared(base, tmp_path, monkeypatch):
+    outcome = sweep(base, written(tmp_path), tmp_path / "runs")
+    small, large = tmp_path / "runs" / "two" / "small", tmp_path / "runs" / "two" / "large"
+    assert [run.name for run in outcome.runs] == ["small", "large"]
+    for folder, size, epsilon in ((small, 4, 8.0), (large, 10, 4.0)):
+        config = load_config(folder / "config.toml")
+        assert (config.name, config.bounding.group_size, config.privacy.epsilon) == (folder.name, size, epsilon)
+        assert config.views == base.views and config.model == base.model
+        assert json.loads((folder / "results.json").read_text())["privacy"]["group_size"] == size
+    page = outcome.comparison.read_text()
+    assert outcome.comparison == tmp_path / "runs" / "two" / "comparison.html" and "small" in page and "large" in page
+    before = contents(small) | contents(large)
+    die_at(monkeypatch, 1)  # finished runs are kept: nothing may be trained again
+    again = sweep(base, tmp_path / "sweep.toml", tmp_path / "runs")
+    assert again.promise == outcome.promise
+    assert before == contents(small) | contents(large)
+
+
+def test_an_interrupted_run_is_resumed_and_a_finished_one_left_alone(base, tmp_path, monkeypatch):
+    file = written(tmp_path)
+    with monkeypatch.context() as patch:
+        die_at(patch, 5)  # the second of the second run's three steps
+        with pytest.raises(Killed):
+            sweep(base, file, tmp_path / "runs")
+    small, large = tmp_path / "runs" / "two" / "small", tmp_path / "runs" / "two" / "large"
+    before = contents(small)
+    assert (large / "secret.key").exists() and not (large / "results.json").exists()
+    started = (large / "ledger.jsonl").read_text().splitlines()
+    sweep(base, file, tmp_path / "runs")
+    assert contents(small) == before
+    assert (large / "ledger.jsonl").read_text().splitlines()[: len(started)] == started  # the same run went on
+    assert Ledger.open(large / "ledger.jsonl").charged == 3 and (large / "results.json").exists()
+
+
+def test_the_joint_promise_is_the_sum_of_epsilons_and_of_deltas(base, tmp_path):
+    outcome = sweep(base, written(tmp_path), tmp_path)
+    spent = [json.loads((tmp_path / "two" / name / "results.json").read_text())["privacy"] for name in ("small", "large")]
+    epsilon, delta = (sum(privacy[key] for privacy in spent) for key in ("epsilon", "delta"))
+    stated = outcome.promise.partition("(")[2].partition(")")[0].split(", ")
+    assert epsilon <= float(stated[0]) < epsilon + 0.01 + 1e-9 and epsilon > max(item["epsilon"] for item in spent)
+    assert delta <= float(stated[1]) < 1.01 * delta
+
+
+def test_no_joint_promise_is_made_where_a_run_makes_none_or_another_unit_is_protected(base, tmp_path):
+    outcome = sweep(base, written(tmp_path), tmp_path)
+    first, second = outcome.runs
+    void = RunView(**{**vars(second), "card_markdown": "# Privacy card of large: no privacy guarantee holds\n\nNone.\n"})
+    assert joint_promise([first, void]).startswith("No joint promise") and "large" in joint_promise([first, void])
+    people = RunView(**{**vars(second), "config_toml": second.config_toml.replace('unit = "record"', 'unit = "unit"')})
+    assert joint_promise([first, people]).startswith("No joint promise")
+    assert joint_promise([people, people]).startswith("Joint promise")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (TWO.replace("bounding.group_size = 10", "bounding.group_sise = 10"), "run 'large'.*did you mean 'group_size'"),
+        (TWO.replace("bounding.group_size = 10", "bouding.group_size = 10"), "run 'large'.*did you mean 'bounding'"),
+        (TWO.replace("bounding.group_size = 10", "data.size.x = 10"), "run 'large'.*'size' is a value"),
+        (TWO.replace("privacy.epsilon = 4.0", "views.flip = 7"), "run 'large'.*views.flip"),
+        (TWO.replace("privacy.epsilon = 4.0", 'name = "x"'), "run 'large'.*'name'"),
+        (TWO.replace('"large"', '"small"'), "two runs named 'small'"),
+        (TWO.replace('"large"', '"../large"'), "run 2.*'../large'"),
+        (TWO.replace('"large"', '".."'), "run 2.*'..'"),
+        (TWO.replace('"two"', '"t/wo"'), "'t/wo'"),
+        (TWO.replace("[run.set]", "[run.sett]"), "run 2.*did you mean 'set'"),
+        (TWO.replace("about", "abuot"), "did you mean 'about'"),
+        ('name = "none"', "at least one"),
+        ('name = "none"\n[[run]]\nname = "a"\nset = 3', "run 'a'.*'set'"),
+        ("name = ", "not valid TOML"),
+    ],
+)
+def test_a_bad_entry_is_refused_before_anything_is_trained(base, tmp_path, text, named):
+    file = written(tmp_path, text)
+    with pytest.raises(UserError, match=named) as caught:
+        sweep(base, file, tmp_path / "runs")
+    assert "\n" not in str(caught.value) and not (tmp_path / "runs").exists()
+
+
+def test_kept_runs_of_another_configuration_are_refused_and_left_as_they_are(base, tmp_path):
+    file = written(tmp_path)
+    sweep(base, file, tmp_path / "runs")
+    before = contents(tmp_path / "runs")
+    other = base.model_copy(update={"privacy": base.privacy.model_copy(update={"delta": 1e-3})})
+    with pytest.raises(UserError, match=r"two/small .*privacy\.delta"):
+        sweep(other, file, tmp_path / "runs")
+    large = tmp_path / "runs" / "two" / "large" / "config.toml"
+    large.write_bytes(before[large].replace(b"[privacy]\n", b"[privacy]\ndelta = 0.001\n"))
+    with pytest.raises(UserError, match=r"two/large .*privacy\.delta"):
+        sweep(base, file, tmp_path / "runs")
+    large.unlink()
+    with pytest.raises(UserError, match="large is not a run"):
+        sweep(base, file, tmp_path / "runs")
+    (tmp_path / "runs" / "two" / "large" / "config.toml").write_bytes(
+        before[tmp_path / "runs" / "two" / "large" / "config.toml"]
+    )
+    assert contents(tmp_path / "runs") == before
+
+
+def test_what_a_run_chose_by_itself_is_no_other_configuration(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    left_open = parse_config(
+        {
+            **base.model_dump(),
+            "data": {**base.data.model_dump(), "stores": "here", "size": None},
+            "bounding": {**base.bounding.model_dump(), "engine": "auto"},
+            "training": {**base.training.model_dump(), "device": "auto"},
+        }
+    )
+    file = written(tmp_path, 'name = "one"\n[[run]]\nname = "a"\n')
+    sweep(left_open, file, "runs")
+    before = contents(tmp_path / "runs" / "one" / "a")
+    sweep(left_open, file, "runs")
+    assert contents(tmp_path / "runs" / "one" / "a") == before
+
+
+def test_the_command_prints_the_table_and_the_joint_promise(base, tmp_path):
+    app = typer.Typer()
+    run_commands.register(app)
+    sweep_command.register(app)
+    (tmp_path / "base.toml").write_text(base.dump())
+    arguments = ["sweep", tmp_path / "base.toml", written(tmp_path), "--runs", tmp_path / "runs", "--set", "privacy.steps=2"]
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
+    assert result.exit_code == 0, result.exception
+    for expected in (
+        "Two group sizes",
+        "small",
+        "large",
+        "Image to text R@10",
+        "Text to image R@10",
+        "epsilon",
+        "Joint promise",
+    ):
+        assert expected in result.output
+    assert load_config(tmp_path / "runs" / "two" / "small" / "config.toml").privacy.steps == 2
+    missing = CliRunner().invoke(app, ["sweep", str(tmp_path / "base.toml"), str(tmp_path / "nowhere.toml")])
+    assert isinstance(missing.exception, UserError) and "nowhere.toml" in str(missing.exception)
+
+
+@pytest.mark.parametrize(("base_name", "sweep_name"), list(itertools.product(BASES, SWEEPS)))
+def test_every_shipped_sweep_fits_every_multi_modal_config(base_name, sweep_name):
+    plan = read_sweep(CONFIGS / "sweeps" / f"{sweep_name}.toml", load_config(CONFIGS / f"{base_name}.toml"))
+    assert plan.name == sweep_name and plan.about
+    everything = [config.model_copy(update={"name": "same"}) for config in plan.configs.values()]
+    assert all(one != other for one, other in itertools.combinations(everything, 2))
+
+
+@pytest.mark.parametrize(("name", "steps"), list(zip(BASES, (240, 160, 320, 560), strict=True)))
+def test_the_multi_modal_configs_have_the_papers_settings(name, steps):
+    config = load_config(CONFIGS / f"{name}.toml")
+    assert config.data.source == config.name == name
+    assert (config.privacy.batch, config.privacy.steps, config.privacy.epsilon, config.privacy.delta) == (8192, steps, 10, None)
+    assert (config.optimizer.name, config.optimizer.learning_rate) == ("adam", 1e-3)
+    assert (config.bounding.group_size, config.bounding.clip_norm) == (16, 0.01)
+    assert (config.objective.augmentations, config.objective.temperature) == (1, 0.01)
+    assert (config.adaptation.image, config.adaptation.text, config.adaptation.rank) == ("lora", "lora", 16)
+    assert config.adaptation.image_layers == config.adaptation.text_layers == ("q", "v")
+    assert (config.views.crop_scale, config.text_views.sentence_swap) == ((0.8, 1.0), 0.5)
+    assert config.data.size is None and config.data.resize in ("squash", "pad")
+
+
+def shipped(name: str) -> list[Config]:
+    return list(read_sweep(CONFIGS / "sweeps" / f"{name}.toml", load_config(CONFIGS / "cuhk-pedes.toml")).configs.values())
+
+
+def test_table_5_adapts_every_choice_of_projections_in_both_towers():
+    layers = [(run.adaptation.image_layers, run.adaptation.text_layers) for run in shipped("table5")]
+    assert all(image == text for image, text in layers)
+    choices = [frozenset(choice) for size in (1, 2, 3) for choice in itertools.combinations("qkv", size)]
+    assert {frozenset(image) for image, _ in layers} == set(choices) and len(layers) == len(choices)
+
+
+def test_table_6_has_no_to_four_further_views():
+    assert [run.objective.augmentations for run in shipped("table6")] == [0, 1, 2, 3, 4]
+
+
+def test_table_7_switches_one_image_and_one_text_augmentation_on():
+    pairs = []
+    for run in shipped("table7"):
+        views, texts = run.views, run.text_views
+        image = {"crop": views.crop_scale != (1.0, 1.0), "jitter": views.jitter > 0, "blur": views.blur > 0}
+        assert not (views.flip or views.grayscale) and views.crop_ratio == (1.0, 1.0)
+        text = {name: getattr(texts, name) > 0 for name in ("sentence_swap", "word_swap", "word_delete")}
+        assert sum(image.values()) == sum(text.values()) == 1
+        pairs.append((max(image, key=image.get), max(text, key=text.get)))
+        assert run.name == "-".join(pairs[-1]).replace("_", "-")
+    assert len(set(pairs)) == 9
+
+
+def test_figure_5_names_models_that_open_clip_has_openais_weights_for():
+    open_clip = pytest.importorskip("open_clip")
+    runs = shipped("figure5")
+    shapes = []
+    for run in runs:
+        assert run.model.weights in open_clip.list_pretrained_tags_by_model(run.model.architecture)
+        description = open_clip.get_model_config(run.model.architecture)
+        weights = open_clip.pretrained.get_pretrained_cfg(run.model.architecture, run.model.weights)
+        assert description.get("quick_gelu", False) == weights["quick_gelu"]  # or the features would be wrong
+        vision = description["vision_cfg"]
+        shapes.append((vision["layers"], vision["patch_size"], vision["image_size"]))
+    assert shapes == [(12, 32, 224), (12, 16, 224), (24, 14, 224), (24, 14, 336)]
