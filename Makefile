@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := runs/quickstart
 
-.PHONY: install quickstart test test-slow bench lint clean
+.PHONY: install quickstart adapt test test-slow bench lint clean
 
 install: $(VENV)/.installed
 
@@ -19,6 +19,12 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 quickstart: install
 	@if test -e $(RUN); then $(VENV)/bin/dpfed resume $(RUN); \
 		else $(VENV)/bin/dpfed pretrain configs/quickstart.toml --run $(RUN); fi
+
+# A public model on half the colours, then its private adaptation to the other half.
+adapt: install
+	@for name in public adapted; do run=runs/shapes-$$name; config=$${name%adapted}; \
+		if test -e $$run; then $(VENV)/bin/dpfed resume $$run; \
+		else $(VENV)/bin/dpfed pretrain configs/adapt/shapes$${config:+-$$config}.toml --run $$run; fi || exit; done
 
 test: install
 	$(VENV)/bin/python -m pytest

@@ -2,6 +2,7 @@
 
 python -m benchmarks.runs quickstart
 python -m benchmarks.runs cifar10-cpu --set data.path=../shared/data/cifar10
+python -m benchmarks.runs adapt/shapes-public && python -m benchmarks.runs adapt/shapes
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from dpfed.pretraining import pretrain
 
 
 def main(name: str, assignments: list[str]) -> None:
-    """Runs ``configs/NAME.toml`` into ``runs/NAME`` (which must not exist) and writes ``benchmarks/results/NAME.json``."""
+    """Runs ``configs/NAME.toml`` into ``runs/`` under its own name (must not exist) and writes its result file."""
     config = load_config(f"configs/{name}.toml", assignments)
     started = time.perf_counter()
-    run = pretrain(config, Path("runs") / name)
+    run = pretrain(config, Path("runs") / config.name)
     minutes = (time.perf_counter() - started) / 60
     results = json.loads(run.results.read_text(encoding="utf-8"))
-    shutil.copy(run.card, Path(__file__).parent / "results" / f"{name}.card.md")
+    shutil.copy(run.card, Path(__file__).parent / "results" / f"{config.name}.card.md")
     # The noise is secret and fresh in every run, so there is no seed to give; figures vary by about a point.
-    print(write_result(name, {**results, "minutes_on_this_machine": round(minutes, 1)}, seeds=[]))
+    print(write_result(config.name, {**results, "minutes_on_this_machine": round(minutes, 1)}, seeds=[]))
 
 
 if __name__ == "__main__":

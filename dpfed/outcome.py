@@ -3,41 +3,67 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import torch
 
 from dpfed import __version__
 from dpfed.evaluation.suite import tasks_of
+from dpfed.models.summary import Trained, trained_part
 from dpfed.privacy.ledger import Ledger
-from dpfed.report.card import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS, CardFacts, is_void, privacy_card
+from dpfed.report.card import (
+    FIXED_SEED,
+    LABELLED_BANK,
+    NOT_PRIVATE,
+    NOT_PROTECTED,
+    RAW_DIAGNOSTICS,
+    STARTING_WEIGHTS,
+    CardFacts,
+    Mark,
+    is_void,
+    privacy_card,
+    shared_unit,
+)
 from dpfed.report.gallery import build_gallery
 from dpfed.report.html import write_report
 from dpfed.report.run_view import RunView
 from dpfed.run import RunDirectory
 from dpfed.training.session import Parts
 
-_UNITS = {"image": "one record: an image", "image-text": "one record: an image with all its captions"}
+_IMAGE = "one record: an image"
+_CAPTIONED = "one record: an image with all its captions, of which each step draws one"
+_COVERED = (
+    "Covered by the guarantee: the parameters after each step (checkpoints/, model/), the ledger, and in metrics.jsonl "
+    "epsilon, learning rate and the norm of the noisy gradient. They follow from noisy sums only.",
+    "Not covered: evaluation figures (results.json, report.html, and their lines in metrics.jsonl), which are exact.",
+)
+_NOTHING_COVERED = "Nothing is covered: all that this run wrote follows from the records exactly."
 
 
 def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger) -> None:
     """Writes results, card and report of a finished run; results.json last, for it marks the run as finished."""
     facts = card_facts(parts, ledger)
     run.write(run.card, privacy_card(facts))
-    gallery = build_gallery(parts.model, parts.store, parts.config, parts.views.plain, parts.tokenizer, parts.device)
+    gallery = build_gallery(
+        parts.model, parts.store, parts.read, parts.config, parts.views.plain, parts.tokenizer, parts.device
+    )
     if gallery is not None:
         gallery.write(run.gallery)
     results = results_of_run(run, parts, ledger, facts)
     config, card = parts.config, run.card.read_text(encoding="utf-8")
     view = RunView(config.name, str(run.path), config.dump(), results, run.metric_lines(), card, gallery)
     write_report(run.report, [view])
-    run.write(run.results, json.dumps(results, indent=2) + "\n")
+    run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
 
 
 def results_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, facts: CardFacts) -> dict[str, Any]:
     """The content of results.json."""
     plan = parts.plan
     privacy = {
+        "method": plan.method,
+        "unit": plan.unit,
+        "per_unit": plan.per_unit,
         "epsilon": facts.epsilon_spent,
         "delta": plan.delta,
         "accountant": plan.accountant,
@@ -51,8 +77,9 @@ def results_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, facts: CardF
         "batch": plan.batch,
         "group_size": plan.group_size,
         "groups": plan.groups,
-        "clip_norm": plan.clip_norm,
+        "clip_norm": plan.bound,
     }
+    privacy = {name: None if value == math.inf else value for name, value in privacy.items()}  # JSON has no infinity
     evaluations = [line["evaluation"] for line in run.metric_lines() if "evaluation" in line]
     versions = {"dpfed": __version__, "torch": torch.__version__}
     return {"name": parts.config.name, "privacy": privacy, "evaluations": evaluations, "versions": versions}
@@ -62,19 +89,20 @@ def card_facts(parts: Parts, ledger: Ledger) -> CardFacts:
     """What the privacy card of a run states, from its plan and its ledger."""
     plan, config = parts.plan, parts.config
     other = "rdp" if plan.accountant == "pld" else "pld"
-    marks = [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
-    marks += [RAW_DIAGNOSTICS] * ledger.marks.get("raw_diagnostics", False)
-    marks += [LABELLED_BANK] * (not parts.store.public and bool({"knn", "linear"} & set(tasks_of(parts.store, config))))
-    outputs = [
-        "Covered by the guarantee: the parameters after each step (checkpoints/, model/), the ledger, and in metrics.jsonl "
-        "epsilon, learning rate and the norm of the noisy gradient. They follow from noisy sums only.",
-        "Not covered: evaluation figures (results.json, report.html, and their lines in metrics.jsonl), which are exact.",
-    ]
+    trained = trained_part(parts.model, config)
+    protected = parts.store.unit_name if plan.unit == "unit" else "record"
+    unit = _CAPTIONED if config.model.reads_text else _IMAGE
+    sampler = f"Poisson: every {protected} is drawn independently"
+    if plan.unit == "unit":
+        unit = f"one {protected}: all records that share a value of '{protected}'"
+        sampler += f"; of a drawn {protected}, at most {plan.per_unit} of its records take part"
     return CardFacts(
         name=config.name,
         version=__version__,
-        unit=_UNITS[config.model.kind],
-        adjacency="add or remove one record",
+        unit=unit,
+        protected=protected,
+        adjacency=f"add or remove one {protected}" + (" with all its records" if plan.unit == "unit" else ""),
+        trained=str(trained),
         epsilon_spent=ledger.epsilon,
         epsilon_planned=plan.epsilon(),
         delta=plan.delta,
@@ -83,21 +111,39 @@ def card_facts(parts: Parts, ledger: Ledger) -> CardFacts:
         other_epsilon=plan.epsilon(ledger.charged, other),
         steps_charged=ledger.charged,
         steps_planned=plan.steps,
-        replays_charged=max(0, ledger.charged - plan.steps),
         records=plan.records,
-        sampler="Poisson: every record is drawn independently",
+        sampler=sampler,
         sampling_rate=plan.sampling_rate,
         expected_batch=plan.batch,
-        grouping="every drawn record chooses one of the K groups independently",
+        grouping=f"every drawn {protected} chooses one of the K groups independently",
         groups=plan.groups,
         group_size=plan.group_size,
         max_group_size=plan.max_group_size,
-        clip_norm=plan.clip_norm,
+        clip_norm=plan.bound,
         noise_multiplier=plan.noise_multiplier,
         sensitivity=plan.sensitivity,
         noise_std=plan.noise_std,
         trust_mode="central: one process holds the records, the model and the noise",
-        outputs=tuple(outputs),
-        marks=tuple(marks),
+        outputs=_COVERED if plan.private else (_NOTHING_COVERED,),
+        marks=_marks(parts, ledger),
+        not_protected=_not_protected(parts, trained),
         complete=ledger.charged >= plan.steps,
     )
+
+
+def _marks(parts: Parts, ledger: Ledger) -> tuple[Mark, ...]:
+    if not parts.plan.private:
+        return (NOT_PRIVATE,)
+    store = parts.store
+    marks = [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
+    marks += [RAW_DIAGNOSTICS] * ledger.marks.get("raw_diagnostics", False)
+    marks += [LABELLED_BANK] * (not store.public and bool({"knn", "linear"} & set(tasks_of(store, parts.config))))
+    if store.unit_name is not None and parts.plan.unit == "record":
+        marks.append(shared_unit(store.unit_name))
+    return tuple(marks)
+
+
+def _not_protected(parts: Parts, trained: Trained) -> tuple[str, ...]:
+    if not parts.plan.private:
+        return ("All records.",)
+    return NOT_PROTECTED if trained.start == "random" else (STARTING_WEIGHTS, *NOT_PROTECTED)

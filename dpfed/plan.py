@@ -11,11 +11,15 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from dpfed.config import BoundingConfig, PrivacyConfig
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.accounting import Accountant
+
+# Fields that came later: at these values a plan keeps the fingerprint, and so the ledger, that it had without them.
+_LATER = {"unit": "record", "per_unit": 1, "method": "group"}
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,13 @@ class PrivacyPlan:
     choose one of K groups independently, clips each group's gradient to norm C, adds the sum up, adds Gaussian noise of
     standard deviation sigma times the sensitivity once, and divides by K (docs/guarantee.md has the proof).
 
+    With units, all records of one unit are added or removed together: N, B and S count units instead of records, and a unit is
+    drawn, and chooses its group, as one. Without privacy (``method = "none"``) the same steps clip nothing and add no noise.
+
     Args:
-        records: N, number of training records.
-        batch: B, expected records in a step.
-        group_size: S, expected records in a group.
+        records: N, number of training records (or units).
+        batch: B, expected records (or units) in a step.
+        group_size: S, expected records (or units) in a group.
         clip_norm: C, largest L2 norm of one group's gradient.
         steps: T.
         noise_multiplier: sigma, noise over sensitivity.
@@ -37,6 +44,9 @@ class PrivacyPlan:
         accountant: how epsilon is computed, ``pld`` or ``rdp``.
         max_group_size: a group keeps at most so many of its own records; ``None`` keeps all.
         target_epsilon: the promise, if the noise was calibrated to one; no step is taken that would exceed it.
+        unit: what is protected: ``record``, or ``unit``, all records that share one.
+        per_unit: at most so many records of a drawn unit take part.
+        method: ``group``, or ``none``: no clipping, no noise, no privacy; the noise multiplier is 0.
 
     Raises:
         UserError: if the numbers cannot describe a plan.
@@ -52,6 +62,9 @@ class PrivacyPlan:
     accountant: Accountant = "pld"
     max_group_size: int | None = None
     target_epsilon: float | None = None
+    unit: Literal["record", "unit"] = "record"
+    per_unit: int = 1
+    method: Literal["group", "none"] = "group"
 
     def __post_init__(self) -> None:
         _check(self.records >= 2, f"a plan needs at least 2 training records, got {self.records}")
@@ -65,14 +78,23 @@ class PrivacyPlan:
             f"clip_norm must be positive, between 1e-9 and 1e9, got {self.clip_norm}",
         )
         _check(self.steps >= 1, f"steps must be at least 1, got {self.steps}")
-        _check(
-            _positive(self.noise_multiplier) and self.noise_multiplier >= accounting.LEAST_NOISE,
-            f"noise_multiplier must be at least {accounting.LEAST_NOISE} (less leaves no promise), got {self.noise_multiplier}",
-        )
+        sigma = self.noise_multiplier
+        if self.private:
+            _check(
+                _positive(sigma) and sigma >= accounting.LEAST_NOISE,
+                f"noise_multiplier must be at least {accounting.LEAST_NOISE} (less leaves no promise), got {sigma}",
+            )
+        else:
+            _check(sigma == 0, f"without privacy there is no noise, so noise_multiplier must be 0, got {sigma}")
         _check(0 < self.delta < 1, f"delta must lie strictly between 0 and 1, got {self.delta}")
         _check(
             self.max_group_size is None or self.max_group_size >= 2,
             f"max_group_size must be at least 2, got {self.max_group_size}",
+        )
+        _check(self.per_unit >= 1, f"per_unit must be at least 1, got {self.per_unit}")
+        _check(
+            self.unit == "unit" or self.per_unit == 1,
+            f"per_unit = {self.per_unit} is for privacy.unit = 'unit'; leave it out where each record is protected",
         )
 
     @classmethod
@@ -93,25 +115,39 @@ class PrivacyPlan:
 
     @classmethod
     def from_config(cls, records: int, privacy: PrivacyConfig, bounding: BoundingConfig) -> PrivacyPlan:
-        """The plan that a configuration describes for `records` training records."""
+        """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
         rest = {
             "group_size": bounding.group_size,
             "clip_norm": bounding.clip_norm,
             "max_group_size": bounding.max_group_size,
             "accountant": privacy.accountant,
+            "unit": privacy.unit,
+            "per_unit": privacy.per_unit,
+            "method": bounding.method,
         }
+        delta = accounting.default_delta(max(records, 2)) if privacy.delta is None else privacy.delta
+        if bounding.method == "none":
+            _check(
+                privacy.epsilon is None and privacy.noise_multiplier is None,
+                "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out",
+            )
+            return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=0.0, delta=delta, **rest)
         _check(
             (privacy.epsilon is None) != (privacy.noise_multiplier is None),
             "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
         )
         if privacy.epsilon is not None:
             return cls.calibrate(records, privacy.batch, privacy.steps, privacy.epsilon, privacy.delta, **rest)
-        delta = accounting.default_delta(max(records, 2)) if privacy.delta is None else privacy.delta
         return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=privacy.noise_multiplier, delta=delta, **rest)
 
     @property
+    def private(self) -> bool:
+        """Whether anything is promised at all."""
+        return self.method != "none"
+
+    @property
     def sampling_rate(self) -> float:
-        """q = B/N, the probability of each record to take part in a step."""
+        """q = B/N, the probability of each record (or unit) to take part in a step."""
         return self.batch / self.records
 
     @property
@@ -120,14 +156,19 @@ class PrivacyPlan:
         return max(1, round(self.batch / self.group_size))
 
     @property
+    def bound(self) -> float:
+        """Largest L2 norm of what one group adds to the sum: C; infinity without privacy."""
+        return self.clip_norm if self.private else math.inf
+
+    @property
     def sensitivity(self) -> float:
-        """2C: one record joins exactly one group, whose clipped gradient moves within a ball of radius C."""
-        return 2.0 * self.clip_norm
+        """2C: one record (or unit) joins exactly one group, whose clipped gradient moves within a ball of radius C."""
+        return 2.0 * self.bound
 
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise on each coordinate of the sum."""
-        return self.noise_multiplier * self.sensitivity
+        return self.noise_multiplier * self.sensitivity if self.private else 0.0
 
     def epsilon(self, steps: int | None = None, accountant: Accountant | None = None) -> float:
         """Epsilon of `steps` steps (default: all of them), at the plan's delta."""
@@ -141,7 +182,11 @@ class PrivacyPlan:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of all fields: what a ledger, a checkpoint and a site agree on."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        fields = dataclasses.asdict(self)
+        for name, value in _LATER.items():
+            if fields[name] == value:
+                del fields[name]
+        text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -74,12 +74,12 @@ def _carry_out(run: RunDirectory, parts: Parts, randomness: Randomness, watcher:
     ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints)
     if start == 0:
         _record(run, parts.evaluate("untrained", 0), watcher)
-    advance = watcher.stage("private steps", plan.steps)
+    advance = watcher.stage("private steps" if plan.private else "steps", plan.steps)
     advance(start)
 
     def keep_metrics(summary: StepSummary) -> None:
         if _due(summary, plan, max(1, plan.steps // _CURVE_POINTS)):
-            run.append(run.metrics, {"step": summary.done, "epsilon": ledger.epsilon, **summary.figures()})
+            run.append(run.metrics, {"step": summary.done, "epsilon": ledger.epsilon if plan.private else None, **summary.figures()})
 
     def keep_checkpoint(summary: StepSummary) -> None:
         if _due(summary, plan, config.training.checkpoint_every):

@@ -9,8 +9,8 @@ import typer
 
 app = typer.Typer(help="What a promise costs: noise for an epsilon, or epsilon for a noise.", no_args_is_help=True)
 
-Records = Annotated[int, typer.Option(help="N: training records.")]
-Batch = Annotated[int, typer.Option(help="B: expected records in a step.")]
+Records = Annotated[int, typer.Option(help="N: training records, or units where they are protected.")]
+Batch = Annotated[int, typer.Option(help="B: expected records or units in a step.")]
 Steps = Annotated[int, typer.Option(help="T: steps.")]
 Delta = Annotated[float | None, typer.Option(help="Default 1/(N ln N).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]

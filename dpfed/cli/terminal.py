@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -28,6 +29,10 @@ class TerminalWatcher:
         """See `Watcher`."""
         task = self._progress.add_task(name, total=total)
         return lambda done: self._progress.update(task, completed=done)
+
+    def note(self, text: str) -> None:
+        """See `Watcher`."""
+        self._progress.console.print(f"[dim]{escape(text)}[/]", highlight=False)
 
     def evaluated(self, figures: list[Evaluation]) -> None:
         """See `Watcher`."""
@@ -62,9 +67,11 @@ def show_run(run: RunDirectory) -> None:
     if privacy["guarantee"]:
         promise = (
             f"epsilon {round_up(privacy['epsilon'])}, delta {round_up(privacy['delta'])} ({privacy['accountant'].upper()})"
+            + (", for all records of a unit" if privacy.get("unit") == "unit" else "")
         )
     else:
-        promise = "[bold red]no guarantee[/]: the seed was fixed"
+        reason = "trained without privacy" if privacy.get("method") == "none" else "the seed was fixed"
+        promise = f"[bold red]no guarantee[/]: {reason}"
     table = Table(title=f"{results['name']}: {promise}", title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column, justify in (("", "left"), ("untrained", "right"), ("trained", "right"), ("change", "right")):
         table.add_column(column, justify=justify)

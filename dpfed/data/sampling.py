@@ -1,8 +1,9 @@
 """Who takes part in a step, and in which group: Poisson sampling with independent group draws.
 
 Both draws are functions of the record's own key (`Randomness.per_record`), so adding or removing a record changes no other
-record's part. Shuffling a sampled batch and cutting it into chunks would not do: one record more pulls another one over into
-the next chunk, two groups change, and the sum can move by 4C instead of 2C.
+record's part. Where units are protected, they are functions of the unit's key: equal for all of its records, which therefore
+take part together and in one group. Shuffling a sampled batch and cutting it into chunks would not do: one record more pulls
+another one over into the next chunk, two groups change, and the sum can move by 4C instead of 2C.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpfed.config import PrivacyConfig
+from dpfed.data.records import RecordStore
+from dpfed.errors import UserError
 from dpfed.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 
@@ -48,41 +52,94 @@ class StepDraw:
         return cuts
 
 
+def unit_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray | None:
+    """The unit of every record where units are protected, otherwise ``None``.
+
+    Args:
+        store: the records.
+        privacy: says what is protected.
+
+    Returns:
+        ``(N,)`` uint64, by row of the store; equal for records that share a unit.
+
+    Raises:
+        UserError: if units are to be protected and the records name none.
+    """
+    if privacy.unit == "record":
+        return None
+    if store.units is None:
+        raise UserError(
+            f"privacy.unit = 'unit' protects all records that share a unit, and the records of {store.name} name no units: set "
+            "it to 'record', or import a source that names them (a column 'person_id', 'patient_id' or 'unit')."
+        )
+    return store.units
+
+
+def protected_count(store: RecordStore, privacy: PrivacyConfig) -> int:
+    """N of a store's training split: the number of its records, or of its units where units are protected.
+
+    Raises:
+        UserError: see `unit_keys`.
+    """
+    rows, units = store.split("train"), unit_keys(store, privacy)
+    return len(rows) if units is None else len(np.unique(units[rows]))
+
+
 def draw_step(
-    plan: PrivacyPlan, randomness: Randomness, step: int, rows: np.ndarray, keys: np.ndarray, groups: int
+    plan: PrivacyPlan,
+    randomness: Randomness,
+    step: int,
+    rows: np.ndarray,
+    keys: np.ndarray,
+    groups: int,
+    units: np.ndarray | None = None,
 ) -> StepDraw:
     """Draws the records of one step and their groups.
 
     Args:
-        plan: gives the sampling rate and the cap.
-        randomness: the source of both draws.
+        plan: gives the sampling rate and the caps.
+        randomness: the source of all draws.
         step: training step.
         rows: ``(n,)`` int64 rows of the records that the owner holds.
         keys: ``(n,)`` uint64 keys of those records.
         groups: K_w, the owner's number of groups (K when there is one owner).
+        units: ``(n,)`` uint64 keys of their units; ``None`` where each record is protected for itself.
 
     Returns:
-        The drawn records by group; possibly none at all.
+        The drawn records by group; possibly none at all. All records of one unit are in one group.
     """
     if groups == 0:
         return StepDraw(rows[:0], np.zeros(1, np.int64))
-    uniforms = randomness.per_record("sample", step, keys, 2)
+    uniforms = randomness.per_record("sample", step, keys if units is None else units, 2)
     drawn = np.flatnonzero(uniforms[:, 0] < plan.sampling_rate)
     group = np.minimum((uniforms[drawn, 1] * groups).astype(np.int64), groups - 1)
+    if units is not None:
+        _, unit = np.unique(units[drawn], return_inverse=True)
+        kept = _least(unit, randomness.per_record("unit", step, keys[drawn], 1)[:, 0], plan.per_unit)
+        drawn, group = drawn[kept], group[kept]
     # Within a group, members stand in the order of their keys: a function of the group's own members only.
     order = np.lexsort((keys[drawn], group))
     drawn, group = drawn[order], group[order]
     if plan.max_group_size is not None:
-        kept = _cap(group, randomness.per_record("cap", step, keys[drawn], 1)[:, 0], plan.max_group_size)
+        kept = _least(group, randomness.per_record("cap", step, keys[drawn], 1)[:, 0], plan.max_group_size)
         drawn, group = drawn[kept], group[kept]
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     return StepDraw(rows[drawn], np.append(starts, len(drawn)).astype(np.int64))
 
 
-def _cap(group: np.ndarray, priority: np.ndarray, most: int) -> np.ndarray:
-    """Keeps, in each group, the `most` members of least private priority: depends on that group's own members only."""
-    by_priority = np.lexsort((priority, group))
-    ordered = group[by_priority]
+def _least(number: np.ndarray, priority: np.ndarray, most: int) -> np.ndarray:
+    """Keeps, of the members of each group (or unit), the `most` of least private priority: a function of these members only.
+
+    Args:
+        number: ``(n,)`` of each member's group (or unit), from 0.
+        priority: ``(n,)``.
+        most: members that stay.
+
+    Returns:
+        Places of those that stay, ascending.
+    """
+    by_priority = np.lexsort((priority, number))
+    ordered = number[by_priority]
     first = np.maximum.accumulate(np.where(np.diff(ordered, prepend=-1) != 0, np.arange(len(ordered)), 0))
     kept = by_priority[np.arange(len(ordered)) - first < most]
     return np.sort(kept)

@@ -35,7 +35,8 @@ RELATIONS = ("left of", "above", "right of", "below")  # the second half mirrors
 _VERSION = 1  # part of the folder's name: a changed generator must not reuse older records
 _BLOCK = 512  # records drawn together
 _DRAWS = 20  # uniforms per record
-_MOST_HELD_OUT = 40_000  # there are 72,960 different scenes, and drawing new ones gets slow as they run out
+_HALVES = {"all": (0, len(COLORS)), "first": (0, 4), "second": (4, len(COLORS))}  # which of the colors both objects have
+_MOST_HELD_OUT = 0.55  # of the different scenes (72,960 with all colors): drawing new ones gets slow as they run out
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class _Scenes:
         return ((first * 96 + second) * 2 + self.relation % 2) * len(BACKGROUNDS) + self.background
 
 
-def write_shapes(path: str | Path, train: int, validation: int, test: int, seed: int = 0) -> None:
+def write_shapes(path: str | Path, train: int, validation: int, test: int, seed: int = 0, half: str = "all") -> None:
     """Generates a store of captioned shapes.
 
     Within the validation and the test split no two records show the same scene, so every caption has one right picture.
@@ -76,25 +77,28 @@ def write_shapes(path: str | Path, train: int, validation: int, test: int, seed:
         validation: number of validation records.
         test: number of test records.
         seed: another seed gives other records.
+        half: the colors of both objects: ``"first"`` four, ``"second"`` four or ``"all"``. Halves share no scene, and their
+            draws have nothing to do with each other.
 
     Raises:
         UserError: when the store exists, or more distinct held-out scenes are asked for than can be drawn.
     """
     names = {"shape": SHAPES, "color": tuple(COLORS)}
     counts = dict(zip(SPLITS, (train, validation, test), strict=True))
+    most = _most_held_out(half)
     for split in SPLITS[1:]:
-        if counts[split] > _MOST_HELD_OUT:
+        if counts[split] > most:
             raise UserError(
                 f"{counts[split]:,} {split} records of shapes were asked for; they are all different, so ask for at most "
-                f"{_MOST_HELD_OUT:,}."
+                f"{most:,}."
             )
-    with StoreWriter(path, name="shapes", kind="image-text", size=SIDE, public=True, label_names=names) as writer:
+    with StoreWriter(path, name=_name(half), kind="image-text", size=SIDE, public=True, label_names=names) as writer:
         for split, count in counts.items():
-            for record in _records(split, count, seed):
+            for record in _records(split, count, seed, half):
                 writer.add(record)
 
 
-def shapes_store(records: int, folder: str | Path, validation: int = 0, test: int = 1000) -> RecordStore:
+def shapes_store(records: int, folder: str | Path, validation: int = 0, test: int = 1000, half: str = "all") -> RecordStore:
     """The captioned shapes, generated on first use.
 
     Args:
@@ -102,19 +106,31 @@ def shapes_store(records: int, folder: str | Path, validation: int = 0, test: in
         folder: where the store is kept.
         validation: number of validation records.
         test: number of test records.
+        half: see `write_shapes`.
 
     Raises:
         UserError: when the store cannot be written or is damaged.
     """
-    path = Path(folder) / f"shapes-v{_VERSION}-{records}-{validation}-{test}"
-    return open_or_write(path, lambda target: write_shapes(target, records, validation, test))
+    path = Path(folder) / f"{_name(half)}-v{_VERSION}-{records}-{validation}-{test}"
+    return open_or_write(path, lambda target: write_shapes(target, records, validation, test, half=half))
 
 
-def _records(split: str, count: int, seed: int) -> Iterator[RecordInput]:
+def _name(half: str) -> str:
+    return "shapes" if half == "all" else f"shapes-{half}"
+
+
+def _most_held_out(half: str) -> int:
+    first, end = _HALVES[half]
+    objects = len(SIZES) * (end - first) * len(SHAPES)
+    scenes = objects * (objects - 1) * len(RELATIONS) // 2 * len(BACKGROUNDS)
+    return int(_MOST_HELD_OUT * scenes)
+
+
+def _records(split: str, count: int, seed: int, half: str) -> Iterator[RecordInput]:
     """The first `count` records of a split; in held-out splits, scenes seen before are passed over."""
     position, seen, block = 0, set(), 0
     while position < count:
-        scenes = _draw(seed, split, block)
+        scenes = _draw(seed, split, block, half)
         meanings = scenes.meaning().tolist()
         pictures = _paint(scenes)
         for row in range(_BLOCK):
@@ -130,9 +146,10 @@ def _records(split: str, count: int, seed: int) -> Iterator[RecordInput]:
         block += 1
 
 
-def _draw(seed: int, split: str, block: int) -> _Scenes:
+def _draw(seed: int, split: str, block: int, half: str) -> _Scenes:
     # Raw words of Philox, because numpy keeps those the same from release to release, unlike its distributions.
-    generator = np.random.Philox(key=np.array([seed, (SPLITS.index(split) << 32) | block], np.uint64))
+    stream = (tuple(_HALVES).index(half) << 40) | (SPLITS.index(split) << 32) | block
+    generator = np.random.Philox(key=np.array([seed, stream], np.uint64))
     uniform = (generator.random_raw(_BLOCK * _DRAWS) >> np.uint64(11)).reshape(_BLOCK, _DRAWS) * 2.0**-53
     pixels = _BLOCK * SIDE * SIDE * 3
     levels = generator.random_raw(pixels // 4).view(np.uint8).reshape(2, _BLOCK, SIDE, SIDE, 3)
@@ -140,13 +157,15 @@ def _draw(seed: int, split: str, block: int) -> _Scenes:
     def pick(columns: slice | int, options: int) -> np.ndarray:
         return (uniform[:, columns] * options).astype(np.int64)
 
-    per_object = len(SIZES) * len(COLORS) * len(SHAPES)
+    first_color, end_color = _HALVES[half]
+    colors = end_color - first_color
+    per_object = len(SIZES) * colors * len(SHAPES)
     first = pick(0, per_object)
     second = (first + 1 + pick(1, per_object - 1)) % per_object  # never twice the same object
     objects = np.stack([first, second], axis=1)
     return _Scenes(
-        size=objects // (len(COLORS) * len(SHAPES)),
-        color=objects // len(SHAPES) % len(COLORS),
+        size=objects // (colors * len(SHAPES)),
+        color=objects // len(SHAPES) % colors + first_color,
         shape=objects % len(SHAPES),
         relation=pick(2, len(RELATIONS)),
         background=pick(3, len(BACKGROUNDS)),

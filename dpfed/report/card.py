@@ -11,6 +11,7 @@ from dpfed.errors import UserError
 
 NO_GUARANTEE = "no privacy guarantee holds"
 
+STARTING_WEIGHTS = "The starting weights: the guarantee does not cover what they were trained on, unless that is public."
 NOT_PROTECTED = (
     "Evaluation figures: they are exact functions of held-out records and labels.",
     "Hyper-parameter search: other runs on the same records spend budget that this card does not contain.",
@@ -42,6 +43,18 @@ LABELLED_BANK = Mark(
     "k-NN and linear-probe figures are exact functions of labelled training records, too. Epsilon does not cover whoever sees "
     "those figures; the model itself is covered."
 )
+NOT_PRIVATE = Mark(
+    "The run was trained without privacy, as a reference (bounding.method = 'none'): nothing was clipped, no noise was added.",
+    voids=True,
+)
+
+
+def shared_unit(name: str) -> Mark:
+    """For records that name what they share, such as a person, where each record is protected for itself."""
+    return Mark(
+        f"The records name a {name}, and several of them may share one {name}: epsilon is for one record, so a {name} with m "
+        f"records has m times that epsilon, with a delta that grows with m, too. privacy.unit = 'unit' protects the {name}."
+    )
 
 
 @dataclass(frozen=True)
@@ -52,17 +65,18 @@ class CardFacts:
         name: of the run.
         version: of dpfed.
         unit: of privacy, such as ``one record: an image with its captions``.
+        protected: the unit in a word: ``record``, or what records share, such as ``person``.
         adjacency: such as ``add or remove one record``.
+        trained: what is trained and from where, such as ``all 234,567 parameters; starting weights: random``.
         epsilon_spent: for the steps charged so far.
         epsilon_planned: for all planned steps.
         delta: of the promise.
         accountant: that computed epsilon.
         other_accountant: that cross-checks it.
         other_epsilon: its epsilon for the steps charged, None where there is none.
-        steps_charged: noisy steps in the ledger, replays included.
+        steps_charged: steps in the ledger.
         steps_planned: T.
-        replays_charged: of the charged steps, how many were charged again after a crash.
-        records: N, public.
+        records: N, of records or units, public.
         sampler: such as ``Poisson: every record independently``.
         sampling_rate: q.
         expected_batch: B = qN.
@@ -70,9 +84,9 @@ class CardFacts:
         groups: K, public.
         group_size: S, expected.
         max_group_size: the cap, None where there is none.
-        clip_norm: C.
+        clip_norm: C; infinity where nothing was clipped.
         noise_multiplier: sigma.
-        sensitivity: most that one record moves the sum, L2; normally 2C.
+        sensitivity: most that one record or unit moves the sum, L2; normally 2C.
         noise_std: sigma times the sensitivity.
         trust_mode: who sees what.
         outputs: what leaves the trust boundary.
@@ -84,7 +98,9 @@ class CardFacts:
     name: str
     version: str
     unit: str
+    protected: str
     adjacency: str
+    trained: str
     epsilon_spent: float
     epsilon_planned: float
     delta: float
@@ -93,7 +109,6 @@ class CardFacts:
     other_epsilon: float | None
     steps_charged: int
     steps_planned: int
-    replays_charged: int
     records: int
     sampler: str
     sampling_rate: float
@@ -165,7 +180,7 @@ def round_up(value: float) -> str:
 
 def _voids(facts: CardFacts) -> list[str]:
     reasons = [mark.text for mark in facts.marks if mark.voids]
-    if not math.isfinite(facts.epsilon_spent):
+    if not reasons and not math.isfinite(facts.epsilon_spent):
         reasons.append("No finite epsilon covers what was released: the noise was too small or missing.")
     return reasons
 
@@ -176,9 +191,11 @@ def _void_lead(reasons: list[str]) -> Iterator[str]:
 
 def _lead(facts: CardFacts) -> Iterator[str]:
     epsilon, delta = round_up(facts.epsilon_spent), round_up(facts.delta)
+    of_units = facts.protected != "record"
+    missing = f"all records of any one {facts.protected}" if of_units else "any one training record"
     yield (
         f"**This run is ({epsilon}, {delta})-differentially private for {facts.unit}.** "
-        "Its model, checkpoints and ledger would be almost as likely if any one training record had not been there."
+        f"Its model, checkpoints and ledger would be almost as likely if {missing} had not been there."
     )
     yield ""
     # (e^eps + delta) / (1 + e^eps): most that any test between two neighbouring data sets can get right, from even odds.
@@ -186,15 +203,19 @@ def _lead(facts: CardFacts) -> Iterator[str]:
     guess = (1 + facts.delta * math.exp(-bound)) / (1 + math.exp(-bound))
     yield (
         f"In numbers: no likelihood changes by more than a factor e^{epsilon} = {_factor(bound)}, up to an "
-        f"additive {delta}. Somebody who knows all other records and starts from even odds can tell whether one record was "
-        f"used in at most {_percent_up(guess)} of cases. This is a bound for the worst case; as a rule of thumb, epsilon up to "
-        "1 is strong, up to 10 usual in practice, and above 10 weak (Ponomareva et al. 2023, How to DP-fy ML)."
+        f"additive {delta}. Somebody who knows all other records and starts from even odds can tell, in at most "
+        f"{_percent_up(guess)} of cases, whether one {facts.protected} was there. This is a bound for the worst case; as a "
+        "rule of thumb, epsilon up to 1 is strong, up to 10 usual in practice, and above 10 weak (Ponomareva et al. 2023, How "
+        "to DP-fy ML)."
     )
     yield ""
-    yield (
-        "A person with several records is protected less: m records multiply epsilon by m, and delta grows with it. The "
-        "guarantee does not say that nothing is learnt about people in general."
-    )
+    less = "A person with several records is protected less: m records multiply epsilon by m, and delta grows with it."
+    if of_units:
+        less = (
+            f"Records count together where they name the same {facts.protected}; a {facts.protected} under m names is "
+            "protected less: m multiplies epsilon, and delta grows with it."
+        )
+    yield f"{less} The guarantee does not say that nothing is learnt about people in general."
 
 
 def _reservations(facts: CardFacts) -> Iterator[str]:
@@ -221,9 +242,9 @@ def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
     yield "Unit of privacy", facts.unit
     yield "Adjacency", facts.adjacency
     yield "Steps charged", f"{facts.steps_charged} of {facts.steps_planned} planned"
-    yield "Steps charged again after a crash", str(facts.replays_charged)
     yield "Complete", "yes" if facts.complete else "no"
-    yield "Training records N (public)", f"{facts.records:,}"
+    yield "Trained", facts.trained
+    yield f"Training {'records' if facts.protected == 'record' else 'units'} N (public)", f"{facts.records:,}"
     yield "Sampler", f"{facts.sampler}; q = {facts.sampling_rate:.6g}, expected batch {facts.expected_batch:,}"
     yield "Grouping", facts.grouping
     yield "Groups K (public)", f"{facts.groups:,}"
@@ -232,10 +253,13 @@ def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
         str(facts.group_size)
         + ("" if facts.max_group_size is None else f", at most {facts.max_group_size} of a group's own records"),
     )
-    yield "Clip norm C of a group's gradient", f"{facts.clip_norm:g}"
-    yield "Sensitivity of the sum", f"{facts.sensitivity:g}"
-    yield "Noise multiplier sigma", f"{facts.noise_multiplier:.6g}"
-    yield "Noise standard deviation", f"{facts.noise_std:.6g} on the sum, added once a step"
+    if math.isfinite(facts.clip_norm):
+        yield "Clip norm C of a group's gradient", f"{facts.clip_norm:g}"
+        yield "Sensitivity of the sum", f"{facts.sensitivity:g}"
+        yield "Noise multiplier sigma", f"{facts.noise_multiplier:.6g}"
+        yield "Noise standard deviation", f"{facts.noise_std:.6g} on the sum, added once a step"
+    else:
+        yield "Clipping and noise", "none: the sum has no bound and no noise"
     yield "Trust", facts.trust_mode
     yield "Written by", f"dpfed {facts.version}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -47,7 +46,7 @@ def _single(run: RunView) -> dict:
     table = run.table
     first = headlines(table, 4)
     plots = []
-    spent = [(item["step"], item["epsilon"]) for item in run.metrics if math.isfinite(item.get("epsilon", math.nan))]
+    spent = [(item["step"], item["epsilon"]) for item in run.metrics if item.get("epsilon") is not None]
     # Epsilon of a voided run is an accountant's figure, not privacy spent: a curve would look like a promise.
     if spent and not run.void:
         plots.append(("Privacy spent: epsilon over steps", epsilon_plot(*zip(*spent, strict=True), run.target)))
@@ -87,7 +86,8 @@ def _tiles(run: RunView, first: list[Result]) -> list[tuple[str, str, str]]:
         remark = f"untrained {shown(item.untrained, item.name)}" if item.untrained is not None else item.split
         tiles.append((item.label, shown(item.trained, item.name), remark))
     if run.metrics:
-        tiles.append(("Steps", f"{max(item['step'] for item in run.metrics):,}", "noisy steps"))
+        remark = "noisy steps" if run.noisy else "without noise"
+        tiles.append(("Steps", f"{max(item['step'] for item in run.metrics):,}", remark))
     return tiles
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from dpfed.report.card import is_void, lead
 from dpfed.report.gallery import Gallery
 from dpfed.report.results import Result, results_of
 
-_FIELDS = {"name": str, "value": (int, float), "model": str, "split": str, "protocol": str, "step": int}
+_NUMBER = (int, float)
+_SPENT = (int, float, type(None))  # JSON has no infinity
+_FIELDS = {"name": str, "value": _NUMBER, "model": str, "split": str, "protocol": str, "step": int}
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class RunView:
         config_toml: the resolved configuration.
         results: results.json: ``{"privacy": {"epsilon", "delta", ...}, "evaluations": [{"name", "value", "model", "split",
             "protocol", "step"}]}``.
-        metrics: lines of metrics.jsonl, each with ``step`` and, once noise was added, ``epsilon``.
+        metrics: lines of metrics.jsonl, each with ``step`` and, once a step was taken, ``epsilon``: null where it is infinite.
         card_markdown: the privacy card.
         gallery: pictures; only for public or generated records.
     """
@@ -41,8 +44,9 @@ class RunView:
 
     @property
     def epsilon(self) -> float:
-        """Privacy spent."""
-        return float(self.results["privacy"]["epsilon"])
+        """Privacy spent; infinity for a run without privacy."""
+        spent = self.results["privacy"]["epsilon"]
+        return math.inf if spent is None else float(spent)
 
     @property
     def delta(self) -> float:
@@ -52,7 +56,16 @@ class RunView:
     @property
     def target(self) -> float | None:
         """Epsilon that the configuration asks for, None where it gives the noise instead."""
-        return tomllib.loads(self.config_toml).get("privacy", {}).get("epsilon")
+        return self._config.get("privacy", {}).get("epsilon")
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the steps had noise at all."""
+        return self._config.get("bounding", {}).get("method") != "none"
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        return tomllib.loads(self.config_toml)
 
     @property
     def void(self) -> bool:
@@ -116,8 +129,8 @@ def _text(path: Path) -> str:
 def _results(path: Path) -> dict[str, Any]:
     results = _object(_text(path), str(path))
     privacy, evaluations = results.get("privacy"), results.get("evaluations")
-    if not isinstance(privacy, dict) or not all(_is(privacy.get(key), (int, float)) for key in ("epsilon", "delta")):
-        raise UserError(f"{path} is damaged: expected numbers privacy.epsilon and privacy.delta.")
+    if not isinstance(privacy, dict) or not _is(privacy.get("delta"), _NUMBER) or not _is(privacy.get("epsilon", ""), _SPENT):
+        raise UserError(f"{path} is damaged: expected numbers privacy.epsilon (null: infinite) and privacy.delta.")
     if not isinstance(evaluations, list):
         raise UserError(f"{path} is damaged: expected a list 'evaluations', got {type(evaluations).__name__}.")
     for number, item in enumerate(evaluations):
@@ -132,7 +145,7 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(_text(path).splitlines(), start=1):
         if line.strip():
             item = _object(line, f"line {number} of {path}")
-            if not _is(item.get("step"), int) or not _is(item.get("epsilon", 0.0), (int, float)):
+            if not _is(item.get("step"), int) or not _is(item.get("epsilon", 0.0), _SPENT):
                 raise UserError(f"line {number} of {path} is damaged: expected a whole 'step' and a number 'epsilon'.")
             lines.append(item)
     return lines

@@ -108,7 +108,8 @@ class Coordinator:
         self._check_sum(step, total)
         noisy = total.values
         context = f"{self._plan.fingerprint}/{digest_of(noisy)}"
-        self._randomness.add_normal_(noisy, self._plan.noise_std, "noise", step, context=context)
+        if self._plan.private:
+            self._randomness.add_normal_(noisy, self._plan.noise_std, "noise", step, context=context)
         release = Release(step, digest_of(noisy))
         recorded = self._ledger.release_of(step)
         if recorded is None:

@@ -19,7 +19,7 @@ from dpfed.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 
 # Called with (step, raw figures): private, so only where the user asked for raw diagnostics.
-GroupObserver = Callable[[int, dict[str, float]], None]
+GroupObserver = Callable[[int, dict[str, float | None]], None]
 
 
 def rows_of_owner(rows: np.ndarray, keys: np.ndarray, owner: int, owners: int) -> np.ndarray:
@@ -27,7 +27,7 @@ def rows_of_owner(rows: np.ndarray, keys: np.ndarray, owner: int, owners: int) -
 
     Args:
         rows: ``(n,)`` rows to share out.
-        keys: ``(N,)`` keys of the whole store.
+        keys: ``(N,)`` keys of the whole store; of its units where they are protected, for a unit must have one owner.
         owner: 0 .. owners - 1.
         owners: how many there are.
     """
@@ -49,6 +49,10 @@ class Worker:
         owner: this owner's number.
         owners: how many owners share the plan's K groups.
         observe: receives raw, private figures of each step; off unless the user asked for them in words.
+        units: ``(n,)`` the keys of the rows' units where the plan protects units, otherwise ``None``.
+
+    Raises:
+        ValueError: if the units are missing, or given, against the plan.
     """
 
     def __init__(
@@ -64,11 +68,14 @@ class Worker:
         owner: int = 0,
         owners: int = 1,
         observe: GroupObserver | None = None,
+        units: np.ndarray | None = None,
     ) -> None:
         validate(model)
+        if (plan.unit == "unit") != (units is not None):
+            raise ValueError(f"the plan protects each {plan.unit}, and units were {'not ' if units is None else ''}given")
         self._plan, self._model, self._engine, self._views = plan, model, engine, views
         self._rows, self._keys, self._randomness, self._microbatch = rows, keys, randomness, microbatch
-        self._owner, self._observe = owner, observe
+        self._owner, self._observe, self._units = owner, observe, units
         self._groups = plan.groups_of(owner, owners)
         self._vector = TrainableVector(model)
 
@@ -81,7 +88,7 @@ class Worker:
         Returns:
             The sum over this owner's groups: zeros if nothing was drawn, for an empty step is still a step.
         """
-        draw = draw_step(self._plan, self._randomness, step, self._rows, self._keys, self._groups)
+        draw = draw_step(self._plan, self._randomness, step, self._rows, self._keys, self._groups, self._units)
         total = self._vector.zeros()
         torch.manual_seed(self._randomness.seed("model", step, self._owner))  # dropout and the like repeat on resume
         self._model.train()
@@ -90,18 +97,18 @@ class Worker:
             starts = (draw.starts[first : end + 1] - draw.starts[first]).tolist()
             rows = draw.rows[draw.starts[first] : draw.starts[end]]
             views = self._views(rows, self._randomness, step, self._vector.device)
-            norms.append(self._engine.add_clipped(GroupBatch(views, starts), self._plan.clip_norm, total))
+            norms.append(self._engine.add_clipped(GroupBatch(views, starts), self._plan.bound, total))
         if self._observe:
             self._observe(step, self._raw_figures(len(draw.rows), norms, total))
         return BoundedSum(total, self._plan.sensitivity, self._groups)
 
-    def _raw_figures(self, records: int, norms: list[Tensor], total: Tensor) -> dict[str, float]:
+    def _raw_figures(self, records: int, norms: list[Tensor], total: Tensor) -> dict[str, float | None]:
         every = torch.cat(norms) if norms else torch.zeros(0)
         noise_norm = self._plan.noise_std * math.sqrt(self._vector.numel)
         return {
             "records": records,
             "groups": len(every),
-            "clipped": (every > self._plan.clip_norm).float().mean().item() if len(every) else 0.0,
+            "clipped": (every > self._plan.bound).float().mean().item() if len(every) else 0.0,
             "median_norm": every.median().item() if len(every) else 0.0,
-            "snr": total.norm().item() / noise_norm,
+            "snr": total.norm().item() / noise_norm if self._plan.private else None,
         }

@@ -1,5 +1,6 @@
 """The ledger: append-only, checked, and never behind what was spent."""
 
+import hashlib
 import json
 
 import pytest
@@ -61,6 +62,18 @@ def test_a_line_taken_out_is_noticed(ledger):
     ledger.path.write_text("\n".join(lines[:2] + lines[3:]) + "\n")
     with pytest.raises(UserError, match="damaged at line 3"):
         Ledger.open(ledger.path)
+
+
+def test_a_ledger_from_before_units_still_opens(tmp_path):
+    """Its plan has ten fields, and its fingerprint is a hash of these ten."""
+    plan = {"records": 1000, "batch": 100, "group_size": 4, "clip_norm": 1.0, "steps": 5, "noise_multiplier": 1.5}
+    plan |= {"delta": 1e-5, "accountant": "pld", "max_group_size": None, "target_epsilon": None}
+    fingerprint = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
+    header = {"ledger": 1, "fingerprint": fingerprint, "plan": plan, "marks": {}}
+    chain = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
+    (tmp_path / "ledger.jsonl").write_text(json.dumps({**header, "chain": chain}) + "\n")
+    ledger = Ledger.open(tmp_path / "ledger.jsonl")
+    assert ledger.plan.fingerprint == fingerprint and ledger.plan == PrivacyPlan(**plan)
 
 
 def test_it_is_never_started_twice(ledger):

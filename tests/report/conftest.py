@@ -33,6 +33,9 @@ class Store:
         g = torch.Generator().manual_seed(0)
         return torch.randint(256, (30, 3, size, size), generator=g, dtype=torch.uint8)[torch.as_tensor(rows)]
 
+    def read(self, rows):
+        return self.images(rows, 8)
+
     def captions(self, rows):
         return [[f"record {row} <b>bold</b>"] for row in rows]
 
@@ -66,7 +69,7 @@ def model():
 def facts():
     text, number = "as in the plan", 1.0
     values = {field.name: text if field.type == "str" else number for field in dataclasses.fields(CardFacts)[:-3]}
-    whole = {name: 10 for name in ("steps_charged", "steps_planned", "replays_charged", "records", "expected_batch", "groups")}
+    whole = {name: 10 for name in ("steps_charged", "steps_planned", "records", "expected_batch", "groups")}
     values |= whole | {"name": "shapes", "group_size": 4, "max_group_size": None, "delta": 1e-5, "outputs": ("the model",)}
     return CardFacts(**values)
 

@@ -5,14 +5,23 @@ import re
 
 import pytest
 
+from dpfed.config import parse_config
+from dpfed.data.records import RecordStore
 from dpfed.errors import UserError
+from dpfed.outcome import card_facts
+from dpfed.plan import PrivacyPlan
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import Randomness
 from dpfed.report.card import FIXED_SEED, RAW_DIAGNOSTICS, CardFacts, Mark, is_void, lead, privacy_card, round_up
+from dpfed.training.session import assemble
 
 FACTS = CardFacts(
     name="first-run",
     version="9.8.7",
     unit="one record: an image with its captions",
+    protected="record",
     adjacency="add or remove one record",
+    trained="12 of 34 parameters; starting weights: 'some'",
     epsilon_spent=3.217,
     epsilon_planned=7.991,
     delta=5.0487e-6,
@@ -21,7 +30,6 @@ FACTS = CardFacts(
     other_epsilon=3.456,
     steps_charged=51,
     steps_planned=213,
-    replays_charged=3,
     records=20_001,
     sampler="Poisson: every record independently",
     sampling_rate=0.0512,
@@ -46,7 +54,18 @@ def test_states_every_fact():
     card = privacy_card(FACTS)
     for text in (
         *("first-run", "9.8.7", FACTS.unit, FACTS.adjacency, "3.22 (PLD)", "8.00", "5.05e-6", "3.46 (RDP)"),
-        *("51 of 213", "| 3 |", "20,001", FACTS.sampler, "0.0512", "1,023", FACTS.grouping, "257", "at most 17", "| 1.5 |"),
+        *(
+            "51 of 213",
+            FACTS.trained,
+            "20,001",
+            FACTS.sampler,
+            "0.0512",
+            "1,023",
+            FACTS.grouping,
+            "257",
+            "at most 17",
+            "| 1.5 |",
+        ),
         *("0.8123", "| 3 |", "2.4369", FACTS.trust_mode, *FACTS.outputs, FACTS.marks[0].text, *FACTS.not_protected),
         "The run is not complete",
     ):
@@ -98,3 +117,62 @@ def test_table_cells_cannot_break_the_table():
 def test_lead_refuses_other_texts():
     with pytest.raises(UserError, match="not a privacy card"):
         lead("# Shopping list\n\nmilk")
+
+
+@pytest.fixture
+def card_of(tiny, tmp_path):
+    """The card of a run that is about to start, with what its store says of units."""
+
+    def write(unit_name=None, **plan):
+        parts = assemble(parse_config(tiny), Randomness.from_seed(0))
+        store = RecordStore.open(parts.store.path)
+        store.unit_name = unit_name
+        plan = PrivacyPlan(**{**dataclasses.asdict(parts.plan), **plan})
+        parts = dataclasses.replace(parts, store=store, plan=plan)
+        return privacy_card(card_facts(parts, Ledger.create(tmp_path / "ledger.jsonl", plan)))
+
+    return write
+
+
+def test_an_image_is_a_record(card_of, tiny):
+    tiny["model"], tiny["evaluation"] = {"kind": "image", "width": 8}, {"tasks": ["knn"]}
+    assert "differentially private for one record: an image.**" in card_of()
+
+
+def test_an_image_and_all_its_captions_are_one_record(card_of):
+    card = card_of()
+    assert "private for one record: an image with all its captions, of which each step draws one.**" in card
+    assert "any one training record had not been there" in card and "whether one record was there" in card
+    assert "Mark" not in card
+
+
+def test_a_person_with_all_records_is_protected_where_units_are(card_of):
+    card = card_of("person", unit="unit", per_unit=3, records=120)
+    assert "private for one person: all records that share a value of 'person'.**" in card
+    assert "all records of any one person had not been there" in card and "whether one person was there" in card
+    assert "| Adjacency | add or remove one person with all its records |" in card
+    assert "at most 3 of its records take part" in card and "| Training units N (public) | 120 |" in card
+    assert "Mark" not in card and "several records is protected less" not in card
+
+
+def test_records_that_name_a_person_say_that_the_person_is_protected_less(card_of):
+    card = card_of("patient")
+    assert "one record: an image with all its captions" in card and "any one training record" in card
+    (reservation,) = (line for line in card.splitlines() if line.startswith("**Mark:**"))
+    for text in ("several of them may share one patient", "m times that epsilon", "privacy.unit = 'unit' protects the patient"):
+        assert text in reservation
+
+
+def test_the_card_counts_what_is_trained(card_of, tiny):
+    count = sum(p.numel() for p in assemble(parse_config(tiny)).model.parameters())
+    card = card_of()
+    assert f"all {count:,} parameters" in card and "starting weights: random" in card
+    assert "what they were trained on" not in card  # random weights were trained on nothing
+
+
+def test_a_run_without_privacy_covers_nothing(card_of):
+    card = card_of(method="none", noise_multiplier=0.0, target_epsilon=None)
+    assert is_void(card) and "nothing was clipped, no noise was added" in lead(card)
+    assert "Nothing is covered" in card and "Covered by" not in card
+    assert "not protected\n\n- All records.\n" in card
+    assert not re.search(r"Clip norm|Sensitivity|Noise multiplier", card)

@@ -18,11 +18,13 @@ def tokenizer(texts):
 
 @pytest.fixture
 def gallery(model, make_store, config):
-    return build_gallery(model, make_store(), config, lambda x: x.float(), tokenizer, "cpu")
+    store = make_store()
+    return build_gallery(model, store, store.read, config, lambda x: x.float(), tokenizer, "cpu")
 
 
 def test_a_private_store_gives_no_picture_and_is_not_read(model, make_store, config):
-    assert build_gallery(model, make_store(public=False), config, lambda x: x.float(), tokenizer, "cpu") is None
+    store = make_store(public=False)
+    assert build_gallery(model, store, store.read, config, lambda x: x.float(), tokenizer, "cpu") is None
 
 
 def test_comes_back_from_disk(gallery, tmp_path):

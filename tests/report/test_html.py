@@ -45,11 +45,11 @@ def test_shows_the_results_and_the_guarantee(run_folder, tmp_path):
 def test_pictures_only_with_a_gallery(run_folder, tmp_path, model, make_store, config):
     folder = run_folder()
     assert "image/png" not in render(tmp_path, folder)
-    private = build_gallery(model, make_store(public=False), config, lambda x: x.float(), None, "cpu")
+    hidden, shown = make_store(public=False), make_store()
+    private = build_gallery(model, hidden, hidden.read, config, lambda x: x.float(), None, "cpu")
     assert private is None
-    build_gallery(model, make_store(), config, lambda x: x.float(), lambda t: torch.zeros(len(t), 1), "cpu").write(
-        folder / "gallery"
-    )
+    pictures = build_gallery(model, shown, shown.read, config, lambda x: x.float(), lambda t: torch.zeros(len(t), 1), "cpu")
+    pictures.write(folder / "gallery")
     html = render(tmp_path, folder)
     assert html.count("data:image/png") > 10
     assert "&lt;b&gt;bold" in html and "<b>bold" not in html

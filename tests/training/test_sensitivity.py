@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from dpfed.config import parse_config
+from dpfed.data.records import record_key
 from dpfed.data.sampling import StepDraw
+from dpfed.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 from dpfed.training import worker as worker_room
 from dpfed.training.session import assemble
-from dpfed.training.worker import Worker
+from dpfed.training.worker import Worker, rows_of_owner
 
 
 def sums(parts, gone: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +57,7 @@ def test_a_record_that_was_not_drawn_changes_nothing(tiny):
 
 
 class Adversary(torch.nn.Module):
-    """A model whose group gradient has a huge norm and turns round when one particular record is in the group."""
+    """A model whose group gradient has a huge norm and turns round when one of some particular records is in the group."""
 
     def __init__(self, marked: torch.Tensor) -> None:
         super().__init__()
@@ -65,12 +67,16 @@ class Adversary(torch.nn.Module):
 
     def forward(self, views):
         images = views["image"]
-        here = (images[:, 0].flatten(1) - self.marked).abs().sum(1).min() < 1e-3
+        here = torch.cdist(images[:, 0].flatten(1), self.marked, p=1).min() < 1e-3
         sign = torch.where(here, -1.0, 1.0)
         index = torch.arange(len(images), device=images.device) % 2 == 0
         first = torch.where(index[:, None], torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
         steep = 1e4 * sign * self.weight[0]
         return {"image": torch.stack([first, first + steep * first], 1), "text": torch.stack([first + steep * first], 1)}
+
+
+def pictures(parts, rows) -> torch.Tensor:
+    return parts.views.plain(parts.read(np.array(rows))).flatten(1)
 
 
 def test_an_adversarial_neighbour_reaches_2c_and_no_more(tiny):
@@ -79,8 +85,7 @@ def test_an_adversarial_neighbour_reaches_2c_and_no_more(tiny):
     rows, keys = parts.store.split("train"), parts.store.keys[parts.store.split("train")]
     draw = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, rows, keys, parts.plan.groups)
     target = next(draw.members(g) for g in range(len(draw)) if len(draw.members(g)) >= 3)[0]
-    picture = parts.views.plain(parts.store.images(np.array([target]), parts.config.data.size)).flatten()
-    hostile = dataclasses.replace(parts, model=Adversary(picture))
+    hostile = dataclasses.replace(parts, model=Adversary(pictures(parts, [target])))
     with_all, without = sums(hostile, int(np.flatnonzero(rows == target)[0]), 0)
     moved = (with_all - without).norm().item()
     assert moved <= parts.plan.sensitivity * (1 + 1e-6)
@@ -130,7 +135,7 @@ def test_the_microbatch_does_not_change_the_sum(tiny):
 def test_shuffled_chunks_move_the_real_sum_beyond_2c(tiny, monkeypatch):
     """The mechanism broken on purpose: the same worker with the paper's grouping instead of independent draws."""
 
-    def chunked(plan, randomness, step, rows, keys, groups):
+    def chunked(plan, randomness, step, rows, keys, groups, units=None):
         draw = worker_room_draw(plan, randomness, step, rows, keys, groups)
         drawn = np.sort(draw.rows)
         starts = np.arange(0, len(drawn) + plan.group_size, plan.group_size)
@@ -143,3 +148,75 @@ def test_shuffled_chunks_move_the_real_sum_beyond_2c(tiny, monkeypatch):
     first = chunked(parts.plan, Randomness.from_seed(5), 0, rows, parts.store.keys[rows], parts.plan.groups).rows[0]
     with_all, without = sums(parts, int(np.flatnonzero(rows == first)[0]), 0)
     assert (with_all - without).norm().item() > parts.plan.sensitivity * 1.02
+
+
+def sums_of_units(parts, per_unit: int) -> tuple[torch.Tensor, torch.Tensor, PrivacyPlan]:
+    """Sums of an adversarial model with all of 120 units of five records each, and without one unit that was drawn."""
+    rows, units = parts.store.split("train"), record_units(parts)
+    plan = dataclasses.replace(parts.plan, records=120, unit="unit", per_unit=per_unit)
+    draw = worker_room.draw_step(plan, Randomness.from_seed(5), 0, rows, parts.store.keys[rows], plan.groups, units=units[rows])
+    group = next(draw.members(g) for g in range(len(draw)) if len(np.unique(units[draw.members(g)])) >= 3)
+    gone = units == units[group[0]]
+    model = Adversary(pictures(parts, np.flatnonzero(gone)))
+    template = dataclasses.replace(parts, model=model).worker(Randomness.from_seed(5))
+    results = []
+    for kept in (rows, rows[~gone[rows]]):
+        one = Worker(
+            plan=plan,
+            model=model,
+            engine=template._engine,
+            views=template._views,
+            rows=kept,
+            keys=parts.store.keys[kept],
+            randomness=Randomness.from_seed(5),
+            microbatch=64,
+            units=units[kept],
+        )
+        results.append(one.bounded_sum(0).values.double())
+    return *results, plan
+
+
+def record_units(parts) -> np.ndarray:
+    """Units of five records that lie far apart in the store."""
+    return np.array([record_key(f"person {row % 120}") for row in range(len(parts.store))], np.uint64)
+
+
+@pytest.mark.parametrize("per_unit", [1, 3, 5])
+def test_an_adversarial_unit_with_many_records_reaches_2c_and_no_more(tiny, per_unit):
+    tiny["views"] = {}
+    with_all, without, plan = sums_of_units(parts_with(tiny, clip_norm=1.0), per_unit)
+    moved = (with_all - without).norm().item()
+    assert moved <= plan.sensitivity * (1 + 1e-6)
+    assert moved == pytest.approx(2 * plan.clip_norm, rel=1e-3)
+
+
+def test_units_drawn_by_their_records_keys_move_the_sum_beyond_2c(tiny, monkeypatch):
+    """The mechanism broken on purpose: every record of a unit is drawn, and chooses its group, for itself."""
+    by_record = worker_room.draw_step
+
+    def draw_step(plan, randomness, step, rows, keys, groups, units=None):
+        return by_record(plan, randomness, step, rows, keys, groups)
+
+    monkeypatch.setattr(worker_room, "draw_step", draw_step)
+    tiny["views"] = {}
+    with_all, without, plan = sums_of_units(parts_with(tiny, clip_norm=1.0), 5)
+    assert (with_all - without).norm().item() > plan.sensitivity * 1.02
+
+
+def test_a_worker_needs_units_exactly_where_the_plan_protects_them(tiny):
+    parts = parts_with(tiny)
+    one = parts.worker(Randomness.from_seed(0))
+    rest = dict(model=parts.model, engine=one._engine, views=one._views, rows=one._rows, keys=one._keys, microbatch=8)
+    with pytest.raises(ValueError, match="not given"):
+        Worker(dataclasses.replace(parts.plan, unit="unit"), randomness=Randomness.from_seed(0), **rest)
+    with pytest.raises(ValueError, match="were given"):
+        Worker(parts.plan, randomness=Randomness.from_seed(0), units=one._keys, **rest)
+
+
+@pytest.mark.parametrize("owners", [2, 3])
+def test_a_unit_has_one_owner(tiny, owners):
+    parts = parts_with(tiny)
+    rows, units = parts.store.split("train"), record_units(parts)
+    shares = [rows_of_owner(rows, units, owner, owners) for owner in range(owners)]
+    assert sorted(np.concatenate(shares)) == sorted(rows) and all(map(len, shares))
+    assert sum(len(np.unique(units[share])) for share in shares) == 120

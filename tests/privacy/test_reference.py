@@ -1,0 +1,162 @@
+"""The reference without privacy: the same steps, nothing clipped, no noise, and no promise anywhere."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpfed.bounding.bounded_sum import BoundedSum, clip_factors
+from dpfed.cli import terminal
+from dpfed.config import BoundingConfig, OptimizerConfig, PrivacyConfig, parse_config
+from dpfed.data.sampling import draw_step
+from dpfed.errors import UserError
+from dpfed.plan import PrivacyPlan
+from dpfed.pretraining import pretrain, resume
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import Randomness
+from dpfed.report.html import write_report
+from dpfed.report.run_view import RunView
+from dpfed.training.checkpoint import Checkpoints
+from dpfed.training.coordinator import Coordinator
+from dpfed.training.session import assemble, loss_of
+
+NONE = BoundingConfig(method="none", group_size=4)
+
+
+@pytest.fixture
+def without(tiny):
+    tiny["bounding"]["method"] = "none"
+    del tiny["privacy"]["epsilon"]
+    return tiny
+
+
+def strict(text):
+    """JSON as the standard has it."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_the_plan_promises_nothing():
+    plan = PrivacyPlan.from_config(1000, PrivacyConfig(batch=100, steps=7), NONE)
+    assert (plan.noise_multiplier, plan.noise_std) == (0, 0)
+    assert plan.sensitivity == plan.bound == plan.epsilon() == plan.epsilon(1, "rdp") == math.inf
+    private = PrivacyPlan.from_config(1000, PrivacyConfig(batch=100, steps=7, epsilon=8.0), BoundingConfig(group_size=4))
+    assert private.sampling_rate == plan.sampling_rate and private.groups == plan.groups
+    assert private.fingerprint != plan.fingerprint
+    assert (private.bound, private.sensitivity) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("asked", [{"epsilon": 8.0}, {"noise_multiplier": 1.0}, {"noise_multiplier": 0.0}])
+def test_a_promise_without_privacy_is_refused(asked):
+    with pytest.raises(UserError, match="without privacy, so leave privacy.epsilon"):
+        PrivacyPlan.from_config(1000, PrivacyConfig(batch=100, **asked), NONE)
+
+
+def test_no_noise_is_refused_wherever_the_method_is_not_none():
+    for method, sigma in (("group", 0.0), ("none", 1.0)):
+        with pytest.raises(UserError, match="noise_multiplier"):
+            PrivacyPlan(1000, 100, 4, 1.0, 10, sigma, 1e-5, method=method)
+
+
+def test_gradients_keep_their_length_unless_they_are_not_finite():
+    norms = torch.tensor([0.0, 1e-30, 1.0, 1e30, math.inf, math.nan], dtype=torch.float64)
+    assert clip_factors(norms, math.inf).tolist() == [1, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_the_sum_is_that_of_the_plain_gradients(without, engine):
+    without["bounding"]["engine"] = engine
+    parts, randomness = assemble(parse_config(without), Randomness.from_seed(5)), Randomness.from_seed(5)
+    worker = parts.worker(randomness)
+    total = worker.bounded_sum(0)
+    rows = parts.store.split("train")
+    draw = draw_step(parts.plan, randomness, 0, rows, parts.store.keys[rows], parts.plan.groups)
+    parts.model.train()
+    losses = []
+    for group in range(len(draw)):
+        members = draw.members(group)
+        embeddings = parts.model(worker._views(members, randomness, 0, torch.device("cpu")))
+        present = torch.ones(len(members), dtype=torch.bool)
+        losses.append(loss_of(parts.config)(embeddings, present, parts.model.temperature, None))
+    trainable = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(sum(losses), trainable)])
+    assert torch.allclose(total.values, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+    assert expected.norm() > 2 * parts.plan.clip_norm * parts.plan.groups  # clipping would have shown
+
+
+def test_the_update_is_the_sum_over_k_and_nothing_else(tmp_path):
+    plan = PrivacyPlan(1000, 64, 4, 0.5, 20, 0.0, 1e-5, method="none")
+    model = torch.nn.Linear(1000, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", plan)
+    config = OptimizerConfig(name="sgd", learning_rate=1.0, momentum=0.0)
+    signal = torch.linspace(-100, 100, 1000)
+    coordinator = Coordinator(plan, model, config, Randomness.from_seed(0), ledger)
+    coordinator.apply(0, BoundedSum(signal.clone(), plan.sensitivity, plan.groups))
+    assert torch.equal(model.weight.detach()[0], -signal / plan.groups)
+    again = Ledger.open(ledger.path)
+    assert (again.charged, again.epsilon, again.plan) == (1, math.inf, plan)
+    for line in ledger.path.read_text().splitlines():
+        strict(line)
+
+
+def test_a_run_says_everywhere_that_there_is_no_guarantee(without, tmp_path, capsys, monkeypatch):
+    without["diagnostics"] = "raw"
+    run = pretrain(parse_config(without), tmp_path / "none")
+    card = run.card.read_text()
+    assert "no privacy guarantee holds" in card.splitlines()[0] and "trained without privacy" in card
+    assert "differentially private" not in card and "Covered by the guarantee" not in card
+    privacy = strict(run.results.read_text())["privacy"]
+    assert privacy["epsilon"] is privacy["sensitivity"] is privacy["epsilon_rdp"] is None
+    assert (privacy["method"], privacy["guarantee"], privacy["steps_charged"]) == ("none", False, 6)
+    for file in (run.metrics, run.diagnostics, run.ledger):
+        for line in file.read_text().splitlines():
+            strict(line)
+    monkeypatch.setattr(terminal, "console", terminal.Console(width=120))
+    terminal.show_run(run)
+    assert "no guarantee: trained without privacy" in capsys.readouterr().out
+    assert "No privacy guarantee holds" in run.report.read_text()
+
+    without["bounding"]["method"], without["privacy"]["epsilon"] = "group", 8.0
+    private = pretrain(parse_config(without | {"name": "private"}), tmp_path / "private")
+    write_report(tmp_path / "both.html", [RunView.read(run.path), RunView.read(private.path)])
+    html = (tmp_path / "both.html").read_text()
+    assert "no guarantee" in html and "(8.00," in html
+    assert RunView.read(run.path).epsilon == math.inf
+
+
+def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(without, tmp_path, monkeypatch):
+    without["privacy"]["seed"] = 3
+    config = parse_config(without)
+    whole = pretrain(config, tmp_path / "whole")
+    save = Checkpoints.save
+
+    def stop(self, progress, *rest):
+        if progress.step == 4:
+            raise KeyboardInterrupt
+        save(self, progress, *rest)
+
+    monkeypatch.setattr(Checkpoints, "save", stop)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(config, tmp_path / "cut")
+    monkeypatch.setattr(Checkpoints, "save", save)
+    cut = resume(tmp_path / "cut")
+    weights = [load_file(run.model / "model.safetensors") for run in (whole, cut)]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert Ledger.open(cut.ledger).charged == 6
+
+
+def test_an_unprivate_ledger_cannot_go_on_as_a_private_one(without, tmp_path):
+    parts = assemble(parse_config(without), Randomness.from_seed(0))
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", parts.plan)
+    private = dataclasses.replace(parts.plan, method="group", noise_multiplier=1.0)
+    with pytest.raises(UserError, match="another plan"):
+        Coordinator(private, parts.model, OptimizerConfig(), Randomness.from_seed(0), ledger)
+    assert np.isinf(ledger.plan.sensitivity)

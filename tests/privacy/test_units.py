@@ -1,0 +1,137 @@
+"""Units: all records of a person come and go together, join one group, and count once."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpfed.config import BoundingConfig, PrivacyConfig
+from dpfed.data.records import RecordStore, record_key
+from dpfed.data.sampling import draw_step, protected_count, unit_keys
+from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.errors import UserError
+from dpfed.plan import PrivacyPlan
+from dpfed.randomness import Randomness
+
+UNITS, RECORDS = 300, 1200
+RNG = np.random.default_rng(0)
+KEYS = np.array([record_key(f"record {row}") for row in range(RECORDS)], np.uint64)
+# The first unit has as many records as a whole step; most have one to six.
+SIZES = np.concatenate([[60], RNG.multinomial(RECORDS - 60 - (UNITS - 1), np.ones(UNITS - 1) / (UNITS - 1)) + 1])
+UNIT = np.array([record_key(f"person {k}") for k in np.repeat(np.arange(UNITS), SIZES)], np.uint64)[RNG.permutation(RECORDS)]
+
+
+def plan(per_unit=1, cap=None, batch=90):
+    return PrivacyPlan(UNITS, batch, 6, 1.0, 10, 1.0, 1e-5, max_group_size=cap, unit="unit", per_unit=per_unit)
+
+
+def draw(p, seed, step, rows=None):
+    rows = np.arange(RECORDS) if rows is None else rows
+    return draw_step(p, Randomness.from_seed(seed), step, rows, KEYS[rows], p.groups, units=UNIT[rows])
+
+
+def groups_of(draw):
+    return [frozenset(draw.members(g).tolist()) for g in range(len(draw))]
+
+
+def split_units(draw):
+    """How many units have records in several groups."""
+    seen = np.concatenate([np.unique(UNIT[draw.members(g)]) for g in range(len(draw))])
+    return len(seen) - len(np.unique(seen))
+
+
+@pytest.mark.parametrize("per_unit", [1, 2, 100])
+@pytest.mark.parametrize("cap", [None, 4])
+@pytest.mark.parametrize("trial", range(20))
+def test_taking_a_unit_out_changes_one_group_and_no_other_units_part(per_unit, cap, trial):
+    p = plan(per_unit, cap)
+    with_all = draw(p, trial, 0)
+    gone = UNIT[with_all.rows[trial]] if trial % 2 else np.unique(UNIT)[trial]
+    without = draw(p, trial, 0, np.flatnonzero(UNIT != gone))
+    before, after = set(groups_of(with_all)), set(groups_of(without))
+    assert len(before - after) <= 1 and len(after - before) <= 1
+    if cap is None:  # nothing but the unit itself is missing
+        assert set(without.rows) == {row for row in with_all.rows if UNIT[row] != gone}
+    if trial % 2:
+        assert before != after
+
+
+@pytest.mark.parametrize("per_unit", [1, 2, 5, 100])
+def test_of_a_drawn_unit_as_many_records_as_allowed_take_part_in_one_group(per_unit):
+    for step in range(10):
+        one = draw(plan(per_unit), 1, step)
+        units, counts = np.unique(UNIT[one.rows], return_counts=True)
+        has = np.array([(UNIT == unit).sum() for unit in units])
+        assert np.array_equal(counts, np.minimum(has, per_unit))
+        assert split_units(one) == 0
+
+
+def test_every_unit_is_drawn_with_probability_q_however_many_records_it_has():
+    p, steps = plan(), 600
+    units = np.unique(UNIT)
+    drawn = np.zeros((steps, UNITS), dtype=bool)
+    for step in range(steps):
+        drawn[step] = np.isin(units, UNIT[draw(p, 2, step).rows])
+    counts, expected = drawn.sum(0), scipy.stats.binom(steps, p.sampling_rate)
+    assert scipy.stats.kstest(expected.cdf(counts) - expected.pmf(counts) * RNG.random(UNITS), "uniform").pvalue > 1e-4
+    largest = units[np.argmax([(UNIT == unit).sum() for unit in units])]
+    assert 1e-4 < expected.cdf(drawn[:, units == largest].sum()) < 1 - 1e-4
+    assert drawn.sum(1).var() == pytest.approx(UNITS * 0.3 * 0.7, rel=0.25)
+
+
+def test_every_record_of_a_unit_gets_its_turn():
+    sizes = {unit: (UNIT == unit).sum() for unit in np.unique(UNIT)}
+    largest = max(sizes, key=sizes.get)
+    rows = np.concatenate([draw(plan(batch=300), 3, step).rows for step in range(1200)])
+    counts = np.bincount(rows, minlength=RECORDS)[largest == UNIT]
+    assert counts.sum() == 1200 and scipy.stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_units_of_one_record_each_are_records():
+    p = dataclasses.replace(plan(), records=RECORDS)
+    rows, randomness = np.arange(RECORDS), Randomness.from_seed(4)
+    alone = draw_step(p, randomness, 7, rows, KEYS, p.groups)
+    assert groups_of(alone) == groups_of(draw_step(p, randomness, 7, rows, KEYS, p.groups, units=KEYS))
+
+
+def test_draws_by_record_keys_would_tear_units_apart():
+    """The mechanism broken on purpose, so that the tests above have something to find."""
+    rows = np.arange(RECORDS)
+    torn = draw_step(plan(100), Randomness.from_seed(1), 0, rows, KEYS, plan().groups)
+    assert split_units(torn) > 0
+
+
+def test_the_plan_counts_units(tmp_path):
+    store = people(tmp_path / "people", ["ann", "ann", "bo", None, "cy", "ann", None, None])
+    privacy = PrivacyConfig(unit="unit", per_unit=2, noise_multiplier=1.0, batch=2, steps=5)
+    assert protected_count(store, privacy) == 6  # three people and three records without one
+    assert protected_count(store, PrivacyConfig()) == 8
+    made = PrivacyPlan.from_config(protected_count(store, privacy), privacy, BoundingConfig(group_size=1))
+    assert (made.records, made.unit, made.per_unit, made.sampling_rate) == (6, "unit", 2, 2 / 6)
+    assert np.array_equal(unit_keys(store, privacy), store.units) and unit_keys(store, PrivacyConfig()) is None
+
+
+def test_only_units_of_the_training_split_count(tmp_path):
+    store = people(tmp_path / "people", ["ann", "bo", "ann", "cy"], ["train", "train", "train", "test"])
+    assert protected_count(store, PrivacyConfig(unit="unit")) == 2
+
+
+def test_units_that_nobody_named_cannot_be_protected(tmp_path):
+    store = people(tmp_path / "people", [None, None], unit_name=None)
+    with pytest.raises(UserError, match="name no units"):
+        unit_keys(store, PrivacyConfig(unit="unit"))
+
+
+def test_per_unit_without_units_is_a_mistake():
+    with pytest.raises(UserError, match="per_unit = 3 is for privacy.unit = 'unit'"):
+        PrivacyPlan.from_config(100, PrivacyConfig(per_unit=3, noise_multiplier=1.0, batch=20), BoundingConfig(group_size=4))
+
+
+def people(path, units, splits=None, unit_name="person") -> RecordStore:
+    with StoreWriter(path, name="people", kind="image", size=8, unit_name=unit_name) as writer:
+        for number, unit in enumerate(units):
+            picture = np.full((8, 8, 3), number, np.uint8)
+            split = splits[number] if splits else "train"
+            writer.add(RecordInput(f"{number}.png", picture, split=split, unit=unit))
+    return RecordStore.open(path)

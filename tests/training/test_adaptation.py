@@ -1,0 +1,137 @@
+"""A whole run that adapts open_clip towers: what is trained, kept, sent and given back."""
+
+import json
+
+import open_clip
+import pytest
+import torch
+from safetensors import safe_open
+
+import dpfed
+from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.export import export_model
+from dpfed.pretraining import pretrain, resume
+from dpfed.reevaluation import evaluate_run
+from dpfed.training.coordinator import Coordinator
+from tests.models.conftest import SMALL
+
+
+@pytest.fixture
+def adapting(tiny, tmp_path):
+    """The tiny run with small open_clip towers and adapters."""
+    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+    tiny["model"] = {"kind": "open_clip", "architecture": str(tmp_path / "small.json")}
+    tiny["data"].pop("size")
+    tiny["adaptation"] = {"rank": 4}
+    tiny["text_views"] = {"word_swap": 0.3}
+    tiny["objective"] = {"augmentations": 1, "temperature": 0.1}
+    return tiny
+
+
+def tensors_of(path):
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def test_only_what_is_trained_is_kept_and_only_it_moves(adapting, tmp_path):
+    run = pretrain(parse_config(adapting), tmp_path / "run")
+    first, *_, last = (tensors_of(path) for path in sorted(run.checkpoints.iterdir()))
+    weights = {name for name in last if name.startswith("model/")}
+    assert weights and all("parametrizations" in name and name.endswith((".up", ".down")) for name in weights)
+    assert {name for name in first if name.startswith("model/")} > weights
+    trained = sum(last[name].numel() for name in weights)
+    state = [value.numel() for name, value in last.items() if name.startswith("optimizer/")]
+    assert sum(state) <= 2 * trained + len(state)  # two moments and a counter each, and of nothing that is frozen
+    assert any(not torch.equal(first[name], last[name]) for name in weights)
+    before, after = tensors_of(run.model / "open_clip_model.safetensors"), first
+    frozen = [name for name in before if f"model/clip.{name}" in after]
+    assert frozen and all(torch.equal(before[name], after[f"model/clip.{name}"]) for name in frozen)
+
+
+def test_the_model_of_a_run_is_stock_open_clip(adapting, tmp_path):
+    run = pretrain(parse_config(adapting), tmp_path / "run")
+    stock = open_clip.create_model(f"local-dir:{run.model}").eval()
+    tokenize = open_clip.get_tokenizer(f"local-dir:{run.model}")
+    encoder = dpfed.load(run.path)
+    captions = ["a small red circle above a large blue ring", "a dog"]
+    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    mean, std = (torch.tensor(stock.visual.preprocess_cfg[name])[:, None, None] for name in ("mean", "std"))
+    with torch.no_grad():
+        assert torch.allclose(stock.encode_text(tokenize(captions), normalize=True), encoder.embed_text(captions), atol=1e-5)
+        z = stock.encode_image((images / 255 - mean) / std, normalize=True)
+    assert torch.allclose(z, encoder.embed_images(images), atol=1e-5)
+
+
+def test_the_exported_adapters_are_all_that_the_run_learnt(adapting, tmp_path):
+    run = pretrain(parse_config(adapting), tmp_path / "run")
+    [file] = export_model(run.path, tmp_path / "adapters.safetensors", adapters=True)
+    start = tensors_of(min(run.checkpoints.iterdir()))
+    stock = open_clip.create_model(f"local-dir:{run.model}", load_weights=False)
+    with torch.no_grad():
+        for name, parameter in stock.named_parameters():
+            path, _, leaf = name.rpartition(".")
+            original = f"model/clip.{path}.parametrizations.{leaf}.original"
+            parameter.copy_(start[original] if original in start else start[f"model/clip.{name}"])
+    dpfed.apply_adapters(stock, file)
+    merged = tensors_of(run.model / "open_clip_model.safetensors")
+    assert all(torch.allclose(value, merged[name], atol=1e-6) for name, value in stock.state_dict().items())
+    with pytest.raises(UserError, match="exists already"):
+        export_model(run.path, file, adapters=True)
+    whole = export_model(run.path, tmp_path / "out" / "model")
+    assert {path.name for path in whole} >= {"open_clip_config.json", "open_clip_model.safetensors", "model.json"}
+
+
+@pytest.mark.parametrize("at", [1, 3, 5])
+def test_an_interrupted_adaptation_resumes_to_the_same_bits(adapting, tmp_path, monkeypatch, at):
+    config = parse_config({**adapting, "privacy": {**adapting["privacy"], "seed": 5}})
+    expected = tensors_of(pretrain(config, tmp_path / "whole").model / "open_clip_model.safetensors")
+    apply, calls = Coordinator.apply, []
+
+    def dies(self, *args):
+        calls.append(None)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return apply(self, *args)
+
+    monkeypatch.setattr(Coordinator, "apply", dies)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(config, tmp_path / "cut")
+    monkeypatch.setattr(Coordinator, "apply", apply)
+    found = tensors_of(resume(tmp_path / "cut").model / "open_clip_model.safetensors")
+    assert all(torch.equal(expected[name], value) for name, value in found.items())
+
+
+def test_a_finished_adaptation_is_measured_again_with_the_same_figures(adapting, tmp_path):
+    run = pretrain(parse_config(adapting), tmp_path / "run")
+    before = {(e["name"], e["model"], e["step"]): e["value"] for e in json.loads(run.results.read_text())["evaluations"]}
+    for figure in evaluate_run(run.path):
+        assert figure.value == before[(figure.name, figure.model, figure.step)]
+
+
+def test_the_card_says_what_was_trained_and_where_it_started(adapting, tmp_path):
+    first = pretrain(parse_config(adapting), tmp_path / "first")
+    assert "LoRA of rank 4 on q, v" in first.card.read_text() and "starting weights: random" in first.card.read_text()
+    adapting["model"] = {"kind": "open_clip", "architecture": f"local-dir:{first.model}"}
+    adapting["adaptation"] = {"image": "frozen", "text": "full"}
+    second = pretrain(parse_config(adapting), tmp_path / "second").card.read_text()
+    assert "image tower: frozen" in second and "text tower: in full" in second
+    assert "The starting weights: the guarantee does not cover" in second
+    assert str(tmp_path) not in second
+
+
+def test_nothing_to_train_is_refused(adapting, tmp_path):
+    adapting["adaptation"] = {"image": "frozen", "text": "frozen"}
+    with pytest.raises(UserError, match="no trainable parameter"):
+        pretrain(parse_config(adapting), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("loss", ["infonce", "siglip"])
+def test_temperature_and_bias_learn_with_the_adapters(adapting, tmp_path, loss):
+    adapting["objective"] |= {"name": loss, "learn_temperature": True}
+    run = pretrain(parse_config(adapting), tmp_path / "run")
+    stock = open_clip.create_model(f"local-dir:{run.model}")
+    assert stock.logit_scale.item() != pytest.approx(torch.log(torch.tensor(10.0)).item(), abs=1e-6)
+    if loss == "siglip":
+        assert stock.logit_bias.item() != pytest.approx(-torch.log(torch.tensor(3.0)).item(), abs=1e-6)
