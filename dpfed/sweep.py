@@ -92,8 +92,9 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
         runs.append(RunView.read(run.path))
         advance(len(runs))
     comparison = target / "comparison.html"
-    write_report(comparison, runs)
-    return SweepOutcome(asked, runs, joint_promise(runs), comparison)
+    promise = joint_promise(runs)
+    write_report(comparison, runs, promise)
+    return SweepOutcome(asked, runs, promise, comparison)
 
 
 def read_sweep(file: str | Path, base: Config) -> Sweep:

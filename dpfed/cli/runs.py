@@ -57,7 +57,7 @@ def evaluate(
     task: Annotated[list[str] | None, typer.Option(help="retrieval, knn or linear; may be repeated.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a run's model again, beside the untrained one."""
+    """Measure a run's model again, beside the one before training."""
     from dpfed.cli.terminal import console
     from dpfed.reevaluation import evaluate_run
 

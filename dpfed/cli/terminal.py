@@ -39,7 +39,8 @@ class TerminalWatcher:
         shown = [figure for figure in figures if "rank" not in figure.name]
         values = ", ".join(f"{figure.name} {figure.value:.3f}" for figure in shown)
         if figures:
-            self._progress.console.print(f"[dim]{figures[0].model}, step {figures[0].step}:[/] {values}", highlight=False)
+            when = f"after step {figures[0].step}" if figures[0].step else "before training"
+            self._progress.console.print(f"[dim]{when}:[/] {values}", highlight=False)
 
 
 @contextlib.contextmanager
@@ -73,7 +74,7 @@ def show_run(run: RunDirectory) -> None:
         reason = "trained without privacy" if privacy.get("method") == "none" else "the seed was fixed"
         promise = f"[bold red]no guarantee[/]: {reason}"
     table = Table(title=f"{results['name']}: {promise}", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column, justify in (("", "left"), ("untrained", "right"), ("trained", "right"), ("change", "right")):
+    for column, justify in (("", "left"), ("before", "right"), ("after", "right"), ("change", "right")):
         table.add_column(column, justify=justify)
     for result in results_of(results["evaluations"]):
         if "rank" not in result.name:

@@ -22,10 +22,15 @@ from dpfed.report.style import uri
 PIXEL_ART = 64  # pictures smaller than this are enlarged with hard edges
 
 
-def write_report(path: str | Path, runs: Sequence[RunView]) -> None:
+def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> None:
     """Writes a report: all about one run, or a comparison of several.
 
     The file needs nothing else: style and pictures are inside, there is no script, and whatever comes from a run is escaped.
+
+    Args:
+        path: of the file.
+        runs: at least one.
+        note: a sentence above a comparison.
 
     Raises:
         UserError: for no runs, or a path that cannot be written.
@@ -37,7 +42,7 @@ def write_report(path: str | Path, runs: Sequence[RunView]) -> None:
     environment.globals.update(shown=shown, picture=_picture, small=_small)
     template = resources.files("dpfed.report").joinpath("template.html").read_text(encoding="utf-8")
     try:
-        Path(path).write_text(environment.from_string(template).render(values), encoding="utf-8")
+        Path(path).write_text(environment.from_string(template).render(values, note=note), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write the report {path}: {error.strerror or error}.") from error
 
@@ -57,7 +62,7 @@ def _single(run: RunView) -> dict:
     if bars:
         tall = len(plots) == 2
         chart = bar_chart(bars[: 12 if tall else 6], tall)
-        plots.insert(0, ("Held-out records: trained (blue) and untrained (grey)", chart))
+        plots.insert(0, ("Held-out records: after (blue) and before training (grey)", chart))
     return {
         "title": run.name,
         "runs": [run],
@@ -83,7 +88,7 @@ def _tiles(run: RunView, first: list[Result]) -> list[tuple[str, str, str]]:
     else:
         tiles.append(("Epsilon spent", round_up(run.epsilon), f"delta {round_up(run.delta)}"))
     for item in first[:2]:
-        remark = f"untrained {shown(item.untrained, item.name)}" if item.untrained is not None else item.split
+        remark = f"before {shown(item.untrained, item.name)}" if item.untrained is not None else item.split
         tiles.append((item.label, shown(item.trained, item.name), remark))
     if run.metrics:
         remark = "noisy steps" if run.noisy else "without noise"
@@ -101,7 +106,7 @@ def _comparison(runs: Sequence[RunView]) -> dict:
         metric = first[0].name
         names_of_runs = [f"{run.name} ({'no guarantee' if run.void else 'epsilon ' + round_up(run.epsilon)})" for run in runs]
         chart = comparison_plot(names_of_runs, [table.get(metric) for table in tables], [run.void for run in runs])
-        plots.append((f"{label(metric)}: trained (bar) and untrained (orange line)", chart))
+        plots.append((f"{label(metric)}: after (bar) and before training (orange line)", chart))
     rows = []
     for run, table in zip(runs, tables, strict=True):
         privacy = ("none", "no guarantee") if run.void else (round_up(run.epsilon), round_up(run.delta))

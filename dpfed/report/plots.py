@@ -83,7 +83,7 @@ def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> st
             fontsize=8.5,
             annotation_clip=False,
         )
-    axes.set_xlabel("step  (dashed: untrained model)", color=MUTED, fontsize=9)
+    axes.set_xlabel("step  (dashed: before training)", color=MUTED, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     _percent(axes, "y")
     return svg_uri(canvas)

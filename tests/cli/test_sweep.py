@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import html
 import json
 from pathlib import Path
 
@@ -81,6 +82,7 @@ def test_every_run_is_trained_once_with_its_changes_and_compared(base, tmp_path,
         assert json.loads((folder / "results.json").read_text())["privacy"]["group_size"] == size
     page = outcome.comparison.read_text()
     assert outcome.comparison == tmp_path / "runs" / "two" / "comparison.html" and "small" in page and "large" in page
+    assert outcome.promise in html.unescape(page)
     before = contents(small) | contents(large)
     die_at(monkeypatch, 1)  # finished runs are kept: nothing may be trained again
     again = sweep(base, tmp_path / "sweep.toml", tmp_path / "runs")

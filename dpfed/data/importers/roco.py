@@ -61,11 +61,11 @@ class RocoImporter(Importer):
 
 
 def _first_version(path: Path) -> list[Path]:
-    """The folders of version 1 that hold a captions.txt: the given one, or those of the splits."""
+    """The folders of version 1 that hold captions.txt and images/: the given one, or those of the splits."""
     candidates = [path] + [
         root / split / "radiology" for root in (path, path / "data") for split in ("train", "validation", "test")
     ]
-    found = [folder for folder in candidates if (folder / "captions.txt").is_file()]
+    found = [folder for folder in candidates if (folder / "captions.txt").is_file() and (folder / "images").is_dir()]
     return found[:1] if found[:1] == [path] else found
 
 
