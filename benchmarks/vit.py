@@ -64,7 +64,7 @@ def measure(architecture: str = "ViT-B-32", records: int = RECORDS, group: int =
         engine.add_clipped(part, 1e9, one)
         plain = plain_gradient(model, images[first:end], tokens[first:end])
         errors.append(float((one - plain).norm() / plain.norm()))
-        expected += plain * min(1.0, CLIP / float(plain.norm()))
+        expected += plain * min(1.0, CLIP / float(plain.double().norm()))
     trained = trained_part(model, config)
     return {
         "architecture": architecture,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dpfed.errors import UserError, nearest
 
@@ -105,6 +105,10 @@ class ModelConfig(Section):
             raise ValueError("kind = 'open_clip' needs model.architecture, such as 'ViT-B-32'")
         if self.kind != "open_clip" and (self.architecture or self.weights or self.tokenizer != "own"):
             raise ValueError("architecture, weights and tokenizer are for kind = 'open_clip'")
+        own = {"kind", "architecture", "weights", "tokenizer"}
+        changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+        if self.kind == "open_clip" and set(changed) - own:
+            raise ValueError(f"{min(set(changed) - own)} is for small models; an open_clip architecture has its own")
         return self
 
 
@@ -122,6 +126,13 @@ class AdaptationConfig(Section):
     image_layers: tuple[Layer, ...] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
     text_layers: tuple[Layer, ...] = Field(("q", "v"), min_length=1, description="where the text tower gets adapters")
 
+    @field_validator("image_layers", "text_layers")
+    @classmethod
+    def _once(cls, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        if len(set(layers)) < len(layers):
+            raise ValueError("each layer may stand there once")
+        return layers
+
 
 class ObjectiveConfig(Section):
     """The loss of one group."""
@@ -131,6 +142,12 @@ class ObjectiveConfig(Section):
     learn_temperature: bool = Field(False, description="train temperature (1/100 and above) and bias with the model")
     bias: float | None = Field(None, description="siglip: added to every logit; default -ln(S - 1), the odds of a pair")
     augmentations: int = Field(0, ge=0, le=16, description="N_a: further views of every negative (intra-group augmentation)")
+
+    @model_validator(mode="after")
+    def _bias(self) -> ObjectiveConfig:
+        if self.bias is not None and self.name != "siglip":
+            raise ValueError(f"bias is for name = 'siglip'; '{self.name}' has none")
+        return self
 
 
 class BoundingConfig(Section):
@@ -208,6 +225,12 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     diagnostics: Literal["none", "raw"] = Field("none", description="'raw' writes private figures and marks the card")
 
+    @model_validator(mode="after")
+    def _adapted(self) -> Config:
+        if self.model.kind != "open_clip" and self.adaptation != AdaptationConfig():
+            raise ValueError(f"[adaptation] is for model.kind = 'open_clip'; '{self.model.kind}' is trained in full")
+        return self
+
     def dump(self) -> str:
         """The configuration as TOML, with every default spelled out."""
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
@@ -272,7 +295,10 @@ def _explain(error: ValidationError, origin: str) -> str:
             section = section.model_fields[part].annotation
         return f"{origin}: unknown key '{where}'; {nearest(str(first['loc'][-1]), section.model_fields)}"
     message = first["msg"].removeprefix("Value error, ")
-    return f"{origin}: '{where}': {message[0].lower()}{message[1:]}; got {first['input']!r}."
+    if first["type"] == "too_short":
+        message = "give at least one"
+    got = "" if isinstance(first["input"], dict) else f"; got {first['input']!r}"  # a whole section says nothing
+    return f"{origin}: '{where}': {message[0].lower()}{message[1:]}{got}."
 
 
 def _without_none(value: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpfed.config import ViewsConfig
-from dpfed.data.pixels import square
+from dpfed.data.pixels import decode, square
 from dpfed.data.preprocessing import Preprocessing
 from dpfed.data.views import ImageViews
 from dpfed.errors import UserError
@@ -69,7 +69,7 @@ class Encoder:
     def _run(self, function, images: Tensor | list[Image.Image]) -> Tensor:
         if not isinstance(images, Tensor):
             how = (self.size, self.preprocessing.resize, self.preprocessing.interpolation)
-            images = torch.from_numpy(np.stack([square(image.convert("RGB"), *how) for image in images]))
+            images = torch.from_numpy(np.stack([square(decode(image), *how) for image in images]))
         if images.shape[-2:] != (self.size, self.size):
             resized = functional.interpolate(
                 images.float(), (self.size, self.size), mode=self.preprocessing.interpolation, antialias=True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_MOST = 12  # names that a message lists
+
 
 class UserError(Exception):
     """A mistake that the user can mend.
@@ -22,8 +24,10 @@ def nearest(given: str, valid: Iterable[str]) -> str:
         valid: the names that would have been right.
 
     Returns:
-        A phrase such as ``did you mean 'batch'?`` or, when nothing is near, ``valid: a, b, c``.
+        A phrase such as ``did you mean 'batch'?`` or, when nothing is near, ``valid: a, b, c`` (of many, a dozen).
     """
     names = sorted(valid)
     match = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
-    return f"did you mean '{match[0]}'?" if match else f"valid: {', '.join(names)}"
+    if match:
+        return f"did you mean '{match[0]}'?"
+    return f"valid: {', '.join(names[:_MOST])}" + (f" and {len(names) - _MOST} more." if len(names) > _MOST else "")

@@ -79,7 +79,9 @@ def _carry_out(run: RunDirectory, parts: Parts, randomness: Randomness, watcher:
 
     def keep_metrics(summary: StepSummary) -> None:
         if _due(summary, plan, max(1, plan.steps // _CURVE_POINTS)):
-            run.append(run.metrics, {"step": summary.done, "epsilon": ledger.epsilon if plan.private else None, **summary.figures()})
+            run.append(
+                run.metrics, {"step": summary.done, "epsilon": ledger.epsilon if plan.private else None, **summary.figures()}
+            )
 
     def keep_checkpoint(summary: StepSummary) -> None:
         if _due(summary, plan, config.training.checkpoint_every):
@@ -108,6 +110,9 @@ def _carry_out(run: RunDirectory, parts: Parts, randomness: Randomness, watcher:
 def _say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
     trained = trained_part(parts.model, parts.config)
     watcher.note(f"trains {trained}; {trained.bytes_per_aggregate:,} bytes per aggregate")
+    split = parts.config.evaluation.split
+    if split != "none" and parts.store.share_units("train", split):
+        watcher.note(f"a {parts.store.unit_name} may stand in both the train and the {split} split here: figures flatter then")
     if parts.tokenizer is None:
         return
     read = (

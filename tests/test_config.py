@@ -1,5 +1,6 @@
 """Configurations: round trip, and refusal of everything that is not meant."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,26 @@ def test_missing_and_broken_files_are_one_sentence(tmp_path):
 
 def test_every_field_has_a_default():
     assert Config() == parse_config({})
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"objective": {"bias": 3.0}}, "bias is for name = 'siglip'"),
+        ({"model": {"kind": "open_clip", "architecture": "ViT-B-32", "context": 10}}, "context is for small models"),
+        ({"model": {"kind": "open_clip"}}, "needs model.architecture"),
+        ({"model": {"architecture": "ViT-B-32"}}, "are for kind = 'open_clip'"),
+        ({"adaptation": {"rank": 3}}, r"\[adaptation\] is for model.kind = 'open_clip'"),
+        ({"adaptation": {"image_layers": ["q", "q"]}}, "each layer may stand there once"),
+        ({"adaptation": {"text_layers": []}}, "give at least one"),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused(tree, words):
+    with pytest.raises(UserError, match=words) as caught:
+        parse_config(tree)
+    assert "{" not in str(caught.value)
+
+
+def test_a_resolved_open_clip_configuration_reads_back():
+    config = parse_config({"model": {"kind": "open_clip", "architecture": "ViT-B-32"}, "adaptation": {"image": "frozen"}})
+    assert parse_config(tomllib.loads(config.dump())) == config

@@ -1,5 +1,6 @@
 """The library as docs/library.md shows it: a plan, a store, a model of one's own, training, features."""
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -53,6 +54,9 @@ def test_the_whole_job_and_the_encoder_back(tiny_config, tmp_path):
 
     pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
     assert torch.allclose(encoder.features(pictures), encoder.features(images), atol=1e-5)
+    deep = Image.fromarray((np.arange(16 * 16).reshape(16, 16) * 257).astype(np.uint16))  # 16 bits, as in X-rays
+    shallow = Image.fromarray(np.arange(16 * 16).reshape(16, 16).astype(np.uint8))
+    assert torch.equal(encoder.features([deep]), encoder.features([shallow]))
 
 
 def test_diagnostics_are_written_only_on_request_and_mark_the_card(tiny, tmp_path):

@@ -131,6 +131,12 @@ class RecordStore:
             raise UserError(f"unknown split {name!r}; {nearest(name, SPLITS)}")
         return np.flatnonzero(self._split == SPLITS.index(name))
 
+    def share_units(self, first: str, second: str) -> bool:
+        """Whether a unit has records in both of two splits."""
+        if self.units is None:
+            return False
+        return bool(np.isin(self.units[self.split(first)], self.units[self.split(second)]).any())
+
     def ids(self, rows: np.ndarray) -> list[str]:
         """The records' ids, one for each row."""
         return self._column(rows, "id")

@@ -227,4 +227,3 @@ def _check(images: torch.Tensor) -> None:
 
 def _unit(images: torch.Tensor) -> torch.Tensor:
     return images.to(torch.float32).div_(255)
-

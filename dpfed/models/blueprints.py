@@ -123,6 +123,8 @@ def _by_name(name: str, weights: str | None) -> Blueprint:
 def _local_dir(folder: Path, weights: str | None) -> Blueprint:
     if not folder.is_dir():
         raise UserError(f"model.architecture: there is no folder {folder}; expected one with {CONFIG} and weights.")
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} holds no open_clip model: it has no {CONFIG}, which describes the architecture.")
     model_cfg, preprocessing = _read_json(folder / CONFIG)
     file = _weights_file(weights, f"the architecture in {folder}")
     if file is None:

@@ -63,5 +63,5 @@ def _start(config: Config) -> str:
     if model.kind == "open_clip" and model.weights is not None:
         return f"'{Path(model.weights).name}'"
     if model.kind == "open_clip" and (model.architecture or "").startswith(LOCAL_DIR):
-        return f"those in '{Path((model.architecture or '').removeprefix(LOCAL_DIR)).name}'"
+        return f"those in '{'/'.join(Path((model.architecture or '').removeprefix(LOCAL_DIR)).parts[-2:])}'"
     return "random"

@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -161,22 +162,33 @@ def _load(clip: nn.Module, path: Path) -> None:
     from open_clip.factory import load_checkpoint
     from safetensors import SafetensorError
 
+    _check_kind(path)
     try:
         with quiet():
             load_checkpoint(clip, str(path), strict=True, weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(f"{path} holds more than tensors, and loading it could run code: save it as safetensors.") from error
-    except (RuntimeError, KeyError, ValueError, AttributeError, StopIteration) as error:
-        raise UserError(f"the weights in {path} do not fit the architecture: {_misfit(error)}.") from error
     except (OSError, SafetensorError, EOFError) as error:
         raise UserError(f"cannot read the weights in {path}: {_first_line(error)}.") from error
+    except RuntimeError as error:
+        raise UserError(f"the weights in {path} do not fit the architecture: {_misfit(error)}.") from error
+    except (KeyError, ValueError, TypeError, AttributeError, StopIteration) as error:
+        raise UserError(f"{path} does not hold the weights of an open_clip model: expected tensors by name.") from error
+
+
+def _check_kind(path: Path) -> None:
+    """Refuses a file that is neither safetensors nor written by torch (a zip archive, or a pickle) nor by numpy."""
+    with open(path, "rb") as file:
+        start = file.read(2)
+    if path.suffix not in (".safetensors", ".npz", ".npy") and not start.startswith((b"PK", b"\x80")):
+        raise UserError(f"{path} is not a file of weights: expected .safetensors, or what torch.save writes.")
 
 
 def _misfit(error: Exception) -> str:
     """The first thing that `load_state_dict` complains about."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[1] if len(lines) > 1 else lines[0] if lines else type(error).__name__)[:200].rstrip(".")
+    return textwrap.shorten(lines[min(1, len(lines) - 1)] if lines else "", 200, placeholder=" ...").rstrip(".")
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+    return textwrap.shorten((str(error).splitlines() or [type(error).__name__])[0], 200, placeholder=" ...").rstrip(".")

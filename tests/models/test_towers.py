@@ -176,6 +176,7 @@ class TestMistakes:
         self.refused("ViT-B32", "unknown model.architecture 'ViT-B32'; .*ViT-B-32")
 
     def test_weights_that_do_not_exist(self):
+        self.refused("w.txt", "valid: .* and [0-9]+ more")
         self.refused("ViT-B-32", "neither a file nor a tag of ViT-B-32; .*laion2b_s34b_b79k", weights="laion2b_s34b_b79")
 
     def test_weights_of_another_activation(self):
@@ -193,9 +194,12 @@ class TestMistakes:
         self.refused(architecture(), "do not fit", weights=str(tmp_path / "w.safetensors"))
 
     def test_weights_that_are_no_weights(self, architecture, tmp_path):
-        for name in ("w.safetensors", "w.pt"):
-            (tmp_path / name).write_bytes(b"not weights at all")
-            self.refused(architecture(), "cannot read|do not fit|more than tensors", weights=str(tmp_path / name))
+        (tmp_path / "w.txt").write_text("not weights at all")
+        self.refused(architecture(), "w.txt is not a file of weights", weights=str(tmp_path / "w.txt"))
+        (tmp_path / "w.safetensors").write_bytes(b"not weights at all")
+        self.refused(architecture(), "cannot read the weights in .*w.safetensors", weights=str(tmp_path / "w.safetensors"))
+        torch.save([1, 2], tmp_path / "w.pt")
+        self.refused(architecture(), "does not hold the weights of an open_clip model", weights=str(tmp_path / "w.pt"))
 
     def test_a_pickle_that_would_run_code(self, architecture, tmp_path):
         torch.save({"state_dict": open_clip.create_model}, tmp_path / "w.pt")
@@ -213,7 +217,7 @@ class TestMistakes:
 
     def test_a_folder_without_a_model(self, tmp_path):
         self.refused(f"local-dir:{tmp_path / 'none'}", "there is no folder")
-        self.refused(f"local-dir:{tmp_path}", "cannot read the architecture .*open_clip_config.json")
+        self.refused(f"local-dir:{tmp_path}", "holds no open_clip model: it has no open_clip_config.json")
 
     def test_a_tokenizer_that_would_have_to_be_fetched(self):
         self.refused("ViT-B-16-SigLIP", "model.tokenizer = 'words'")
