@@ -1,0 +1,101 @@
+"""A whole run that protects persons: the plan counts them, a step draws one record of each, and card and results say so."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dpfed.config import parse_config
+from dpfed.data.records import RecordStore
+from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.errors import UserError
+from dpfed.pretraining import pretrain
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import Randomness
+from dpfed.training.session import assemble
+
+
+@pytest.fixture
+def people(tmp_path):
+    """120 training persons of one to five pictures, 20 test persons."""
+    random = np.random.default_rng(0)
+    path = tmp_path / "people"
+    with StoreWriter(path, name="people", kind="image-text", size=16, unit_name="person") as writer:
+        for person in range(140):
+            for picture in range(1 + person % 5):
+                image = random.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+                split = "train" if person < 120 else "test"
+                record = RecordInput(f"{person}/{picture}", image, (f"person number {person}",), {}, split, f"p{person}")
+                writer.add(record)
+    return path
+
+
+@pytest.fixture
+def protecting(tiny, people):
+    tiny["data"] = {"source": "store", "path": str(people), "size": 16}
+    tiny["privacy"] = {"epsilon": 8.0, "batch": 40, "steps": 4, "unit": "unit"}
+    tiny["evaluation"] = {"tasks": ["retrieval"]}
+    return tiny
+
+
+class Noting:
+    def __init__(self):
+        self.notes = []
+
+    def stage(self, name, total):
+        return lambda done: None
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def evaluated(self, figures):
+        pass
+
+
+def test_persons_are_counted_and_protected(protecting, tmp_path):
+    run = pretrain(parse_config(protecting), tmp_path / "run")
+    plan = Ledger.open(run.ledger).plan
+    assert (plan.records, plan.unit, plan.per_unit) == (120, "unit", 1)
+    results = json.loads(run.results.read_text())
+    assert results["privacy"]["records"] == 120 and results["privacy"]["unit"] == "unit"
+    card = run.card.read_text()
+    assert "one person: all records that share a value of 'person'" in card and "has m times that epsilon" not in card
+
+
+def test_a_step_of_a_run_draws_at_most_one_record_of_a_person(protecting):
+    parts = assemble(parse_config(protecting))
+    drawn = []
+    worker = parts.worker(Randomness.from_seed(1))
+    make = worker._views
+    worker._views = lambda rows, *rest: drawn.append(rows) or make(rows, *rest)
+    worker.bounded_sum(0)
+    rows = np.concatenate(drawn)
+    units = parts.store.units[rows]
+    assert 20 < len(rows) < 65 and len(np.unique(units)) == len(rows)
+
+
+def test_records_are_protected_unless_the_user_asks_and_the_card_calls_the_persons_out(protecting, tmp_path):
+    del protecting["privacy"]["unit"]
+    run = pretrain(parse_config(protecting), tmp_path / "run")
+    assert Ledger.open(run.ledger).plan.records == len(RecordStore.open(protecting["data"]["path"]).split("train"))
+    assert "a person with m records has m times that epsilon" in run.card.read_text()
+
+
+def test_records_without_persons_cannot_protect_them(tiny):
+    tiny["privacy"]["unit"] = "unit"
+    with pytest.raises(UserError, match="name no units"):
+        assemble(parse_config(tiny))
+
+
+def test_persons_on_both_sides_of_an_evaluation_are_mentioned(protecting, tmp_path):
+    quiet, loud = Noting(), Noting()
+    pretrain(parse_config(protecting), tmp_path / "apart", quiet)
+    assert not any("stand in both" in note for note in quiet.notes)
+    with StoreWriter(tmp_path / "mixed", name="mixed", kind="image-text", size=16, unit_name="person") as writer:
+        store = RecordStore.open(protecting["data"]["path"])
+        for row in range(len(store)):
+            image = store.images(np.array([row]), 16)[0].permute(1, 2, 0).numpy()
+            writer.add(RecordInput(str(row), image, ("someone",), {}, ["train", "train", "test"][row % 3], f"p{row // 3}"))
+    protecting["data"]["path"] = str(tmp_path / "mixed")
+    pretrain(parse_config(protecting), tmp_path / "mixed-run", loud)
+    assert any("person may stand in both the train and the test split" in note for note in loud.notes)
