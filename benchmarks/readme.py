@@ -78,8 +78,8 @@ def adaptation() -> str:
         "",
         f"ViT-B-32 at 224 pixels with rank 16 on q and v trains {vit['trainable_parameters']:,} of {vit['parameters']:,} "
         f"parameters, so {vit['bytes_per_aggregate'] / 1e6:.1f} MB travel per aggregate. A step of {vit['records']} records in "
-        f"{vit['groups']} groups fits into {vit['peak_memory_mb'] / 1024:.1f} GB on two cores; the gradients of its groups differ "
-        f"from plain autograd by at most {vit['largest_relative_error_of_a_group']:.0e} (relative).",
+        f"{vit['groups']} groups fits into {vit['peak_memory_mb'] / 1024:.1f} GB on two cores; its groups' gradients differ from "
+        f"plain autograd by at most {vit['largest_relative_error_of_a_group']:.0e} (relative).",
     ]
     return "\n".join(lines)
 

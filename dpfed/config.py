@@ -81,6 +81,7 @@ class ModelConfig(Section):
     )
     architecture: str | None = Field(None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'")
     weights: str | None = Field(None, description="a pretrained tag or a local file; none: random, or local-dir's own")
+    digest: str | None = Field(None, description="written by a run: of the open_clip architecture that it was started with")
     tokenizer: Literal["own", "words"] = Field("own", description="the model's own, or hashed words (random weights)")
     image: Literal["cnn", "resnet18", "resnet34", "resnet50"] = Field("cnn", description="image encoder")
     stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
@@ -105,7 +106,7 @@ class ModelConfig(Section):
             raise ValueError("kind = 'open_clip' needs model.architecture, such as 'ViT-B-32'")
         if self.kind != "open_clip" and (self.architecture or self.weights or self.tokenizer != "own"):
             raise ValueError("architecture, weights and tokenizer are for kind = 'open_clip'")
-        own = {"kind", "architecture", "weights", "tokenizer"}
+        own = {"kind", "architecture", "digest", "weights", "tokenizer"}
         changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
         if self.kind == "open_clip" and set(changed) - own:
             raise ValueError(f"{min(set(changed) - own)} is for small models; an open_clip architecture has its own")

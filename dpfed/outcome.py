@@ -94,7 +94,7 @@ def card_facts(parts: Parts, ledger: Ledger) -> CardFacts:
     unit = _CAPTIONED if config.model.reads_text else _IMAGE
     sampler = f"Poisson: every {protected} is drawn independently"
     if plan.unit == "unit":
-        unit = f"one {protected}: all records that share a value of '{protected}'"
+        unit = f"one {protected}: all records that share a value of '{protected}' (a record that names none stands for itself)"
         sampler += f"; of a drawn {protected}, at most {plan.per_unit} of its records take part"
     return CardFacts(
         name=config.name,

@@ -111,7 +111,7 @@ def _say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
     trained = trained_part(parts.model, parts.config)
     watcher.note(f"trains {trained}; {trained.bytes_per_aggregate:,} bytes per aggregate")
     split = parts.config.evaluation.split
-    if split != "none" and parts.store.share_units("train", split):
+    if parts.store.public and split != "none" and parts.store.share_units("train", split):
         watcher.note(f"a {parts.store.unit_name} may stand in both the train and the {split} split here: figures flatter then")
     if parts.tokenizer is None:
         return

@@ -1,9 +1,9 @@
 """A sweep: one base configuration with one set of changes after another, each trained, and all compared.
 
-All runs of a sweep see the same private records, so they spend budget together: whoever sees several of them, or picks one of
-them by its figures, has the promise of their basic composition, the sum of their epsilons and the sum of their deltas, and
-not one run's own. `sweep` returns that joint promise in words. It counts the runs of this sweep only; other runs on the same
-records, deleted ones too, add theirs.
+All runs of a sweep see the same private records, so they spend budget together: whoever sees the models of several has the
+promise of their basic composition, the sum of their epsilons and the sum of their deltas, and not one run's own; evaluation
+figures are exact and covered by none. `sweep` returns that joint promise in words. It counts the runs of this sweep only; other
+runs on the same records, deleted ones too, add theirs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dpfed.run import RunDirectory
 from dpfed.watching import Silent, Watcher
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # the name of a folder
-_CHOSEN_LATER = ("data.size", "objective.bias")  # None in a user's configuration, a number in a run's
+_CHOSEN_LATER = ("data.size", "objective.bias", "model.digest")  # None in a user's configuration
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ def joint_promise(runs: list[RunView]) -> str:
     epsilon, delta = (round_up(math.fsum(getattr(run, name) for run in runs)) for name in ("epsilon", "delta"))
     return (
         f"Joint promise: together these {len(runs)} runs are ({epsilon}, {delta})-differentially private, for on the same "
-        "records epsilons and deltas add up; that, and not one run's own epsilon, covers whoever sees several of the runs "
-        "or picks one of them by its figures."
+        "records epsilons and deltas add up; that, and not one run's own epsilon, covers whoever sees several of the models. "
+        "Evaluation figures are exact, and no epsilon covers them."
     )
 
 

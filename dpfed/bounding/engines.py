@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.dropout import _DropoutNd
 
 from dpfed.bounding.bounded_sum import clip_factors
 from dpfed.models.parameters import TrainableVector
@@ -69,6 +68,12 @@ def _exact_type(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def _draws(module: nn.Module) -> bool:
+    """Whether a module may draw random numbers: dropout of units, of paths (timm), of patches (open_clip), of attention."""
+    rates = (getattr(module, name, None) for name in ("p", "drop_prob", "prob", "dropout"))
+    return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
+
+
 class _LossOfViews(nn.Module):
     """Model and objective as one function of a group's views, at the chosen precision."""
 
@@ -100,8 +105,8 @@ class LoopEngine:
         self._loss = _LossOfViews(model, precision, loss)
         self._vector = TrainableVector(model)
         self._exact = _exact_type(self._vector.device)
-        # Dropout draws from one generator that lanes would take turns at in no fixed order.
-        random = any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules())
+        # Random layers draw from one generator that lanes would take turns at in no fixed order.
+        random = any(_draws(module) for module in model.modules())
         lanes = 1 if random or self._vector.device.type != "cpu" else torch.get_num_threads()
         self._extra = [self._vector.zeros() for _ in range(lanes - 1)]
         self._pool = ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(1,)) if lanes > 1 else None
@@ -229,7 +234,10 @@ def fastest_engine(model: nn.Module, batch: GroupBatch, precision: Precision = "
     if engines["vmap"].chunk == 1:  # a large model: nothing is left to vectorise over
         return "loop"
     few = batch.first(2 * torch.get_num_threads())
-    warm = {name: seconds(engine, few) for name, engine in engines.items()}  # also builds what the first call builds
-    if min(warm.values()) > _SLOW:
+    try:
+        seconds(engines["vmap"], few)
+    except RuntimeError:  # torch.func has no rule for one of the model's operations
+        return "loop"
+    if seconds(engines["loop"], few) > _SLOW:
         batch = few
     return min(engines, key=lambda name: min(seconds(engines[name], batch) for _ in range(2)))

@@ -35,8 +35,11 @@ def import_(
     public: Annotated[bool, typer.Option("--public", help="Anyone may see these records; reports may show them.")] = False,
 ) -> None:
     """Import a data set into a record store."""
+    from rich.markup import escape
+
     from dpfed.cli.terminal import console, watching
     from dpfed.data.importers import import_records
+    from dpfed.data.reasons import by_reason
     from dpfed.watching import import_progress
 
     with watching() as watcher:
@@ -45,10 +48,12 @@ def import_(
         )
     counts = ", ".join(f"{count:,} {split}" for split, count in report.counts.items())
     console.print(f"{report.path}: {report.kind} records from {report.format}: {counts}", highlight=False, soft_wrap=True)
-    for name, reason in report.skipped:
-        console.print(f"[yellow]left out[/] {name}: {reason}", highlight=False, soft_wrap=True)
+    for group in by_reason(report.skipped):
+        console.print(f"[yellow]left out[/] {escape(group)}", highlight=False, soft_wrap=True)
     for sentence in _what_is_protected(report):
         console.print(sentence, highlight=False, soft_wrap=True)
+    if report.unused:
+        console.print(escape(f"Columns that were not used: {', '.join(report.unused)}."), highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -98,7 +103,7 @@ def _what_is_protected(report: ImportReport) -> list[str]:
         sentences.append("All captions of an image are ONE record.")
     if report.unit_name:
         sentences.append(
-            f"Records can share a {report.unit_name}. What is protected by default is the record; "
+            f"Several records can share one {report.unit_name}. What is protected by default is the record; "
             f'privacy.unit = "unit" protects the {report.unit_name}, with all records that share it.'
         )
     return sentences
@@ -122,8 +127,10 @@ def _tokenizer(config: Path | None, context: int | None) -> Tokenizer | None:
     return tokenizer
 
 
-def _captions(store: RecordStore, tokenizer: Tokenizer | None) -> dict[str, int]:
+def _captions(store: RecordStore, tokenizer: Tokenizer | None) -> dict[str, int | str]:
     import numpy as np
+
+    from dpfed.data.text import WordTokenizer
 
     total = most = longer = 0
     for start in range(0, len(store), _CAPTIONS_AT_ONCE):
@@ -133,7 +140,10 @@ def _captions(store: RecordStore, tokenizer: Tokenizer | None) -> dict[str, int]
         if tokenizer is not None:
             longer += tokenizer.truncated([text for texts in captions for text in texts])
     counts = {"total": total, "most_per_record": most}
-    return counts if tokenizer is None else counts | {"context": tokenizer.context, "longer_than_context": longer}
+    if tokenizer is None:
+        return counts
+    counted = "words" if isinstance(tokenizer, WordTokenizer) else "tokens"
+    return counts | {"context": tokenizer.context, "counted_in": counted, "longer_than_context": longer}
 
 
 def _units(store: RecordStore) -> dict[str, str | int]:

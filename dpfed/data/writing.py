@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from dpfed.data.holdout import hold_out_hash, selected
 from dpfed.data.pixels import BrokenImage, ImageInput, decode, decoders, encode_png, memory, square
+from dpfed.data.reasons import by_reason
 from dpfed.data.records import FORMAT_VERSION, HEADER, INDEX, KINDS, RECORDS, SPLITS, is_text, record_key
 from dpfed.errors import UserError
 
 _BATCH_RECORDS = 1024
 _BATCH_BYTES = 64 << 20  # images in memory before a batch is written
 _THREAD_RECORDS = 32  # records that a thread decodes at a time: enough to pay for handing them over
-_NAMED = 5  # broken records that a message names
 
 
 @dataclass(frozen=True)
@@ -286,9 +286,7 @@ class StoreWriter:
         }
 
     def _broken_sentence(self) -> str:
-        named = ", ".join(f"{id} ({reason})" for id, reason in self.broken[:_NAMED])
-        more = ", ..." if len(self.broken) > _NAMED else ""
-        return f"{len(self.broken):,} of {len(self._seen):,} records cannot be read: {named}{more}"
+        return f"{len(self.broken):,} of {len(self._seen):,} records cannot be read: {'; '.join(by_reason(self.broken))}"
 
 
 def _cannot_write(path: Path, error: OSError) -> UserError:

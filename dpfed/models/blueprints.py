@@ -7,6 +7,7 @@ open_clip knows, a local file, or those of the ``local-dir``. Nothing is downloa
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 import logging
@@ -54,6 +55,12 @@ class Blueprint:
                 raise UserError(f"this architecture reads {size[0]} x {size[1]} pixels; only square images are supported.")
             size = size[0]
         return int(size)
+
+    @property
+    def digest(self) -> str:
+        """Hash of architecture and preprocessing, not of the weights."""
+        text = json.dumps([self.model_cfg, asdict(self.preprocessing)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def vocabulary(self) -> int:

@@ -27,7 +27,7 @@ def settled(config: Config) -> Config:
     """The configuration with the choices made that depend on the model: how images become square, their size, and the bias.
 
     Raises:
-        UserError: for an unknown architecture.
+        UserError: for an unknown architecture, or one that has changed since the run was started.
     """
     size, objective = config.data.size, config.objective
     if size is None:
@@ -36,7 +36,20 @@ def settled(config: Config) -> Config:
         odds = max(1, config.bounding.group_size - 1)
         objective = objective.model_copy(update={"bias": -math.log(odds)})
     data = config.data.model_copy(update={"size": size, "resize": preprocessing_of(config).resize})
-    return config.model_copy(update={"data": data, "objective": objective})
+    return config.model_copy(update={"data": data, "objective": objective, "model": _pinned(config.model)})
+
+
+def _pinned(model: ModelConfig) -> ModelConfig:
+    """With the digest of the architecture: a run must not go on with another one of the same name."""
+    if model.kind != "open_clip":
+        return model
+    found = blueprint(model).digest
+    if model.digest not in (None, found):
+        raise UserError(
+            f"the architecture {model.architecture} is no longer the one that the run was started with: restore the file "
+            "(or the version of open_clip)."
+        )
+    return model.model_copy(update={"digest": found})
 
 
 def preprocessing_of(config: Config) -> Preprocessing:

@@ -10,6 +10,8 @@ import torch
 from dpfed.errors import UserError
 from dpfed.models.blueprints import LOCAL_DIR, Blueprint, quiet
 
+_OPTIONS = {"shipped": ("clean", "additional_special_tokens", "reduction_mask"), "fetched": ("clean", "strip_sep_token")}
+
 
 class ClipTokenizer:
     """Captions to token numbers, as the model's text tower learnt to read them.
@@ -53,7 +55,9 @@ def clip_tokenizer(plan: Blueprint) -> ClipTokenizer:
     from open_clip.tokenizer import SimpleTokenizer
 
     text = plan.model_cfg["text_cfg"]
-    name, options = text.get("hf_tokenizer_name"), dict(text.get("tokenizer_kwargs") or {})
+    name, given = text.get("hf_tokenizer_name"), text.get("tokenizer_kwargs") or {}
+    # An architecture is data: of its options only these are passed on, and none that could make a library run code.
+    options = {key: given[key] for key in _OPTIONS["fetched" if name else "shipped"] if key in given}
     if not name:
         return ClipTokenizer(SimpleTokenizer(context_length=plan.context, **options), plan.vocabulary, plan.context)
     local = plan.folder is not None and (plan.folder / "tokenizer_config.json").is_file()
@@ -68,7 +72,13 @@ def clip_tokenizer(plan: Blueprint) -> ClipTokenizer:
     try:
         with quiet():
             source = str(plan.folder) if local else name
-            found = HFTokenizer(source, context_length=plan.context, tokenizer_mode=text.get("tokenizer_mode"), **options)
+            found = HFTokenizer(
+                source,
+                context_length=plan.context,
+                tokenizer_mode=text.get("tokenizer_mode"),
+                trust_remote_code=False,
+                **options,
+            )
     except Exception as error:  # a missing package, the network, the hub's client
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(

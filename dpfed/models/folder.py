@@ -88,7 +88,7 @@ def _portable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _described(model: ModelConfig) -> dict[str, Any]:
     """The configuration without paths of this machine: an open_clip model is rebuilt from its own folder."""
     name = model.architecture and Path(model.architecture.removeprefix(LOCAL_DIR)).name
-    return model.model_copy(update={"architecture": name, "weights": None}).model_dump(mode="json")
+    return model.model_copy(update={"architecture": name, "weights": None, "digest": None}).model_dump(mode="json")
 
 
 def load_encoder(folder: str | Path) -> Model:

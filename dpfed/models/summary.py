@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import nn
 
 from dpfed.config import Config
-from dpfed.models.blueprints import LOCAL_DIR
+from dpfed.models.blueprints import blueprint
 from dpfed.models.parameters import TrainableVector
 
 
@@ -59,9 +58,9 @@ def _how(config: Config) -> str:
 
 
 def _start(config: Config) -> str:
-    model = config.model
-    if model.kind == "open_clip" and model.weights is not None:
-        return f"'{Path(model.weights).name}'"
-    if model.kind == "open_clip" and (model.architecture or "").startswith(LOCAL_DIR):
-        return f"those in '{'/'.join(Path((model.architecture or '').removeprefix(LOCAL_DIR)).parts[-2:])}'"
-    return "random"
+    if config.model.kind != "open_clip":
+        return "random"
+    plan = blueprint(config.model)
+    if plan.tag is not None:
+        return f"'{plan.tag}'"
+    return "random" if plan.file is None else f"'{'/'.join(plan.file.parts[-3:-1] if plan.folder else plan.file.parts[-1:])}'"

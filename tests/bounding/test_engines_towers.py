@@ -77,6 +77,16 @@ def test_a_large_model_is_not_vectorised(tmp_path, monkeypatch):
     assert fastest_engine(model, batch()) == "loop"
 
 
+def test_random_layers_are_computed_in_one_lane(tmp_path):
+    """Lanes would take turns at one random generator in no fixed order, and a step could not be computed again."""
+    from timm.layers import DropPath
+
+    model = build(tmp_path, SMALL, ObjectiveConfig())
+    assert torch.get_num_threads() == 1 or LoopEngine(model)._pool is not None
+    model.clip.visual.drop = DropPath(0.5)
+    assert LoopEngine(model)._pool is None
+
+
 @pytest.mark.slow
 def test_a_step_of_vit_b_32_is_exact():
     from benchmarks.vit import measure

@@ -77,7 +77,7 @@ def write_table(path: Path, rows: list[dict[str, str]], delimiter: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("csv", "\t"), ("tsv", "\t")])
+@pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("csv", "\t"), ("tsv", "\t"), ("csv", ";")])
 def test_table_of_captions(tmp_path: Path, pictures, suffix: str, delimiter: str) -> None:
     for file in ("images/a.jpg", "images/b.jpg", "c.png"):
         pictures.file(tmp_path / "in" / file)
@@ -115,6 +115,10 @@ def test_table_without_titles_or_with_missing_files(tmp_path: Path, pictures) ->
         ([{"place": "a.jpg", "title": "x"}], "only place, title; call it filepath"),
         ([{"image": "a.jpg", "path": "b.jpg", "title": "x"}], "image and path; .*filepath"),
         ([{"filepath": "a.jpg", "caption": "x", "text": "y"}], "caption and text; .*title"),
+        ([{"filepath": "a.jpg", "Title": "x", "title": "y"}], "Title and title; .*title"),
+        ([{"My Place": "a.jpg", "Title": "x"}], "only My Place, Title; call it filepath"),
+        ([{"File Name": ""}], "no File Name"),
+        ([{"filepath": "a.jpg", "Patient ID": "1"}, {"filepath": "a.jpg", "Patient ID": "2"}], "Patient ID"),
         ([{"filepath": "a.jpg", "unit": "Ann"}, {"filepath": "a.jpg", "unit": "Ben"}], "unit"),
         ([{"filepath": "a.jpg", "title": "x", "split": "trian"}], "trian"),
         ([{"filepath": "a.jpg", "split": "train"}, {"filepath": "a.jpg", "split": "test"}], "a.jpg"),
@@ -125,13 +129,23 @@ def test_tables_that_cannot_be_meant_are_refused(tmp_path: Path, rows: list[dict
         import_records(write_table(tmp_path / "t.csv", rows, ","), tmp_path / "s")
 
 
-@pytest.mark.parametrize("file", ["filepath", "image", "image_path", "file", "path", "img", "filename", " Image"])
-@pytest.mark.parametrize("title", ["title", "caption", "captions", "text", "sentence", "description"])
+@pytest.mark.parametrize(
+    "file", ["filepath", "image", "image_path", "file", "path", "img", "filename", "file_name", " Image", "Image Path"]
+)
+@pytest.mark.parametrize("title", ["title", "caption", "captions", "text", "sentence", "description", "alt_text", "Alt"])
 def test_other_usual_names_of_the_columns(tmp_path: Path, pictures, file: str, title: str) -> None:
     pictures.file(tmp_path / "a.jpg")
     table = write_table(tmp_path / "t.csv", [{file: "a.jpg", title: text} for text in ("a cat", "a dog")], ",")
     _, store = imported(table, tmp_path / "s", "table")
     assert store.ids([0]) == ["a.jpg"] and store.captions([0]) == [["a cat", "a dog"]] and store.units is None
+
+
+def test_capitals_and_spaces_in_the_header_do_not_matter(tmp_path: Path, pictures) -> None:
+    pictures.file(tmp_path / "a.jpg")
+    row = {"File Name": "a.jpg", "Alt Text": "a cat", "SPLIT": "test", "Label": "x", "Patient ID": "p", "Rating": "5", "": "0"}
+    report, store = imported(write_table(tmp_path / "t.csv", [row], ","), tmp_path / "s", "table")
+    assert described(store) == {"a.jpg": ("x", "test")} and store.captions([0]) == [["a cat"]]
+    assert store.unit_name == "patient" and report.unused == ("Rating",)
 
 
 def test_the_names_of_open_clip_win(tmp_path: Path, pictures) -> None:
@@ -165,8 +179,9 @@ def test_rows_with_blank_captions_or_missing_files_are_told_apart(tmp_path: Path
 
 def test_table_in_another_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes("filepath,title\na.jpg,ça\n".encode("latin-1"))
-    with pytest.raises(UserError, match="UTF-8"):
+    with pytest.raises(UserError, match=r"t\.csv is not UTF-8; save") as caught:
         import_records(tmp_path / "t.csv", tmp_path / "s")
+    assert "codec" not in str(caught.value)
 
 
 def write_camelyon(root: Path, pictures, rows: list[tuple[str, int, int, int, int, int, int]]) -> Path:
@@ -196,8 +211,24 @@ def test_camelyon17_of_wilds(tmp_path: Path, pictures) -> None:
     assert store.labels["center"].tolist() == [0, 0, 1, 2]
 
 
+def test_camelyon17_in_another_encoding_is_refused(tmp_path: Path, pictures) -> None:
+    root = write_camelyon(tmp_path / "in", pictures, [("004", 4, 1, 2, 1, 0, 0)])
+    (root / "metadata.csv").write_bytes("patient,näme\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"metadata\.csv is not UTF-8"):
+        import_records(root, tmp_path / "s")
+
+
 def test_camelyon17_with_another_table_is_refused(tmp_path: Path, pictures) -> None:
     root = write_camelyon(tmp_path / "in", pictures, [("004", 4, 1, 2, 1, 0, 0)])
     (root / "metadata.csv").write_text("patient,node\n004,4\n")
     with pytest.raises(UserError, match=r"metadata\.csv"):
         import_records(root, tmp_path / "s", format="camelyon17")
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
+def test_a_folder_whose_captions_stand_in_a_file_is_not_imported_without_them(tmp_path: Path, pictures, name: str) -> None:
+    pictures.file(tmp_path / "set" / "train" / "a.jpg")
+    (tmp_path / "set" / "train" / name).write_text("file_name,text\na.jpg,a cat\n")
+    with pytest.raises(UserError, match=name):
+        import_records(tmp_path / "set", tmp_path / "store", "folder")
+    assert not (tmp_path / "store").exists()

@@ -84,9 +84,32 @@ def test_numbered_captions_are_captions_of_one_record(tmp_path: Path, pictures, 
     assert store.captions([0, 1, 2]) == [[f"{name} of a" for name in names], [f"{name} of b" for name in names], ["z"]]
 
 
+@pytest.mark.parametrize("column", ["alt_text", "alt", "Title", "Alt Text", "CAPTION_2", "sentence"])
+def test_captions_are_found_whatever_the_capitals(tmp_path: Path, pictures, column: str) -> None:
+    source = write(tmp_path / "x.parquet", pictures, 1, image="Image", **{column: ["a cat"], "Label": [1], "PID": ["p"]})
+    store = imported(source, tmp_path / "s")
+    assert store.captions([0]) == [["a cat"]] and store.labels["Label"].tolist() == [1] and store.unit_name == "person"
+
+
+@pytest.mark.parametrize("field", ["raw", "text", "caption"])
+def test_captions_in_structs_as_in_coco(tmp_path: Path, pictures, field: str) -> None:
+    sentences = [[{"tokens": [text], "sentid": 0, field: text} for text in ("a cat", "a pet")], [{field: "a dog"}, None]]
+    store = imported(write(tmp_path / "x.parquet", pictures, 2, sentences=sentences), tmp_path / "s")
+    assert store.captions([0, 1]) == [["a cat", "a pet"], ["a dog"]]
+
+
+def test_columns_that_were_not_used_are_reported(tmp_path: Path, pictures) -> None:
+    columns = {"caption": [1], "text": [[["a", "cat"]]], "Note": ["x"], "sentences": [[{"tokens": ["a"]}]], "alt": ["a cat"]}
+    write(tmp_path / "in" / "train.parquet", pictures, 1, label=[0], pid=[1], **columns)
+    write(tmp_path / "in" / "test.parquet", pictures, 1, alt=["a dog"], pid=[2], score=[0.5])
+    report = import_records(tmp_path / "in", tmp_path / "s")
+    assert report.unused == ("caption", "text", "Note", "sentences", "score")
+    assert RecordStore.open(tmp_path / "s").captions([0, 1]) == [["a cat"], ["a dog"]]
+
+
 def test_a_row_without_any_caption_is_named(tmp_path: Path, pictures) -> None:
     source = write(tmp_path / "x.parquet", pictures, 2, text=["a", None], captions=[None, ["", " "]])
-    with pytest.raises(UserError, match=r"train/1 \(no caption\)"):
+    with pytest.raises(UserError, match=r"no caption \(1\): train/1"):
         import_records(source, tmp_path / "s")
     assert imported(source, tmp_path / "s", skip_broken=True).captions([0]) == [["a"]]
 

@@ -51,8 +51,22 @@ def test_captions_longer_than_the_context_are_counted(store: Path, tmp_path: Pat
         "total": 6,
         "most_per_record": 2,
         "context": 4,
+        "counted_in": "words",
         "longer_than_context": 2,
     }
+
+
+def test_what_is_counted_is_named(store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Pieces:
+        context = 3
+
+        def truncated(self, texts: list[str]) -> int:
+            return len(texts)
+
+    assert "counted in words" in invoke("inspect", store, "--context", 3)
+    monkeypatch.setattr("dpfed.models.building.tokenizer_for", lambda model: Pieces())
+    (tmp_path / "c.toml").write_text("")
+    assert "counted in tokens" in invoke("inspect", store, "--config", tmp_path / "c.toml")
 
 
 def test_many_captions_are_counted_in_parts(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,3 +100,30 @@ def test_an_import_says_what_is_protected(tmp_path: Path, pictures, unit: str | 
     assert ("captions of an image are ONE record" in printed) == bool(title)
     assert ("person" in printed and 'privacy.unit = "unit"' in printed) == bool(unit)
     assert "Ann" not in printed
+
+
+def test_an_import_ends_with_the_columns_that_were_not_used(tmp_path: Path, pictures) -> None:
+    pictures.file(tmp_path / "a.png")
+    (tmp_path / "t.csv").write_text("Image Path,title,Rating [bold],Alt,pid\na.png,a cat,5,a pet,Ann\n")
+    printed = invoke("import", tmp_path / "t.csv", tmp_path / "s")
+    assert printed.splitlines()[-1] == "Columns that were not used: Rating [bold], Alt."
+    (tmp_path / "u.csv").write_text("file_name,title\na.png,a cat\n")
+    assert "not used" not in invoke("import", tmp_path / "u.csv", tmp_path / "u")
+
+
+def test_the_unit_of_an_import_needs_no_article(tmp_path: Path, pictures) -> None:
+    name = "MEN-Denim-id_00000080-01_7_additional.jpg"
+    pictures.file(tmp_path / "in" / "images" / name)
+    (tmp_path / "in" / "captions.json").write_text(json.dumps({name: "a shirt"}))
+    printed = invoke("import", tmp_path / "in", tmp_path / "s")
+    assert "share one item" in printed and "a item" not in printed
+
+
+def test_what_was_left_out_is_grouped_by_reason(tmp_path: Path, pictures) -> None:
+    pictures.file(tmp_path / "ok.png")
+    rows = [f"{name}.png,x" for name in ("g1", "g[bold]", "g3", "g4", "ok")]
+    (tmp_path / "t.csv").write_text("\n".join(["file,title", *rows]))
+    printed = invoke("import", tmp_path / "t.csv", tmp_path / "s", "--skip-broken")
+    assert [line for line in printed.splitlines() if line.startswith("left out")] == [
+        "left out file missing (4): g1.png, g[bold].png, g3.png, ..."
+    ]

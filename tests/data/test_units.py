@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dpfed.data.importers.source import unit_of
 from dpfed.data.records import RecordStore, record_key
 from dpfed.data.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
@@ -102,3 +103,18 @@ def test_holding_out_every_unit_is_refused(tmp_path: Path, pictures) -> None:
     with pytest.raises(UserError, match="person"):
         write(tmp_path / "s", people(2, 3), pictures, {"test": 4})  # one person is too few, two are all
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("cells", [(1, 1.0), ("1", "1.0"), (1, "1"), (" 7 ", 7.0), ("p1", "p1 ")])
+def test_a_number_is_one_unit_however_it_is_written(cells):
+    assert unit_of(cells[0]) == unit_of(cells[1]) is not None
+
+
+@pytest.mark.parametrize("cells", [(1, 10), ("1.0", "1.01"), ("p1.0", "p1"), (1.5, 1)])
+def test_different_cells_stay_different_units(cells):
+    assert unit_of(cells[0]) != unit_of(cells[1])
+
+
+@pytest.mark.parametrize("cell", [None, "", "  ", float("nan")])
+def test_an_empty_cell_names_no_unit(cell):
+    assert unit_of(cell) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from dpfed.data.importers import detect, import_records
+from dpfed.data.pixels import EXTENSIONS
 from dpfed.data.records import RecordStore, record_key
 from dpfed.errors import UserError
 
@@ -181,6 +183,36 @@ def test_an_archive_that_is_cut_off_is_named_and_keeps_what_is_surely_whole(tmp_
     reasons = broken_reasons(tmp_path / "in", tmp_path / "s")
     assert list(reasons) == ["train/0"] and "2 samples" in reasons["train/0"]
     assert set(captions(RecordStore.open(tmp_path / "s"))) == {"train/0/a", "train/0/b", "train/1/z"}
+
+
+def test_a_cut_archive_comes_first_among_many_faults(tmp_path: Path, pictures) -> None:
+    members = [*sample("a", pictures), *((f"t{number}.txt", b"alone") for number in range(300))]
+    write(tmp_path / "in" / "0.tar", members)
+    whole = write(tmp_path / "in" / "1.tar", sample("b", pictures) + sample("c", pictures), tarfile.USTAR_FORMAT)
+    whole.write_bytes(whole.read_bytes()[: blocks(sample("b", pictures))[1] + 100])
+    with pytest.raises(UserError) as caught:
+        import_records(tmp_path / "in", tmp_path / "s")
+    said = str(caught.value)
+    assert re.search(r"archive is cut off or damaged \(1\): train/1 .*no image \(300\): train/0/t0, .*, \.\.\.;", said)
+    assert len(re.findall("train/0/t", said)) == 3 and ". " not in said
+
+
+def test_progress_never_passes_its_total(tmp_path: Path, pictures) -> None:
+    members = [*sample("a", pictures), *((f"t{number}.txt", b"alone") for number in range(299))]
+    content = write(tmp_path / "x.tar", members, tarfile.USTAR_FORMAT).read_bytes()
+    (tmp_path / "x.tar").write_bytes(content[: blocks(members)[-2] + 100])
+    seen = []
+    import_records(tmp_path / "x.tar", tmp_path / "s", skip_broken=True, progress=lambda *at: seen.append(at))
+    first_total, last_done = seen[0][1], seen[-1][0]
+    assert len(seen) > 1 and last_done == first_total
+
+
+@pytest.mark.parametrize("extension", sorted(EXTENSIONS - {".jp2"}))
+def test_the_images_of_all_importers_are_read(tmp_path: Path, pictures, extension: str) -> None:
+    name = {".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".ppm": "PPM", ".pgm": "PPM"}.get(extension, extension[1:].upper())
+    image = pictures.encoded(pictures.array(channels=1 if extension == ".pgm" else 3), name)
+    store = imported(write(tmp_path / "x.tar", [(f"0{extension}", image), ("0.txt", b"a cat")]), tmp_path / "s")
+    assert captions(store) == {"train/x/0": ["a cat"]}
 
 
 def test_archives_with_nothing_to_read_are_refused(tmp_path: Path) -> None:

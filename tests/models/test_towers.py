@@ -1,6 +1,8 @@
 """open_clip models: built from a name, a file or a folder, trained as asked, and read back by stock open_clip."""
 
 import json
+import sys
+import types
 
 import open_clip
 import pytest
@@ -160,6 +162,24 @@ def test_the_bias_of_a_pairwise_loss_starts_at_the_odds_of_a_pair(architecture):
     config = config_of(architecture(), ObjectiveConfig(name="siglip"))
     assert config.objective.bias == pytest.approx(-2.70805, abs=1e-4)  # -ln 15: one right among 16
     assert build_model(config.model, config.objective).bias.item() == pytest.approx(-2.70805, abs=1e-4)
+
+
+def test_an_architecture_cannot_make_a_tokenizer_run_code(tmp_path, monkeypatch):
+    """`trust_remote_code` in a downloaded JSON would run what lies beside it."""
+    given = {}
+
+    class AutoTokenizer:
+        @staticmethod
+        def from_pretrained(source, **options):
+            given.update(options, source=source)
+            return lambda *_, **__: None
+
+    monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(AutoTokenizer=AutoTokenizer))
+    text = {**SMALL["text_cfg"], "hf_tokenizer_name": "x/y", "tokenizer_kwargs": {"trust_remote_code": True, "clean": "lower"}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": {**SMALL, "text_cfg": text}}))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    tokenizer_for(ModelConfig(kind="open_clip", architecture=f"local-dir:{tmp_path}"))
+    assert given["source"] == str(tmp_path) and given["trust_remote_code"] is False
 
 
 class TestMistakes:

@@ -135,3 +135,27 @@ def test_temperature_and_bias_learn_with_the_adapters(adapting, tmp_path, loss):
     assert stock.logit_scale.item() != pytest.approx(torch.log(torch.tensor(10.0)).item(), abs=1e-6)
     if loss == "siglip":
         assert stock.logit_bias.item() != pytest.approx(-torch.log(torch.tensor(3.0)).item(), abs=1e-6)
+
+
+def test_a_run_does_not_go_on_with_another_architecture_of_the_same_name(adapting, tmp_path):
+    run = pretrain(parse_config(adapting), tmp_path / "run")
+    before = run.results.read_text()
+    (tmp_path / "small.json").write_text(json.dumps({**SMALL, "quick_gelu": True}))
+    with pytest.raises(UserError, match="no longer the one that the run was started with"):
+        evaluate_run(run.path)
+    assert run.results.read_text() == before
+
+
+def test_a_random_local_dir_is_called_random(adapting, tmp_path):
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": SMALL}))
+    adapting["model"]["architecture"] = f"local-dir:{folder}"
+    card = pretrain(parse_config(adapting), tmp_path / "run").card.read_text()
+    assert "starting weights: random" in card and "The starting weights: the guarantee" not in card
+
+
+def test_bf16_on_a_cpu_finds_an_engine_that_can(adapting, tmp_path):
+    adapting["training"]["precision"] = "bf16"
+    adapting["bounding"]["engine"] = "auto"
+    assert pretrain(parse_config(adapting), tmp_path / "run").finished

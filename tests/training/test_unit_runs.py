@@ -87,15 +87,17 @@ def test_records_without_persons_cannot_protect_them(tiny):
         assemble(parse_config(tiny))
 
 
-def test_persons_on_both_sides_of_an_evaluation_are_mentioned(protecting, tmp_path):
+@pytest.mark.parametrize("public", [True, False])
+def test_persons_on_both_sides_are_mentioned_where_the_records_are_public(protecting, tmp_path, public):
     quiet, loud = Noting(), Noting()
     pretrain(parse_config(protecting), tmp_path / "apart", quiet)
     assert not any("stand in both" in note for note in quiet.notes)
-    with StoreWriter(tmp_path / "mixed", name="mixed", kind="image-text", size=16, unit_name="person") as writer:
+    path = tmp_path / "mixed"
+    with StoreWriter(path, name="mixed", kind="image-text", size=16, unit_name="person", public=public) as writer:
         store = RecordStore.open(protecting["data"]["path"])
         for row in range(len(store)):
             image = store.images(np.array([row]), 16)[0].permute(1, 2, 0).numpy()
             writer.add(RecordInput(str(row), image, ("someone",), {}, ["train", "train", "test"][row % 3], f"p{row // 3}"))
     protecting["data"]["path"] = str(tmp_path / "mixed")
     pretrain(parse_config(protecting), tmp_path / "mixed-run", loud)
-    assert any("person may stand in both the train and the test split" in note for note in loud.notes)
+    assert any("person may stand in both the train and the test split" in note for note in loud.notes) == public

@@ -62,6 +62,7 @@ class ImportReport:
         skipped: (id, reason) of the unreadable records that were left out.
         seconds: how long it took.
         unit_name: what records share, such as ``"person"``; ``None``: nothing that the source names.
+        unused: columns of the source that were not used.
     """
 
     path: Path
@@ -71,6 +72,7 @@ class ImportReport:
     skipped: list[tuple[str, str]]
     seconds: float
     unit_name: str | None
+    unused: tuple[str, ...]
 
 
 def importers() -> dict[str, Importer]:
@@ -154,7 +156,7 @@ def import_records(
     store = RecordStore.open(dest)
     counts = {split: len(store.split(split)) for split in SPLITS}
     seconds = time.monotonic() - started
-    return ImportReport(store.path, format, store.kind, counts, store.skipped, seconds, store.unit_name)
+    return ImportReport(store.path, format, store.kind, counts, store.skipped, seconds, store.unit_name, opened.unused)
 
 
 def _copy(source: Source, writer: StoreWriter, progress: Progress | None) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, file_record
+from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, file_record, not_utf8
 from dpfed.errors import UserError, nearest
 
 
@@ -107,5 +107,7 @@ def read_json(path: Path, layout: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}; expected {layout}.") from error
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
-        raise UserError(f"{path} is not JSON in UTF-8 ({error}); expected {layout}.") from error
+    except UnicodeDecodeError as error:
+        raise not_utf8(path) from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}); expected {layout}.") from error

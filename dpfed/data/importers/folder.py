@@ -10,6 +10,12 @@ from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, fil
 from dpfed.data.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
+_INSTEAD = {
+    "metadata.csv": "import that file itself, with --format table",
+    "metadata.jsonl": "make a table (CSV) of it, and import that",
+    "metadata.parquet": "make a table (CSV) of it, and import that",
+}
+
 
 class FolderImporter(Importer):
     """``root/class/x.jpg``, or the same under ``root/train``, ``root/val`` and ``root/test`` (ImageNet's layout too).
@@ -28,8 +34,13 @@ class FolderImporter(Importer):
         """Lists the images (names only) and streams them."""
         if not path.is_dir():
             raise UserError(f"{path} is not a folder; the 'folder' importer expects {self.layout}.")
+        roots = _split_roots(path)
+        for listing in (root / name for root in (path, *(root for _, root in roots)) for name in _INSTEAD):
+            if listing.exists():
+                instead = _INSTEAD[listing.name]
+                raise UserError(f"{listing} lists captions or labels that the 'folder' importer does not read: {instead}.")
         files = []
-        for split, root in _split_roots(path):
+        for split, root in roots:
             for file in image_files(root):
                 below = file.relative_to(root).parts
                 files.append((split, file, below[0] if len(below) > 1 else None))

@@ -14,21 +14,24 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dpfed.data.importers.source import (
-    UNIT_NAMES,
     Importer,
     Item,
     Source,
     Unreadable,
     file_record,
+    known_columns,
     number_classes,
+    plain,
     split_files,
+    unit_column,
     unit_of,
 )
 from dpfed.data.writing import RecordInput
 from dpfed.errors import UserError
 
 _IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes")
-_CAPTION = re.compile(r"(text|txt|captions?|sentences?|description)(_?\d+)?")
+_CAPTION = re.compile(r"(text|txt|captions?|sentences?|description|title|alt|alttext)\d*")
+_TEXT_FIELDS = ("raw", "text", "caption")  # of a struct, the first that holds something
 _LABELS = ("label", "labels", "fine_label", "coarse_label", "cls")
 _ROWS_AT_ONCE = 256
 
@@ -38,6 +41,7 @@ class _Columns:
     image: str
     captions: list[str]
     unit: str | None
+    unit_name: str | None
     labels: dict[str, dict[object, int] | None]  # None: the stored integers are the class numbers
 
     def needed(self) -> list[str]:
@@ -48,9 +52,9 @@ class ParquetImporter(Importer):
     """A Parquet file (training records), or a folder of them whose names start with, or lie in, train, validation or test.
 
     ``image`` is ``struct<bytes, path>`` or binary; ``label`` an integer (named by ClassLabel metadata) or text;
-    ``text``, ``caption``, ``sentences``, ``description`` and the like, numbered or not, hold text or lists of texts: all of a
-    row are captions of one record. ``unit``, ``person_id``, ``patient_id`` or ``pid`` is the unit. The id of a record is its
-    split and row.
+    ``text``, ``caption``, ``sentences``, ``alt_text`` and the like, numbered or not, hold texts, structs with a text in
+    ``raw``, ``text`` or ``caption``, or lists of these: all of a row are captions of one record. ``unit``, ``person_id``,
+    ``patient_id`` or ``pid`` is the unit. The id of a record is its split and row.
     """
 
     name = "parquet"
@@ -68,6 +72,8 @@ class ParquetImporter(Importer):
         try:
             opened = [pq.ParquetFile(file) for _, file in files]
             columns, names = _columns([file.schema_arrow for file in opened], [file for _, file in files])
+            used = {*columns.needed(), *columns.labels}
+            unused = dict.fromkeys(name for file in opened for name in file.schema_arrow.names if name not in used)
             total = sum(file.metadata.num_rows for file in opened)
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"cannot read the Parquet files of {path} ({_first_line(error)}); are they complete?") from error
@@ -77,28 +83,29 @@ class ParquetImporter(Importer):
             label_names=names,
             splits=frozenset(split for split, _ in files),
             total=total,
-            unit_name=UNIT_NAMES[columns.unit] if columns.unit else None,
+            unit_name=columns.unit_name,
+            unused=tuple(unused),
         )
 
 
 def _columns(schemas: list[pa.Schema], files: list[Path]) -> tuple[_Columns, dict[str, list[str]]]:
     """Which columns hold what, and the names of the classes; later files may lack labels, as many test splits do."""
     schema = schemas[0]
-    image = next((name for name in _IMAGES if name in schema.names and _holds_images(schema.field(name).type)), None)
+    image = next((name for name in known_columns(schema.names, _IMAGES) if _holds_images(schema.field(name).type)), None)
     if image is None:
         raise UserError(
             f"{files[0]} has no column of images, only {', '.join(schema.names)}; "
             "expected 'image' as struct<bytes, path> or binary."
         )
-    captions = [field.name for field in schema if _CAPTION.fullmatch(field.name) and _holds_texts(field.type)]
-    unit = next((name for name in UNIT_NAMES if name in schema.names), None)
+    captions = [field.name for field in schema if _CAPTION.fullmatch(plain(field.name)) and _holds_texts(field.type)]
+    unit, unit_name = unit_column(schema.names)
     named = _class_labels(schema)
     labels: dict[str, dict[object, int] | None] = {name: None for name in named}
-    for name in _LABELS:
-        if name in schema.names and name not in named and _holds_classes(schema.field(name).type):
+    for name in known_columns(schema.names, _LABELS):
+        if name not in named and _holds_classes(schema.field(name).type):
             having = [file for file, other in zip(files, schemas, strict=True) if name in other.names]
             labels[name], named[name] = number_classes(_distinct(having, name))
-    columns = _Columns(image, captions, unit, labels)
+    columns = _Columns(image, captions, unit, unit_name, labels)
     for other, file in zip(schemas, files, strict=True):
         for needed in columns.needed():
             if needed not in other.names:
@@ -153,8 +160,12 @@ def _record(id: str, row: dict[str, Any], columns: _Columns, split: str, folder:
     return Unreadable(id, "no image") if image is None else RecordInput(id, image, captions, labels, split, unit)
 
 
-def _texts(cell: str | list[str | None] | None) -> list[str]:
-    return [cell] if isinstance(cell, str) else [text for text in cell or () if text]
+def _texts(cell: object) -> list[str]:
+    if isinstance(cell, dict):
+        return next((texts for name in _TEXT_FIELDS if (texts := _texts(cell.get(name)))), [])
+    if isinstance(cell, list):
+        return [text for part in cell for text in _texts(part)]
+    return [cell] if isinstance(cell, str) and cell else []
 
 
 def _holds_images(type: pa.DataType) -> bool:
@@ -168,9 +179,16 @@ def _is_text(type: pa.DataType) -> bool:
 
 
 def _holds_texts(type: pa.DataType) -> bool:
-    if pa.types.is_list(type) or pa.types.is_large_list(type):
-        return _is_text(type.value_type)
+    if pa.types.is_struct(type):
+        fields = map(type.field, range(type.num_fields))
+        return any(field.name in _TEXT_FIELDS and _holds_texts(field.type) for field in fields)
+    if _is_list(type):
+        return not _is_list(type.value_type) and _holds_texts(type.value_type)  # lists in a list are tokens
     return _is_text(type)
+
+
+def _is_list(type: pa.DataType) -> bool:
+    return pa.types.is_list(type) or pa.types.is_large_list(type)
 
 
 def _holds_classes(type: pa.DataType) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, Unreadable, file_record
+from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, Unreadable, file_record, not_utf8
 from dpfed.errors import UserError
 
 
@@ -76,8 +76,10 @@ def _text_captions(folder: Path) -> Iterator[_Figure | Unreadable]:
     captions = folder / "captions.txt"
     try:
         lines = captions.read_text(encoding="utf-8-sig").split("\n")  # captions may hold other line breaks of Unicode
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {captions}: {error}; expected lines of id, tab, caption in UTF-8.") from error
+    except UnicodeDecodeError as error:
+        raise not_utf8(captions) from error
+    except OSError as error:
+        raise UserError(f"cannot read {captions}: {error}; expected lines of id, tab, caption.") from error
     for number, line in enumerate(lines, start=1):
         name, tab, caption = line.partition("\t")
         if tab and name.strip():
@@ -106,5 +108,7 @@ def _table_captions(path: Path, split: str) -> Iterator[_Figure]:
                     raise UserError(f"{table}:{reader.line_num} has no ID; expected ID and Caption in every row.")
                 name = f"{id}.jpg"
                 yield _Figure(path / place / name, f"{place}/{name}", row["Caption"] or "", SPLIT_NAMES[split])
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"cannot read {table}: {error}; expected a table of ID and Caption in UTF-8.") from error
+    except UnicodeDecodeError as error:
+        raise not_utf8(table) from error
+    except (OSError, csv.Error) as error:
+        raise UserError(f"cannot read {table}: {error}; expected a table of ID and Caption.") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -29,6 +29,8 @@ SPLIT_NAMES = {
 # Columns and keys that say which records belong together, the first one that is there: what their unit is called.
 UNIT_NAMES = {"unit": "unit", "person_id": "person", "patient_id": "patient", "pid": "person"}
 
+_SEPARATORS = re.compile(r"[\W_]+")
+
 
 @dataclass(frozen=True)
 class Unreadable:
@@ -52,6 +54,7 @@ class Source:
         splits: the splits that the source itself defines.
         total: number of records, where it is known beforehand.
         unit_name: what the units that records share are called, such as ``"person"``; ``None``: records name none.
+        unused: columns that hold nothing that was recognised, as they are called in the source; known for tables and Parquet.
     """
 
     kind: str
@@ -60,6 +63,7 @@ class Source:
     splits: frozenset[str] = frozenset({"train"})
     total: int | None = None
     unit_name: str | None = None
+    unused: tuple[str, ...] = ()
 
 
 class Importer(ABC):
@@ -98,10 +102,39 @@ def file_record(
         return Unreadable(id, getattr(error, "strerror", None) or str(error))
 
 
+def not_utf8(path: Path) -> UserError:
+    """The refusal of a text file in another encoding."""
+    return UserError(f"{path} is not UTF-8; save it in the encoding UTF-8, and try again.")
+
+
+def plain(name: str) -> str:
+    """A column's name without capitals, spaces and punctuation: ``Image Path`` is ``image_path``."""
+    return _SEPARATORS.sub("", name).lower()
+
+
+def known_columns(names: Sequence[str], known: Iterable[str]) -> list[str]:
+    """The columns that have known names, as `plain` compares them: their names in the source, in the order of `known`."""
+    return [name for wanted in known for name in names if plain(name) == plain(wanted)]
+
+
+def unit_column(names: Sequence[str]) -> tuple[str | None, str | None]:
+    """The column that says which records belong together, and what their unit is called; both ``None`` without one."""
+    found = ((name, called) for known, called in UNIT_NAMES.items() for name in known_columns(names, [known]))
+    return next(found, (None, None))
+
+
 def unit_of(value: object) -> str | None:
-    """The unit that a cell names; ``None`` for an empty one."""
-    empty = value is None or value != value  # noqa: PLR0124 - not a number: pandas' empty cell
-    return None if empty else str(value).strip() or None
+    """The unit that a cell names; ``None`` for an empty one.
+
+    A whole number is one unit however it was written: a column with an empty cell comes as 1.0 where another file has 1, and
+    one person must not become two.
+    """
+    if value is None or value != value:  # noqa: PLR0124 - not a number: pandas' empty cell
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = str(value).strip()
+    return re.sub(r"^([+-]?\d+)\.0+$", r"\1", text) or None
 
 
 def split_files(path: Path, suffix: str, layout: str) -> list[tuple[str, Path]]:

@@ -11,20 +11,22 @@ from pathlib import Path
 
 from dpfed.data.importers.source import (
     SPLIT_NAMES,
-    UNIT_NAMES,
     Importer,
     Item,
     Source,
     Unreadable,
     file_record,
+    known_columns,
+    not_utf8,
     number_classes,
+    unit_column,
     unit_of,
 )
 from dpfed.errors import UserError, nearest
 
 # The first is open_clip's name; it wins. The others are what people write instead.
 _FILES = ("filepath", "image", "image_path", "file", "path", "img", "filename")
-_TITLES = ("title", "caption", "captions", "text", "sentence", "description")
+_TITLES = ("title", "caption", "captions", "text", "sentence", "sentences", "description", "alt_text", "alt")
 
 
 @dataclass
@@ -40,15 +42,19 @@ class _Row:
 class _Columns:
     file: str
     title: str | None
+    split: str | None
+    label: str | None
     unit: str | None
     unit_name: str | None
+    unused: tuple[str, ...]
 
 
 class TableImporter(Importer):
     """A table with the columns ``filepath`` and optionally ``title``, ``split``, ``label`` and ``unit``.
 
     Rows with the same file are the captions of one record. Paths are relative to the table; the path is the record's id.
-    Other usual names, such as ``image`` and ``caption``, are understood where only one column can be meant.
+    Other usual names, such as ``Image Path`` and ``caption``, are understood where only one column can be meant. Cells are
+    separated by tabs, commas or semicolons: the header decides.
     """
 
     name = "table"
@@ -62,8 +68,10 @@ class TableImporter(Importer):
         """Reads the table (not the images) and streams the records."""
         try:
             rows, columns, nameless = _read(path)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"cannot read the table {path}: {error}; expected {self.layout}, in UTF-8.") from error
+        except UnicodeDecodeError as error:
+            raise not_utf8(path) from error
+        except (OSError, csv.Error) as error:
+            raise UserError(f"cannot read the table {path}: {error}; expected {self.layout}.") from error
         numbers, names = number_classes(row.label for row in rows.values())
 
         def records() -> Iterator[Item]:
@@ -79,6 +87,7 @@ class TableImporter(Importer):
             splits=frozenset(row.split for row in rows.values()),
             total=len(rows) + len(nameless),
             unit_name=columns.unit_name,
+            unused=columns.unused,
         )
 
 
@@ -89,11 +98,12 @@ def _read(path: Path) -> tuple[dict[str, _Row], _Columns, list[Unreadable]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         header = file.readline()
         file.seek(0)
-        reader = csv.DictReader(file, delimiter="\t" if "\t" in header else ",")
-        reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or []]
+        delimiter = "\t" if "\t" in header else max(",;", key=header.count)
+        reader = csv.DictReader(file, delimiter=delimiter)
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
         columns = _columns(reader.fieldnames, path)
         for cells in reader:
-            given = (cells[columns.file] or "").strip()
+            given = _cell(cells, columns.file)
             if not given:
                 nameless.append(Unreadable(f"{path.name}:{reader.line_num}", f"no {columns.file}"))
                 continue
@@ -110,28 +120,34 @@ def _columns(names: Sequence[str], path: Path) -> _Columns:
             f"the table {path} has no column of image files, only {', '.join(names)}; call it {_FILES[0]} "
             f"(optional: title, split, label, unit)."
         )
-    unit = next((name for name in UNIT_NAMES if name in names), None)
-    return _Columns(file, title, unit, UNIT_NAMES[unit] if unit else None)
+    split, label = (next(iter(known_columns(names, [known])), None) for known in ("split", "label"))
+    unit, unit_name = unit_column(names)
+    unused = tuple(name for name in names if name and name not in (file, title, split, label, unit))
+    return _Columns(file, title, split, label, unit, unit_name, unused)
 
 
 def _choose(names: Sequence[str], known: tuple[str, ...], path: Path) -> str | None:
-    found = [name for name in names if name in known]
-    if len(found) > 1 and known[0] not in found:
+    found = known_columns(names, known)
+    if len(found) > 1 and len(known_columns(names, known[:1])) != 1:
         raise UserError(f"the table {path} has the columns {' and '.join(found)}; call the one that is meant {known[0]}.")
-    return known[0] if known[0] in found else next(iter(found), None)
+    return next(iter(found), None)
+
+
+def _cell(cells: dict[str, str | None], column: str | None) -> str:
+    return (cells[column] or "").strip() if column else ""
 
 
 def _add(rows: dict[str, _Row], filepath: str, cells: dict[str, str | None], columns: _Columns, where: str, line: int) -> None:
-    split = (cells.get("split") or "train").strip().lower()
+    split = _cell(cells, columns.split).lower() or "train"
     if split not in SPLIT_NAMES:
         raise UserError(f"{where}: unknown split {split!r}; {nearest(split, SPLIT_NAMES)}")
-    label = (cells.get("label") or "").strip()
+    label = _cell(cells, columns.label)
     unit = unit_of(cells[columns.unit]) if columns.unit else None
     row = rows.setdefault(filepath, _Row(line, SPLIT_NAMES[split], label, unit))
     if (row.split, row.label, row.unit) != (SPLIT_NAMES[split], label, unit):
         what = f"split, label or {columns.unit}" if columns.unit else "split or label"
         raise UserError(f"{where}: {filepath} has another {what} than on line {row.line}; rows of one file must agree.")
-    if columns.title and (title := (cells[columns.title] or "").strip()):
+    if title := _cell(cells, columns.title):
         row.titles.append(title)
 
 

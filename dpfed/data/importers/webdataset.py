@@ -20,12 +20,13 @@ from dpfed.data.importers.source import (
     split_files,
     unit_of,
 )
+from dpfed.data.pixels import EXTENSIONS
 from dpfed.data.writing import RecordInput
 from dpfed.errors import UserError
 
 _NAME = re.compile(r"(?:\./)?((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key, and all after the first dot of the file name
-_IMAGES = ("jpg", "jpeg", "png", "webp")
-_TEXTS = ("txt", "json", "cls")
+_IMAGES = frozenset(extension.removeprefix(".") for extension in EXTENSIONS)
+_TEXTS = frozenset({"txt", "json", "cls"})
 _CAPTION_KEYS = ("caption", "captions", "text", "title")
 
 
@@ -89,7 +90,7 @@ class _Survey:
 class WebDatasetImporter(Importer):
     """A .tar archive, or a folder of them whose names, or whose folders' names, speak of train, validation or test.
 
-    Files that share a name up to its first dot are a sample: an image (.jpg, .jpeg, .png, .webp), captions (.txt, one in a
+    Files that share a name up to its first dot are a sample: an image (any of `EXTENSIONS`), captions (.txt, one in a
     line; .json with ``caption``, ``captions``, ``text`` or ``title``, or a list), a class (.cls) and, in the JSON, perhaps a
     ``unit``, ``person_id``, ``patient_id`` or ``pid``. The archives are read twice, front to back, and never unpacked. The
     id of a record is its split, archive and name.
@@ -117,7 +118,7 @@ class WebDatasetImporter(Importer):
             records=_records(shards, numbers),
             label_names={"label": names} if names else {},
             splits=frozenset(split for split, _ in shards),
-            total=survey.samples,
+            total=survey.samples + len(survey.damaged),  # a damaged archive is one more that cannot be read
             unit_name=next((called for key, called in UNIT_NAMES.items() if key in survey.unit_keys), None),
         )
 
@@ -140,7 +141,7 @@ def _records(shards: list[tuple[str, Path]], numbers: dict[object, int]) -> Iter
     for split, shard in shards:
         name, seen = f"{split}/{shard.stem}", set()
         try:
-            for sample in _samples(shard, _IMAGES + _TEXTS):
+            for sample in _samples(shard, _IMAGES | _TEXTS):
                 if sample.key in seen:
                     raise UserError(
                         f"{shard}: the files of the sample {sample.key!r} do not stand together; sort the archive by name."
@@ -148,7 +149,7 @@ def _records(shards: list[tuple[str, Path]], numbers: dict[object, int]) -> Iter
                 seen.add(sample.key)
                 yield _record(f"{name}/{sample.key}", sample, split, numbers)
         except _DamagedArchive as error:
-            yield Unreadable(name, f"archive {error} after {len(seen):,} samples")
+            yield Unreadable(name, f"archive {error} (after {len(seen):,} samples)")
 
 
 def _record(id: str, sample: _Sample, split: str, numbers: dict[object, int]) -> Item:

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpfed.data.importers.source import Importer, Item, Source, file_record
+from dpfed.data.importers.source import Importer, Item, Source, file_record, not_utf8
 from dpfed.errors import UserError
 
 _TEST_CENTER, _VALIDATION_CENTER = 2, 1
@@ -33,6 +33,8 @@ class WildsImporter(Importer):
             raise UserError(f"{path} is not Camelyon17: expected {self.layout}.")
         try:
             rows = list(_rows(path / "metadata.csv"))
+        except UnicodeDecodeError as error:
+            raise not_utf8(path / "metadata.csv") from error
         except (OSError, KeyError, TypeError, ValueError) as error:
             expected = ", ".join(_COLUMNS)
             raise UserError(f"cannot read {path / 'metadata.csv'} ({error}); expected the columns {expected}.") from error
