@@ -64,7 +64,7 @@ def results() -> str:
 
 def adaptation() -> str:
     """Public models adapted privately, and what a step of ViT-B-32 is."""
-    lines = ["| adapted to | R@10, image to text | R@10, text to image | epsilon | minutes |", "|---|---|---|---|---|"]
+    lines = ["| adapted to | R@10, image to text | R@10, text to image | epsilon |", "|---|---|---|---|"]
     runs = {"shapes-adapted": "captioned shapes in four new colours", "cifar10-adapted": "scenes of five new CIFAR-10 classes"}
     for name, words in runs.items():
         run = figures(name)
@@ -72,13 +72,13 @@ def adaptation() -> str:
         for metric in ("image_to_text_R@10", "text_to_image_R@10"):
             before, after = first_and_last(run, metric)
             cells.append(f"{before:.1%} -> {after:.1%} ({(after - before) * 100:+.0f} points)")
-        lines.append(f"| {words} | {' | '.join(cells)} | {run['privacy']['epsilon']:.2f} | {run['minutes_on_this_machine']} |")
+        lines.append(f"| {words} | {' | '.join(cells)} | {run['privacy']['epsilon']:.2f} |")
     vit = figures("vit")
     lines += [
         "",
         f"ViT-B-32 at 224 pixels with rank 16 on q and v trains {vit['trainable_parameters']:,} of {vit['parameters']:,} "
         f"parameters, so {vit['bytes_per_aggregate'] / 1e6:.1f} MB travel per aggregate. A step of {vit['records']} records in "
-        f"{vit['groups']} groups fits into {vit['peak_memory_mb'] / 1024:.1f} GB on two cores; its groups' gradients differ from "
+        f"{vit['groups']} groups fits into {vit['peak_memory_mb'] / 1024:.1f} GB on two cores; its gradients differ from "
         f"plain autograd by at most {vit['largest_relative_error_of_a_group']:.0e} (relative).",
     ]
     return "\n".join(lines)

@@ -51,7 +51,9 @@ def oracle(model, groups, loss, clip_norm):
 @pytest.mark.parametrize("content", [SMALL, SIGLIP], ids=["clip", "timm"])
 @pytest.mark.parametrize("loss", list(OBJECTIVES))
 def test_every_engine_agrees_with_the_oracle(tmp_path, engine, content, loss, clip_norm):
-    model = build(tmp_path, content, ObjectiveConfig(name=loss, learn_temperature=True, bias=-1.0))
+    model = build(
+        tmp_path, content, ObjectiveConfig(name=loss, learn_temperature=True, bias=-1.0 if loss == "siglip" else None)
+    )
     into = TrainableVector(model).zeros()
     ENGINES[engine](model, loss=OBJECTIVES[loss]).add_clipped(batch(), clip_norm, into)
     expected = oracle(model, batch(), OBJECTIVES[loss], clip_norm)

@@ -148,7 +148,10 @@ def test_an_image_and_all_its_captions_are_one_record(card_of):
 
 def test_a_person_with_all_records_is_protected_where_units_are(card_of):
     card = card_of("person", unit="unit", per_unit=3, records=120)
-    assert "private for one person: all records that share a value of 'person'.**" in card
+    assert (
+        "private for one person: all records that share a value of 'person' (a record that names none stands for itself).**"
+        in card
+    )
     assert "all records of any one person had not been there" in card and "whether one person was there" in card
     assert "| Adjacency | add or remove one person with all its records |" in card
     assert "at most 3 of its records take part" in card and "| Training units N (public) | 120 |" in card
