@@ -58,6 +58,8 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure a run's model again, beside the one before training."""
+    from rich.markup import escape
+
     from dpfed.cli.terminal import console
     from dpfed.reevaluation import evaluate_run
 
@@ -66,7 +68,9 @@ def evaluate(
         print(json.dumps([dataclasses.asdict(figure) for figure in figures], indent=2))
         return
     for figure in figures:
-        console.print(f"{figure.model:>10}  {figure.name:<28} {figure.value:8.4f}  [dim]{figure.protocol}[/]", highlight=False)
+        console.print(
+            f"{figure.model:>10}  {escape(figure.name):<28} {figure.value:8.4f}  [dim]{figure.protocol}[/]", highlight=False
+        )
 
 
 def report(

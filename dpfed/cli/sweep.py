@@ -34,6 +34,7 @@ def sweep(
 
 
 def _show(outcome: SweepOutcome) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     from dpfed.cli.terminal import console
@@ -45,7 +46,7 @@ def _show(outcome: SweepOutcome) -> None:
     columns = [result.name for result in headlines(list(union.values()), 2)]
     table = Table(title=outcome.sweep.about or outcome.sweep.name, title_justify="left", box=None, pad_edge=False)
     table.add_column("run")
-    for name in [*map(label, columns), "epsilon"]:
+    for name in [*(escape(label(name)) for name in columns), "epsilon"]:
         table.add_column(name, justify="right")
     for run, results in zip(outcome.runs, tables, strict=True):
         figures = [shown(results[name].trained if name in results else None, name) for name in columns]

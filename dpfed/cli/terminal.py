@@ -37,7 +37,7 @@ class TerminalWatcher:
     def evaluated(self, figures: list[Evaluation]) -> None:
         """See `Watcher`."""
         shown = [figure for figure in figures if "rank" not in figure.name]
-        values = ", ".join(f"{figure.name} {figure.value:.3f}" for figure in shown)
+        values = escape(", ".join(f"{figure.name} {figure.value:.3f}" for figure in shown))
         if figures:
             when = f"after step {figures[0].step}" if figures[0].step else "before training"
             self._progress.console.print(f"[dim]{when}:[/] {values}", highlight=False)
@@ -78,7 +78,7 @@ def show_run(run: RunDirectory) -> None:
         table.add_column(column, justify=justify)
     for result in results_of(results["evaluations"]):
         if "rank" not in result.name:
-            table.add_row(result.name, _number(result.untrained), _number(result.trained), result.difference)
+            table.add_row(escape(result.name), _number(result.untrained), _number(result.trained), result.difference)
     console.print(table)
     for name, path in (("model", run.model), ("report", run.report), ("privacy card", run.card)):
         console.print(f"[dim]{name:>12}[/]  {path}", highlight=False, soft_wrap=True)

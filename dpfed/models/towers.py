@@ -106,7 +106,7 @@ def build_clip(plan: Blueprint, objective: ObjectiveConfig, size: int, load_weig
                 force_patch_dropout=None if "timm_model_name" in plan.model_cfg["vision_cfg"] else 0.0,
             )
         except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, ImportError) as error:
-            raise UserError(f"open_clip cannot build this architecture: {_first_line(error)}.") from error
+            raise UserError(f"open_clip cannot build this architecture: {_words(error)}.") from error
     model_cfg = dict(plan.model_cfg, vision_cfg=dict(plan.model_cfg["vision_cfg"], image_size=size))
     if load_weights and (plan.tag or plan.file):
         _load(clip, _fetched(plan) if plan.tag else plan.file)
@@ -154,7 +154,7 @@ def _fetched(plan: Blueprint) -> Path:
             return Path(download_pretrained(published))
     except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
         raise UserError(
-            f"the weights '{plan.tag}' of {plan.name} cannot be fetched ({_first_line(error)}); set model.weights to a file."
+            f"the weights '{plan.tag}' of {plan.name} cannot be fetched ({_words(error)}); set model.weights to a file."
         ) from error
 
 
@@ -169,7 +169,7 @@ def _load(clip: nn.Module, path: Path) -> None:
     except pickle.UnpicklingError as error:
         raise UserError(f"{path} holds more than tensors, and loading it could run code: save it as safetensors.") from error
     except (OSError, SafetensorError, EOFError) as error:
-        raise UserError(f"cannot read the weights in {path}: {_first_line(error)}.") from error
+        raise UserError(f"cannot read the weights in {path}: {_words(error)}.") from error
     except RuntimeError as error:
         raise UserError(f"the weights in {path} do not fit the architecture: {_misfit(error)}.") from error
     except (KeyError, ValueError, TypeError, AttributeError, StopIteration) as error:
@@ -190,5 +190,5 @@ def _misfit(error: Exception) -> str:
     return textwrap.shorten(lines[min(1, len(lines) - 1)] if lines else "", 200, placeholder=" ...").rstrip(".")
 
 
-def _first_line(error: Exception) -> str:
-    return textwrap.shorten((str(error).splitlines() or [type(error).__name__])[0], 200, placeholder=" ...").rstrip(".")
+def _words(error: Exception) -> str:
+    return textwrap.shorten(str(error) or type(error).__name__, 200, placeholder=" ...").rstrip(".")

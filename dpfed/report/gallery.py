@@ -119,7 +119,7 @@ def build_gallery(
         return None
     split = config.evaluation.split
     held_out = store.split(split) if split != "none" else np.arange(0)
-    rows = subset(store, held_out if len(held_out) else np.arange(len(store)), POOL)
+    rows = subset(store, held_out if len(held_out) else np.arange(len(store)), min(POOL, config.evaluation.records or POOL))
     kind = "held-out records" if len(held_out) else "records"
     pictures = read(rows)
     features = extract(model, read, rows, images_fn, device)

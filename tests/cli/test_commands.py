@@ -46,6 +46,8 @@ def test_pretrain_leaves_the_documented_layout_and_a_table(run):
     assert all(set(item) == {"name", "value", "model", "split", "protocol", "step"} for item in results["evaluations"])
     for expected in ("epsilon", "image_to_text_R@10", "report.html", "privacy_card.md", "model"):
         assert expected in result.stdout
+    several = [name for item in results["evaluations"] if "[" in (name := item["name"])]  # of several labels: [shape], [color]
+    assert several and all(name in result.stdout for name in several)
 
 
 def test_evaluate_and_report_of_a_run(run):
@@ -55,6 +57,8 @@ def test_evaluate_and_report_of_a_run(run):
     before = json.loads((folder / "run" / "results.json").read_text())["evaluations"]
     figures = {(item["name"], item["model"]): item["value"] for item in json.loads(again.stdout)}
     assert figures == pytest.approx({(item["name"], item["model"]): item["value"] for item in before if item["step"] in (0, 5)})
+    shown = dpfed("evaluate", folder / "run").stdout
+    assert all(name in shown for name, _ in figures)
     one, two = dpfed("report", folder / "run"), dpfed("report", folder / "run", folder / "run", "--out", folder / "both.html")
     assert one.returncode == two.returncode == 0, one.stderr + two.stderr
     assert (folder / "both.html").exists()

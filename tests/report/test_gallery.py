@@ -27,6 +27,18 @@ def test_a_private_store_gives_no_picture_and_is_not_read(model, make_store, con
     assert build_gallery(model, store, store.read, config, lambda x: x.float(), tokenizer, "cpu") is None
 
 
+def test_no_more_records_are_read_than_are_evaluated(model, make_store, config):
+    store, read = make_store(), []
+    few = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"records": 7})})
+
+    def counted(rows):
+        read.append(len(rows))
+        return store.read(rows)
+
+    build_gallery(model, store, counted, few, lambda x: x.float(), tokenizer, "cpu")
+    assert max(read) == 7
+
+
 def test_comes_back_from_disk(gallery, tmp_path):
     gallery.write(tmp_path / "gallery")
     assert Gallery.read(tmp_path / "gallery") == gallery
