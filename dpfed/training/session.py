@@ -184,7 +184,7 @@ def averaged(model: nn.Module, coordinator: Coordinator) -> Iterator[None]:
 
 def _stand_in(config: Config, plan: PrivacyPlan, text: tuple[int, int] | None, device: torch.device) -> GroupBatch:
     """Noise in the shape of a microbatch, for timing engines: as many groups, of sizes that vary as they will."""
-    groups = max(1, min(plan.groups, config.bounding.microbatch // plan.group_size, 48))
+    groups = max(1, min(plan.groups, config.bounding.microbatch // plan.group_size, 128))
     generator = torch.Generator().manual_seed(0)
     sizes = torch.poisson(torch.full((groups,), float(plan.group_size)), generator=generator).clamp(1).int()
     records, size = int(sizes.sum()), config.data.size
