@@ -14,6 +14,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dpfed.errors import UserError, nearest
+from dpfed.toml_file import read_toml
 
 
 class Section(BaseModel):
@@ -247,13 +248,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
     Raises:
         UserError: for a missing file, a syntax error, an unknown key or a value out of range.
     """
-    path = Path(path)
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read the config {path}: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}.") from error
+    tree = read_toml(Path(path), "config")
     for assignment in overrides or []:
         _assign(tree, assignment)
     return parse_config(tree, str(path))

@@ -24,6 +24,7 @@ from dpfed.report.card import round_up
 from dpfed.report.html import write_report
 from dpfed.report.run_view import RunView
 from dpfed.run import RunDirectory
+from dpfed.toml_file import read_toml
 from dpfed.watching import Silent, Watcher
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # the name of a folder
@@ -104,12 +105,7 @@ def read_sweep(file: str | Path, base: Config) -> Sweep:
         UserError: for a missing or malformed file, a name that occurs twice, an unknown key or a value out of range.
     """
     file = Path(file)
-    try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read the sweep {file}: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not valid TOML: {error}.") from error
+    tree = read_toml(file, "sweep")
     _refuse_unknown(tree, ("name", "about", "run"), str(file))
     entries = tree.get("run")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):

@@ -80,9 +80,8 @@ class Checkpoints:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        for old in self.paths()[
-            1 : -self._keep
-        ]:  # the first one is what the trained model is held against, and has all weights
+        # Never the first: the trained model is held against it, and it alone has the frozen weights.
+        for old in self.paths()[1 : -self._keep]:
             old.unlink()
         return path
 
@@ -119,9 +118,11 @@ def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> Non
     """Loads a checkpoint's part of the model, and what it leaves out from the first checkpoint beside it."""
     state = _under("model/", tensors)
     if model.state_dict().keys() - state.keys():
-        first = min(path.parent.glob("step-*.safetensors"))
-        if first != path:
-            state = _under("model/", _read(first)[0]) | state
+        state = _under("model/", _read(min(path.parent.glob("step-*.safetensors")))[0]) | state
+        if any(not parameter.requires_grad and name not in state for name, parameter in model.named_parameters()):
+            raise UserError(
+                f"{path} holds only what was trained, and the run's first checkpoint, with the rest, is gone: restore it."
+            )
     try:
         model.load_state_dict(state)
     except RuntimeError as error:

@@ -159,3 +159,10 @@ def test_bf16_on_a_cpu_finds_an_engine_that_can(adapting, tmp_path):
     adapting["training"]["precision"] = "bf16"
     adapting["bounding"]["engine"] = "auto"
     assert pretrain(parse_config(adapting), tmp_path / "run").finished
+
+
+def test_a_lost_first_checkpoint_is_named(adapting, tmp_path):
+    run = pretrain(parse_config(adapting), tmp_path / "run")
+    min(run.checkpoints.iterdir()).unlink()
+    with pytest.raises(UserError, match="first checkpoint, with the rest, is gone: restore it"):
+        evaluate_run(run.path)
