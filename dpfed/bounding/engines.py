@@ -51,6 +51,9 @@ class Engine(Protocol):
 
     name: str
 
+    def zeros(self) -> Tensor:
+        """An empty sum: a flat float32 vector for `add_clipped` to add to."""
+
     def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
         """Adds every group's clipped gradient to a flat vector.
 
@@ -61,6 +64,18 @@ class Engine(Protocol):
 
         Returns:
             Gradient norms before clipping, of the groups that have at least two records: private.
+        """
+
+    def finish(self, into: Tensor) -> Tensor:
+        """Ends a step: called once, when all groups of this owner are in.
+
+        An engine whose passes need all workers at once goes on here until every worker is through.
+
+        Args:
+            into: what `add_clipped` added to.
+
+        Returns:
+            ``(P,)`` float32, the sum of this owner's clipped gradients.
         """
 
 
@@ -122,6 +137,14 @@ class LoopEngine:
         for extra in self._extra:
             into.add_(extra)
         return norms
+
+    def zeros(self) -> Tensor:
+        """See `Engine`."""
+        return self._vector.zeros()
+
+    def finish(self, into: Tensor) -> Tensor:
+        """See `Engine`."""
+        return into
 
     def _lane(self, batch: GroupBatch, clip_norm: float, into: Tensor, lane: int, lanes: int) -> Tensor:
         parts = self._vector.split(into)
@@ -197,6 +220,14 @@ class VmapEngine:
                 part.view(-1).add_(factors.to(part.dtype) @ torch.where(finite[:, None], gradient, 0.0))
             all_norms.append(norms)
         return torch.cat(all_norms)
+
+    def zeros(self) -> Tensor:
+        """See `Engine`."""
+        return self._vector.zeros()
+
+    def finish(self, into: Tensor) -> Tensor:
+        """See `Engine`."""
+        return into
 
 
 def _pad(batch: GroupBatch, chosen: list[int], sizes: list[int]) -> tuple[Views, Tensor]:

@@ -89,7 +89,7 @@ class Worker:
             The sum over this owner's groups: zeros if nothing was drawn, for an empty step is still a step.
         """
         draw = draw_step(self._plan, self._randomness, step, self._rows, self._keys, self._groups, self._units)
-        total = self._vector.zeros()
+        total = self._engine.zeros()
         torch.manual_seed(self._randomness.seed("model", step, self._owner))  # dropout and the like repeat on resume
         self._model.train()
         norms: list[Tensor] = []
@@ -98,6 +98,7 @@ class Worker:
             rows = draw.rows[draw.starts[first] : draw.starts[end]]
             views = self._views(rows, self._randomness, step, self._vector.device)
             norms.append(self._engine.add_clipped(GroupBatch(views, starts), self._plan.bound, total))
+        total = self._engine.finish(total)
         if self._observe:
             self._observe(step, self._raw_figures(len(draw.rows), norms, total))
         return BoundedSum(total, self._plan.sensitivity, self._groups)
