@@ -38,6 +38,10 @@ _COVERED = (
     "epsilon, learning rate and the norm of the noisy gradient. They follow from noisy sums only.",
     "Not covered: evaluation figures (results.json, report.html, and their lines in metrics.jsonl), which are exact.",
 )
+_ONE_PROCESS = "central: one process holds the records, the model and the noise"
+_ONE_CLUSTER = (
+    "central: {} workers of one cluster hold the records; their sums travel between them without noise, and one of them adds it"
+)
 _NOTHING_COVERED = "Nothing is covered: all that this run wrote follows from the records exactly."
 
 
@@ -123,7 +127,7 @@ def card_facts(parts: Parts, ledger: Ledger) -> CardFacts:
         noise_multiplier=plan.noise_multiplier,
         sensitivity=plan.sensitivity,
         noise_std=plan.noise_std,
-        trust_mode="central: one process holds the records, the model and the noise",
+        trust_mode=_ONE_PROCESS if parts.owners == 1 else _ONE_CLUSTER.format(parts.owners),
         outputs=_COVERED if plan.private else (_NOTHING_COVERED,),
         marks=_marks(parts, ledger),
         not_protected=_not_protected(parts, trained),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.config import Config
@@ -21,19 +23,36 @@ from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.releases import Releases
 from dpfed.training.session import Parts, assemble, averaged
-from dpfed.training.trainer import InProcess, train
+from dpfed.training.trainer import InProcess, Transport, train
+from dpfed.training.worker import Worker
 from dpfed.watching import Silent, Watcher, import_progress
 
 _CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
 
 
-def pretrain(config: Config, folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
+@dataclass(frozen=True)
+class Job:
+    """A run that is ready to go on.
+
+    Attributes:
+        run: its directory, which must be locked while it is carried out.
+        parts: its public parts.
+        randomness: its secret.
+    """
+
+    run: RunDirectory
+    parts: Parts
+    randomness: Randomness
+
+
+def pretrain(config: Config, folder: str | Path, watcher: Watcher | None = None, again: bool = False) -> RunDirectory:
     """Trains an encoder privately into a new run directory.
 
     Args:
         config: what to do.
-        folder: must not be in use.
+        folder: must not be in use, but by this very run if `again`.
         watcher: sees the stages.
+        again: go on if the run is there already.
 
     Returns:
         The finished run.
@@ -42,14 +61,12 @@ def pretrain(config: Config, folder: str | Path, watcher: Watcher | None = None)
         UserError: before anything is written, for whatever can be known to be wrong by then.
     """
     watcher = watcher or Silent()
-    RunDirectory.refuse_if_in_use(folder)
-    seed = config.privacy.seed
-    randomness = Randomness.fresh() if seed is None else Randomness.from_seed(seed)
-    parts = assemble(_with_absolute_paths(config), randomness, import_progress(watcher))
-    _say_what_is_trained(parts, watcher)
-    run = RunDirectory.create(folder, parts.config, randomness)
-    with run.locked():
-        return _carry_out(run, parts, randomness, watcher)
+    check(config, folder, again)
+    if not RunDirectory.unused(folder):
+        return resume(folder, watcher)
+    job = begin(config, folder, watcher)
+    with job.run.locked():
+        return carry_out(job, watcher)
 
 
 def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
@@ -64,11 +81,64 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
         if run.finished:
             run.forget_key()  # a crash may have come in between
             return run
-        randomness = run.randomness()
-        return _carry_out(run, assemble(run.config(), randomness, import_progress(watcher)), randomness, watcher)
+        return carry_out(take_up(run, watcher), watcher)
 
 
-def _carry_out(run: RunDirectory, parts: Parts, randomness: Randomness, watcher: Watcher) -> RunDirectory:
+def check(config: Config, folder: str | Path, again: bool) -> None:
+    """Refuses a directory that holds another run, or, unless `again`, any.
+
+    Raises:
+        UserError: saying what is there.
+    """
+    if again and not RunDirectory.unused(folder):
+        RunDirectory.open(folder).refuse_another(with_absolute_paths(config))
+    else:
+        RunDirectory.refuse_if_in_use(folder)
+
+
+def begin(config: Config, folder: str | Path, watcher: Watcher, owners: int = 1) -> Job:
+    """A new run in a directory that must not be in use, for the first of `owners` processes.
+
+    Raises:
+        UserError: see `pretrain`.
+    """
+    RunDirectory.refuse_if_in_use(folder)
+    seed = config.privacy.seed
+    randomness = Randomness.fresh() if seed is None else Randomness.from_seed(seed)
+    parts = assemble(with_absolute_paths(config), randomness, import_progress(watcher), owners=owners)
+    _say_what_is_trained(parts, watcher)
+    return Job(RunDirectory.create(folder, parts.config, randomness), parts, randomness)
+
+
+def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1) -> Job:
+    """An unfinished run, for the first of `owners` processes; they may be more or fewer than before.
+
+    Raises:
+        UserError: see `resume`.
+    """
+    randomness = run.randomness()
+    return Job(run, assemble(run.config(), randomness, import_progress(watcher), owners=owners), randomness)
+
+
+def _alone(worker: Worker) -> Transport:
+    return InProcess([worker])
+
+
+def carry_out(
+    job: Job,
+    watcher: Watcher,
+    connect: Callable[[Worker], Transport] = _alone,
+    observers: Iterable[Callable[[StepSummary], None]] = (),
+) -> RunDirectory:
+    """Takes the steps that are left, evaluates, and writes model, card and report.
+
+    Args:
+        job: what to carry out; its directory is locked by the caller.
+        watcher: sees the stages.
+        connect: joins this process's worker to the others, where there are any.
+        observers: called after each step with its public summary.
+    """
+    run, parts, randomness = job.run, job.parts, job.randomness
     config, plan = parts.config, parts.plan
     checkpoints = Checkpoints(run.checkpoints, config.training.keep)
     ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints)
@@ -96,9 +166,9 @@ def _carry_out(run: RunDirectory, parts: Parts, randomness: Randomness, watcher:
     def show_progress(summary: StepSummary) -> None:
         advance(summary.done)
 
-    worker = parts.worker(randomness, run.append_diagnostics if config.diagnostics == "raw" else None)
-    observers = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
-    train(InProcess([worker]), coordinator, range(start, plan.steps), observers)
+    worker = parts.worker(randomness.for_owners(), run.append_diagnostics if config.diagnostics == "raw" else None)
+    own = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
+    train(connect(worker), coordinator, range(start, plan.steps), [*own, *observers])
     with averaged(parts.model, coordinator):
         _record(run, parts.evaluate("trained", plan.steps), watcher)
         save_encoder(run.model, parts.model, config)
@@ -174,7 +244,8 @@ def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> N
     watcher.evaluated(figures)
 
 
-def _with_absolute_paths(config: Config) -> Config:
+def with_absolute_paths(config: Config) -> Config:
+    """The same configuration, meaning the same files wherever it is read."""
     data = config.data
     path = None if data.path is None else str(Path(data.path).expanduser().resolve())
     data = data.model_copy(update={"path": path, "stores": str(Path(data.stores).expanduser().resolve())})

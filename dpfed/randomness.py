@@ -52,6 +52,10 @@ class Randomness:
         """The master key itself, for storing it where a resume finds it."""
         return self._master
 
+    def for_owners(self) -> Randomness:
+        """The data owners' randomness: sampling, groups, views. Who holds it learns nothing about the noise."""
+        return Randomness(self._key("owners", 0))
+
     def __repr__(self) -> str:
         return "Randomness(<secret>)"
 

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,15 @@ class RunDirectory:
         return cls(path)
 
     @staticmethod
-    def refuse_if_in_use(path: str | Path) -> None:
-        """Raises a `UserError` if the directory holds anything."""
+    def unused(path: str | Path) -> bool:
+        """Whether a run can be created there: there is nothing, or an empty directory."""
         path = Path(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+    @classmethod
+    def refuse_if_in_use(cls, path: str | Path) -> None:
+        """Raises a `UserError` if the directory holds anything."""
+        if not cls.unused(path):
             raise UserError(f"{path} is in use: `dpfed resume {path}` goes on with that run, --run DIR starts one elsewhere.")
 
     @classmethod
@@ -94,6 +100,23 @@ class RunDirectory:
         """The resolved configuration."""
         return load_config(self._config)
 
+    def refuse_another(self, config: Config) -> None:
+        """Refuses a configuration that is not the run's; what it leaves open, the run has settled.
+
+        Args:
+            config: with absolute paths.
+
+        Raises:
+            UserError: naming the first key that differs.
+        """
+        given, there = _leaves(config.model_dump()), _leaves(self.config().model_dump())
+        for key, value in given.items():
+            if value not in (None, "auto") and value != there[key]:
+                raise UserError(
+                    f"{self.path} holds a run with {key} = {there[key]!r}, and the configuration now says {value!r}: change it "
+                    "back to go on with that run, or choose another --run."
+                )
+
     def randomness(self) -> Randomness:
         """The run's secret randomness.
 
@@ -114,17 +137,25 @@ class RunDirectory:
         self._key.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, wait: float = 0.0) -> Iterator[None]:
         """Holds the run for this process.
+
+        Args:
+            wait: seconds to wait for a process that holds it and may be about to end.
 
         Raises:
             UserError: if another process holds it.
         """
+        deadline = time.monotonic() + wait
         with open(self.path / ".lock", "w", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UserError(f"{self.path} is in use by another process that is training it right now.") from error
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if time.monotonic() > deadline:
+                        raise UserError(f"{self.path} is in use by another process that is training it right now.") from error
+                    time.sleep(0.2)
             yield
 
     def append(self, file: Path, line: dict[str, Any]) -> None:
@@ -153,3 +184,10 @@ class RunDirectory:
         temporary = file.with_name(f".{file.name}.partial")
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, file)
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return leaves

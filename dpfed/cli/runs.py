@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dpfed.cli.cluster import Cluster, CpusPerWorker, GpusPerWorker, Restarts, Workers, refuse_without
+from dpfed.cli.cluster import carry_out as on_cluster
+
+if TYPE_CHECKING:
+    from dpfed.run import RunDirectory
+    from dpfed.watching import Watcher
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
@@ -19,36 +28,61 @@ def pretrain(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Where the run goes; default runs/NAME.")] = None,
+    again: Annotated[bool, typer.Option("--resume", help="Go on if the run is there already.")] = False,
     as_json: Json = False,
+    cluster: Cluster = None,
+    workers: Workers = None,
+    gpus_per_worker: GpusPerWorker = None,
+    cpus_per_worker: CpusPerWorker = None,
+    restarts: Restarts = None,
 ) -> None:
     """Pretrain an encoder privately: a model, a report and a privacy card."""
-    from dpfed.cli.terminal import show_run, watching
     from dpfed.config import load_config
     from dpfed.pretraining import pretrain as carry_out
-    from dpfed.watching import Silent
 
     loaded = load_config(config, assignments)
     folder = run or Path("runs") / loaded.name
-    if as_json:
-        print(carry_out(loaded, folder, Silent()).results.read_text(encoding="utf-8"), end="")
+    options = {"workers": workers, "gpus": gpus_per_worker, "cpus": cpus_per_worker, "restarts": restarts}
+    refuse_without(cluster, **options)
+    if cluster is None:
+        _watch(lambda watcher: carry_out(loaded, folder, watcher, again), as_json)
         return
-    with watching() as watcher:
-        finished = carry_out(loaded, folder, watcher)
-    show_run(finished)
+    _watch(lambda watcher: on_cluster(cluster, folder, loaded, again, watcher, **options), as_json)
 
 
-def resume(run: RunFolder, as_json: Json = False) -> None:
+def resume(
+    run: RunFolder,
+    as_json: Json = False,
+    cluster: Cluster = None,
+    workers: Workers = None,
+    gpus_per_worker: GpusPerWorker = None,
+    cpus_per_worker: CpusPerWorker = None,
+    restarts: Restarts = None,
+) -> None:
     """Go on with a run that was interrupted. A finished run is only shown."""
-    from dpfed.cli.terminal import show_run, watching
     from dpfed.pretraining import resume as carry_on
+
+    options = {"workers": workers, "gpus": gpus_per_worker, "cpus": cpus_per_worker, "restarts": restarts}
+    refuse_without(cluster, **options)
+    if cluster is None:
+        _watch(lambda watcher: carry_on(run, watcher), as_json)
+    else:
+        _watch(lambda watcher: on_cluster(cluster, run, None, True, watcher, **options), as_json)
+
+
+def _watch(carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool) -> None:
+    """Has a run carried out before the user's eyes, and shows what came of it."""
+    from dpfed.cli.terminal import show_run, watching
     from dpfed.watching import Silent
 
-    if as_json:
-        print(carry_on(run, Silent()).results.read_text(encoding="utf-8"), end="")
+    with contextlib.nullcontext(Silent()) if as_json else watching() as watcher:
+        finished = carry_out(watcher)
+    if finished is None:  # one of several processes, and not the first
         return
-    with watching() as watcher:
-        finished = carry_on(run, watcher)
-    show_run(finished)
+    if as_json:
+        print(finished.results.read_text(encoding="utf-8"), end="")
+    else:
+        show_run(finished)
 
 
 def evaluate(

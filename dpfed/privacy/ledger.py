@@ -110,19 +110,27 @@ class Ledger:
         """The release of a step, if it was paid for before."""
         return self._by_step.get(step)
 
+    def check_budget(self, step: int) -> None:
+        """Refuses a release of a step that cannot be paid for.
+
+        Raises:
+            UserError: if the step was released before, or the release would break the promise.
+        """
+        if step in self._by_step:
+            raise UserError(f"step {step} was released before: a step is never released twice.")
+        target = self.plan.target_epsilon
+        if target is not None and self.charged + 1 > self.plan.steps and self.plan.epsilon(self.charged + 1) > target:
+            raise UserError(
+                f"the budget is spent: step {step} would be release {self.charged + 1} and exceed epsilon {target}."
+            )
+
     def charge(self, release: Release) -> None:
         """Pays for a release. When this returns, the line is on disk and the release may be used.
 
         Raises:
-            UserError: if it would break the promise.
+            UserError: see `check_budget`.
         """
-        if release.step in self._by_step:
-            raise UserError(f"step {release.step} was released before: a step is never released twice.")
-        target = self.plan.target_epsilon
-        if target is not None and self.charged + 1 > self.plan.steps and self.plan.epsilon(self.charged + 1) > target:
-            raise UserError(
-                f"the budget is spent: step {release.step} would be release {self.charged + 1} and exceed epsilon {target}."
-            )
+        self.check_budget(release.step)
         self._append({**dataclasses.asdict(release), "charged": True, "total": self.charged + 1})
         self._releases.append(release)
         self._by_step[release.step] = release

@@ -87,19 +87,24 @@ class Coordinator:
         Raises:
             UserError: if the ledger lost a release that is still kept.
         """
-        recorded = self._ledger.release_of(step)
-        if recorded is None:
-            if self._releases and (latest := self._releases.latest()) is not None and latest >= step:
-                raise UserError(f"{self._ledger.path} has lost the line of step {latest}, which was released: restore it.")
+        if self._releases is None:
             return None
-        noisy = self._releases.load(step, recorded.digest) if self._releases else None
+        recorded, noisy = self._ledger.release_of(step), self._releases.load(step)
+        if recorded is None and (latest := self._releases.latest()) is not None and latest > step:
+            raise UserError(f"{self._ledger.path} has lost the line of step {step}, which was released: restore it.")
         if noisy is None:
             return None
-        self._ledger.note_replay(recorded)
+        release = Release(step, digest_of(noisy))
+        if recorded is None:  # a crash came between keeping and paying
+            self._ledger.charge(release)
+        elif recorded == release:
+            self._ledger.note_replay(release)
+        else:
+            return None
         return self._update(step, noisy.to(self._vector.device))
 
     def _release(self, step: int, total: BoundedSum) -> Tensor:
-        """Adds the noise and pays, before anything is used.
+        """Adds the noise, keeps the result and pays, in this order, before anything is used.
 
         The noise is a pseudo-random function of the plan, the step and the clean sum itself. The same sum, as in an exact
         replay, gets the same noise; a sum that differs in its last bit gets independent noise, for with the same noise the
@@ -112,17 +117,19 @@ class Coordinator:
             self._randomness.add_normal_(noisy, self._plan.noise_std, "noise", step, context=context)
         release = Release(step, digest_of(noisy))
         recorded = self._ledger.release_of(step)
-        if recorded is None:
-            self._ledger.charge(release)
-        elif recorded == release:
-            self._ledger.note_replay(release)
-        else:
+        if recorded is not None and recorded != release:
             raise UserError(
                 f"step {step} was released before and comes out differently now (another device, engine or number of cores): a "
                 "second release of the same sampled records would cost more than a step. Resume where the run was started."
             )
+        if recorded is None:
+            self._ledger.check_budget(step)
         if self._releases:
             self._releases.save(step, noisy)
+        if recorded is None:
+            self._ledger.charge(release)
+        else:
+            self._ledger.note_replay(release)
         return noisy
 
     def _check_sum(self, step: int, total: BoundedSum) -> None:

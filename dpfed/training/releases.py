@@ -1,12 +1,14 @@
 """The noisy sums since the last checkpoint, kept on disk so that a resumed run repeats them exactly on any machine.
 
 They are what the mechanism released, so they are no more private than the parameters. They matter because a step must not be
-released twice: both releases would hold the same sampled records, and together they would cost more than two steps.
+released twice: both releases would hold the same sampled records, and together they would cost more than two steps. A noisy sum
+is kept before it is charged, and charged before it is used; one that a crash left unpaid is paid for when the run resumes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -30,26 +32,34 @@ class Releases:
         self._folder = folder
 
     def save(self, step: int, noisy: Tensor) -> None:
-        """Keeps a release that has been paid for."""
+        """Keeps a release; when this returns, it is on disk."""
         self._folder.mkdir(exist_ok=True)
-        noisy.detach().cpu().numpy().tofile(self._path(step))
+        path = self._folder / f"{step:08d}-{digest_of(noisy)}.f32"
+        temporary = path.with_suffix(".partial")
+        with open(temporary, "wb") as file:
+            noisy.detach().cpu().numpy().tofile(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
 
-    def load(self, step: int, digest: str) -> Tensor | None:
+    def load(self, step: int) -> Tensor | None:
         """The release of a step, if it is there undamaged."""
-        if not self._path(step).is_file():
-            return None
-        noisy = torch.from_numpy(np.fromfile(self._path(step), dtype=np.float32))
-        return noisy if digest_of(noisy) == digest else None
+        for path in self._folder.glob(f"{step:08d}-*.f32"):
+            noisy = torch.from_numpy(np.fromfile(path, dtype=np.float32))
+            if digest_of(noisy) == path.stem.partition("-")[2]:
+                return noisy
+        return None
 
     def latest(self) -> int | None:
         """The last step that is kept."""
-        return max((int(path.stem) for path in self._folder.glob("*.f32")), default=None)
+        return max(map(_step, self._folder.glob("*.f32")), default=None)
 
     def forget(self, before: int) -> None:
         """Deletes the releases of steps that a checkpoint has taken in."""
-        for path in self._folder.glob("*.f32"):
-            if int(path.stem) < before:
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if _step(path) < before:
                 path.unlink()
 
-    def _path(self, step: int) -> Path:
-        return self._folder / f"{step:08d}.f32"
+
+def _step(path: Path) -> int:
+    return int(path.stem.partition("-")[0])

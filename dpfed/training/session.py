@@ -45,6 +45,8 @@ class Parts:
         views: random and plain image views.
         tokenizer: for models that read text.
         preprocessing: what the image tower expects.
+        owner: which of the data owners this process is: 0 .. owners - 1.
+        owners: how many there are; they share the plan's K groups.
     """
 
     config: Config
@@ -54,6 +56,8 @@ class Parts:
     views: ImageViews
     tokenizer: Tokenizer | None
     preprocessing: Preprocessing = Preprocessing()
+    owner: int = 0
+    owners: int = 1
 
     @property
     def device(self) -> torch.device:
@@ -65,10 +69,10 @@ class Parts:
         wanted = self.preprocessing
         return self.store.images(rows, self.config.data.size, resize=wanted.resize, interpolation=wanted.interpolation)
 
-    def worker(self, randomness: Randomness, observe: GroupObserver | None = None, owner: int = 0, owners: int = 1) -> Worker:
-        """The worker of one of `owners` data owners."""
+    def worker(self, randomness: Randomness, observe: GroupObserver | None = None) -> Worker:
+        """The worker of this data owner."""
         units = unit_keys(self.store, self.config.privacy)
-        rows = rows_of_owner(self.store.split("train"), self.store.keys if units is None else units, owner, owners)
+        rows = rows_of_owner(self.store.split("train"), self.store.keys if units is None else units, self.owner, self.owners)
         return Worker(
             plan=self.plan,
             model=self.model,
@@ -85,8 +89,8 @@ class Parts:
             keys=self.store.keys[rows],
             randomness=randomness,
             microbatch=self.config.bounding.microbatch,
-            owner=owner,
-            owners=owners,
+            owner=self.owner,
+            owners=self.owners,
             observe=observe,
             units=None if units is None else units[rows],
         )
@@ -103,7 +107,11 @@ class Parts:
 
 
 def assemble(
-    config: Config, randomness: Randomness | None = None, progress: Callable[[int, int | None], None] | None = None
+    config: Config,
+    randomness: Randomness | None = None,
+    progress: Callable[[int, int | None], None] | None = None,
+    owner: int = 0,
+    owners: int = 1,
 ) -> Parts:
     """Builds the parts of a run and checks everything that can be checked before any budget is spent.
 
@@ -111,9 +119,12 @@ def assemble(
         config: as the user wrote it, or a resolved one.
         randomness: gives the initial weights; ``None`` when a checkpoint or a saved model will be loaded over them.
         progress: called with (done, total) while records are imported or generated.
+        owner: which of the data owners this process is.
+        owners: how many share the plan's groups.
 
     Raises:
-        UserError: for an impossible plan, unreadable records, a model that mixes records, an impossible evaluation.
+        UserError: for an impossible plan, more owners than groups, unreadable records, a model that mixes records, an
+            impossible evaluation.
     """
     device = pick_device(config.training.device)
     if config.privacy.epsilon is not None and config.privacy.epsilon <= 0:
@@ -124,6 +135,11 @@ def assemble(
     if config.model.reads_text and store.kind != "image-text":
         raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
     plan = PrivacyPlan.from_config(protected_count(store, config.privacy), config.privacy, config.bounding)
+    if owners > plan.groups:
+        raise UserError(
+            f"{owners} workers would share {plan.groups} groups (privacy.batch / bounding.group_size), and each needs one: "
+            f"use at most {plan.groups} workers."
+        )
     tasks_of(store, config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
@@ -140,7 +156,7 @@ def assemble(
         config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
     config = config.model_copy(update={"training": config.training.model_copy(update={"device": device.type})})
     preprocessing = preprocessing_of(config)
-    return Parts(config, store, plan, model, ImageViews(config.views, preprocessing), tokenizer, preprocessing)
+    return Parts(config, store, plan, model, ImageViews(config.views, preprocessing), tokenizer, preprocessing, owner, owners)
 
 
 def loss_of(config: Config) -> GroupLoss:

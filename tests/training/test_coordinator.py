@@ -1,5 +1,7 @@
 """Noise exactly once, of the planned size, divided by the public K, paid before it is used."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -104,7 +106,8 @@ def test_a_kept_release_is_repeated_without_the_records(make, tmp_path):
     same, again, ledger = make(releases=releases)
     assert again.replay(0) is not None and again.replay(1) is None
     assert torch.equal(same.weight, one.weight) and (ledger.charged, ledger.replays) == (1, 1)
-    (tmp_path / "releases" / "00000000.f32").write_bytes(b"damaged!")
+    [kept] = (tmp_path / "releases").iterdir()
+    kept.write_bytes(b"damaged!")
     assert make(releases=releases)[1].replay(0) is None  # then the step is computed again, and must come out the same
 
 
@@ -117,8 +120,36 @@ def test_a_ledger_that_lost_the_line_of_a_kept_release_is_refused(make, tmp_path
     ledger.path.write_text("".join(lines[:2]))
     _, again, _ = make(releases=releases)
     assert again.replay(0) is not None
-    with pytest.raises(UserError, match="lost the line of step 2"):
+    with pytest.raises(UserError, match="lost the line of step 1"):
         again.replay(1)
+
+
+def test_a_release_that_a_crash_left_unpaid_is_paid_and_used_whatever_the_sum_would_be_now(make, tmp_path, monkeypatch):
+    """Other workers, or another number of them, would compute another sum; the kept one must stay the only one."""
+    releases = Releases(tmp_path / "releases")
+    _, coordinator, ledger = make(releases=releases)
+
+    def crash(release):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ledger, "charge", crash)
+    with pytest.raises(KeyboardInterrupt):
+        coordinator.apply(0, zeros())
+    assert Ledger.open(ledger.path).charged == 0
+    model, again, ledger = make(releases=releases)
+    assert again.replay(0) is not None
+    assert Ledger.open(ledger.path).charged == 1 and ledger.replays == 0
+    assert torch.equal(model.weight.detach().flatten(), -PLAIN.learning_rate * releases.load(0) / PLAN.groups)
+
+
+def test_a_release_beyond_the_budget_is_never_kept(make, tmp_path):
+    plan = dataclasses.replace(PLAN, steps=1, target_epsilon=PLAN.epsilon(1))
+    releases = Releases(tmp_path / "releases")
+    _, coordinator, ledger = make(plan, releases=releases)
+    coordinator.apply(0, zeros())
+    with pytest.raises(UserError, match="budget is spent"):
+        coordinator.apply(1, zeros())
+    assert releases.latest() == 0 and ledger.charged == 1
 
 
 def test_noise_and_accounting_must_follow_from_one_plan(make, tmp_path):

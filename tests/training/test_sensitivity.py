@@ -114,7 +114,7 @@ def test_empty_steps_give_zeros_of_the_right_size(tiny):
 @pytest.mark.parametrize("owners", [2, 3])
 def test_owners_share_records_and_groups_without_overlap(tiny, owners):
     parts = parts_with(tiny)
-    workers = [parts.worker(Randomness.from_seed(5), owner=k, owners=owners) for k in range(owners)]
+    workers = [dataclasses.replace(parts, owner=k, owners=owners).worker(Randomness.from_seed(5)) for k in range(owners)]
     rows = np.concatenate([one._rows for one in workers])
     assert sorted(rows) == sorted(parts.store.split("train"))
     total = workers[0].bounded_sum(0)

@@ -1,0 +1,109 @@
+"""The transport of a cluster: parameters out, bounded sums in.
+
+A step is one broadcast of the trained parameters and one reduction of the clipped sums onto rank 0, in float32. Together they
+move what one all-reduce moves. Between the two, on rank 0 alone, the coordinator adds the noise, pays and takes the optimizer's
+step: so exactly one process adds noise, however many there are, one holds the optimizer's state, and all hold the very bits
+that rank 0 sent. Sending parts of a sum earlier would gain nothing: a group's clip factor needs the norm over all its layers,
+so any element may change until the last group is in, and what is sent then is as long as the whole.
+
+The sums travel without noise: the network between the workers lies inside the trust boundary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cluster.link import Link
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.errors import UserError
+from dpfed.models.parameters import TrainableVector
+from dpfed.training.worker import Worker
+
+CHECK_EVERY = 50  # steps between comparisons of all ranks' weights
+
+
+class Collective:
+    """Joins the workers of all ranks; rank 0 uses it as its `Transport`, the others `serve`.
+
+    Args:
+        link: to the other ranks.
+        model: this rank's replica. With the first step all get rank 0's weights, frozen ones and buffers included.
+        worker: computes this rank's sums with that replica.
+    """
+
+    def __init__(self, link: Link, model: nn.Module, worker: Worker) -> None:
+        self._link, self._model, self._worker = link, model, worker
+        self._vector, self._steps = TrainableVector(model), 0
+
+    def collect(self, step: int) -> BoundedSum:
+        """See `Transport`; on rank 0.
+
+        Raises:
+            UserError: if a worker could not compute its sum, or holds other weights.
+        """
+        self._link.announce(step)
+        return self._take_part(step)
+
+    def serve(self) -> None:
+        """Takes part in each step that rank 0 announces, until it announces the end; on the other ranks."""
+        while (step := self._link.announce(None)) is not None:
+            self._take_part(step)
+
+    def _take_part(self, step: int) -> BoundedSum:
+        self._receive()
+        if self._steps % CHECK_EVERY == 0:
+            self._compare()
+        self._steps += 1
+        try:
+            own = self._worker.bounded_sum(step)
+        except UserError:  # the others must not wait for a sum that never comes; the reason may name a record
+            own = None
+        reports = self._link.gather([0, 0] if own is None else [1, own.groups])
+        failed = [str(rank) for rank, (there, _) in enumerate(reports) if not there]
+        if own is None or failed:
+            self._refuse(f"step {step}: worker {', '.join(failed)} cannot read its records any more: check the store.")
+            return BoundedSum(self._vector.zeros(), 0.0, 0)
+        dist.reduce(own.values, 0)
+        return BoundedSum(own.values, own.sensitivity, sum(groups for _, groups in reports))
+
+    def _receive(self) -> None:
+        """Gives every rank the weights of rank 0: all of them at first, then those that are trained."""
+        if self._steps == 0:
+            for value in self._model.state_dict().values():
+                dist.broadcast(value, 0)
+            return
+        parameters = self._vector.gather()
+        dist.broadcast(parameters, 0)
+        if self._link.rank:
+            self._vector.assign(parameters)
+
+    def _compare(self) -> None:
+        """Compares all ranks' weights, bit for bit."""
+        sums = [row[0] for row in self._link.gather([checksum(self._model)])]
+        different = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
+        if different:
+            self._refuse(
+                f"the weights of worker {', '.join(different)} are not those of worker 0: resume the run on other machines "
+                "(memory may be faulty). The guarantee holds; the model may have learnt from wrong gradients."
+            )
+
+    def _refuse(self, reason: str) -> None:
+        """Ends the run: rank 0 says why, and then announces the end to the others."""
+        if self._link.rank == 0:
+            raise UserError(reason)
+
+
+def checksum(model: nn.Module) -> int:
+    """A 64-bit hash of a model's weights and buffers, as a signed number."""
+    digest = hashlib.blake2b(digest_size=8)
+    for value in model.state_dict().values():
+        digest.update(_raw(value))
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def _raw(value: Tensor) -> memoryview:
+    return value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

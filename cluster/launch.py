@@ -1,0 +1,211 @@
+"""Starting the processes of a cluster with Ray Train."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.relay import Relay, relayed
+from cluster.torchrun import BACKEND_OF, TIMEOUT, process_group
+from cluster.work import Task, work
+from dpfed.errors import UserError
+from dpfed.run import RunDirectory
+from dpfed.watching import Watcher
+
+if TYPE_CHECKING:
+    from ray.train.torch import TorchTrainer
+
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_JOB_COPY = "working_dir_files"  # a part of the path of the copy in which `ray job submit` runs a command
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the workers are given.
+
+    Attributes:
+        workers: how many; 0: this very process, without any of Ray's.
+        least: go on with as few when machines are lost, and grow again when they come back; ``None``: always `workers`.
+        gpus: per worker; ``None``: one if the cluster has any.
+        cpus: per worker; ``None``: an equal share of all.
+        restarts: how often workers that died are started again.
+
+    Raises:
+        UserError: for numbers that make no sense.
+    """
+
+    workers: int = 1
+    least: int | None = None
+    gpus: int | None = None
+    cpus: int | None = None
+    restarts: int = 3
+
+    def __post_init__(self) -> None:
+        _check(self.least is None or 1 <= self.least <= self.workers, f"--workers {self.least}-{self.workers} is no range")
+        _check(self.gpus in (None, 0, 1), f"--gpus-per-worker must be 0 or 1, got {self.gpus}")
+        _check(self.cpus is None or self.cpus >= 1, f"--cpus-per-worker must be at least 1, got {self.cpus}")
+        _check(self.restarts >= 0, f"--restarts must not be negative, got {self.restarts}")
+
+
+def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
+    """Carries out a task on a Ray cluster: the one that RAY_ADDRESS or this machine names, or a new one on this machine.
+
+    Args:
+        task: what to do.
+        resources: with how many workers.
+        watcher: sees the stages, in this process.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: for what the user can mend, or when workers died more often than they may.
+    """
+    task.check()
+    _refuse_job_copy(task)
+    os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
+    try:
+        import ray
+        from ray.train import ScalingConfig, WorkerGroupError
+        from ray.train.torch import TorchTrainer
+    except ImportError as error:
+        raise UserError("--cluster ray needs Ray: pip install 'dpfed[ray]'.") from error
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    if resources.workers == 0:
+        settings = {"task": task, "watcher": watcher}
+        TorchTrainer(_alone, train_loop_config=settings, scaling_config=ScalingConfig(num_workers=0)).fit()
+        return RunDirectory.open(task.folder)
+    with _connected() as own, _storage(task) as storage, relayed(watcher) as queue:
+        settled = _settled(resources, ray.cluster_resources(), own, watcher)
+        try:
+            refusal = _trainer(task, settled, storage, queue).fit().return_value
+        except WorkerGroupError as error:
+            reasons = [
+                f"worker {rank}: {str(reason).strip().splitlines()[-1]}" for rank, reason in error.worker_failures.items()
+            ]
+            raise UserError(
+                f"workers died {settled.restarts + 1} times, the last time with: {'; '.join(reasons)}. What is paid for is kept: "
+                f"`dpfed resume {task.folder} --cluster ray` goes on."
+            ) from error
+    if refusal:
+        raise UserError(refusal)
+    return RunDirectory.open(task.folder)
+
+
+def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> TorchTrainer:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    each = {"CPU": resources.cpus} | ({"GPU": 1} if resources.gpus else {})
+    return TorchTrainer(
+        _in_worker,
+        train_loop_config={"task": task, "queue": queue},
+        torch_config=TorchConfig(BACKEND_OF[bool(resources.gpus)], timeout_s=TIMEOUT),
+        scaling_config=ScalingConfig(
+            num_workers=(resources.least, resources.workers) if resources.least else resources.workers,
+            use_gpu=bool(resources.gpus),
+            resources_per_worker=each,
+        ),
+        run_config=RunConfig(
+            name=task.folder.name, storage_path=str(storage), failure_config=FailureConfig(max_failures=resources.restarts)
+        ),
+    )
+
+
+def _in_worker(settings: dict[str, Any]) -> str | None:
+    """Runs in each of Ray's workers. A refusal is returned by rank 0, for after an exception Ray would try again."""
+    try:
+        work(settings["task"], Relay(settings["queue"]))
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _alone(settings: dict[str, Any]) -> None:
+    """Runs in this very process: Ray Train's local mode."""
+    with process_group():
+        work(settings["task"], settings["watcher"])
+
+
+@contextlib.contextmanager
+def _connected() -> Iterator[bool]:
+    """A connection to a Ray cluster; whether it is one that was started here, for this run alone."""
+    import ray
+
+    if ray.is_initialized():
+        yield False
+        return
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        ray.init(address="auto", **quiet)
+        own = False
+    except ConnectionError as error:
+        if "RAY_ADDRESS" in os.environ:
+            raise UserError(f"there is no Ray cluster at RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}: {error}") from error
+        ray.init(address="local", include_dashboard=False, **quiet)
+        own = True
+    try:
+        yield own
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _storage(task: Task) -> Iterator[Path]:
+    """A folder for Ray's own notes, on the storage that all machines share; what a run resumes from is in its directory."""
+    folder = task.folder.parent / f".{task.folder.name}.ray-{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _settled(resources: Resources, there: dict[str, float], own: bool, watcher: Watcher) -> Resources:
+    """The resources with nothing left to choose.
+
+    Args:
+        resources: what the user asked for.
+        there: what the cluster has now.
+        own: it is this machine alone, and will not grow.
+        watcher: is told that the run waits for machines.
+
+    Raises:
+        UserError: if there will never be enough.
+    """
+    gpus = int(there.get("GPU", 0) > 0) if resources.gpus is None else resources.gpus
+    cpus = resources.cpus or max(1, int(there.get("CPU", 1)) // resources.workers)
+    for kind, each in (("CPU", cpus), ("GPU", gpus)):
+        wanted, has = each * (resources.least or resources.workers), int(there.get(kind, 0))
+        if wanted > has and own:
+            raise UserError(
+                f"{resources.workers} workers need {wanted} {kind}s, and this machine has {has}: use fewer workers."
+            )
+        if wanted > has:
+            watcher.note(f"waiting for machines: {resources.workers} workers need {wanted} {kind}s, the cluster has {has}")
+    return dataclasses.replace(resources, gpus=gpus, cpus=cpus)
+
+
+def _refuse_job_copy(task: Task) -> None:
+    """Refuses paths in the temporary copy in which a submitted job runs: it is deleted, and other machines do not see it."""
+    data = task.config.data if task.config else None
+    places = {"--run": task.folder, "data.path": data and data.path, "data.stores": data and data.stores}
+    lost = [name for name, place in places.items() if place and _JOB_COPY in Path(place).parts]
+    if lost:
+        raise UserError(
+            f"a submitted job runs in a temporary copy of its working directory: give {' and '.join(lost)} as absolute paths on "
+            "storage that all machines share."
+        )
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(f"{message}.")

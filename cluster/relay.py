@@ -1,0 +1,88 @@
+"""What rank 0 tells its watcher, carried to the process that the user looks at."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dpfed.watching import Watcher
+
+if TYPE_CHECKING:
+    from ray.util.queue import Queue
+
+    from dpfed.evaluation.suite import Evaluation
+
+_INTERVAL = 0.25  # seconds between two reports of the same stage
+
+
+class Relay:
+    """A `Watcher` in one process that speaks to one in another.
+
+    Args:
+        queue: its other end is drained by `relayed`.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def stage(self, name: str, total: int | None) -> Callable[[int], None]:
+        """See `Watcher`."""
+        self._put("stage", name, total)
+        last = 0.0
+
+        def advance(done: int) -> None:
+            nonlocal last
+            if done == total or time.monotonic() - last >= _INTERVAL:
+                last = time.monotonic()
+                self._put("advance", name, done)
+
+        return advance
+
+    def note(self, text: str) -> None:
+        """See `Watcher`."""
+        self._put("note", text)
+
+    def evaluated(self, figures: list[Evaluation]) -> None:
+        """See `Watcher`."""
+        self._put("evaluated", figures)
+
+    def _put(self, *event: Any) -> None:
+        self._queue.actor.put.remote(event)  # in order, and the step does not wait for it
+
+
+@contextmanager
+def relayed(watcher: Watcher) -> Iterator[Queue]:
+    """A queue whose events reach a watcher of this process while the block runs."""
+    from ray.util.queue import Empty, Queue
+
+    queue, ended = Queue(actor_options={"num_cpus": 0}), threading.Event()
+    advances: dict[str, Callable[[int], None]] = {}
+
+    def deliver(kind: str, *content: Any) -> None:
+        match kind:
+            case "stage":
+                advances[content[0]] = watcher.stage(*content)
+            case "advance":
+                advances[content[0]](content[1])
+            case "note" | "evaluated":
+                getattr(watcher, kind)(*content)
+
+    def drain() -> None:
+        while True:
+            try:
+                deliver(*queue.get(timeout=0.2))
+            except Empty:
+                if ended.is_set():
+                    return
+
+    thread = threading.Thread(target=drain, daemon=True)
+    thread.start()
+    try:
+        yield queue
+    finally:
+        ended.set()
+        thread.join(timeout=10)
+        queue.shutdown(force=True)

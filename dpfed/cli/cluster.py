@@ -1,0 +1,80 @@
+"""The options of `dpfed pretrain` and `dpfed resume` that have many processes do the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dpfed.errors import UserError
+
+if TYPE_CHECKING:
+    from dpfed.config import Config
+    from dpfed.run import RunDirectory
+    from dpfed.watching import Watcher
+
+
+def _option(help: str, metavar: str | None = None) -> typer.models.OptionInfo:
+    return typer.Option(help=help, metavar=metavar, rich_help_panel="On a cluster", show_default=False)
+
+
+Cluster = Annotated[Literal["ray", "torchrun"] | None, _option("What starts the workers; default: this process does it all.")]
+Workers = Annotated[
+    str | None, _option("Processes that share each batch, default 1; 4-8: as many as there are machines for.", "N|MIN-MAX")
+]
+GpusPerWorker = Annotated[int | None, _option("0 or 1; default: 1 if the cluster has GPUs.")]
+CpusPerWorker = Annotated[int | None, _option("Default: an equal share of all.")]
+Restarts = Annotated[int | None, _option("How often workers that died are started again; default 3.")]
+
+
+def carry_out(
+    kind: str, folder: Path, config: Config | None, again: bool, watcher: Watcher, **options: str | int | None
+) -> RunDirectory | None:
+    """Begins a run, or goes on with it, in the processes that the options ask for.
+
+    Args:
+        kind: ``ray`` or ``torchrun``.
+        folder: of the run.
+        config: of the run; ``None``: the run is there.
+        again: go on if the run is there.
+        watcher: sees the stages.
+        options: ``workers``, ``gpus``, ``cpus`` and ``restarts``; ``None``: not given.
+
+    Returns:
+        The finished run; ``None`` in torchrun's processes but the first.
+    """
+    from cluster.work import Task
+    from dpfed.pretraining import with_absolute_paths
+
+    task = Task(folder.absolute(), config and with_absolute_paths(config), again)
+    given = {name: value for name, value in options.items() if value is not None}
+    if kind == "torchrun":
+        from cluster.torchrun import take_part
+
+        refuse_without(None, **given)
+        return take_part(task, watcher)
+    from cluster.launch import Resources, launch
+
+    least, workers = _range(str(given.pop("workers", 1)))
+    return launch(task, Resources(workers=workers, least=least, **given), watcher)
+
+
+def refuse_without(kind: str | None, **options: str | int | None) -> None:
+    """Refuses options that only `--cluster ray` understands.
+
+    Raises:
+        UserError: naming the first.
+    """
+    for name, value in options.items():
+        if kind is None and value is not None:
+            flag = {"gpus": "--gpus-per-worker", "cpus": "--cpus-per-worker"}.get(name, f"--{name}")
+            raise UserError(f"{flag} {value} is for --cluster ray.")
+
+
+def _range(text: str) -> tuple[int | None, int]:
+    """``4`` is exactly four workers, ``2-8`` from two to eight."""
+    least, dash, most = text.partition("-")
+    if not (least.isdecimal() and (not dash or most.isdecimal())):
+        raise UserError(f"--workers {text}: expected a number, such as 4, or a range, such as 2-8.")
+    return (int(least), int(most)) if dash else (None, int(least))
