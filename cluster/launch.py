@@ -88,11 +88,11 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
         try:
             refusal = _trainer(task, settled, storage, queue).fit().return_value
         except WorkerGroupError as error:
-            reasons = [
+            reasons = (
                 f"worker {rank}: {str(reason).strip().splitlines()[-1]}" for rank, reason in error.worker_failures.items()
-            ]
+            )
             raise UserError(
-                f"workers died {settled.restarts + 1} times, the last time with: {'; '.join(reasons)}. What is paid for is kept: "
+                f"workers died {settled.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
                 f"`dpfed resume {task.folder} --cluster ray` goes on."
             ) from error
     if refusal:
@@ -186,9 +186,7 @@ def _settled(resources: Resources, there: dict[str, float], own: bool, watcher: 
     for kind, each in (("CPU", cpus), ("GPU", gpus)):
         wanted, has = each * (resources.least or resources.workers), int(there.get(kind, 0))
         if wanted > has and own:
-            raise UserError(
-                f"{resources.workers} workers need {wanted} {kind}s, and this machine has {has}: use fewer workers."
-            )
+            raise UserError(f"{resources.workers} workers need {wanted} {kind}s, and this machine has {has}: use fewer.")
         if wanted > has:
             watcher.note(f"waiting for machines: {resources.workers} workers need {wanted} {kind}s, the cluster has {has}")
     return dataclasses.replace(resources, gpus=gpus, cpus=cpus)
@@ -201,8 +199,8 @@ def _refuse_job_copy(task: Task) -> None:
     lost = [name for name, place in places.items() if place and _JOB_COPY in Path(place).parts]
     if lost:
         raise UserError(
-            f"a submitted job runs in a temporary copy of its working directory: give {' and '.join(lost)} as absolute paths on "
-            "storage that all machines share."
+            f"a submitted job runs in a temporary copy of its working directory: give {' and '.join(lost)} as absolute paths "
+            "on storage that all machines share."
         )
 
 

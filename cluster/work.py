@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cluster.collective import Collective
 from cluster.link import Link
+from cluster.tensorboard import TensorBoard
 from dpfed.config import Config, parse_config
 from dpfed.errors import UserError
 from dpfed.pretraining import Job, begin, carry_out, check, take_up
@@ -82,7 +83,8 @@ def _lead(link: Link, task: Task, watcher: Watcher) -> None:
                 configured = True
                 link.broadcast(job.randomness.for_owners().master)
                 link.agree()
-                carry_out(job, watcher, lambda worker: Collective(link, job.parts.model, worker))
+                board = stack.enter_context(TensorBoard(job.run))
+                carry_out(job, watcher, lambda worker: Collective(link, job.parts.model, worker), [board])
     except UserError:
         end()
         raise

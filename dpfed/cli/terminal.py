@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do 
     from dpfed.run import RunDirectory
 
 console = Console()
+_LINE_EVERY = 15.0  # seconds between two lines of progress where there is no terminal
 
 
 class TerminalWatcher:
@@ -28,11 +31,13 @@ class TerminalWatcher:
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """See `Watcher`."""
         task = self._progress.add_task(name, total=total)
-        return lambda done: self._progress.update(task, completed=done)
+        if self._progress.console.is_terminal:
+            return lambda done: self._progress.update(task, completed=done)
+        return _lines(name, total)
 
     def note(self, text: str) -> None:
         """See `Watcher`."""
-        self._progress.console.print(f"[dim]{escape(text)}[/]", highlight=False)
+        self._progress.console.print(f"[dim]{escape(text)}[/]", highlight=False, soft_wrap=True)
 
     def evaluated(self, figures: list[Evaluation]) -> None:
         """See `Watcher`."""
@@ -40,12 +45,32 @@ class TerminalWatcher:
         values = escape(", ".join(f"{figure.name} {figure.value:.3f}" for figure in shown))
         if figures:
             when = f"after step {figures[0].step}" if figures[0].step else "before training"
-            self._progress.console.print(f"[dim]{when}:[/] {values}", highlight=False)
+            self._progress.console.print(f"[dim]{when}:[/] {values}", highlight=False, soft_wrap=True)
+
+
+def _lines(name: str, total: int | None) -> Callable[[int], None]:
+    """Progress for the log of a job, where nothing can be drawn over: a line now and then."""
+    started = last = time.monotonic()
+    first: int | None = None
+
+    def advance(done: int) -> None:
+        nonlocal last, first
+        first = done if first is None else first  # what was done before this process began
+        now = time.monotonic()
+        if now - last < _LINE_EVERY:
+            return
+        last, left = now, ""
+        if total and done > first:
+            seconds = (now - started) / (done - first) * (total - done)
+            left = f", about {datetime.timedelta(seconds=round(seconds))} left"
+        console.print(f"{name}: {done} of {total or 'unknown'}{left}", highlight=False, soft_wrap=True)
+
+    return advance
 
 
 @contextlib.contextmanager
 def watching() -> Iterator[TerminalWatcher]:
-    """A watcher that draws on the terminal; without a terminal, only the lines of figures remain."""
+    """A watcher that draws on the terminal; without one, it prints a line now and then."""
     columns = (
         TextColumn("{task.description:>14}"),
         BarColumn(bar_width=32),
@@ -54,7 +79,7 @@ def watching() -> Iterator[TerminalWatcher]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         yield TerminalWatcher(progress)
 
 
@@ -73,7 +98,8 @@ def show_run(run: RunDirectory) -> None:
     else:
         reason = "trained without privacy" if privacy.get("method") == "none" else "the seed was fixed"
         promise = f"[bold red]no guarantee[/]: {reason}"
-    table = Table(title=f"{results['name']}: {promise}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    console.print(f"[bold]{escape(results['name'])}: {promise}[/]", highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
     for column, justify in (("", "left"), ("before", "right"), ("after", "right"), ("change", "right")):
         table.add_column(column, justify=justify)
     for result in results_of(results["evaluations"]):
