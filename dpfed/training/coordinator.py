@@ -125,7 +125,7 @@ class Coordinator:
         if recorded is None:
             self._ledger.check_budget(step)
         if self._releases:
-            self._releases.save(step, noisy)
+            self._releases.save(release, noisy)
         if recorded is None:
             self._ledger.charge(release)
         else:

@@ -1,0 +1,168 @@
+"""What `python -m cluster.plan` needs to know of a machine: gradients, noise, bookkeeping, messages.
+
+    python -m benchmarks.throughput          prints, and writes benchmarks/results/throughput.json
+
+Gradients are the clipped group gradients of stand-in views that are already on the device: decoding and augmenting are not in
+them. Absolute seconds mean something for the machine that is named in the file, and for no other.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch import Tensor, nn
+
+from benchmarks.record import write_result
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.bounding.engines import ENGINES, GroupBatch, fastest_engine
+from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig
+from dpfed.models.building import build_model, tokenizer_for
+from dpfed.models.parameters import TrainableVector
+from dpfed.plan import PrivacyPlan
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import Randomness
+from dpfed.training.coordinator import Coordinator
+from dpfed.training.releases import Releases
+from dpfed.training.session import pick_device
+
+GROUP, VIEWS, REPEATS = 16, 3, 5  # two views and one intra-group augmentation
+# Model, side of the images, records at a time on a CPU and on a GPU; none: too slow to be of use there.
+MODELS = {
+    "small CNN, 32 px": (ModelConfig(image="cnn", width=32), 32, 512, 4096),
+    "ResNet-18, 32 px": (ModelConfig(image="resnet18", width=64), 32, 64, 2048),
+    "ResNet-50, 224 px": (ModelConfig(image="resnet50", stem="imagenet", width=64), 224, None, 512),
+    "ViT-B-32 LoRA, 224 px": (ModelConfig(kind="open_clip", architecture="ViT-B-32"), 224, None, 512),
+}
+COORDINATED = 4_000_000  # parameters
+SIZES = (1, 1_000_000, 11_000_000)  # floats that travel
+
+
+def gradients(config: ModelConfig, size: int, records: int, device: torch.device) -> dict:
+    """Records per second of the fastest engine, median of several batches."""
+    torch.manual_seed(0)
+    objective = ObjectiveConfig()
+    model = build_model(config, objective, AdaptationConfig(), size).to(device).train()
+    views: dict[str, Tensor] = {"image": torch.randn(records, 1 if config.reads_text else VIEWS, 3, size, size, device=device)}
+    if config.reads_text:
+        tokenizer = tokenizer_for(config)
+        captions = [f"a photo of thing number {record}, seen from above" for record in range(records)]
+        views["text"] = tokenizer(captions)[:, None].to(device)
+    batch = GroupBatch(views, list(range(0, records + 1, GROUP)))
+    precision = "bf16" if device.type == "cuda" else "fp32"
+    name = fastest_engine(model, batch, precision)
+    engine = ENGINES[name](model, precision)
+    into = engine.zeros()
+
+    def step() -> None:
+        engine.add_clipped(batch, 1.0, into)
+        into.sum().item()  # waits for the device
+
+    return {
+        "records_per_second": round(records / median_seconds(step), 1),
+        "parameters": TrainableVector(model).numel,
+        "engine": name,
+        "precision": precision,
+        "group_size": GROUP,
+        "views": views["image"].shape[1],
+        "records_at_a_time": records,
+    }
+
+
+def coordinator(device: torch.device) -> dict[str, float]:
+    """Seconds per million parameters: the noise alone, and everything else that a coordinator does in a step."""
+    randomness = Randomness.from_seed(0)
+    model = nn.ParameterList([nn.Parameter(torch.zeros(COORDINATED, device=device))])
+    plan = PrivacyPlan(records=100_000, batch=1024, group_size=16, clip_norm=1.0, steps=100, noise_multiplier=1.0, delta=1e-6)
+    noisy = torch.zeros(COORDINATED, device=device)
+    steps = iter(range(plan.steps))
+
+    def noise() -> None:
+        randomness.add_normal_(noisy, 1.0, "benchmark", next(steps))
+        noisy.sum().item()
+
+    noise_seconds = median_seconds(noise)
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan)
+        runs = Coordinator(plan, model, OptimizerConfig(), randomness, ledger, Releases(Path(folder) / "releases"))
+        steps = iter(range(plan.steps))
+
+        def apply() -> None:
+            runs.apply(next(steps), BoundedSum(torch.zeros(COORDINATED, device=device), plan.sensitivity, plan.groups))
+
+        whole_seconds = median_seconds(apply)
+    millions = COORDINATED / 1e6
+    return {
+        "noise_seconds_per_million": round(noise_seconds / millions, 5),
+        "bookkeeping_seconds_per_million": round(max(0.0, whole_seconds - noise_seconds) / millions, 5),
+    }
+
+
+def transport() -> dict:
+    """Seconds of reduce and broadcast between two processes of this machine (gloo)."""
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(exchange, args=(folder,), nprocs=2)
+        seconds = [float(line) for line in (Path(folder) / "seconds").read_text().split()]
+    return {
+        "backend": "gloo",
+        "processes": 2,
+        "reduce_and_broadcast_seconds": dict(zip(map(str, SIZES), seconds, strict=True)),
+        "latency_microseconds": round(seconds[0] / 2 * 1e6, 1),
+    }
+
+
+def exchange(rank: int, folder: str) -> None:
+    """One of the two processes; rank 0 writes the seconds."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    seconds = []
+    for size in SIZES:
+        vector = torch.zeros(size)
+
+        def step(vector: Tensor = vector) -> None:
+            dist.reduce(vector, dst=0)
+            dist.broadcast(vector, src=0)
+
+        seconds.append(median_seconds(step, repeats=21, before=dist.barrier))
+    if rank == 0:
+        (Path(folder) / "seconds").write_text(" ".join(map(str, seconds)))
+    dist.destroy_process_group()
+
+
+def median_seconds(step: Callable[[], object], repeats: int = REPEATS, before: Callable[[], object] = lambda: None) -> float:
+    """Median of several calls, after one that warms up."""
+    times = []
+    for _ in range(repeats + 1):
+        before()
+        started = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def main() -> None:
+    """Measures, prints and writes ``benchmarks/results/throughput.json``."""
+    device = pick_device("auto")
+    figures: dict = {"device": device.type, "gradients": {}}
+    for name, (config, size, on_cpu, on_gpu) in MODELS.items():
+        records = on_gpu if device.type == "cuda" else on_cpu
+        if records is not None:
+            figures["gradients"][name] = result = gradients(config, size, records, device)
+            print(f"{name:>22}  {result['records_per_second']:>10,.1f} records/s  {result['engine']}, {result['precision']}")
+    figures["coordinator"] = coordinator(device)
+    figures["transport"] = transport()
+    for name, value in figures["coordinator"].items():
+        print(f"{name.replace('_', ' '):>32}  {value:.4f}")
+    for size, seconds in figures["transport"]["reduce_and_broadcast_seconds"].items():
+        print(f"{int(size):>14,} floats  {seconds * 1e3:8.2f} ms for reduce and broadcast")
+    print(write_result("throughput", figures, seeds=[0]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Every command of cluster/README.md and of the manifests is one that its program understands, and prints what is shown."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "cluster" / "README.md").read_text()
+DEPLOY = ROOT / "cluster" / "deploy"
+PROGRAMS = ("dpfed", "python", "torchrun", "ray")
+
+
+def commands():
+    """All commands of the README's indented blocks and of the manifests as lists of words, continuation lines joined."""
+    lines = [line.strip() for line in re.sub(r"\\\n\s*", "", README).splitlines() if line.startswith("    ")]
+    lines.append(yaml.safe_load((DEPLOY / "rayjob.yaml").read_text())["spec"]["entrypoint"])
+    config = yaml.safe_load((DEPLOY / "ray-up.yaml").read_text())
+    lines += config["head_start_ray_commands"] + config["worker_start_ray_commands"]
+    found = dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in lines)
+    return [list(words) for words in found if words[0] in PROGRAMS]
+
+
+def parse(words):
+    """Has a command parsed by the program that would carry it out, without carrying it out, and whatever it would start."""
+    program, arguments = words[0], words[1:]
+    if program == "torchrun":
+        from torch.distributed.run import get_args_parser
+
+        parsed = get_args_parser().parse_args(arguments)
+        assert parsed.module
+        parse(["python", "-m", parsed.training_script, *parsed.training_script_args])
+    elif program == "ray":
+        from ray.scripts.scripts import cli
+
+        if arguments[:2] == ["job", "submit"]:
+            end = arguments.index("--") + 1
+            parse(arguments[end:])
+            arguments = [*arguments[:end], "true"]
+        parse_with(cli, arguments)
+    elif program == "dpfed":
+        from dpfed.cli import app
+
+        parse_with(typer.main.get_command(app), arguments)
+    else:
+        assert arguments[0] == "-m"
+        module, arguments = arguments[1], arguments[2:]
+        assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
+        if module == "cluster.pretrain":  # it hands its arguments on
+            parse(["dpfed", "pretrain", "--cluster", "ray", *arguments])
+        elif module == "cluster.plan":
+            from cluster.plan import app
+
+            parse_with(typer.main.get_command(app), arguments)
+        else:
+            assert not arguments
+
+
+def parse_with(program, arguments):
+    while hasattr(program, "commands"):
+        context = program.make_context("program", arguments[:1])
+        _, program, _ = program.resolve_command(context, arguments[:1])
+        arguments = arguments[1:]
+    program.make_context("program", list(arguments))
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_command_is_one_that_its_program_understands(words):
+    parse(words)
+
+
+def test_a_command_with_an_unknown_option_is_noticed():
+    with pytest.raises(Exception, match="--misspelt"):
+        parse(["ray", "job", "submit", "--", "python", "-m", "cluster.pretrain", "configs/quickstart.toml", "--misspelt", "1"])
+
+
+def test_the_readme_shows_each_way_to_start_a_run():
+    shown = {tuple(words[:2]) for words in commands()}
+    assert shown >= {("dpfed", "pretrain"), ("dpfed", "resume"), ("ray", "start"), ("ray", "job"), ("ray", "up")}
+    assert {"torchrun", "python"} <= {words[0] for words in commands()}
+    named = {path for words in commands() for word in words for path in re.findall(r"configs/[\w/.-]+\.toml", word)}
+    assert named and all((ROOT / path).exists() for path in named)
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_the_simulator_prints():
+    shown = re.findall(r"((?:    python -m cluster\.plan.*\n(?:        .*\n)*))\n```\n((?:.*\n)*?)```\n", README)
+    assert len(shown) == 2
+    for command, output in shown:
+        words = shlex.split(command.replace("\\\n", ""))
+        done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
+        assert [line.rstrip() for line in done.stdout.strip("\n").splitlines()] == output.splitlines()

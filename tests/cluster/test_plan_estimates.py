@@ -1,0 +1,212 @@
+"""The simulator against arithmetic by hand, simulation, and what must hold whatever the figures are."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from cluster import plan as command
+from cluster.estimate import Machines, bottleneck, estimate, largest_shard, transport_seconds
+from dpfed.errors import UserError
+from dpfed.plan import PrivacyPlan
+
+MACHINES = Machines(throughput=500.0, bandwidth=2e9, latency=1e-4, noise=0.05, bookkeeping=0.03, price=3.0, gpus_per_node=8)
+FLAGS = (
+    "--bandwidth 2 --latency 100 --throughput 500 --gpu-price 3 --noise-seconds-per-million 0.05 "
+    "--bookkeeping-seconds-per-million 0.03"
+).split()
+PLAN = "--records 60000 --batch 2048 --steps 1200 --group-size 16 --epsilon 10".split()
+
+
+@pytest.fixture(scope="module")
+def promise():
+    return PrivacyPlan(
+        records=1_000_000, batch=10_000, group_size=10, clip_norm=1.0, steps=200, noise_multiplier=1.0, delta=1e-7
+    )
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the command in this process: exit code, output, errors."""
+
+    def carry_out(*arguments):
+        monkeypatch.setattr(sys, "argv", ["cluster.plan", *map(str, arguments)])
+        code = 0
+        try:
+            command.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        return code, *capsys.readouterr()
+
+    return carry_out
+
+
+@pytest.mark.parametrize(("mean", "workers"), [(3.0, 64), (40.0, 8), (1250.0, 8)])
+def test_the_busiest_worker_draws_as_many_records_as_in_a_simulation(mean, workers):
+    drawn = np.random.default_rng(0).poisson(mean, (100_000, workers)).max(axis=1)
+    assert largest_shard(mean, workers) == pytest.approx(drawn.mean(), abs=5 * drawn.std() / np.sqrt(len(drawn)))
+    assert largest_shard(mean, 1) == mean
+
+
+def test_sharding_by_record_key_is_the_process_that_the_estimate_assumes():
+    rng, records, batch, workers = np.random.default_rng(1), 20_000, 800, 4
+    owner = rng.integers(0, workers, records)
+    drawn = [np.bincount(owner[rng.random(records) < batch / records], minlength=workers).max() for _ in range(2000)]
+    assert largest_shard(batch / workers, workers) == pytest.approx(np.mean(drawn), rel=0.02)
+
+
+def test_seconds_bytes_hours_and_dollars_by_hand(promise):
+    one = estimate(promise, MACHINES, parameters=5_000_000, workers=1)
+    assert (one.gradients, one.transport, one.coordinator) == pytest.approx((20.0, 0.0, 0.4))
+    assert (one.bytes_per_step, one.bytes_per_run, one.efficiency) == (0, 0, 1.0)
+    assert one.hours == pytest.approx(200 * 20.4 / 3600)
+    assert one.dollars == pytest.approx(200 * 20.4 / 3600 * 8 * 3.0)  # the node of eight is paid for
+
+    ten = estimate(promise, MACHINES, parameters=5_000_000, workers=10)
+    assert ten.gradients == pytest.approx(largest_shard(1000.0, 10) / 500)
+    assert 2.0 < ten.gradients < 2.2  # a thousand records, and some more on the busiest
+    assert ten.transport == pytest.approx(2 * (9 * 1e-4 + 20e6 / 2e9))
+    assert ten.coordinator == pytest.approx(0.4)
+    assert (ten.bytes_per_step, ten.bytes_per_run, ten.gpus) == (40_000_000, 8_000_000_000, 16)
+    assert ten.step == pytest.approx(ten.gradients + ten.transport + ten.coordinator)
+    assert ten.efficiency == pytest.approx(20.4 / (10 * ten.step))
+
+
+def test_one_worker_sends_nothing():
+    assert transport_seconds(10**9, 1, 1e9, 1.0) == 0
+
+
+@pytest.mark.parametrize("workers", [2, 8, 64])
+def test_better_machines_never_slow_a_run(promise, workers):
+    before = estimate(promise, MACHINES, 11_000_000, workers)
+    changes = ({"bandwidth": 4e9}, {"latency": 0.0}, {"throughput": 1000.0}, {"noise": 0.0}, {"bookkeeping": 0.0})
+    for change in changes:
+        after = estimate(promise, dataclasses.replace(MACHINES, **change), 11_000_000, workers)
+        assert after.step < before.step, change
+    free = estimate(promise, dataclasses.replace(MACHINES, price=0.0), 11_000_000, workers)
+    assert (free.dollars, free.hours) == (0, before.hours)
+
+
+def test_efficiency_falls_with_the_number_of_workers(promise):
+    rows = [estimate(promise, MACHINES, 11_000_000, workers) for workers in (1, 2, 4, 8, 16, 32, 64)]
+    efficiency = [row.efficiency for row in rows]
+    assert efficiency == sorted(efficiency, reverse=True) and efficiency[0] == 1
+    for row in rows:
+        assert row.dollars == pytest.approx(row.hours * row.gpus * MACHINES.price)
+        assert row.gpus >= row.workers and row.gpus % 8 == 0
+
+
+def test_the_sentence_names_the_part_that_takes_longest(promise):
+    cases = {
+        "computing gradients": MACHINES,
+        "sending sums": dataclasses.replace(MACHINES, bandwidth=1e5),
+        "on the coordinator": dataclasses.replace(MACHINES, noise=100.0),
+    }
+    for words, machines in cases.items():
+        assert words in bottleneck(estimate(promise, machines, 1_000_000, 8))
+
+
+def test_units_that_bring_several_records_cost_several_records(promise):
+    units = dataclasses.replace(promise, unit="unit", per_unit=3)
+    assert estimate(units, MACHINES, 1_000_000, 1).gradients == pytest.approx(60.0)
+
+
+def test_no_noise_without_privacy(promise):
+    plain = dataclasses.replace(promise, method="none", noise_multiplier=0.0)
+    assert estimate(plain, MACHINES, 1_000_000, 1).coordinator == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("figure", ["throughput", "bandwidth", "latency", "noise", "bookkeeping", "price", "gpus_per_node"])
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
+def test_impossible_machines_are_refused(figure, value):
+    with pytest.raises(UserError, match="impossible estimate"):
+        dataclasses.replace(MACHINES, **{figure: value})
+
+
+def test_more_workers_than_groups_are_refused(promise):
+    with pytest.raises(UserError, match=r"1\.\.1000"):
+        estimate(promise, MACHINES, 1_000_000, 1001)
+
+
+def test_sigma_and_epsilon_are_the_plans_and_independent_of_workers(run):
+    code, out, _ = run(*PLAN, *FLAGS, "--parameters", 11_000_000, "--workers", 1, "--workers", 8, "--workers", 64, "--json")
+    assert code == 0
+    answer = json.loads(out)
+    assert answer["plan"]["noise_multiplier"] == pytest.approx(0.928, abs=0.001)  # F-MNIST of the paper's Table 9, by PLD
+    assert answer["plan"]["epsilon"] <= 10
+    assert [row["workers"] for row in answer["workers"]] == [1, 8, 64]
+    assert all("epsilon" not in row for row in answer["workers"])
+    in_si_units = {"throughput": 500, "bandwidth": 2e9, "latency": 1e-4, "noise": 0.05, "bookkeeping": 0.03, "price": 3}
+    assert answer["machines"] == pytest.approx({**in_si_units, "gpus_per_node": 1})
+
+
+def test_the_table_has_a_row_per_number_of_workers_and_a_sentence(run):
+    code, out, _ = run(*PLAN, *FLAGS, "--parameters", 11_000_000, "--workers", 1, "--workers", 8)
+    assert code == 0
+    rows = [line.split() for line in out.splitlines() if line.strip()[:1] in "18" and " s " in line]
+    assert [row[0] for row in rows] == ["1", "8"] and "…" not in out
+    assert "with 8 workers" in out and "0.9283" in out
+
+
+def test_a_configuration_gives_the_plan_the_records_and_the_parameters(run, tiny_config, tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(tiny_config.dump())
+    code, out, err = run("--config", path, "--batch", 120, *FLAGS, "--workers", 2, "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert (answer["plan"]["records"], answer["plan"]["batch"], answer["plan"]["steps"]) == (600, 120, 6)
+
+    from dpfed.models.building import build_model
+
+    model = build_model(tiny_config.model, tiny_config.objective)
+    assert answer["parameters"] == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def test_measured_figures_take_the_place_of_flags(run, tmp_path):
+    path = tmp_path / "throughput.json"
+    figures = {
+        "gradients": {"small": {"records_per_second": 500.0}, "large": {"records_per_second": 5.0}},
+        "coordinator": {"noise_seconds_per_million": 0.05, "bookkeeping_seconds_per_million": 0.03},
+        "transport": {"latency_microseconds": 100.0},
+    }
+    path.write_text(json.dumps({"figures": figures}))
+    rest = (*PLAN, "--parameters", 1_000_000, "--workers", 8, "--bandwidth", 2, "--gpu-price", 3, "--json")
+    expected = json.loads(run(*rest, *FLAGS)[1])
+    measured = ("--measured", path, "--model", "small")
+    assert json.loads(run(*rest, *measured)[1]) == expected
+    slower = json.loads(run(*rest, *measured, "--throughput", 250)[1])
+    assert slower["machines"]["throughput"] == 250
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workers", "2", *FLAGS], "--batch"),
+        ([*PLAN, "--workers", "2", "--bandwidth", "2", "--gpu-price", "3"], "--throughput"),
+        ([*PLAN, *FLAGS, "--workers", "2"], "--parameters"),
+        ([*PLAN, *FLAGS, "--workers", "0", "--parameters", "5"], "workers must lie in"),
+        ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "0"], "parameters must be at least 1"),
+        ([*PLAN[2:], *FLAGS, "--workers", "2", "--parameters", "5"], "--records"),
+        ([*PLAN, *FLAGS, "--workers", "2", "--measured", "nowhere.json"], "cannot read"),
+        ([*PLAN, *FLAGS, "--workers", "2", "--measured", __file__], "no result of"),
+        ([*PLAN, *FLAGS, "--workers", "2", "--model", "small CNN"], "--measured"),
+        ([*PLAN, *FLAGS, "--workers", "2", "--set", "privacy.batch=5"], "--config"),
+        (["--config", "configs/imagenet.toml", *FLAGS, "--workers", "2"], "--records"),
+        (["--config", "nowhere.toml", *FLAGS, "--workers", "2"], "nowhere.toml"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(run, arguments, said):
+    code, out, err = run(*arguments)
+    assert code == 2 and not out
+    assert err.startswith("error: ") and said in err and err.count("\n") == 1
+
+
+def test_the_command_as_people_start_it():
+    command = [sys.executable, "-m", "cluster.plan", *PLAN, *FLAGS, "--workers", "8", "--parameters", "11000000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    wrong = subprocess.run([*command, "--batch", "0"], capture_output=True, text=True, timeout=120)
+    assert wrong.returncode == 2 and "Traceback" not in wrong.stderr and "batch must lie in" in wrong.stderr
