@@ -12,6 +12,7 @@ The sums travel without noise: the network between the workers lies inside the t
 from __future__ import annotations
 
 import hashlib
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,18 +27,60 @@ from dpfed.training.worker import Worker
 CHECK_EVERY = 50  # steps between comparisons of all ranks' weights
 
 
+class Exchange(Protocol):
+    """How parameters and sums travel."""
+
+    def hand_out(self) -> None:
+        """Gives every rank what it needs of rank 0's trained parameters."""
+
+    def bring_in(self, own: Tensor) -> Tensor:
+        """Adds all ranks' sums up on rank 0: ``(P,)`` float32 there, nothing of use elsewhere. May overwrite `own`."""
+
+    def checksum(self) -> int:
+        """A number that must be the same on all ranks."""
+
+
+class Replicas:
+    """Every rank holds the whole model.
+
+    Args:
+        model: this rank's, the same on all.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._vector = model, TrainableVector(model)
+
+    def hand_out(self) -> None:
+        """See `Exchange`: frozen parameters stay where they are."""
+        parameters = self._vector.gather()
+        dist.broadcast(parameters, 0)
+        if dist.get_rank():
+            self._vector.assign(parameters)
+
+    def bring_in(self, own: Tensor) -> Tensor:
+        """See `Exchange`."""
+        dist.reduce(own, 0)
+        return own
+
+    def checksum(self) -> int:
+        """See `Exchange`: a 64-bit hash of all weights and buffers."""
+        digest = hashlib.blake2b(digest_size=8)
+        for value in self._model.state_dict().values():
+            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return int.from_bytes(digest.digest(), "little", signed=True)
+
+
 class Collective:
     """Joins the workers of all ranks; rank 0 uses it as its `Transport`, the others `serve`.
 
     Args:
         link: to the other ranks.
-        model: this rank's replica. With the first step all get rank 0's weights, frozen ones and buffers included.
-        worker: computes this rank's sums with that replica.
+        exchange: carries parameters and sums.
+        worker: computes this rank's sums.
     """
 
-    def __init__(self, link: Link, model: nn.Module, worker: Worker) -> None:
-        self._link, self._model, self._worker = link, model, worker
-        self._vector, self._steps = TrainableVector(model), 0
+    def __init__(self, link: Link, exchange: Exchange, worker: Worker) -> None:
+        self._link, self._exchange, self._worker, self._steps = link, exchange, worker, 0
 
     def collect(self, step: int) -> BoundedSum:
         """See `Transport`; on rank 0.
@@ -54,7 +97,7 @@ class Collective:
             self._take_part(step)
 
     def _take_part(self, step: int) -> BoundedSum:
-        self._receive()
+        self._exchange.hand_out()
         if self._steps % CHECK_EVERY == 0:
             self._compare()
         self._steps += 1
@@ -66,24 +109,13 @@ class Collective:
         failed = [str(rank) for rank, (there, _) in enumerate(reports) if not there]
         if own is None or failed:
             self._refuse(f"step {step}: worker {', '.join(failed)} cannot read its records any more: check the store.")
-            return BoundedSum(self._vector.zeros(), 0.0, 0)
-        dist.reduce(own.values, 0)
-        return BoundedSum(own.values, own.sensitivity, sum(groups for _, groups in reports))
-
-    def _receive(self) -> None:
-        """Gives every rank the weights of rank 0: all of them at first, then those that are trained."""
-        if self._steps == 0:
-            for value in self._model.state_dict().values():
-                dist.broadcast(value, 0)
-            return
-        parameters = self._vector.gather()
-        dist.broadcast(parameters, 0)
-        if self._link.rank:
-            self._vector.assign(parameters)
+            return BoundedSum(torch.zeros(0), 0.0, 0)
+        total = self._exchange.bring_in(own.values)
+        return BoundedSum(total, own.sensitivity, sum(groups for _, groups in reports))
 
     def _compare(self) -> None:
         """Compares all ranks' weights, bit for bit."""
-        sums = [row[0] for row in self._link.gather([checksum(self._model)])]
+        sums = [row[0] for row in self._link.gather([self._exchange.checksum()])]
         different = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
         if different:
             self._refuse(
@@ -95,15 +127,3 @@ class Collective:
         """Ends the run: rank 0 says why, and then announces the end to the others."""
         if self._link.rank == 0:
             raise UserError(reason)
-
-
-def checksum(model: nn.Module) -> int:
-    """A 64-bit hash of a model's weights and buffers, as a signed number."""
-    digest = hashlib.blake2b(digest_size=8)
-    for value in model.state_dict().values():
-        digest.update(_raw(value))
-    return int.from_bytes(digest.digest(), "little", signed=True)
-
-
-def _raw(value: Tensor) -> memoryview:
-    return value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -146,7 +146,7 @@ def _connected() -> Iterator[bool]:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         ray.init(address="auto", **quiet)
-        own = False
+        own = os.environ.get("RAY_ADDRESS") == "local"  # then it was started just now
     except ConnectionError as error:
         if "RAY_ADDRESS" in os.environ:
             raise UserError(f"there is no Ray cluster at RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}: {error}") from error

@@ -7,7 +7,9 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.collective import Collective
+import torch.distributed as dist
+
+from cluster.collective import Collective, Replicas
 from cluster.link import Link
 from cluster.tensorboard import TensorBoard
 from dpfed.config import Config, parse_config
@@ -15,7 +17,8 @@ from dpfed.errors import UserError
 from dpfed.pretraining import Job, begin, carry_out, check, take_up
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
-from dpfed.training.session import assemble
+from dpfed.training.session import Parts, assemble
+from dpfed.training.worker import GroupObserver
 from dpfed.watching import Watcher
 
 _ENDING = 60.0  # seconds that a rank 0 of before, told to end, may still hold the run
@@ -84,7 +87,7 @@ def _lead(link: Link, task: Task, watcher: Watcher) -> None:
                 link.broadcast(job.randomness.for_owners().master)
                 link.agree()
                 board = stack.enter_context(TensorBoard(job.run))
-                carry_out(job, watcher, lambda worker: Collective(link, job.parts.model, worker), [board])
+                carry_out(job, watcher, lambda job: _join(link, job.parts, job.randomness.for_owners(), job.observe), [board])
     except UserError:
         end()
         raise
@@ -96,15 +99,32 @@ def _follow(link: Link) -> None:
     if not text:
         return
     randomness = Randomness(link.broadcast())
+    parts, trouble = None, ""
     try:
         parts = assemble(parse_config(tomllib.loads(text.decode())), owner=link.rank, owners=link.size)
-        worker = parts.worker(randomness)
     except UserError as error:
-        link.agree(str(error))
-        link.announce(None)
+        trouble = str(error)
+    link.agree(trouble)
+    if link.announce(None) is None or parts is None:  # some rank cannot go on
         return
-    link.agree()
-    Collective(link, parts.model, worker).serve()
+    with contextlib.suppress(UserError):  # rank 0 meets it, too, and says it
+        _join(link, parts, randomness).serve()
+        return
+    link.announce(None)
+
+
+def _join(link: Link, parts: Parts, randomness: Randomness, observe: GroupObserver | None = None) -> Collective:
+    """This rank's place among the others, with rank 0's weights, frozen ones and buffers included."""
+    if link.rank == 0:
+        link.announce(0)  # all is loaded, and the others may come in
+    for value in parts.model.state_dict().values():
+        dist.broadcast(value, 0)
+    if parts.config.training.sharding == "none":
+        return Collective(link, Replicas(parts.model), parts.worker(randomness, observe))
+    from cluster.shards import shard  # what it imports, only few runs need
+
+    exchange, model, engine = shard(parts)
+    return Collective(link, exchange, parts.worker(randomness, observe, model, engine))
 
 
 def _take(task: Task, owners: int, watcher: Watcher, stack: contextlib.ExitStack) -> Job | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.config import Config
+from dpfed.data.remote import is_url
 from dpfed.data.text import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
@@ -24,7 +25,7 @@ from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.releases import Releases
 from dpfed.training.session import Parts, assemble, averaged
 from dpfed.training.trainer import InProcess, Transport, train
-from dpfed.training.worker import Worker
+from dpfed.training.worker import GroupObserver
 from dpfed.watching import Silent, Watcher, import_progress
 
 _CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
@@ -44,6 +45,11 @@ class Job:
     parts: Parts
     randomness: Randomness
 
+    @property
+    def observe(self) -> GroupObserver | None:
+        """Receives raw, private figures of each step where the user asked for them."""
+        return self.run.append_diagnostics if self.parts.config.diagnostics == "raw" else None
+
 
 def pretrain(config: Config, folder: str | Path, watcher: Watcher | None = None, again: bool = False) -> RunDirectory:
     """Trains an encoder privately into a new run directory.
@@ -62,6 +68,7 @@ def pretrain(config: Config, folder: str | Path, watcher: Watcher | None = None,
     """
     watcher = watcher or Silent()
     check(config, folder, again)
+    _refuse_sharding(config)
     if not RunDirectory.unused(folder):
         return resume(folder, watcher)
     job = begin(config, folder, watcher)
@@ -77,6 +84,7 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
     """
     watcher = watcher or Silent()
     run = RunDirectory.open(folder)
+    _refuse_sharding(run.config())
     with run.locked():
         if run.finished:
             run.forget_key()  # a crash may have come in between
@@ -94,6 +102,14 @@ def check(config: Config, folder: str | Path, again: bool) -> None:
         RunDirectory.open(folder).refuse_another(with_absolute_paths(config))
     else:
         RunDirectory.refuse_if_in_use(folder)
+
+
+def _refuse_sharding(config: Config) -> None:
+    if config.training.sharding != "none":
+        raise UserError(
+            f"training.sharding = '{config.training.sharding}' divides a model among the workers of a cluster: add --cluster "
+            "ray --workers N, or set it to 'none'."
+        )
 
 
 def begin(config: Config, folder: str | Path, watcher: Watcher, owners: int = 1) -> Job:
@@ -120,14 +136,15 @@ def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1) -> Job:
     return Job(run, assemble(run.config(), randomness, import_progress(watcher), owners=owners), randomness)
 
 
-def _alone(worker: Worker) -> Transport:
-    return InProcess([worker])
+def alone(job: Job) -> Transport:
+    """This process has all records and does all the work."""
+    return InProcess([job.parts.worker(job.randomness.for_owners(), job.observe)])
 
 
 def carry_out(
     job: Job,
     watcher: Watcher,
-    connect: Callable[[Worker], Transport] = _alone,
+    connect: Callable[[Job], Transport] = alone,
     observers: Iterable[Callable[[StepSummary], None]] = (),
 ) -> RunDirectory:
     """Takes the steps that are left, evaluates, and writes model, card and report.
@@ -135,7 +152,7 @@ def carry_out(
     Args:
         job: what to carry out; its directory is locked by the caller.
         watcher: sees the stages.
-        connect: joins this process's worker to the others, where there are any.
+        connect: reaches the workers, of which this process has one; called when all is loaded.
         observers: called after each step with its public summary.
     """
     run, parts, randomness = job.run, job.parts, job.randomness
@@ -166,9 +183,8 @@ def carry_out(
     def show_progress(summary: StepSummary) -> None:
         advance(summary.done)
 
-    worker = parts.worker(randomness.for_owners(), run.append_diagnostics if config.diagnostics == "raw" else None)
     own = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
-    train(connect(worker), coordinator, range(start, plan.steps), [*own, *observers])
+    train(connect(job), coordinator, range(start, plan.steps), [*own, *observers])
     with averaged(parts.model, coordinator):
         _record(run, parts.evaluate("trained", plan.steps), watcher)
         save_encoder(run.model, parts.model, config)
@@ -247,7 +263,7 @@ def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> N
 def with_absolute_paths(config: Config) -> Config:
     """The same configuration, meaning the same files wherever it is read."""
     data = config.data
-    path = None if data.path is None else str(Path(data.path).expanduser().resolve())
+    path = data.path if data.path is None or is_url(data.path) else str(Path(data.path).expanduser().resolve())
     data = data.model_copy(update={"path": path, "stores": str(Path(data.stores).expanduser().resolve())})
     model = config.model
     if model.weights is not None and Path(model.weights).expanduser().is_file():

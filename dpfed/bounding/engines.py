@@ -90,7 +90,7 @@ def _draws(module: nn.Module) -> bool:
     return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
 
-class _LossOfViews(nn.Module):
+class LossOfViews(nn.Module):
     """Model and objective as one function of a group's views, at the chosen precision."""
 
     def __init__(self, model: nn.Module, precision: Precision, loss: GroupLoss) -> None:
@@ -118,7 +118,7 @@ class LoopEngine:
     name = "loop"
 
     def __init__(self, model: nn.Module, precision: Precision = "fp32", loss: GroupLoss = group_loss) -> None:
-        self._loss = _LossOfViews(model, precision, loss)
+        self._loss = LossOfViews(model, precision, loss)
         self._vector = TrainableVector(model)
         self._exact = _exact_type(self._vector.device)
         # Random layers draw from one generator that lanes would take turns at in no fixed order.
@@ -192,7 +192,7 @@ class VmapEngine:
         self._exact = _exact_type(self._vector.device)
         gradient_bytes = gradient_bytes or (1 << 25 if self._vector.device.type == "cpu" else 1 << 29)
         self.chunk = max(1, gradient_bytes // (4 * sum(parameter.numel() for parameter in model.parameters())))
-        whole = _LossOfViews(model, precision, loss)
+        whole = LossOfViews(model, precision, loss)
 
         def of_trainable(trainable: dict[str, Tensor], views: Views, present: Tensor) -> Tensor:
             return functional_call(whole, {f"model.{name}": value for name, value in trainable.items()}, (views, present))

@@ -1,4 +1,4 @@
-"""`dpfed data import` and `inspect`: records in, and what is in a store."""
+"""`dpfed data import`, `shard` and `inspect`: records in, divided among workers, and what is in a store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 _CAPTIONS_AT_ONCE = 65_536  # records whose captions are in memory at a time
 
-app = typer.Typer(help="Record stores: import a data set, look at what is in one.", no_args_is_help=True)
+app = typer.Typer(
+    help="Record stores: import a data set, divide it among workers, look at what is in it.", no_args_is_help=True
+)
 
 
 @app.command("import")
@@ -57,6 +59,24 @@ def import_(
 
 
 @app.command()
+def shard(
+    source: Annotated[Path, typer.Argument(help="A record store.", show_default=False)],
+    dest: Annotated[Path, typer.Argument(help="The sharded copy to make; must not exist.", show_default=False)],
+    shards: Annotated[int, typer.Option(min=1, help="Shards; take a multiple of the number of workers.")] = 64,
+) -> None:
+    """Copy a record store in shards, so that each of many workers reads only its own."""
+    from dpfed.cli.terminal import console, watching
+    from dpfed.data.sharding import shard_store
+    from dpfed.watching import import_progress
+
+    with watching() as watcher:
+        store = shard_store(source, dest, shards, import_progress(watcher))
+    held_out = len(store) - store.training_records
+    sharded = f"{store.training_records:,} training records in {store.shards} shards by {store.unit_name or 'record'}"
+    console.print(f"{store.path}: {sharded}, {held_out:,} held out", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def inspect(
     dest: Annotated[Path, typer.Argument(help="A record store.", show_default=False)],
     config: Annotated[
@@ -89,6 +109,8 @@ def inspect(
         raise UserError(f"{store.path} has no captions to count; leave --config and --context out.")
     if store.units is not None:
         facts["units"] = _units(store)
+    if store.shards is not None:
+        facts["shards"] = store.shards
     if as_json:
         print(json.dumps(facts))
         return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -12,6 +14,48 @@ from dpfed.data.records import RecordStore
 from dpfed.data.text_views import TextViews
 from dpfed.data.views import ImageViews
 from dpfed.randomness import Randomness
+
+_AHEAD = 2  # microbatches whose images are read before they are asked for
+
+
+class ReadAhead:
+    """Reads images in a thread before they are asked for; what comes out is what `read` gives.
+
+    The thread ends with this object. An error in it is raised where the images are asked for.
+
+    Args:
+        read: rows ``(n,)`` -> images.
+    """
+
+    def __init__(self, read: Callable[[np.ndarray], Tensor]) -> None:
+        self._read = read
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")  # starts with the first task
+        self._later: deque[np.ndarray] = deque()
+        self._begun: deque[tuple[np.ndarray, Future[Tensor]]] = deque()
+
+    def expect(self, batches: Iterable[np.ndarray]) -> None:
+        """Says which rows will be asked for next, in order; what was begun for them already is kept."""
+        self._later = deque(batches)
+        begun, self._begun = self._begun, deque()
+        for rows, images in begun:
+            if self._later and np.array_equal(rows, self._later[0]):
+                self._begun.append((self._later.popleft(), images))
+            else:
+                images.cancel()
+        self._begin()
+
+    def __call__(self, rows: np.ndarray) -> Tensor:
+        """The images of some rows; rows that were not expected are read at once."""
+        if not self._begun or not np.array_equal(rows, self._begun[0][0]):
+            return self._read(rows)
+        _, images = self._begun.popleft()
+        self._begin()
+        return images.result()
+
+    def _begin(self) -> None:
+        while self._later and len(self._begun) < _AHEAD:
+            rows = self._later.popleft()
+            self._begun.append((rows, self._thread.submit(self._read, rows)))
 
 
 class ViewMaker:
@@ -35,7 +79,7 @@ class ViewMaker:
         tokenizer: Callable[[list[str]], Tensor] | None = None,
         text_views: TextViews | None = None,
     ) -> None:
-        self._store, self._read, self._views, self._count = store, read, views, count
+        self._store, self._read, self._views, self._count = store, ReadAhead(read), views, count
         self._tokenizer, self._text_views = tokenizer, text_views
 
     def __call__(self, rows: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
@@ -58,6 +102,18 @@ class ViewMaker:
         if self._tokenizer is not None:
             result["text"] = self._texts(self._tokenizer, rows, randomness, step).to(device)
         return result
+
+    def expect(self, batches: Iterable[np.ndarray], device: torch.device) -> None:
+        """Says for which rows views will be asked next, in order, so that their images can be read meanwhile.
+
+        Raw images that are computed on the CPU are a copy in memory: nothing is gained, and nothing is read ahead.
+
+        Args:
+            batches: ``(n,)`` rows of each call.
+            device: where the views will be made.
+        """
+        if self._store.size is None or device.type != "cpu":
+            self._read.expect(batches)
 
     def _texts(self, tokenizer: Callable[[list[str]], Tensor], rows: np.ndarray, randomness: Randomness, step: int) -> Tensor:
         """Tokens ``(n, W, L)`` of the records' texts; W = 1 where all of a record would be the same."""

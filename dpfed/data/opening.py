@@ -8,25 +8,30 @@ from pathlib import Path
 
 from dpfed.config import DataConfig
 from dpfed.data.importers import Progress, detect, import_records, importers
-from dpfed.data.records import FORMAT_VERSION, RecordStore, is_store, open_or_write
+from dpfed.data.layout import FORMAT_VERSION, is_store
+from dpfed.data.records import RecordStore, open_or_write
+from dpfed.data.remote import fetch_store, is_url
 from dpfed.data.shapes import shapes_store
 from dpfed.errors import UserError, nearest
 
 _ORIGINALS_FROM = 64  # pixels; smaller images are read raw far faster than their files are decoded
 
 
-def open_records(config: DataConfig, progress: Progress | None = None) -> RecordStore:
-    """Opens the records that a configuration names, after generating or importing them if need be.
+def open_records(config: DataConfig, progress: Progress | None = None, owner: int = 0, owners: int = 1) -> RecordStore:
+    """Opens the records that a configuration names, after generating, importing or copying them if need be.
 
     A source is imported once, into ``<stores>/<importer>-<hash>``; the hash changes with the source's files and the options.
     Images below 64 pixels are stored raw; others, and those that are not cropped, as original files that are resized when read.
+    A store at a URL is copied into ``<stores>/copy-<hash>``, only what the owner opens of it.
 
     Args:
         config: the ``[data]`` section, with its size and way to resize settled.
-        progress: called during an import with (records so far, of how many or ``None``).
+        progress: called during an import or a copy with (records so far, of how many or ``None``).
+        owner: whose shards of a sharded store are opened, 0 .. owners - 1; all other stores are opened whole.
+        owners: how many data owners share the records.
 
     Raises:
-        UserError: for an unknown source, a missing path, or a source or store that cannot be read.
+        UserError: for an unknown source, a missing path, a source or store that cannot be read, or more owners than shards.
     """
     if config.source == "shapes":
         return shapes_store(config.records, config.stores, half=config.half)
@@ -34,21 +39,28 @@ def open_records(config: DataConfig, progress: Progress | None = None) -> Record
         from dpfed.data.scenes import scenes_store
 
         labelled = DataConfig(source="scenes", path=config.path, stores=config.stores, public=config.public)
-        return scenes_store(config, lambda: _from_path(labelled, None, progress))
+        return scenes_store(config, lambda: _from_path(labelled, None, progress, 0, 1))
     known = importers()
     if config.source != "store" and config.source not in known:
         sources = ["shapes", "scenes", "store", *known]
         raise UserError(f"unknown data.source {config.source!r}; {nearest(config.source, sources)}")
-    return _from_path(config, config.source, progress)
+    return _from_path(config, config.source, progress, owner, owners)
 
 
-def _from_path(config: DataConfig, format: str | None, progress: Progress | None) -> RecordStore:
+def _from_path(config: DataConfig, format: str | None, progress: Progress | None, owner: int, owners: int) -> RecordStore:
     """Opens ``data.path``, after importing it if it is no store; without a format the importer is found by looking at it."""
     if config.path is None:
         raise UserError(f"data.source = {config.source!r} needs data.path, the place of the records.")
+    if is_url(config.path):
+        if format not in ("store", None):
+            raise UserError(
+                f"data.source = {format!r} reads files on this machine, and data.path is the address of another place: import "
+                "the files with `dpfed data import`, upload the store, and set data.source = 'store'."
+            )
+        return RecordStore.open(fetch_store(config.path, config.stores, owner, owners, progress), owner, owners)
     path = Path(config.path).absolute()
     if format == "store" or is_store(path):
-        return RecordStore.open(path)
+        return RecordStore.open(path, owner, owners)
     if not path.exists():
         raise UserError(f"data.path: there is nothing at {path}; give the path of a local file or folder.")
     format, size = format or detect(path), _stored_size(config)

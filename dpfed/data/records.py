@@ -1,16 +1,13 @@
 """Record stores: an immutable directory of records, memory-mapped, of which only what is asked for is read.
 
-    store.json      format version, name, kind, counts, label names, and the sizes of the other files
-    index.arrow     key, split, labels and unit (if any) of every record: small, always read
-    records.arrow   id, image and captions, in batches of about a thousand records: mapped, read at access
-
-A store is made by `dpfed.data.writing.StoreWriter` and never changed afterwards.
+The index (key, split, labels and unit of every record) is small and always read; the records themselves (id, image and
+captions, in batches of about a thousand) are mapped and read at access. `dpfed.data.layout` says which files there are.
+A store is made by `dpfed.data.writing.StoreWriter` or `dpfed.data.sharding.shard_store`, and never changed afterwards.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +17,12 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from dpfed.data.layout import Layout, Part, damaged, read_layout
 from dpfed.data.pixels import BrokenImage, decode, decoders, square
 from dpfed.errors import UserError, nearest
 
-FORMAT_VERSION = 2
 SPLITS = ("train", "validation", "test")
 KINDS = ("image", "image-text")
-HEADER, INDEX, RECORDS = "store.json", "index.arrow", "records.arrow"
 _RESIZED_AT_ONCE = 1024  # images resized at a time: bounds the float workspace
 
 
@@ -44,13 +40,10 @@ def is_text(text: str) -> bool:
     return True
 
 
-def is_store(path: str | Path) -> bool:
-    """Whether a path looks like a record store (it may still be damaged)."""
-    return (Path(path) / HEADER).is_file()
-
-
 class RecordStore:
     """Records on disk, by row. Open one with `RecordStore.open`.
+
+    Rows count the records that are open: all of them, or one owner's share of a sharded store.
 
     Attributes:
         path: the store's directory.
@@ -58,6 +51,7 @@ class RecordStore:
         kind: ``"image"`` or ``"image-text"``.
         public: anyone may see the records.
         size: side of the stored images, pixels; ``None`` when the original files are stored.
+        index: key, split, unit (if any) and labels of every open record, as they are stored.
         keys: ``(N,)`` uint64, a stable hash of each record's id; unique.
         units: ``(N,)`` uint64, the same for records that share a unit; ``None`` when the source names no units.
         unit_name: what a unit is called, such as ``"person"``; ``None``: there are none.
@@ -66,8 +60,8 @@ class RecordStore:
         skipped: (id, reason) of the records that were left out as unreadable when the store was written.
     """
 
-    def __init__(self, path: Path, header: dict[str, Any], index: pa.Table, records: pa.ipc.RecordBatchFileReader) -> None:
-        self.path = path
+    def __init__(self, path: Path, layout: Layout, index: pa.Table, batches: list[pa.RecordBatch]) -> None:
+        self.path, self._layout, header = path, layout, layout.header
         self.name: str = header["name"]
         self.kind: str = header["kind"]
         self.public: bool = header["public"]
@@ -75,36 +69,65 @@ class RecordStore:
         self.label_names: dict[str, list[str]] = header["label_names"]
         self.skipped: list[tuple[str, str]] = [(entry["id"], entry["reason"]) for entry in header["skipped"]]
         self.unit_name: str | None = header.get("unit_name")  # absent in stores of format 1
+        self.index = index
         self.keys: np.ndarray = index["key"].to_numpy()
         self.units: np.ndarray | None = index["unit"].to_numpy() if self.unit_name else None
         self.labels: dict[str, np.ndarray] = {name: index[f"label:{name}"].to_numpy() for name in self.label_names}
         self._split: np.ndarray = index["split"].to_numpy()
-        self._batches = [records.get_batch(number) for number in range(records.num_record_batches)]
-        self._starts = np.cumsum([0] + [batch.num_rows for batch in self._batches])
+        self._batches = batches
+        self._starts = np.cumsum([0] + [batch.num_rows for batch in batches])
 
     @classmethod
-    def open(cls, path: str | Path) -> RecordStore:
-        """Opens a store.
+    def open(cls, path: str | Path, owner: int = 0, owners: int = 1) -> RecordStore:
+        """Opens a store, or what one of several data owners holds of a sharded one.
 
         Args:
             path: the store's directory.
+            owner: whose shards are opened, 0 .. owners - 1. Held-out records and stores without shards are opened whole.
+            owners: how many owners share the store.
 
         Raises:
-            UserError: when there is no store, it is damaged, or a newer version of dpfed wrote it.
+            UserError: when there is no store, it is damaged, a newer version of dpfed wrote it, or it has fewer shards than
+                there are owners.
         """
         path = Path(path).absolute()
-        header = _read_header(path)
+        layout = read_layout(path)
+        parts = layout.parts(owner, owners)
         try:
-            _check_sizes(path, header["files"])
-            with pa.memory_map(str(path / INDEX)) as source:
-                index = pa.ipc.open_file(source).read_all().combine_chunks()
-            records = pa.ipc.open_file(pa.memory_map(str(path / RECORDS)))
-            store = cls(path, header, index, records)
+            layout.check_sizes(path, parts)
+            indexes, batches = zip(*(_read(path, part) for part in parts), strict=True)
+            index = pa.concat_tables(indexes).combine_chunks()
+            store = cls(path, layout, index, [batch for own in batches for batch in own])
+            store._check(parts)
         except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise _damaged(path, f"its files cannot be read ({type(error).__name__})") from error
-        if not len(store._split) == store._starts[-1] == header["records"]:
-            raise _damaged(path, f"it says {header['records']} records and holds {store._starts[-1]}")
+            raise damaged(path, f"its files cannot be read ({type(error).__name__})") from error
+        store._opened = (path, owner, owners)
         return store
+
+    @property
+    def shards(self) -> int | None:
+        """Into how many shards the training records are divided; ``None`` when they are not."""
+        return len(self._layout.shards) or None
+
+    @property
+    def training_records(self) -> int:
+        """How many training records the whole store holds, open or not."""
+        return sum(part.records for part in self._layout.shards) if self.shards else len(self.split("train"))
+
+    @property
+    def training_units(self) -> int | None:
+        """How many units the training records of the whole store have, open or not; ``None`` when it names no units."""
+        if self.units is None:
+            return None
+        if self.shards:
+            return sum(part.units for part in self._layout.shards)
+        return len(np.unique(self.units[self.split("train")]))
+
+    @property
+    def shard_numbers(self) -> np.ndarray | None:
+        """``(N,)`` uint64, the shard of every open training record, by its own key or its unit's; ``None``: not sharded."""
+        keys = self.units if self._layout.sharded_by == "unit" else self.keys
+        return keys % np.uint64(self.shards) if self.shards else None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -112,8 +135,8 @@ class RecordStore:
     def __repr__(self) -> str:
         return f"RecordStore({str(self.path)!r}, {self.name!r}, {self.kind}, {len(self):,} records)"
 
-    def __reduce__(self) -> tuple[Callable[..., RecordStore], tuple[Path]]:
-        return RecordStore.open, (self.path,)  # another process maps the files itself
+    def __reduce__(self) -> tuple[Callable[..., RecordStore], tuple[Path, int, int]]:
+        return RecordStore.open, self._opened  # another process maps the files itself
 
     def split(self, name: str) -> np.ndarray:
         """Rows of a split.
@@ -171,6 +194,15 @@ class RecordStore:
         images = torch.from_numpy(stored.view(np.uint8).reshape(-1, 3, self.size, self.size))
         return images if size == self.size else _resize(images, size, interpolation)
 
+    def encoded(self, rows: np.ndarray) -> list[bytes]:
+        """The stored images as they are, one for each row: files, or raw ``(3, size, size)`` pixels."""
+        return self._column(rows, "image")
+
+    def stored(self) -> Iterator[tuple[slice, pa.RecordBatch]]:
+        """The open records as they are stored (id, image, captions), batch by batch, with their rows."""
+        for batch, start in zip(self._batches, self._starts.tolist(), strict=False):
+            yield slice(start, start + len(batch)), batch
+
     def _decoded(self, rows: np.ndarray, size: int, resize: str, interpolation: str) -> Tensor:
         result = np.empty((len(rows), 3, size, size), np.uint8)
 
@@ -179,7 +211,7 @@ class RecordStore:
                 result[place] = square(decode(encoded.as_py(), size), size, resize, interpolation)
             except BrokenImage as error:
                 [id] = self.ids(rows[place : place + 1])
-                raise _damaged(self.path, f"the image of {id!r} cannot be decoded ({error})") from error
+                raise damaged(self.path, f"the image of {id!r} cannot be decoded ({error})") from error
 
         files = [
             (place, batch.column("image")[row])
@@ -197,6 +229,20 @@ class RecordStore:
             for place, value in zip(places.tolist(), values, strict=True):
                 result[place] = value
         return result
+
+    def _check(self, parts: list[Part]) -> None:
+        """Whether each open shard holds its own training records and no others: what is promised is counted in the header."""
+        start, numbers = 0, self.shard_numbers
+        for part in parts:
+            rows = slice(start, start + part.records)
+            start += part.records
+            if part.shard is None:
+                wrong = self.shards is not None and (self._split[rows] == 0).any()
+            else:
+                wrong = (numbers[rows] != part.shard).any() or self._split[rows].any()
+                wrong = wrong or (part.units is not None and part.units != len(np.unique(self.units[rows])))
+            if wrong:
+                raise damaged(self.path, f"{part.files[0]} names records that belong elsewhere")
 
     def _by_batch(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, np.ndarray]]:
         """Yields (places in `rows`, batch, rows of the batch)."""
@@ -240,33 +286,14 @@ def _resize(images: Tensor, size: int, interpolation: str) -> Tensor:
     return result
 
 
-def _read_header(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise UserError(f"there is no record store at {path}; import one with `dpfed data import`.")
-    if not is_store(path):
-        raise UserError(f"{path} is not a record store (it has no {HEADER}); import it with `dpfed data import` first.")
-    try:
-        header = json.loads((path / HEADER).read_text(encoding="utf-8"))
-        version = header["dpfed_store"]
-        if isinstance(version, int) and version > FORMAT_VERSION:
-            raise UserError(
-                f"{path} was written in store format {version}, and this dpfed reads up to {FORMAT_VERSION}; update dpfed."
-            )
-        complete = {"name", "kind", "public", "records", "images", "label_names", "skipped", "files"} <= header.keys()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, f"{HEADER} cannot be read") from error
-    if not complete:
-        raise _damaged(path, f"{HEADER} is incomplete")
-    return header
-
-
-def _check_sizes(path: Path, files: dict[str, int]) -> None:
-    for name, expected in files.items():
-        file = path / name
-        actual = file.stat().st_size if file.is_file() else 0
-        if actual != expected:
-            raise _damaged(path, f"{name} has {actual:,} bytes instead of {expected:,}")
-
-
-def _damaged(path: Path, what: str) -> UserError:
-    return UserError(f"the record store {path} is damaged: {what}; delete it and import the data again.")
+def _read(path: Path, part: Part) -> tuple[pa.Table, list[pa.RecordBatch]]:
+    """A part's index, and its records, mapped."""
+    index, records = (str(path / name) for name in part.files)
+    with pa.memory_map(index) as source:
+        table = pa.ipc.open_file(source).read_all()
+    reader = pa.ipc.open_file(pa.memory_map(records))
+    batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    held = sum(len(batch) for batch in batches)
+    if not len(table) == held == part.records:
+        raise damaged(path, f"{part.files[1]} should hold {part.records} records and holds {held}")
+    return table, batches

@@ -36,7 +36,11 @@ class StepDraw:
 
     def members(self, group: int) -> np.ndarray:
         """Rows of one group."""
-        return self.rows[self.starts[group] : self.starts[group + 1]]
+        return self.between(group, group + 1)
+
+    def between(self, first: int, end: int) -> np.ndarray:
+        """Rows of the groups from `first` to `end` - 1."""
+        return self.rows[self.starts[first] : self.starts[end]]
 
     def microbatches(self, records: int) -> list[tuple[int, int]]:
         """Cuts the groups into runs of about `records` records; a group is never divided.
@@ -78,11 +82,30 @@ def unit_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray | None:
 def protected_count(store: RecordStore, privacy: PrivacyConfig) -> int:
     """N of a store's training split: the number of its records, or of its units where units are protected.
 
+    It counts the whole store, whatever part of it is open: every owner of a sharded store has the same plan.
+
     Raises:
         UserError: see `unit_keys`.
     """
-    rows, units = store.split("train"), unit_keys(store, privacy)
-    return len(rows) if units is None else len(np.unique(units[rows]))
+    return store.training_records if unit_keys(store, privacy) is None else store.training_units
+
+
+def owner_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray:
+    """What decides the owner of every record, see `dpfed.training.worker.rows_of_owner`.
+
+    A function of the record's own key, or of its unit's, so that a protected unit has one owner. In a sharded store it is the
+    number of the shard: an owner's records are then those of the shards that it opens.
+
+    Returns:
+        ``(N,)`` uint64, by row of the store.
+
+    Raises:
+        UserError: see `unit_keys`.
+    """
+    units = unit_keys(store, privacy)
+    if store.shard_numbers is not None:
+        return store.shard_numbers
+    return store.keys if units is None else units
 
 
 def draw_step(

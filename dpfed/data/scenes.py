@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from PIL import Image
 
 from dpfed.config import DataConfig
-from dpfed.data.records import HEADER, RECORDS, SPLITS, RecordStore, open_or_write
+from dpfed.data.layout import HEADER
+from dpfed.data.records import SPLITS, RecordStore, open_or_write
 from dpfed.data.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
 
@@ -113,8 +113,7 @@ def _side(labelled: RecordStore) -> int:
     """The side of a scene's images, pixels: that of the stored ones, or of the first original."""
     if labelled.size is not None:
         return min(labelled.size, _LARGEST_CELL)
-    with pa.memory_map(str(labelled.path / RECORDS)) as source:
-        original = pa.ipc.open_file(source).get_batch(0).column("image")[0].as_py()
+    [original] = labelled.encoded([0])
     with Image.open(io.BytesIO(original)) as image:
         return min(*image.size, _LARGEST_CELL)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import shutil
 from array import array
 from collections.abc import Mapping, Sequence
@@ -16,9 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from dpfed.data.holdout import hold_out_hash, selected
+from dpfed.data.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS
+from dpfed.data.new_directory import cannot_write, name_directory, start_directory
 from dpfed.data.pixels import BrokenImage, ImageInput, decode, decoders, encode_png, memory, square
 from dpfed.data.reasons import by_reason
-from dpfed.data.records import FORMAT_VERSION, HEADER, INDEX, KINDS, RECORDS, SPLITS, is_text, record_key
+from dpfed.data.records import KINDS, SPLITS, is_text, record_key
 from dpfed.errors import UserError
 
 _BATCH_RECORDS = 1024
@@ -101,15 +101,12 @@ class StoreWriter:
         self._schema = pa.schema([("id", pa.string()), ("image", image), ("captions", pa.list_(pa.string()))])
 
     def __enter__(self) -> StoreWriter:
-        if os.path.lexists(self.path):
-            raise UserError(f"{self.path} exists already; choose another destination or delete it first.")
-        self._partial = self.path.parent / f".{self.path.name}.partial-{secrets.token_hex(4)}"
+        self._partial = start_directory(self.path)
         try:
-            self._partial.mkdir(parents=True)
             self._records = pa.ipc.new_file(str(self._partial / RECORDS), self._schema)
         except OSError as error:
             shutil.rmtree(self._partial, ignore_errors=True)
-            raise _cannot_write(self.path, error) from error
+            raise cannot_write(self.path, error) from error
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -119,7 +116,7 @@ class StoreWriter:
             else:
                 self._records.close()
         except OSError as failure:
-            raise _cannot_write(self.path, failure) from failure
+            raise cannot_write(self.path, failure) from failure
         finally:
             shutil.rmtree(self._partial, ignore_errors=True)
 
@@ -255,9 +252,7 @@ class StoreWriter:
         self._write_index()
         sizes = {name: (self._partial / name).stat().st_size for name in (INDEX, RECORDS)}
         (self._partial / HEADER).write_text(json.dumps(self._header(sizes), indent=1), encoding="utf-8")
-        if os.path.lexists(self.path):  # made by somebody else meanwhile
-            raise UserError(f"{self.path} exists already; choose another destination or delete it first.")
-        self._partial.rename(self.path)
+        name_directory(self._partial, self.path)
 
     def _write_index(self) -> None:
         columns = {
@@ -287,7 +282,3 @@ class StoreWriter:
 
     def _broken_sentence(self) -> str:
         return f"{len(self.broken):,} of {len(self._seen):,} records cannot be read: {'; '.join(by_reason(self.broken))}"
-
-
-def _cannot_write(path: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write the record store {path}: {error.strerror or error}.")

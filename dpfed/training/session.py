@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfed.bounding.engines import ENGINES, GroupBatch, fastest_engine
+from dpfed.bounding.engines import ENGINES, Engine, GroupBatch, fastest_engine
 from dpfed.config import Config
 from dpfed.data.batches import ViewMaker
 from dpfed.data.opening import open_records
 from dpfed.data.preprocessing import Preprocessing
 from dpfed.data.records import RecordStore
-from dpfed.data.sampling import protected_count, unit_keys
+from dpfed.data.sampling import owner_keys, protected_count, unit_keys
 from dpfed.data.text_views import TextViews
 from dpfed.data.views import ImageViews
 from dpfed.errors import UserError
@@ -41,7 +41,7 @@ class Parts:
         config: with nothing left to choose.
         store: the records.
         plan: what is promised.
-        model: on its device, at its initial weights until a checkpoint is loaded.
+        model: on its device (the CPU if it is sharded for training), at its initial weights until a checkpoint is loaded.
         views: random and plain image views.
         tokenizer: for models that read text.
         preprocessing: what the image tower expects.
@@ -69,14 +69,27 @@ class Parts:
         wanted = self.preprocessing
         return self.store.images(rows, self.config.data.size, resize=wanted.resize, interpolation=wanted.interpolation)
 
-    def worker(self, randomness: Randomness, observe: GroupObserver | None = None) -> Worker:
-        """The worker of this data owner."""
+    def worker(
+        self,
+        randomness: Randomness,
+        observe: GroupObserver | None = None,
+        model: nn.Module | None = None,
+        engine: Engine | None = None,
+    ) -> Worker:
+        """The worker of this data owner.
+
+        Args:
+            randomness: the owner's.
+            observe: receives raw, private figures.
+            model: to be trained, if not `model` itself but a sharded form of it.
+            engine: of that model; default: the configured one.
+        """
         units = unit_keys(self.store, self.config.privacy)
-        rows = rows_of_owner(self.store.split("train"), self.store.keys if units is None else units, self.owner, self.owners)
+        rows = rows_of_owner(self.store.split("train"), owner_keys(self.store, self.config.privacy), self.owner, self.owners)
         return Worker(
             plan=self.plan,
-            model=self.model,
-            engine=ENGINES[self.config.bounding.engine](self.model, self.config.training.precision, loss_of(self.config)),
+            model=model or self.model,
+            engine=engine or self._engine(),
             views=ViewMaker(
                 self.store,
                 self.read,
@@ -94,6 +107,14 @@ class Parts:
             observe=observe,
             units=None if units is None else units[rows],
         )
+
+    def _engine(self) -> Engine:
+        return ENGINES[self.config.bounding.engine](self.model, self.config.training.precision, loss_of(self.config))
+
+    def stand_in(self, device: torch.device) -> GroupBatch:
+        """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
+        text = (self.tokenizer.vocabulary, self.tokenizer.context) if self.tokenizer else None
+        return _stand_in(self.config, self.plan, text, device)
 
     def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
         """The run's coordinator."""
@@ -131,7 +152,7 @@ def assemble(
         raise UserError(f"impossible plan: privacy.epsilon must be positive, got {config.privacy.epsilon}.")
     config = settled(config)
     tokenizer = tokenizer_for(config.model)
-    store = open_records(config.data, progress)
+    store = open_records(config.data, progress, owner, owners)
     if config.model.reads_text and store.kind != "image-text":
         raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
     plan = PrivacyPlan.from_config(protected_count(store, config.privacy), config.privacy, config.bounding)
@@ -150,8 +171,9 @@ def assemble(
     text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
     with torch.random.fork_rng(devices=[]):
         check_independence(model, random_group(config.data.size, text))
-    model.to(device)
-    if config.bounding.engine == "auto":
+    sharded = config.training.sharding != "none"
+    model.to("cpu" if sharded else device)
+    if config.bounding.engine == "auto" and not sharded:  # a sharded model has an engine of its own
         engine = fastest_engine(model, _stand_in(config, plan, text, device), config.training.precision, loss_of(config))
         config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
     config = config.model_copy(update={"training": config.training.model_copy(update={"device": device.type})})
@@ -199,7 +221,7 @@ def averaged(model: nn.Module, coordinator: Coordinator) -> Iterator[None]:
 
 
 def _stand_in(config: Config, plan: PrivacyPlan, text: tuple[int, int] | None, device: torch.device) -> GroupBatch:
-    """Noise in the shape of a microbatch, for timing engines: as many groups, of sizes that vary as they will."""
+    """See `Parts.stand_in`."""
     groups = max(1, min(plan.groups, config.bounding.microbatch // plan.group_size, 128))
     generator = torch.Generator().manual_seed(0)
     sizes = torch.poisson(torch.full((groups,), float(plan.group_size)), generator=generator).clamp(1).int()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.engines import Engine, GroupBatch
 from dpfed.data.batches import ViewMaker
-from dpfed.data.sampling import draw_step
+from dpfed.data.sampling import StepDraw, draw_step
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import validate
 from dpfed.plan import PrivacyPlan
@@ -27,7 +27,7 @@ def rows_of_owner(rows: np.ndarray, keys: np.ndarray, owner: int, owners: int) -
 
     Args:
         rows: ``(n,)`` rows to share out.
-        keys: ``(N,)`` keys of the whole store; of its units where they are protected, for a unit must have one owner.
+        keys: ``(N,)`` what decides, by row of the store: `dpfed.data.sampling.owner_keys`.
         owner: 0 .. owners - 1.
         owners: how many there are.
     """
@@ -73,11 +73,12 @@ class Worker:
         validate(model)
         if (plan.unit == "unit") != (units is not None):
             raise ValueError(f"the plan protects each {plan.unit}, and units were {'not ' if units is None else ''}given")
-        self._plan, self._model, self._engine, self._views = plan, model, engine, views
+        self._plan, self._model, self._engine, self._views, self._expect = plan, model, engine, views, views.expect
         self._rows, self._keys, self._randomness, self._microbatch = rows, keys, randomness, microbatch
         self._owner, self._observe, self._units = owner, observe, units
         self._groups = plan.groups_of(owner, owners)
         self._vector = TrainableVector(model)
+        self._foreseen: tuple[int, StepDraw] | None = None
 
     def bounded_sum(self, step: int) -> BoundedSum:
         """One step: sample, group, make views, clip each group's gradient, add up.
@@ -88,20 +89,35 @@ class Worker:
         Returns:
             The sum over this owner's groups: zeros if nothing was drawn, for an empty step is still a step.
         """
-        draw = draw_step(self._plan, self._randomness, step, self._rows, self._keys, self._groups, self._units)
+        draw = self._drawn(step)
         total = self._engine.zeros()
         torch.manual_seed(self._randomness.seed("model", step, self._owner))  # dropout and the like repeat on resume
         self._model.train()
         norms: list[Tensor] = []
-        for first, end in draw.microbatches(self._microbatch):
+        ranges = draw.microbatches(self._microbatch)
+        self._expect([draw.between(*groups) for groups in ranges], self._vector.device)
+        for first, end in ranges:
             starts = (draw.starts[first : end + 1] - draw.starts[first]).tolist()
-            rows = draw.rows[draw.starts[first] : draw.starts[end]]
-            views = self._views(rows, self._randomness, step, self._vector.device)
+            views = self._views(draw.between(first, end), self._randomness, step, self._vector.device)
             norms.append(self._engine.add_clipped(GroupBatch(views, starts), self._plan.bound, total))
+        if step + 1 < self._plan.steps:
+            self._foresee(step + 1)
         total = self._engine.finish(total)
         if self._observe:
             self._observe(step, self._raw_figures(len(draw.rows), norms, total))
         return BoundedSum(total, self._plan.sensitivity, self._groups)
+
+    def _drawn(self, step: int) -> StepDraw:
+        """The step's draw: a function of key and step, so that it may have been made ahead."""
+        if self._foreseen is not None and self._foreseen[0] == step:
+            return self._foreseen[1]
+        return draw_step(self._plan, self._randomness, step, self._rows, self._keys, self._groups, self._units)
+
+    def _foresee(self, step: int) -> None:
+        """Lets the first images of the next step be read while the sum is on its way and the coordinator works."""
+        draw = self._drawn(step)
+        self._foreseen = step, draw
+        self._expect([draw.between(*groups) for groups in draw.microbatches(self._microbatch)[:1]], self._vector.device)
 
     def _raw_figures(self, records: int, norms: list[Tensor], total: Tensor) -> dict[str, float | None]:
         every = torch.cat(norms) if norms else torch.zeros(0)

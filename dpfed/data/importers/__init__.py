@@ -23,7 +23,8 @@ from dpfed.data.importers.torchvision_sets import (
 )
 from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.data.importers.wilds import WildsImporter
-from dpfed.data.records import SPLITS, RecordStore, is_store
+from dpfed.data.layout import is_store
+from dpfed.data.records import SPLITS, RecordStore
 from dpfed.data.writing import StoreWriter
 from dpfed.errors import UserError, nearest
 

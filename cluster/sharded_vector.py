@@ -1,0 +1,155 @@
+"""A model in shards, and its trainable parameters as one flat vector of which every rank holds a part.
+
+FSDP2 cuts every parameter along its first dimension: of n rows, rank r of W holds rows r c to (r + 1) c with c = ceil(n / W),
+so the last ranks may hold fewer, or none (adapters have one to three rows). A scalar, such as a learnt temperature, cannot be
+cut: every rank holds it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from dpfed.errors import UserError
+from dpfed.models.parameters import TrainableVector
+
+
+def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Cuts the parameters of a model, frozen ones included, into shards, in place.
+
+    Blocks of layers are gathered one after the other when a pass needs them, and let go right after it. Start from a model on
+    the CPU: it moves to the mesh's device block by block, and never lies there whole.
+
+    Args:
+        model: a model of docs/architecture.md, adapters included; the same values on every rank.
+        mesh: all ranks, in one dimension, see ``torch.distributed.device_mesh.init_device_mesh``.
+
+    Raises:
+        UserError: if the mesh has more than one dimension.
+    """
+    if mesh.ndim != 1:
+        raise UserError(f"a model is sharded over one dimension of ranks, but the mesh has {mesh.ndim}: make it flat.")
+    scalars = {parameter for parameter in model.parameters() if parameter.dim() == 0}
+    for scalar in scalars:
+        scalar.data = scalar.data.to(mesh.device_type)
+    for module in (*_blocks(model), model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=scalars)
+        if hasattr(
+            module, "get_weight_dtype"
+        ):  # open_clip reads a weight from outside its block, and adapters cannot merge shards
+            register_fsdp_forward_method(module, "get_weight_dtype")
+    # FSDP2 warns that what the model returns must not be changed in place; engines do not.
+    warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \({type(model).__name__}\) returned a view")
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """What is gathered at a time: the members of the outermost lists of layers. The rest stays with the model as a whole."""
+    uses = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
+    shared = {parameter for parameter in uses if sum(parameter is use for use in uses) > 1}
+
+    def below(module: nn.Module) -> Iterator[nn.Module]:
+        for child in module.children():
+            if isinstance(module, (nn.Sequential, nn.ModuleList)):
+                parameters = set(child.parameters())
+                if parameters and not parameters & shared:  # a parameter has one block; one that several use is the model's
+                    yield child
+            else:
+                yield from below(child)
+
+    return below(model)
+
+
+class ShardedVector:
+    """This rank's part of the flat vector of `TrainableVector`.
+
+    The part holds this rank's shard of every trainable parameter, one after the other, about P / W numbers, and every scalar.
+
+    Attributes:
+        whole: names, order and shapes of the trainable parameters.
+        group: the ranks.
+
+    Raises:
+        UserError: if nothing is trainable.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.whole = TrainableVector(model)
+        self.group = next(p for p in model.parameters() if isinstance(p, DTensor)).device_mesh.get_group()
+        self._locals = [p.to_local() if isinstance(p, DTensor) else p for p in self.whole.parameters]
+
+    @property
+    def scalars(self) -> list[nn.Parameter]:
+        """The trainable parameters that every rank holds, in order."""
+        return [parameter for parameter in self.whole.parameters if not isinstance(parameter, DTensor)]
+
+    def zeros(self) -> Tensor:
+        """A flat float32 vector of zeros, of the size of this rank's part, on the model's device."""
+        return torch.zeros(sum(local.numel() for local in self._locals), device=self.whole.device)
+
+    def split(self, local: Tensor) -> list[Tensor]:
+        """Views into this rank's part, one per parameter, in the shapes of the shards."""
+        parts = local.split([shard.numel() for shard in self._locals])
+        return [part.view_as(shard) for part, shard in zip(parts, self._locals, strict=True)]
+
+    def gather_sum(self, local: Tensor) -> Tensor | None:
+        """Puts a sum of gradients together; all ranks call it.
+
+        One parameter at a time, so that no device needs room for all of them.
+
+        Args:
+            local: this rank's part; scalars are taken from rank 0.
+
+        Returns:
+            ``(P,)`` float32 in the order of `TrainableVector`, on the CPU of rank 0; ``None`` on the others.
+        """
+        collected = []
+        for parameter, part in zip(self.whole.parameters, self.split(local), strict=True):
+            if isinstance(parameter, DTensor):
+                shard = self._padded(parameter, part)
+                received = [torch.empty_like(shard) for _ in range(self.group.size())] if self.group.rank() == 0 else None
+                dist.gather(shard, received, group=self.group, group_dst=0)
+                part = torch.cat(received)[: len(parameter)] if received else None
+            if self.group.rank() == 0:
+                collected.append(part.flatten().cpu())
+        return torch.cat(collected) if collected else None
+
+    @torch.no_grad()
+    def scatter_parameters(self, full: Tensor | None) -> None:
+        """Writes the parameters; all ranks call it.
+
+        Args:
+            full: ``(P,)`` float32 in the order of `TrainableVector`, on the CPU of rank 0; ignored on the others.
+        """
+        first = self.group.rank() == 0
+        parts = self.whole.split(full) if first else itertools.repeat(None, len(self._locals))
+        for parameter, local, part in zip(self.whole.parameters, self._locals, parts, strict=True):
+            if not isinstance(parameter, DTensor):
+                if first:
+                    parameter.copy_(part)
+                dist.broadcast(parameter, group=self.group, group_src=0)
+                continue
+            shard, rows = self._padded(parameter, local), self._rows(parameter)
+            shards = None
+            if first:
+                shards = [shard.new_zeros(shard.shape) for _ in range(self.group.size())]
+                for empty, values in zip(shards, part.split(rows), strict=False):
+                    empty[: len(values)] = values
+            dist.scatter(shard, shards, group=self.group, group_src=0)
+            local.copy_(shard[: len(local)])
+
+    def _rows(self, parameter: DTensor) -> int:
+        return -(-len(parameter) // self.group.size())
+
+    def _padded(self, parameter: DTensor, part: Tensor) -> Tensor:
+        """A shard with rows of zeros, as many rows as every rank has."""
+        padded = part.new_zeros(self._rows(parameter), *parameter.shape[1:])
+        padded[: len(part)] = part
+        return padded

@@ -1,0 +1,44 @@
+"""A store's directory appears under its name when it is complete, or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from dpfed.errors import UserError
+
+
+def start_directory(path: Path) -> Path:
+    """Makes a hidden directory beside `path`, in which a store is written before it gets its name; the caller removes it.
+
+    Raises:
+        UserError: when `path` exists or nothing can be written there.
+    """
+    _refuse_existing(path)
+    partial = path.parent / f".{path.name}.partial-{secrets.token_hex(4)}"
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return partial
+
+
+def name_directory(partial: Path, path: Path) -> None:
+    """Gives a complete store its name.
+
+    Raises:
+        UserError: when somebody else took the name meanwhile.
+    """
+    _refuse_existing(path)
+    partial.rename(path)
+
+
+def cannot_write(path: Path, error: OSError) -> UserError:
+    """The error of a store that the disk or its permissions do not let be written."""
+    return UserError(f"cannot write the record store {path}: {error.strerror or error}.")
+
+
+def _refuse_existing(path: Path) -> None:
+    if os.path.lexists(path):
+        raise UserError(f"{path} exists already; choose another destination or delete it first.")

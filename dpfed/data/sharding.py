@@ -1,0 +1,112 @@
+"""Sharded copies of record stores: many workers then share a data set, and each reads only its own part of it.
+
+Which shard a training record is in depends on its key alone, or on the key of its unit where the store names units, so that a
+unit is never divided (`dpfed.data.layout`). Held-out records have a part of their own, which every worker opens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from dpfed.data.layout import HEADER, HELD_OUT, SHARDED_FORMAT_VERSION, Part, read_layout, shard_folder
+from dpfed.data.new_directory import cannot_write, name_directory, start_directory
+from dpfed.data.records import SPLITS, RecordStore
+from dpfed.errors import UserError
+
+_BUFFER_BYTES = 256 << 20  # records in memory before each part gets its share of them
+
+
+def shard_store(
+    source: str | Path, dest: str | Path, shards: int = 64, progress: Callable[[int, int | None], None] | None = None
+) -> RecordStore:
+    """Writes a sharded copy of a store: all of it, or nothing.
+
+    Images are copied as they are stored. Within a part records keep their order, so the same store gives the same files.
+    Memory holds a few hundred megabytes of records at a time, and four bytes for each record of the store.
+
+    Args:
+        source: the store to copy; it may be sharded itself.
+        dest: the directory to create; must not exist.
+        shards: at most so many workers can share the copy.
+        progress: called with (records so far, all records).
+
+    Returns:
+        The sharded store.
+
+    Raises:
+        UserError: when the source cannot be read, or `dest` exists or cannot be written.
+    """
+    if shards < 1:
+        raise UserError(f"a store has at least one shard, and {shards} were asked for.")
+    store, path = RecordStore.open(source), Path(dest).absolute()
+    partial = start_directory(path)
+    try:
+        _write(store, partial, shards, progress)
+        name_directory(partial, path)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return RecordStore.open(path)
+
+
+def _write(store: RecordStore, path: Path, shards: int, progress: Callable[[int, int | None], None] | None) -> None:
+    by_unit = store.units is not None
+    part_of_row = ((store.units if by_unit else store.keys) % np.uint64(shards)).astype(np.int32)
+    for split in SPLITS[1:]:
+        part_of_row[store.split(split)] = shards  # the last part
+    parts = [Part(shard_folder(number), 0) for number in range(shards)] + [Part(HELD_OUT, 0)]
+    for part in parts:
+        (path / part.folder).mkdir()
+    _write_records(store, [path / part.files[1] for part in parts], part_of_row, progress)
+    records, units = [], []
+    for number, part in enumerate(parts):
+        index = store.index.take(pa.array(np.flatnonzero(part_of_row == number)))
+        with pa.ipc.new_file(str(path / part.files[0]), index.schema) as writer:
+            writer.write_table(index)
+        records.append(len(index))
+        units.append(len(np.unique(index["unit"])) if by_unit else None)
+    sharding = {"by": "unit" if by_unit else "record", "records": records[:-1], "units": units[:-1] if by_unit else None}
+    header = read_layout(store.path).header | {
+        "dpfed_store": SHARDED_FORMAT_VERSION,
+        "sharding": sharding,
+        "files": {name: (path / name).stat().st_size for part in parts for name in part.files},
+    }
+    (path / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+
+def _write_records(
+    store: RecordStore, files: list[Path], part_of_row: np.ndarray, progress: Callable[[int, int | None], None] | None
+) -> None:
+    """Shares the records out to files, in one pass; each file is written some megabytes at a time."""
+    schema = next(store.stored())[1].schema
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(pa.ipc.new_file(str(file), schema)) for file in files]
+        waiting: list[list[pa.RecordBatch]] = [[] for _ in files]
+
+        def write_waiting() -> None:
+            for writer, batches in zip(writers, waiting, strict=True):
+                if batches:
+                    writer.write_table(pa.Table.from_batches(batches).combine_chunks())
+                    batches.clear()
+
+        held = 0
+        for rows, batch in store.stored():
+            order = np.argsort(part_of_row[rows], kind="stable")
+            sorted_parts = part_of_row[rows][order]
+            for places in np.split(order, np.flatnonzero(np.diff(sorted_parts)) + 1):
+                waiting[part_of_row[rows][places[0]]].append(batch.take(pa.array(places)))
+            held += batch.nbytes
+            if held >= _BUFFER_BYTES:
+                write_waiting()
+                held = 0
+            if progress is not None:
+                progress(rows.stop, len(store))
+        write_waiting()

@@ -1,0 +1,128 @@
+"""Reading ahead: the same sums to the bit, at most two microbatches early, errors where they belong, no thread left."""
+
+from __future__ import annotations
+
+import gc
+import io
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dpfed.config import parse_config
+from dpfed.data.batches import ReadAhead
+from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.randomness import Randomness
+from dpfed.training.session import Parts, assemble
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of JPEG files."""
+    random, path = np.random.default_rng(0), tmp_path_factory.mktemp("stores") / "files"
+    with StoreWriter(path, name="files", kind="image-text") as writer:
+        for row in range(240):
+            buffer = io.BytesIO()
+            Image.fromarray(random.integers(0, 256, (24, 30, 3), dtype=np.uint8)).save(buffer, "JPEG")
+            writer.add(RecordInput(str(row), buffer.getvalue(), (f"picture {row}",), split="train" if row < 200 else "test"))
+    return path
+
+
+@pytest.fixture
+def parts(tiny: dict, files: Path) -> Parts:
+    tiny["data"]["path"] = str(files)
+    tiny["bounding"]["microbatch"] = 12  # about five in a step
+    return assemble(parse_config(tiny), Randomness.from_seed(1))
+
+
+def reader_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("steps", [[0, 1, 2, 3, 4, 5], [2, 2, 0, 5, 4]], ids=["in order", "in any order"])
+def test_sums_are_the_same_to_the_bit(parts: Parts, steps: list[int]) -> None:
+    ahead, plain = (parts.worker(Randomness.from_seed(2)) for _ in range(2))
+    plain._expect = lambda *_: None
+    for step in steps:
+        plain._foreseen = None  # draws afresh
+        assert torch.equal(ahead.bounded_sum(step).values, plain.bounded_sum(step).values.clone())
+
+
+def test_only_the_next_step_and_no_step_after_the_last_is_begun(parts: Parts) -> None:
+    worker = parts.worker(Randomness.from_seed(2))
+    reading = worker._views._read
+    worker.bounded_sum(3)
+    [(rows, _)] = reading._begun
+    draw = worker._drawn(4)
+    assert np.array_equal(rows, draw.between(*draw.microbatches(12)[0])) and not reading._later
+    worker.bounded_sum(5)  # of six: the last
+    assert not reading._begun and not reading._later
+
+
+def test_raw_images_on_a_cpu_are_not_read_ahead(tiny: dict) -> None:
+    worker = assemble(parse_config(tiny), Randomness.from_seed(1)).worker(Randomness.from_seed(2))
+    worker.bounded_sum(0)
+    assert not worker._views._read._begun and not reader_threads()
+
+
+def test_what_was_expected_is_read_two_ahead_and_once() -> None:
+    asked: list[int] = []
+    allowed = threading.Semaphore(0)
+
+    def read(rows: np.ndarray) -> torch.Tensor:
+        allowed.acquire()
+        asked.append(int(rows[0]))
+        return torch.from_numpy(rows)
+
+    reading = ReadAhead(read)
+    reading.expect([np.array([number]) for number in range(5)])
+    for _ in range(20):
+        allowed.release()
+    wait_for(lambda: len(asked) == 2)
+    time.sleep(0.05)
+    assert asked == [0, 1]  # though it might have read them all
+    assert [int(reading(np.array([number]))) for number in range(5)] == list(range(5)) == asked
+    reading.expect([np.array([7]), np.array([8])])
+    wait_for(lambda: 7 in asked)
+    reading.expect([np.array([7]), np.array([9])])  # what is begun already and still wanted is not read twice
+    assert [int(reading(np.array([number]))) for number in (3, 7, 9)] == [3, 7, 9]  # 3 was not expected at all
+    assert asked.count(7) == 1
+
+
+def test_an_error_in_the_thread_surfaces_in_the_step_and_the_next_step_can_go_on(parts: Parts) -> None:
+    worker, plain = (parts.worker(Randomness.from_seed(2)) for _ in range(2))
+    reading, failing = worker._views._read, [True]
+    read = reading._read
+
+    def fail(rows: np.ndarray) -> torch.Tensor:
+        if failing[0] and threading.current_thread() is not threading.main_thread():
+            raise OSError("the disk is gone")
+        return read(rows)
+
+    reading._read = fail
+    with pytest.raises(OSError, match="the disk is gone"):
+        worker.bounded_sum(0)
+    failing[0] = False
+    assert torch.equal(worker.bounded_sum(0).values, plain.bounded_sum(0).values)
+
+
+def test_no_thread_outlives_the_worker(parts: Parts) -> None:
+    gc.collect()
+    worker = parts.worker(Randomness.from_seed(2))
+    worker.bounded_sum(0)
+    [thread] = reader_threads()
+    del worker
+    gc.collect()
+    thread.join(timeout=5)
+    assert not thread.is_alive()
