@@ -101,6 +101,12 @@ class LossOfViews(nn.Module):
         self._bf16 = precision == "bf16"
 
     def forward(self, views: Views, present: Tensor) -> Tensor:
+        """The loss of one group.
+
+        Args:
+            views: of the group's records, see `GroupBatch`.
+            present: ``(S,)`` bool, whether each is a record or padding.
+        """
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
             embeddings = self.model(views)
         # Similarities, softmax and everything behind them stay in float32.

@@ -25,7 +25,7 @@ from tests.models.conftest import SMALL
 
 # Groups of each rank: different numbers, none, groups of one record.
 SIZES = {1: [[4, 1, 3]], 2: [[4, 1, 3], [2, 5, 2]], 3: [[4, 1, 3], [], [2, 5, 2, 1, 3]]}
-WORLDS = list(SIZES)
+WORLDS = [pytest.param(world, marks=[pytest.mark.slow] * (world != 2)) for world in SIZES]
 MODELS = ["cnn", "two towers", "odd", "adapters"]
 LEARNT = ObjectiveConfig(learn_temperature=True)
 
