@@ -84,10 +84,26 @@ def adaptation() -> str:
     return "\n".join(lines)
 
 
+def cluster() -> str:
+    """What a cluster costs and gains."""
+    result = figures("cluster")
+    overhead, speedup = result["overhead"]["ratio"] - 1, 1 / result["speedup"]["ratio"]
+    lines = [
+        "| two CPU cores, the quickstart's plan | |",
+        "|---|---|",
+        f"| a step through Ray with one worker, over the plain loop | {overhead:+.1%} |",
+        f"| groups per second of two workers over one, one thread each | {speedup:.2f} x |",
+    ]
+    for batch, figure in result["memory"].items():
+        lines.append(f"| peak memory of each of two workers at B = {int(batch):,} | {max(figure['peak_mb'])} MB |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Fills the marked parts of the README."""
     text = README.read_text(encoding="utf-8")
-    for name, content in (("quickstart", quickstart()), ("adaptation", adaptation()), ("results", results())):
+    blocks = {"quickstart": quickstart(), "adaptation": adaptation(), "cluster": cluster(), "results": results()}
+    for name, content in blocks.items():
         block = f"<!-- {name} -->\n\n{content}\n\n<!-- /{name} -->"
         text = re.sub(f"<!-- {name} -->(.*<!-- /{name} -->)?", lambda _, block=block: block, text, flags=re.DOTALL)
     README.write_text(text, encoding="utf-8")

@@ -56,9 +56,12 @@ class Relay:
 @contextmanager
 def relayed(watcher: Watcher) -> Iterator[Queue]:
     """A queue whose events reach a watcher of this process while the block runs."""
+    import ray
     from ray.util.queue import Empty, Queue
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    queue, ended = Queue(actor_options={"num_cpus": 0}), threading.Event()
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)  # other machines come and go
+    queue, ended = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here}), threading.Event()
     advances: dict[str, Callable[[int], None]] = {}
 
     def deliver(kind: str, *content: Any) -> None:
