@@ -11,6 +11,7 @@ The sums travel without noise: the network between the workers lies inside the t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Protocol
 
@@ -94,12 +95,13 @@ class Collective:
     def serve(self) -> None:
         """Takes part in each step that rank 0 announces, until it announces the end; on the other ranks."""
         while (step := self._link.announce(None)) is not None:
-            self._take_part(step)
+            with contextlib.suppress(UserError):  # rank 0 says it, too, and announces the end
+                self._take_part(step)
 
     def _take_part(self, step: int) -> BoundedSum:
         self._exchange.hand_out()
         if self._steps % CHECK_EVERY == 0:
-            self._compare()
+            self._compare(step)
         self._steps += 1
         try:
             own = self._worker.bounded_sum(step)
@@ -108,22 +110,16 @@ class Collective:
         reports = self._link.gather([0, 0] if own is None else [1, own.groups])
         failed = [str(rank) for rank, (there, _) in enumerate(reports) if not there]
         if own is None or failed:
-            self._refuse(f"step {step}: worker {', '.join(failed)} cannot read its records any more: check the store.")
-            return BoundedSum(torch.zeros(0), 0.0, 0)
+            raise UserError(f"step {step}: worker {', '.join(failed)} cannot read its records any more: check the store.")
         total = self._exchange.bring_in(own.values)
         return BoundedSum(total, own.sensitivity, sum(groups for _, groups in reports))
 
-    def _compare(self) -> None:
+    def _compare(self, step: int) -> None:
         """Compares all ranks' weights, bit for bit."""
         sums = [row[0] for row in self._link.gather([self._exchange.checksum()])]
         different = [str(rank) for rank, value in enumerate(sums) if value != sums[0]]
         if different:
-            self._refuse(
-                f"the weights of worker {', '.join(different)} are not those of worker 0: resume the run on other machines "
-                "(memory may be faulty). The guarantee holds; the model may have learnt from wrong gradients."
+            raise UserError(
+                f"step {step}: the weights of worker {', '.join(different)} are not those of worker 0: resume the run on other "
+                "machines (memory may be faulty). The guarantee holds; the model may have learnt from wrong gradients."
             )
-
-    def _refuse(self, reason: str) -> None:
-        """Ends the run: rank 0 says why, and then announces the end to the others."""
-        if self._link.rank == 0:
-            raise UserError(reason)

@@ -71,6 +71,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     """
     task.check()
     _refuse_job_copy(task)
+    task = dataclasses.replace(task, again=True)  # workers may be started again
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
     try:
         import ray

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dpfed.errors import UserError
 
+MARK_BYTES = 16  # of what ranks compare
 _TEXT_BYTES = 1024  # of a report: enough for a sentence
 _STEP, _END = 1, 0
 
@@ -46,22 +47,29 @@ class Link:
         """Every rank's numbers, as many from each, by rank."""
         return [row.tolist() for row in self._all(torch.tensor(numbers))]
 
-    def agree(self, trouble: str = "") -> None:
-        """Tells rank 0 whether every rank can go on.
+    def agree(self, mark: bytes, trouble: str = "") -> None:
+        """Goes on if every rank can, and all have the same records and plan.
 
         Args:
-            trouble: why this rank cannot; all ranks learn it, so it must hold nothing private.
+            mark: `MARK_BYTES` that must be the same on all ranks.
+            trouble: why this rank cannot go on; all ranks learn it, so it must hold nothing private.
 
         Raises:
-            UserError: on rank 0, with the first trouble.
+            UserError: on every rank, with the first trouble.
         """
-        own = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
-        content = _bytes(trouble.encode()[:_TEXT_BYTES])
+        own = torch.zeros(MARK_BYTES + _TEXT_BYTES, dtype=torch.uint8)
+        content = _bytes(mark + trouble.encode()[:_TEXT_BYTES])
         own[: len(content)] = content
-        for rank, report in enumerate(self._all(own)):
-            text = report.numpy().tobytes().rstrip(b"\0").decode(errors="replace")
-            if text and self.rank == 0:
+        reports = [report.numpy().tobytes() for report in self._all(own)]
+        for rank, report in enumerate(reports):
+            text = report[MARK_BYTES:].rstrip(b"\0").decode(errors="replace")
+            if text:
                 raise UserError(f"worker {rank}: {text}")
+            if report[:MARK_BYTES] != reports[0][:MARK_BYTES]:
+                raise UserError(
+                    f"worker {rank} does not find the records that worker 0 finds: data.path and data.stores must be the same "
+                    "store on all machines."
+                )
 
     def _all(self, own: Tensor) -> list[Tensor]:
         everyone = [torch.empty_like(own) for _ in range(self.size)]

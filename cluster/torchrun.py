@@ -35,12 +35,9 @@ def take_part(task: Task, watcher: Watcher) -> RunDirectory | None:
     """
     if "RANK" not in os.environ:
         raise UserError("torchrun did not start this process: torchrun --nproc-per-node 8 -m cluster.pretrain CONFIG does.")
-    first = os.environ["RANK"] == "0"
-    if first and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        task.check()
     with process_group():
         work(task, watcher)
-    return RunDirectory.open(task.folder) if first else None
+    return RunDirectory.open(task.folder) if os.environ["RANK"] == "0" else None
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from cluster.collective import Collective, Replicas
-from cluster.link import Link
+from cluster.link import MARK_BYTES, Link
 from cluster.tensorboard import TensorBoard
 from dpfed.config import Config, parse_config
 from dpfed.errors import UserError
@@ -33,7 +34,7 @@ class Task:
     Attributes:
         folder: the run's directory, absolute, the same on every machine where rank 0 may start.
         config: of the run, with absolute paths; ``None``: the run is there.
-        again: whether the user wants to go on with a run that is there.
+        again: whether to go on with a run that is there.
     """
 
     folder: Path
@@ -41,7 +42,7 @@ class Task:
     again: bool = True
 
     def check(self) -> None:
-        """Refuses a run that is not there, or one that nobody asked to go on with. To be called once, before all is started.
+        """Refuses a run that is not there, or one that nobody asked to go on with.
 
         Raises:
             UserError: saying what is there.
@@ -85,7 +86,7 @@ def _lead(link: Link, task: Task, watcher: Watcher) -> None:
                 link.broadcast(job.parts.config.dump().encode())
                 configured = True
                 link.broadcast(job.randomness.for_owners().master)
-                link.agree()
+                link.agree(_mark(job.parts))
                 board = stack.enter_context(TensorBoard(job.run))
                 carry_out(job, watcher, lambda job: _join(link, job.parts, job.randomness.for_owners(), job.observe), [board])
     except UserError:
@@ -104,13 +105,17 @@ def _follow(link: Link) -> None:
         parts = assemble(parse_config(tomllib.loads(text.decode())), owner=link.rank, owners=link.size)
     except UserError as error:
         trouble = str(error)
-    link.agree(trouble)
-    if link.announce(None) is None or parts is None:  # some rank cannot go on
-        return
-    with contextlib.suppress(UserError):  # rank 0 meets it, too, and says it
-        _join(link, parts, randomness).serve()
-        return
+    with contextlib.suppress(UserError):  # rank 0 knows it, too, says it, and announces the end
+        link.agree(_mark(parts) if parts else b"", trouble)
+        if link.announce(None) is None:
+            return
+        return _join(link, parts, randomness).serve()
     link.announce(None)
+
+
+def _mark(parts: Parts) -> bytes:
+    """What must be the same everywhere, or a record could have two owners or be drawn at another rate: plan and store."""
+    return hashlib.blake2b(f"{parts.plan.fingerprint}/{parts.store.fingerprint}".encode(), digest_size=MARK_BYTES).digest()
 
 
 def _join(link: Link, parts: Parts, randomness: Randomness, observe: GroupObserver | None = None) -> Collective:
@@ -129,6 +134,7 @@ def _join(link: Link, parts: Parts, randomness: Randomness, observe: GroupObserv
 
 def _take(task: Task, owners: int, watcher: Watcher, stack: contextlib.ExitStack) -> Job | None:
     """The run, begun or taken up, and locked until the stack closes; ``None`` if it is finished."""
+    task.check()
     if task.config is not None and RunDirectory.unused(task.folder):
         job = begin(task.config, task.folder, watcher, owners)
         stack.enter_context(job.run.locked())

@@ -13,6 +13,7 @@ from dpfed.data.text import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
 from dpfed.models.blueprints import LOCAL_DIR
+from dpfed.models.building import settled
 from dpfed.models.folder import save_encoder
 from dpfed.models.summary import trained_part
 from dpfed.outcome import write_outcome
@@ -99,7 +100,7 @@ def check(config: Config, folder: str | Path, again: bool) -> None:
         UserError: saying what is there.
     """
     if again and not RunDirectory.unused(folder):
-        RunDirectory.open(folder).refuse_another(with_absolute_paths(config))
+        RunDirectory.open(folder).refuse_another(settled(with_absolute_paths(config)))
     else:
         RunDirectory.refuse_if_in_use(folder)
 

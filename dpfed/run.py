@@ -77,7 +77,7 @@ class RunDirectory:
     def refuse_if_in_use(cls, path: str | Path) -> None:
         """Raises a `UserError` if the directory holds anything."""
         if not cls.unused(path):
-            raise UserError(f"{path} is in use: `dpfed resume {path}` goes on with that run, --run DIR starts one elsewhere.")
+            raise UserError(f"{path} is in use: `dpfed resume {path}` or --resume goes on with that run, --run DIR starts one elsewhere.")
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
@@ -101,10 +101,10 @@ class RunDirectory:
         return load_config(self._config)
 
     def refuse_another(self, config: Config) -> None:
-        """Refuses a configuration that is not the run's; what it leaves open, the run has settled.
+        """Refuses a configuration that is not the run's.
 
         Args:
-            config: with absolute paths.
+            config: with absolute paths; what it leaves open, the run has chosen.
 
         Raises:
             UserError: naming the first key that differs.

@@ -7,7 +7,9 @@ A store is made by `dpfed.data.writing.StoreWriter` or `dpfed.data.sharding.shar
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,11 @@ class RecordStore:
             raise damaged(path, f"its files cannot be read ({type(error).__name__})") from error
         store._opened = (path, owner, owners)
         return store
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash of what the store's header says, which is the same for every owner."""
+        return hashlib.blake2b(json.dumps(self._layout.header, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     @property
     def shards(self) -> int | None:

@@ -1,0 +1,295 @@
+"""However many workers there are, a run is one mechanism: against an oracle in float64, with the noise fixed and free."""
+
+import copy
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.collective import Collective, Replicas
+from cluster.link import Link
+from cluster.torchrun import process_group, take_part
+from cluster.work import Task
+from dpfed.config import parse_config
+from dpfed.objectives.infonce import group_loss
+from dpfed.pretraining import pretrain
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import Randomness
+from dpfed.run import RunDirectory
+from dpfed.training import session
+from dpfed.training.coordinator import Coordinator
+from dpfed.training.releases import digest_of
+from dpfed.training.session import assemble
+from dpfed.training.worker import Worker
+from dpfed.watching import Silent
+from tests.cluster.processes import Processes
+
+SEED, RECORDS, RATE = 11, 600, 0.05
+WORKERS = {"alone": 1, "1": 1, "2": 2, "4": 4}  # alone: without a process group
+# In the first plan every group counts. In the second there is hardly anything but noise, and workers often draw no record.
+PLANS = {
+    "full": {"batch": 60, "size": 4, "clip": 0.5, "sigma": 0.4, "steps": 4},
+    "sparse": {"batch": 8, "size": 2, "clip": 1e-3, "sigma": 50.0, "steps": 6},
+}
+
+
+def configuration(shapes, plan):
+    towers = {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16}
+    return parse_config(
+        {
+            "name": "mechanism",
+            "data": {"source": "store", "path": str(shapes.path), "size": 16},
+            "views": {"crop_scale": [0.5, 1.0], "jitter": 0.5},
+            "model": towers,
+            "bounding": {"group_size": plan["size"], "clip_norm": plan["clip"], "engine": "loop", "microbatch": 16},
+            "privacy": {k: plan[k] for k in ("batch", "steps")}
+            | {"noise_multiplier": plan["sigma"], "seed": SEED, "accountant": "rdp"},
+            "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": 0.0},
+            "training": {"device": "cpu"},
+            "evaluation": {"tasks": ["retrieval"], "records": 20},
+        }
+    )
+
+
+def state_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def watch(rank, config, folder, how):
+    """Carries out a run, and writes down what this process held and computed in each step."""
+    seen = {"held": [], "own": [], "groups": [], "total": [], "before": [], "after": []}
+    bounded_sum, apply = Worker.bounded_sum, Coordinator.apply
+
+    def watched_sum(self, step):
+        own = bounded_sum(self, step)
+        seen["held"].append(state_of(self._model))
+        seen["own"].append(own.values.clone())
+        seen["groups"].append(own.groups)
+        return own
+
+    def watched_apply(self, step, total):
+        seen["total"].append((total.values.clone(), total.groups, total.sensitivity))
+        seen["before"].append(self._vector.gather())
+        summary = apply(self, step, total)
+        seen["after"].append(self._vector.gather())
+        return summary
+
+    Worker.bounded_sum, Coordinator.apply = watched_sum, watched_apply
+    if how == "alone":
+        pretrain(config, folder / "run", Silent())
+    else:
+        take_part(Task(folder / "run", config), Silent())
+    torch.save(seen, folder / f"{rank}.pt")
+
+
+class Oracle:
+    """The clipped sums by the definition, from records, keys and views: one group after the other, in float64."""
+
+    def __init__(self, config, plan):
+        self.plan = plan
+        self.parts = assemble(config, Randomness.from_seed(SEED))
+        self.randomness = Randomness.from_seed(SEED).for_owners()
+        self.views = self.parts.worker(self.randomness)._views
+        self.model = copy.deepcopy(self.parts.model).double().train()
+
+    def groups_of(self, worker, workers):
+        return len(range(worker, round(self.plan["batch"] / self.plan["size"]), workers))
+
+    def members(self, step, worker, workers):
+        """The rows of each of a worker's groups."""
+        store, own_groups = self.parts.store, self.groups_of(worker, workers)
+        rows = [row for row in store.split("train").tolist() if int(store.keys[row]) % workers == worker]
+        draws = self.randomness.per_record("sample", step, store.keys[rows], 2)
+        groups = [[] for _ in range(own_groups)]
+        for row, (drawn, group) in zip(rows, draws, strict=True):
+            if drawn < self.plan["batch"] / RECORDS:
+                groups[int(group * own_groups)].append(row)
+        return groups
+
+    def own_sum(self, state, step, worker, workers):
+        self.model.load_state_dict(state)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        total = torch.zeros(sum(p.numel() for p in trained), dtype=torch.float64)
+        for rows in self.members(step, worker, workers):
+            if len(rows) < 2:
+                continue
+            views = self.views(np.array(rows), self.randomness, step, torch.device("cpu"))
+            views = {name: view.double() if view.is_floating_point() else view for name, view in views.items()}
+            loss = group_loss(self.model(views), torch.ones(len(rows), dtype=torch.bool), self.model.temperature)
+            gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, trained)])
+            total += gradient * min(1.0, self.plan["clip"] / gradient.norm().item())
+        return total
+
+    def noise(self, step, total):
+        """The run's own noise, which depends on the bits of the sum; its distribution is tested where it is free."""
+        fixed = torch.zeros(total.numel(), dtype=torch.float64)
+        context = f"{self.parts.plan.fingerprint}/{digest_of(total)}"
+        scale = 2 * self.plan["clip"] * self.plan["sigma"]
+        Randomness.from_seed(SEED).add_normal_(fixed, scale, "noise", step, context=context)
+        return fixed
+
+
+@pytest.fixture(scope="module")
+def outcomes(shapes, tmp_path_factory):
+    """What each process saw, and the finished run, by plan and number of workers."""
+    found = {}
+    for name, plan in PLANS.items():
+        for how, world in WORKERS.items():
+            folder, config = tmp_path_factory.mktemp(f"{name}-{how}"), configuration(shapes, plan)
+            with Processes(world, folder, watch, config, folder, how) as processes:
+                assert processes.wait() == [0] * world, processes.text
+            seen = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+            found[name, how] = seen, RunDirectory.open(folder / "run")
+    return found
+
+
+@pytest.fixture(scope="module", params=PLANS)
+def plan(request, shapes):
+    """A plan's name, its figures and its oracle; with one thread, for nothing here is large."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield request.param, PLANS[request.param], Oracle(configuration(shapes, PLANS[request.param]), PLANS[request.param])
+    torch.set_num_threads(threads)
+
+
+every_number = pytest.mark.parametrize("how", WORKERS)
+
+
+@pytest.mark.parametrize("how", ["1", "2", "4"])
+def test_each_step_is_the_oracles(outcomes, plan, how):
+    name, figures, oracle = plan
+    seen, workers = outcomes[name, how][0], WORKERS[how]
+    groups = round(figures["batch"] / figures["size"])
+    small = 1e-4 * figures["clip"]  # to the sum of up to 15 gradients of norm C: float32, and 1e-5 of slack each
+    for step in range(figures["steps"]):
+        expected = [oracle.own_sum(seen[0]["held"][step], step, worker, workers) for worker in range(workers)]
+        for worker in range(workers):
+            assert (seen[worker]["own"][step].double() - expected[worker]).norm() < small
+            assert seen[worker]["groups"][step] == oracle.groups_of(worker, workers)
+        total, over, sensitivity = seen[0]["total"][step]
+        assert (total.double() - sum(expected)).norm() < 4 * small
+        assert over == groups == sum(oracle.groups_of(worker, workers) for worker in range(workers))
+        assert sensitivity == 2 * figures["clip"]
+        update = seen[0]["after"][step].double() - seen[0]["before"][step].double()
+        wanted = -RATE * (sum(expected) + oracle.noise(step, total)) / groups
+        assert (update - wanted).norm() < 4 * RATE * small / groups + 1e-7 * seen[0]["before"][step].norm()
+
+
+def test_there_were_sums_to_compare_and_workers_without_records(outcomes, shapes):
+    assert all(own.norm() > 0 for seen in outcomes["full", "4"][0] for own in seen["own"])
+    oracle = Oracle(configuration(shapes, PLANS["sparse"]), PLANS["sparse"])
+    empty = [
+        (step, worker) for step, worker in itertools.product(range(6), range(4)) if not any(oracle.members(step, worker, 4))
+    ]
+    assert empty  # and yet they took every step:
+    assert all(len(seen["own"]) == 6 for seen in outcomes["sparse", "4"][0])
+    assert not any(outcomes["sparse", "4"][0][worker]["own"][step].any() for step, worker in empty)
+
+
+@pytest.mark.parametrize("name", PLANS)
+@every_number
+def test_all_workers_hold_the_same_bits_in_every_step(outcomes, name, how):
+    first, *others = outcomes[name, how][0]
+    assert len(first["held"]) == PLANS[name]["steps"]
+    for other in others:
+        for mine, theirs in zip(first["held"], other["held"], strict=True):
+            assert mine.keys() == theirs.keys()
+            assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_one_worker_in_a_process_group_is_the_plain_run_bit_for_bit(outcomes):
+    for name in PLANS:
+        (alone,), (one,) = outcomes[name, "alone"][0], outcomes[name, "1"][0]
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(alone["after"], one["after"], strict=True))
+
+
+def noises(seen, plan):
+    """``(T, P)`` what each step added to the parameters, in units of the noise that was promised: 2 C sigma / K."""
+    unit = RATE * 2 * plan["clip"] * plan["sigma"] / round(plan["batch"] / plan["size"])
+    return torch.stack([(b.double() - a.double()) / unit for b, a in zip(seen["before"], seen["after"], strict=True)])
+
+
+@every_number
+def test_the_noise_is_added_once_whoever_computes(outcomes, how):
+    noise = noises(outcomes["sparse", how][0][0], PLANS["sparse"])
+    count = noise.numel()
+    # Four standard errors of the variance of Gaussians. The gradients add at most (K C)^2 / P to it, which is 1e-6.
+    assert abs(noise.var().item() - 1) < 4 * (2 / count) ** 0.5
+    assert abs(noise.mean().item()) < 4 / count**0.5
+
+
+@every_number
+def test_steps_do_not_share_their_noise(outcomes, how):
+    noise = noises(outcomes["sparse", how][0][0], PLANS["sparse"])
+    steps, size = noise.shape
+    for one, other in itertools.combinations(range(steps), 2):
+        assert abs((noise[one] * noise[other]).mean().item()) < 4 / size**0.5
+
+
+def test_the_promise_does_not_depend_on_the_number_of_workers(outcomes):
+    for name, figures in PLANS.items():
+        promises = [promise(outcomes[name, how][1]) for how in WORKERS]
+        assert all(one == promises[0] for one in promises)
+        results, _, lines, _ = promises[0]
+        assert results["noise_multiplier"] == figures["sigma"]
+        assert results["sensitivity"] == 2 * figures["clip"]
+        assert [(line["step"], line["charged"]) for line in lines[1:]] == [(step, True) for step in range(figures["steps"])]
+
+
+def promise(run):
+    lines = [json.loads(line) for line in run.ledger.read_text().splitlines()]
+    for line in lines:
+        line.pop("digest", None)
+        line.pop("chain")
+    card = re.sub(r"central: [^\n]*", "", run.card.read_text())  # names the number of processes
+    assert "central: " in run.card.read_text()
+    return json.loads(run.results.read_text())["privacy"], card, lines, Ledger.open(run.ledger).epsilon
+
+
+STEP = 0  # is computed again without one record
+
+
+def remove(rank, config, folder, gone):
+    """The sums of one step with all records, and without each of some records; on rank 0 also the total."""
+    found = []
+    with process_group():
+        link, rows_of_owner = Link(), session.rows_of_owner
+        parts = assemble(config, Randomness.from_seed(SEED), owner=link.rank, owners=link.size)
+        for missing in [None, *gone]:
+            session.rows_of_owner = lambda rows, *rest, missing=missing: rows_of_owner(rows[rows != missing], *rest)
+            worker = parts.worker(Randomness.from_seed(SEED).for_owners())
+            own = worker.bounded_sum(STEP).values
+            collective = Collective(link, Replicas(parts.model), worker)
+            if link.rank == 0:
+                found.append((own, collective.collect(STEP).values))
+                link.announce(None)
+            else:
+                collective.serve()
+                found.append((own, None))
+    torch.save(found, folder / f"{rank}.pt")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_one_record_moves_its_own_workers_sum_alone_and_the_total_by_at_most_2c(shapes, tmp_path, workers):
+    figures = PLANS["full"] | {"clip": 0.01}  # binds in every group
+    config = configuration(shapes, figures)
+    oracle = Oracle(config, figures)
+    # Two records of a full group of each worker, and one that was not drawn.
+    gone = [row for w in range(workers) for row in max(oracle.members(STEP, w, workers), key=len)[:2]]
+    drawn = {row for w in range(workers) for group in oracle.members(STEP, w, workers) for row in group}
+    gone.append(next(row for row in shapes.split("train").tolist() if row not in drawn))
+    with Processes(workers, tmp_path, remove, config, tmp_path, gone) as processes:
+        assert processes.wait() == [0] * workers, processes.text
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(workers)]
+    total = found[0][0][1]
+    for number, row in enumerate(gone, start=1):
+        owner = int(shapes.keys[row]) % workers
+        for rank in range(workers):
+            same = torch.equal(found[rank][number][0], found[rank][0][0])
+            assert same == (rank != owner or row not in drawn)
+        moved = (found[0][number][1].double() - total.double()).norm().item()
+        assert moved <= 2 * figures["clip"] * (1 + 1e-5)
+        assert (moved > 0.01 * figures["clip"]) == (row in drawn)

@@ -1,0 +1,256 @@
+"""Workers that crash, differ, fail or are too many: what is spent stays right, and nothing hangs or tells a secret."""
+
+import itertools
+import json
+import shutil
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cluster import collective
+from dpfed.config import load_config
+from dpfed.data.records import RecordStore
+from dpfed.data.shapes import write_shapes
+from dpfed.errors import UserError
+from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.ledger import Ledger
+from dpfed.run import RunDirectory
+from dpfed.training import session
+from dpfed.training.releases import Releases
+from dpfed.training.worker import Worker
+from tests.cluster.conftest import STEPS
+from tests.cluster.processes import Processes, come_and_wait, command, dpfed, pretrain, wait_for
+
+STOPPED = 3  # of STEPS; a checkpoint is written after every second
+
+
+def freeze_text(rank, *arguments):
+    """Trains the image tower alone."""
+    build_model = session.build_model
+
+    def frozen(*args, **kwargs):
+        model = build_model(*args, **kwargs)
+        model.text_encoder.requires_grad_(False)
+        return model
+
+    session.build_model = frozen
+
+
+def ledger_lines(run):
+    return [json.loads(line) for line in run.ledger.read_text().splitlines()[1:]]
+
+
+def check_paid(run, undisturbed):
+    """Each step was paid for exactly once, and what was spent is what it would have been."""
+    lines = ledger_lines(run)
+    assert [line["step"] for line in lines if line["charged"]] == list(range(STEPS))
+    assert Ledger.open(run.ledger).epsilon == Ledger.open(undisturbed.ledger).epsilon
+    results, expected = (json.loads(one.results.read_text()) for one in (run, undisturbed))
+    assert results["privacy"] == expected["privacy"]
+    return [line["step"] for line in lines if not line["charged"]]
+
+
+# Where all are killed, in step 3: owner and name of what rank 0 does next, or has just done; which kept releases are
+# repeated although they were paid, and which steps are left to compute.
+POINTS = {
+    "before the release is kept": (Releases, "save", "before", [2], [3, 4, 5]),
+    "between keeping and paying": (Ledger, "charge", "before", [2], [4, 5]),
+    "paid, and not yet used": (Ledger, "charge", "after", [2, 3], [4, 5]),
+}
+
+
+def stop(rank, place, point, *arguments):
+    owner, method, when, _, _ = POINTS[point]
+    real, calls = getattr(owner, method), itertools.count()
+
+    def wrapped(*args):
+        last = next(calls) == STOPPED
+        if last and when == "before":
+            come_and_wait(place)
+        real(*args)
+        if last:
+            come_and_wait(place)
+
+    setattr(owner, method, wrapped)
+    dpfed(*arguments)
+
+
+@pytest.fixture(scope="module", params=POINTS)
+def crashed(request, source, tmp_path_factory):
+    """A run of two processes that were killed at some point, and that point."""
+    folder = tmp_path_factory.mktemp("crashed")
+    arguments = (folder / "here", request.param, *pretrain(source, folder / "run"))
+    with Processes(2, folder / "out", stop, *arguments) as processes:
+        wait_for(folder / "here", processes)
+        processes.kill()
+    return folder / "run", request.param
+
+
+def resume(rank, log, *arguments):
+    """Goes on with a run, and writes down which steps are computed."""
+    bounded_sum = Worker.bounded_sum
+
+    def logged(self, step):
+        with open(f"{log}-{rank}", "a") as file:
+            file.write(f"{step}\n")
+        return bounded_sum(self, step)
+
+    Worker.bounded_sum = logged
+    dpfed("resume", *arguments, "--cluster", "torchrun")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_crash_in_a_step_costs_nothing_twice_whoever_goes_on(crashed, undisturbed, tmp_path, workers):
+    folder, point = crashed
+    *_, replayed, computed = POINTS[point]
+    shutil.copytree(folder, tmp_path / "run")
+    kept = dict(path.stem.split("-") for path in (folder / "releases").glob("*.f32"))
+    with Processes(workers, tmp_path / "out", resume, tmp_path / "steps", tmp_path / "run") as processes:
+        assert processes.wait() == [0] * workers, processes.text
+    run = RunDirectory.open(tmp_path / "run")
+    assert check_paid(run, undisturbed) == replayed
+    for rank in range(workers):
+        assert (tmp_path / f"steps-{rank}").read_text().split() == [str(step) for step in computed]
+    paid = {f"{line['step']:08d}": line["digest"] for line in ledger_lines(run) if line["charged"]}
+    assert kept and all(paid[step] == digest for step, digest in kept.items())  # these very sums, and no others
+    assert not (run.path / "secret.key").exists() and not run.releases.exists()
+
+
+def test_another_number_of_workers_cannot_release_a_paid_step_again(crashed, tmp_path):
+    folder, _ = crashed
+    shutil.copytree(folder, tmp_path / "run")
+    for path in (tmp_path / "run" / "releases").iterdir():
+        path.unlink()
+    before = (folder / "ledger.jsonl").read_bytes()
+    with Processes(1, tmp_path / "out", command, "resume", tmp_path / "run", "--cluster", "torchrun") as processes:
+        assert processes.wait() == [2], processes.text
+        assert "released before and comes out differently" in processes.output(0)
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == before
+
+
+def hang(rank, place, *arguments):
+    bounded_sum = Worker.bounded_sum
+
+    def hanging(self, step):
+        if rank == 1 and step == STOPPED:
+            come_and_wait(place)
+        return bounded_sum(self, step)
+
+    Worker.bounded_sum = hanging
+    dpfed(*arguments)
+
+
+def test_when_one_worker_is_killed_all_end_and_the_run_can_go_on(source, undisturbed, tmp_path):
+    folder = tmp_path / "run"
+    with Processes(3, tmp_path / "out", hang, tmp_path / "here", *pretrain(source, folder)) as processes:
+        wait_for(tmp_path / "here", processes)
+        processes.members[1].kill()
+        codes = processes.wait()
+    assert codes[1] == -9 and 0 not in codes
+    assert Ledger.open(folder / "ledger.jsonl").charged == STOPPED
+    with Processes(2, tmp_path / "again", command, "resume", folder, "--cluster", "torchrun") as processes:
+        assert processes.wait() == [0, 0], processes.text
+    check_paid(RunDirectory.open(folder), undisturbed)
+
+
+def flip(rank, name, *arguments):
+    """Another bit in a weight or buffer of worker 1, after the second of three comparisons."""
+    freeze_text(rank)
+    collective.CHECK_EVERY, bounded_sum = 2, Worker.bounded_sum
+
+    def flipping(self, step):
+        own = bounded_sum(self, step)
+        if rank == 1 and step == 2:
+            dict(self._model.state_dict())[name].view(-1).view(torch.uint8)[0] ^= 1
+        return own
+
+    Worker.bounded_sum = flipping
+    dpfed(*arguments)
+
+
+@pytest.mark.parametrize("name", ["fixed_temperature", "text_encoder.token.weight"], ids=["buffer", "frozen weight"])
+def test_other_weights_are_refused_and_all_processes_end(source, tmp_path, name):
+    folder = tmp_path / "run"
+    with Processes(3, tmp_path / "out", flip, name, *pretrain(source, folder)) as processes:
+        codes = processes.wait()
+        assert codes == [2, 0, 0], processes.text
+        assert "error: step 4: the weights of worker 1 are not those of worker 0" in processes.output(0)
+        assert processes.output(1) == processes.output(2) == ""
+    assert Ledger.open(folder / "ledger.jsonl").charged == 4
+
+
+def damage(rank, who, *arguments):
+    images, calls = RecordStore.images, itertools.count()
+
+    def damaged(self, rows, *args, **kwargs):
+        if rank == who and next(calls) == 2:
+            raise UserError(f"the image of {self.ids(rows[:1])[0]!r} cannot be decoded")
+        return images(self, rows, *args, **kwargs)
+
+    RecordStore.images = damaged
+    dpfed(*arguments)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_store_that_is_damaged_on_the_way_ends_the_run_and_names_no_record(source, shapes, tmp_path, who):
+    with Processes(2, tmp_path / "out", damage, who, *pretrain(source, tmp_path / "run")) as processes:
+        assert processes.wait() == [2, 0], processes.text
+        assert f"error: step 2: worker {who} cannot read its records any more" in processes.output(0)
+        printed = processes.text
+    assert "Traceback" not in printed
+    written = "".join(path.read_text() for path in (tmp_path / "run").glob("*.*l"))  # configuration, ledger, metrics
+    assert written and not any(id in printed + written for id in shapes.ids(range(len(shapes))))
+    assert Ledger.open(tmp_path / "run" / "ledger.jsonl").charged == 2
+
+
+def elsewhere(rank, path, *arguments):
+    """Worker 1 finds other records at the same place."""
+    if rank == 1:
+        session.open_records = lambda *_, **__: RecordStore.open(path)
+    dpfed(*arguments)
+
+
+def test_a_worker_whose_store_holds_other_records_is_refused_before_anything_is_spent(source, tmp_path):
+    write_shapes(tmp_path / "other", train=300, validation=0, test=200)  # of fewer records, each is drawn more often
+    with Processes(2, tmp_path / "out", elsewhere, tmp_path / "other", *pretrain(source, tmp_path / "run")) as processes:
+        assert processes.wait() == [2, 0], processes.text
+        assert "worker 1" in processes.output(0) and "Traceback" not in processes.text
+
+
+COLLECTIVES = ["broadcast", "reduce", "all_reduce", "all_gather", "gather", "scatter", "all_gather_into_tensor"]
+
+
+def count(rank, log, *arguments):
+    freeze_text(rank)
+    sent = []
+
+    def counted(name, real):
+        def call(*args, **kwargs):
+            sent.append((name, *((one.dtype, one.numel()) for one in args if isinstance(one, torch.Tensor))))
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in COLLECTIVES:
+        setattr(dist, name, counted(name, getattr(dist, name)))
+    try:
+        dpfed(*arguments)
+    finally:
+        torch.save(sent, f"{log}-{rank}")
+
+
+def test_a_step_sends_what_is_trained_once_and_receives_it_once(source, tmp_path):
+    with Processes(2, tmp_path / "out", count, tmp_path / "sent", *pretrain(source, tmp_path / "run")) as processes:
+        assert processes.wait() == [0, 0], processes.text
+    model = session.assemble(load_config(source)).model
+    whole = [(torch.float32, value.numel()) for value in model.state_dict().values()]
+    model.text_encoder.requires_grad_(False)
+    trained = (torch.float32, TrainableVector(model).numel)
+    assert trained[1] < 0.9 * sum(size for _, size in whole)
+    for rank in range(2):
+        sent = torch.load(tmp_path / f"sent-{rank}")
+        floats = [(name, *what) for name, what in sent if what[0] == torch.float32]
+        first = [("broadcast", *what) for what in whole]
+        assert floats == first + [("broadcast", *trained), ("reduce", *trained)] * STEPS
+        assert all(size <= 2 for name, (kind, size) in sent if kind == torch.int64)
