@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.relay import Relay, relayed
 from cluster.torchrun import BACKEND_OF, TIMEOUT, process_group
 from cluster.work import Task, work
+from dpfed.data.remote import is_url
 from dpfed.errors import UserError
 from dpfed.run import RunDirectory
 from dpfed.watching import Watcher
@@ -23,7 +24,7 @@ from dpfed.watching import Watcher
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
 
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
 _JOB_COPY = "working_dir_files"  # a part of the path of the copy in which `ray job submit` runs a command
 
 
@@ -71,10 +72,8 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     """
     task.check()
     _refuse_job_copy(task)
-    task = dataclasses.replace(task, again=True)  # workers may be started again
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
     try:
-        import ray
         from ray.train import ScalingConfig, WorkerGroupError
         from ray.train.torch import TorchTrainer
     except ImportError as error:
@@ -85,7 +84,8 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
         TorchTrainer(_alone, train_loop_config=settings, scaling_config=ScalingConfig(num_workers=0)).fit()
         return RunDirectory.open(task.folder)
     with _connected() as own, _storage(task) as storage, relayed(watcher) as queue:
-        settled = _settled(resources, ray.cluster_resources(), own, watcher)
+        settled = _settled(resources, _machines(), own, watcher)
+        task = dataclasses.replace(task, again=True, beside=storage)  # workers may be started again
         try:
             refusal = _trainer(task, settled, storage, queue).fit().return_value
         except WorkerGroupError as error:
@@ -116,7 +116,11 @@ def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> Tor
             resources_per_worker=each,
         ),
         run_config=RunConfig(
-            name=task.folder.name, storage_path=str(storage), failure_config=FailureConfig(max_failures=resources.restarts)
+            name=task.folder.name,
+            storage_path=str(storage),
+            failure_config=FailureConfig(max_failures=resources.restarts),
+            # Ray leaves all GPUs in sight of workers that get none.
+            worker_runtime_env=None if resources.gpus else {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}},
         ),
     )
 
@@ -126,7 +130,7 @@ def _in_worker(settings: dict[str, Any]) -> str | None:
     try:
         work(settings["task"], Relay(settings["queue"]))
     except UserError as error:
-        return str(error)
+        return error.public
     return None
 
 
@@ -170,33 +174,50 @@ def _storage(task: Task) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _settled(resources: Resources, there: dict[str, float], own: bool, watcher: Watcher) -> Resources:
+def _machines() -> list[dict[str, float]]:
+    """What each machine of the cluster has."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _settled(resources: Resources, machines: list[dict[str, float]], own: bool, watcher: Watcher) -> Resources:
     """The resources with nothing left to choose.
 
     Args:
         resources: what the user asked for.
-        there: what the cluster has now.
+        machines: what each machine has, now.
         own: it is this machine alone, and will not grow.
         watcher: is told that the run waits for machines.
 
     Raises:
         UserError: if there will never be enough.
     """
-    gpus = int(there.get("GPU", 0) > 0) if resources.gpus is None else resources.gpus
-    cpus = resources.cpus or max(1, int(there.get("CPU", 1)) // resources.workers)
-    for kind, each in (("CPU", cpus), ("GPU", gpus)):
-        wanted, has = each * (resources.least or resources.workers), int(there.get(kind, 0))
-        if wanted > has and own:
-            raise UserError(f"{resources.workers} workers need {wanted} {kind}s, and this machine has {has}: use fewer.")
-        if wanted > has:
-            watcher.note(f"waiting for machines: {resources.workers} workers need {wanted} {kind}s, the cluster has {has}")
+    gpus = int(any(machine.get("GPU", 0) for machine in machines)) if resources.gpus is None else resources.gpus
+
+    def places(cpus: int) -> int:
+        """How many workers with so many CPUs, and a GPU each where they want one, there is room for."""
+        room = [(int(machine.get("CPU", 0)) // cpus, int(machine.get("GPU", 0))) for machine in machines]
+        return sum(min(pair) if gpus else pair[0] for pair in room)
+
+    most = max(int(machine.get("CPU", 0)) for machine in machines)
+    cpus = resources.cpus or next((count for count in range(most, 1, -1) if places(count) >= resources.workers), 1)
+    if places(cpus) < (resources.least or resources.workers):
+        wanted = f"{resources.workers} workers with {cpus} CPU{'s' if cpus > 1 else ''}{' and a GPU' if gpus else ''} each"
+        if own:
+            raise UserError(f"there is no room for {wanted} on this machine, but for {places(cpus)}: use fewer.")
+        watcher.note(f"waiting for machines: the cluster has room for {places(cpus)}, not for {wanted}")
     return dataclasses.replace(resources, gpus=gpus, cpus=cpus)
 
 
 def _refuse_job_copy(task: Task) -> None:
     """Refuses paths in the temporary copy in which a submitted job runs: it is deleted, and other machines do not see it."""
-    data = task.config.data if task.config else None
-    places = {"--run": task.folder, "data.path": data and data.path, "data.stores": data and data.stores}
+    places = {"--run": task.folder}
+    if task.config is not None:
+        data, model = task.config.data, task.config.model
+        places |= {"data.path": data.path, "model.weights": model.weights, "model.architecture": model.architecture}
+        if data.source != "store" or is_url(data.path or ""):  # otherwise nothing is put there
+            places["data.stores"] = data.stores
     lost = [name for name, place in places.items() if place and _JOB_COPY in Path(place).parts]
     if lost:
         raise UserError(

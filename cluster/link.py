@@ -51,14 +51,14 @@ class Link:
         """Goes on if every rank can, and all have the same records and plan.
 
         Args:
-            mark: `MARK_BYTES` that must be the same on all ranks.
+            mark: `MARK_BYTES` that must be the same on all ranks; of no matter on one in trouble.
             trouble: why this rank cannot go on; all ranks learn it, so it must hold nothing private.
 
         Raises:
             UserError: on every rank, with the first trouble.
         """
         own = torch.zeros(MARK_BYTES + _TEXT_BYTES, dtype=torch.uint8)
-        content = _bytes(mark + trouble.encode()[:_TEXT_BYTES])
+        content = _bytes(mark.ljust(MARK_BYTES, b"\0") + trouble.encode()[:_TEXT_BYTES])
         own[: len(content)] = content
         reports = [report.numpy().tobytes() for report in self._all(own)]
         for rank, report in enumerate(reports):

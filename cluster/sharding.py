@@ -34,7 +34,6 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter  # no pu
 from cluster.sharded_vector import ShardedVector
 from dpfed.bounding.bounded_sum import clip_factors
 from dpfed.bounding.engines import GroupBatch, LossOfViews, Precision, Views
-from dpfed.errors import UserError
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
@@ -86,7 +85,7 @@ class _BlockGradient(ReduceScatter):
         """Measures a gradient, or scales it in place."""
         if self._factor is None:
             if self.squares is not None:
-                raise UserError(
+                raise RuntimeError(
                     "a block of this model got its gradient in several parts, and cannot be clipped while it is sharded: "
                     "train it without sharding, or let a forward pass call each block once."
                 )

@@ -15,7 +15,8 @@ from dpfed.errors import UserError
 from dpfed.run import RunDirectory
 from dpfed.watching import Watcher
 
-TIMEOUT = 7200  # seconds that a process waits for the others, while rank 0 imports records or evaluates
+# Seconds that a process waits for the others: rank 0 may import or evaluate for hours. The end of one is noticed at once.
+TIMEOUT = 86_400
 # By whether there are GPUs. Parameters and sums travel from device to device, messages from memory to memory.
 BACKEND_OF = {True: "cpu:gloo,cuda:nccl", False: "gloo"}
 

@@ -22,7 +22,7 @@ from dpfed.training.session import Parts, assemble
 from dpfed.training.worker import GroupObserver
 from dpfed.watching import Watcher
 
-_ENDING = 60.0  # seconds that a rank 0 of before, told to end, may still hold the run
+_ENDING = 150.0  # seconds that a rank 0 of before may still hold the run; a dead machine's locks on NFS last 90
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,13 @@ class Task:
         folder: the run's directory, absolute, the same on every machine where rank 0 may start.
         config: of the run, with absolute paths; ``None``: the run is there.
         again: whether to go on with a run that is there.
+        beside: a folder that the launcher made beside the run's; who does not see it is on other storage.
     """
 
     folder: Path
     config: Config | None = None
     again: bool = True
+    beside: Path | None = None
 
     def check(self) -> None:
         """Refuses a run that is not there, or one that nobody asked to go on with.
@@ -67,7 +69,7 @@ def work(task: Task, watcher: Watcher) -> None:
     if link.rank == 0:
         _lead(link, task, watcher)
     else:
-        _follow(link)
+        _follow(link, task.folder)
 
 
 def _lead(link: Link, task: Task, watcher: Watcher) -> None:
@@ -85,6 +87,7 @@ def _lead(link: Link, task: Task, watcher: Watcher) -> None:
             if job is not None:
                 link.broadcast(job.parts.config.dump().encode())
                 configured = True
+                link.broadcast(job.run.identity.encode())
                 link.broadcast(job.randomness.for_owners().master)
                 link.agree(_mark(job.parts))
                 board = stack.enter_context(TensorBoard(job.run))
@@ -95,16 +98,18 @@ def _lead(link: Link, task: Task, watcher: Watcher) -> None:
     end()
 
 
-def _follow(link: Link) -> None:
+def _follow(link: Link, folder: Path) -> None:
     text = link.broadcast()
     if not text:
         return
-    randomness = Randomness(link.broadcast())
+    identity, randomness = link.broadcast().decode(), Randomness(link.broadcast())
     parts, trouble = None, ""
     try:
+        if RunDirectory(folder).identity != identity:  # as rank 0 after a fault, this process would begin the run once more
+            raise UserError(f"the run at {folder} is not what worker 0 has there: use storage that all machines share.")
         parts = assemble(parse_config(tomllib.loads(text.decode())), owner=link.rank, owners=link.size)
     except UserError as error:
-        trouble = str(error)
+        trouble = error.public
     with contextlib.suppress(UserError):  # rank 0 knows it, too, says it, and announces the end
         link.agree(_mark(parts) if parts else b"", trouble)
         if link.announce(None) is None:
@@ -134,6 +139,8 @@ def _join(link: Link, parts: Parts, randomness: Randomness, observe: GroupObserv
 
 def _take(task: Task, owners: int, watcher: Watcher, stack: contextlib.ExitStack) -> Job | None:
     """The run, begun or taken up, and locked until the stack closes; ``None`` if it is finished."""
+    if task.beside is not None and not task.beside.is_dir():
+        raise UserError(f"worker 0 does not see {task.folder.parent}, where the run goes: use storage that all machines share.")
     task.check()
     if task.config is not None and RunDirectory.unused(task.folder):
         job = begin(task.config, task.folder, watcher, owners)

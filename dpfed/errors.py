@@ -13,7 +13,15 @@ class UserError(Exception):
 
     The message is one clear sentence (or two): what was given, what was expected, what to do. The command line prints it
     without a traceback and exits with code 2.
+
+    Args:
+        message: for whoever is at the machine where the records are.
+        public: the same without names of records, for the logs of a cluster; default: the message.
     """
+
+    def __init__(self, message: str, public: str | None = None) -> None:
+        super().__init__(message)
+        self.public = public or message
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:

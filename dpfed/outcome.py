@@ -40,7 +40,7 @@ _COVERED = (
 )
 _ONE_PROCESS = "central: one process holds the records, the model and the noise"
 _ONE_CLUSTER = (
-    "central: {} workers of one cluster hold the records; their sums travel between them without noise, and one of them adds it"
+    "central: up to {} workers of one cluster hold the records; sums travel between them without noise, and one of them adds it"
 )
 _NOTHING_COVERED = "Nothing is covered: all that this run wrote follows from the records exactly."
 
@@ -127,7 +127,7 @@ def card_facts(parts: Parts, ledger: Ledger) -> CardFacts:
         noise_multiplier=plan.noise_multiplier,
         sensitivity=plan.sensitivity,
         noise_std=plan.noise_std,
-        trust_mode=_ONE_PROCESS if parts.owners == 1 else _ONE_CLUSTER.format(parts.owners),
+        trust_mode=_ONE_PROCESS if ledger.owners == 1 else _ONE_CLUSTER.format(ledger.owners),
         outputs=_COVERED if plan.private else (_NOTHING_COVERED,),
         marks=_marks(parts, ledger),
         not_protected=_not_protected(parts, trained),

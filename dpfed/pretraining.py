@@ -238,6 +238,7 @@ def _pick_up(
         )
     if ledger.marks != marks:
         raise UserError(f"{run.ledger} was started with {ledger.marks}, and config.toml now says {marks}: change it back.")
+    ledger.note_owners(parts.owners)
     coordinator = parts.coordinator(randomness, ledger, Releases(run.releases))
     if not saved:
         checkpoints.save(Progress(0, 0, parts.plan.fingerprint), parts.model, coordinator)

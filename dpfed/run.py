@@ -41,6 +41,7 @@ class RunDirectory:
         self.diagnostics = path / "diagnostics.jsonl"
         self._config = path / "config.toml"
         self._key = path / "secret.key"
+        self._lock = path / ".lock"
 
     @classmethod
     def create(cls, path: str | Path, config: Config, randomness: Randomness) -> RunDirectory:
@@ -57,6 +58,7 @@ class RunDirectory:
         try:
             run = cls(draft)
             run._config.write_text(config.dump(), encoding="utf-8")
+            run._lock.write_text(secrets.token_hex(16), encoding="utf-8")
             with open(os.open(run._key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(randomness.master)
             if path.is_dir():
@@ -77,7 +79,9 @@ class RunDirectory:
     def refuse_if_in_use(cls, path: str | Path) -> None:
         """Raises a `UserError` if the directory holds anything."""
         if not cls.unused(path):
-            raise UserError(f"{path} is in use: `dpfed resume {path}` or --resume goes on with that run, --run DIR starts one elsewhere.")
+            raise UserError(
+                f"{path} is in use: `dpfed resume {path}` or --resume goes on with that run, --run DIR starts one elsewhere."
+            )
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
@@ -96,6 +100,11 @@ class RunDirectory:
         """Whether training and evaluation are done."""
         return self.results.is_file()
 
+    @property
+    def identity(self) -> str:
+        """What tells this run from any other, such as one at the same path of another machine; empty: no run is there."""
+        return self._lock.read_text(encoding="utf-8") if self._lock.is_file() else ""
+
     def config(self) -> Config:
         """The resolved configuration."""
         return load_config(self._config)
@@ -111,7 +120,7 @@ class RunDirectory:
         """
         given, there = _leaves(config.model_dump()), _leaves(self.config().model_dump())
         for key, value in given.items():
-            if value not in (None, "auto") and value != there[key]:
+            if value not in ("auto", there[key]):
                 raise UserError(
                     f"{self.path} holds a run with {key} = {there[key]!r}, and the configuration now says {value!r}: change it "
                     "back to go on with that run, or choose another --run."
@@ -147,15 +156,20 @@ class RunDirectory:
             UserError: if another process holds it.
         """
         deadline = time.monotonic() + wait
-        with open(self.path / ".lock", "w", encoding="utf-8") as file:
+        with open(self._lock, "a", encoding="utf-8") as file:
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                except OSError as error:
+                except BlockingIOError as error:
                     if time.monotonic() > deadline:
                         raise UserError(f"{self.path} is in use by another process that is training it right now.") from error
                     time.sleep(0.2)
+                except OSError as error:
+                    raise UserError(
+                        f"{self.path} cannot be locked ({error.strerror}): put runs on storage with file locks, or two "
+                        "processes might train one run."
+                    ) from error
             yield
 
     def append(self, file: Path, line: dict[str, Any]) -> None:

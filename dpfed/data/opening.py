@@ -66,16 +66,20 @@ def _from_path(config: DataConfig, format: str | None, progress: Progress | None
     format, size = format or detect(path), _stored_size(config)
 
     def write(target: Path) -> None:
-        import_records(
-            path,
-            target,
-            format=format,
-            size=size,
-            validation=config.validation,
-            test=config.test,
-            public=config.public,
-            progress=progress,
-        )
+        try:
+            import_records(
+                path,
+                target,
+                format=format,
+                size=size,
+                validation=config.validation,
+                test=config.test,
+                public=config.public,
+                progress=progress,
+            )
+        except UserError as error:  # it may name records
+            public = f"the records at {path} cannot be imported: `dpfed data import {path} DEST` says why."
+            raise UserError(str(error), public) from error
 
     return open_or_write(Path(config.stores) / f"{format}-{_fingerprint(path, config, size)}", write)
 

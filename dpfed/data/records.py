@@ -218,7 +218,8 @@ class RecordStore:
                 result[place] = square(decode(encoded.as_py(), size), size, resize, interpolation)
             except BrokenImage as error:
                 [id] = self.ids(rows[place : place + 1])
-                raise damaged(self.path, f"the image of {id!r} cannot be decoded ({error})") from error
+                found = damaged(self.path, f"the image of {id!r} cannot be decoded ({error})")
+                raise UserError(str(found), damaged(self.path, "an image cannot be decoded").public) from error
 
         files = [
             (place, batch.column("image")[row])

@@ -1,8 +1,9 @@
 """The append-only record of what was spent, on disk before anything that was paid for is used.
 
-One JSON object per line. The first describes the plan; each further one is a release: the step, whether it was charged, and a
-digest of the released noisy sum. Every line carries a hash over itself and the line before, so a damaged or
-edited ledger is noticed. A line without its newline was never acted on (the write is synced before the release is used).
+One JSON object per line. The first describes the plan; each further one is a release (the step, whether it was charged, and a
+digest of the released noisy sum), or says that from here on so many owners share the work. Every line carries a hash over
+itself and the line before, so a damaged or edited ledger is noticed. A line without its newline was never acted on (the write
+is synced before the release is used).
 """
 
 from __future__ import annotations
@@ -34,7 +35,15 @@ class Release:
 
 
 class Ledger:
-    """Reads and extends one run's ledger. Use `create` or `open`."""
+    """Reads and extends one run's ledger. Use `create` or `open`.
+
+    Attributes:
+        path: of the file.
+        plan: what is promised.
+        marks: see `create`.
+        replays: how often a paid release was repeated.
+        owners: the largest number of data owners that ever shared the work.
+    """
 
     def __init__(
         self, path: Path, plan: PrivacyPlan, marks: dict[str, bool], releases: list[Release], replays: int, chain: str
@@ -44,6 +53,8 @@ class Ledger:
         self._by_step = {release.step: release for release in releases}
         self.replays = replays
         self._chain = chain
+        self.owners = 1
+        self._bytes = 0
 
     @classmethod
     def create(cls, path: Path, plan: PrivacyPlan, marks: dict[str, bool] | None = None) -> Ledger:
@@ -93,8 +104,12 @@ class Ledger:
         if len(complete) < len(text):  # a write that a crash cut short: nothing was released on it
             with open(path, "r+b") as file:
                 file.truncate(len(complete))
-        charged = [Release(e["step"], e["digest"]) for e in entries[1:] if e["charged"]]
-        return cls(path, plan, entries[0]["marks"], charged, sum(not e["charged"] for e in entries[1:]), chain)
+        releases = [entry for entry in entries[1:] if "charged" in entry]
+        charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
+        ledger = cls(path, plan, entries[0]["marks"], charged, len(releases) - len(charged), chain)
+        ledger._bytes = len(complete)
+        ledger.owners = max((entry["owners"] for entry in entries[1:] if "owners" in entry), default=1)
+        return ledger
 
     @property
     def charged(self) -> int:
@@ -140,13 +155,23 @@ class Ledger:
         self._append({**dataclasses.asdict(release), "charged": False, "total": self.charged})
         self.replays += 1
 
+    def note_owners(self, owners: int) -> None:
+        """Writes down that more data owners than ever before saw un-noised sums."""
+        if owners > self.owners:
+            self._append({"owners": owners})
+            self.owners = owners
+
     def _append(self, entry: dict) -> None:
         chain = _link(self._chain, entry)
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({**entry, "chain": chain}) + "\n")
+        with open(self.path, "ab") as file:
+            # Two coordinators of one run, on storage whose locks failed, must not both pay for a step.
+            if os.fstat(file.fileno()).st_size != self._bytes:
+                raise UserError(f"{self.path} was written by another process while this one trained: end one of them.")
+            line = (json.dumps({**entry, "chain": chain}) + "\n").encode()
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        self._chain = chain
+        self._chain, self._bytes = chain, self._bytes + len(line)
 
 
 def _link(previous: str, entry: dict) -> str:

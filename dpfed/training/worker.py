@@ -13,6 +13,7 @@ from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.engines import Engine, GroupBatch
 from dpfed.data.batches import ViewMaker
 from dpfed.data.sampling import StepDraw, draw_step
+from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import validate
 from dpfed.plan import PrivacyPlan
@@ -93,6 +94,20 @@ class Worker:
         total = self._engine.zeros()
         torch.manual_seed(self._randomness.seed("model", step, self._owner))  # dropout and the like repeat on resume
         self._model.train()
+        try:
+            norms = self._add_groups(draw, step, total)
+        except UserError:  # a record cannot be read; other workers may wait for this one's engine
+            self._engine.finish(total)
+            raise
+        if step + 1 < self._plan.steps:
+            self._foresee(step + 1)
+        total = self._engine.finish(total)
+        if self._observe:
+            self._observe(step, self._raw_figures(len(draw.rows), norms, total))
+        return BoundedSum(total, self._plan.sensitivity, self._groups)
+
+    def _add_groups(self, draw: StepDraw, step: int, total: Tensor) -> list[Tensor]:
+        """Adds the clipped gradients of a draw's groups, a microbatch at a time; returns their norms before clipping."""
         norms: list[Tensor] = []
         ranges = draw.microbatches(self._microbatch)
         self._expect([draw.between(*groups) for groups in ranges], self._vector.device)
@@ -100,12 +115,7 @@ class Worker:
             starts = (draw.starts[first : end + 1] - draw.starts[first]).tolist()
             views = self._views(draw.between(first, end), self._randomness, step, self._vector.device)
             norms.append(self._engine.add_clipped(GroupBatch(views, starts), self._plan.bound, total))
-        if step + 1 < self._plan.steps:
-            self._foresee(step + 1)
-        total = self._engine.finish(total)
-        if self._observe:
-            self._observe(step, self._raw_figures(len(draw.rows), norms, total))
-        return BoundedSum(total, self._plan.sensitivity, self._groups)
+        return norms
 
     def _drawn(self, step: int) -> StepDraw:
         """The step's draw: a function of key and step, so that it may have been made ahead."""

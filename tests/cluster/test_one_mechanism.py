@@ -240,7 +240,7 @@ def test_the_promise_does_not_depend_on_the_number_of_workers(outcomes):
 
 
 def promise(run):
-    lines = [json.loads(line) for line in run.ledger.read_text().splitlines()]
+    lines = [line for line in map(json.loads, run.ledger.read_text().splitlines()) if "owners" not in line]
     for line in lines:
         line.pop("digest", None)
         line.pop("chain")

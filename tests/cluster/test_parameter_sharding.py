@@ -17,7 +17,6 @@ from cluster.sharded_vector import shard_model
 from cluster.sharding import ShardedEngine
 from dpfed.bounding.engines import GroupBatch, LoopEngine
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
-from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives.infonce import group_loss
@@ -210,7 +209,7 @@ def remaining(rank, world, folder, mesh, found):
     shard_model(model, mesh)
     try:
         sharded_sum(ShardedEngine(model, stand_in=groups("odd", 99, [2])), groups("odd", rank, [3]), 1.0)
-    except UserError as error:
+    except RuntimeError as error:
         found["refused"] = str(error)
 
 

@@ -101,3 +101,22 @@ def test_no_release_is_paid_for_beyond_the_promise(ledger):
         with pytest.raises(UserError, match=reason):
             ledger.charge(refused)
     assert ledger.path.read_bytes() == before and ledger.charged == 5
+
+
+def test_two_coordinators_of_one_run_cannot_both_pay(ledger):
+    """Two hold the run where the locks of a shared file system have failed; each step must be released once."""
+    other = Ledger.open(ledger.path)
+    before = other.charged
+    ledger.charge(Release(before, "aa"))
+    with pytest.raises(UserError, match="written by another process"):
+        other.charge(Release(before, "bb"))
+    assert Ledger.open(ledger.path).charged == before + 1
+
+
+def test_the_most_owners_that_ever_shared_a_run_stay_on_record(ledger):
+    charged = ledger.charged
+    for owners in (1, 3, 2):
+        ledger.note_owners(owners)
+    ledger.charge(Release(charged, "aa"))
+    again = Ledger.open(ledger.path)
+    assert (again.owners, again.charged, again.replays) == (3, charged + 1, ledger.replays)

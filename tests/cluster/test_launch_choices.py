@@ -1,0 +1,88 @@
+"""What the launcher chooses and refuses before it starts anything; no Ray is started here."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.launch import Resources, _refuse_job_copy, _settled
+from cluster.work import Task
+from dpfed.config import load_config, parse_config
+from dpfed.errors import UserError
+from dpfed.pretraining import with_absolute_paths
+from dpfed.run import RunDirectory
+from dpfed.watching import Silent
+
+CPU, GPU = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}
+COPY = "/tmp/ray/session/runtime_resources/working_dir_files/_ray_pkg_1"
+
+
+class Notes(Silent):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "machines", "cpus", "gpus"),
+    [
+        (Resources(workers=3), [CPU, CPU], 4, 0),  # 5 would be a third of all, but two of them do not fit on one machine
+        (Resources(workers=2), [CPU], 4, 0),
+        (Resources(workers=8), [GPU, GPU, {"CPU": 64.0}], 2, 1),  # the machine without GPUs has no place
+        (Resources(workers=2, gpus=0), [GPU], 4, 0),
+        (Resources(workers=2, cpus=1), [GPU], 1, 1),
+        (Resources(workers=9), [CPU, CPU], 1, 0),
+    ],
+)
+def test_workers_get_what_a_machine_has_room_for(asked, machines, cpus, gpus):
+    watcher = Notes()
+    settled = _settled(asked, machines, False, watcher)
+    assert (settled.cpus, settled.gpus, watcher.notes) == (cpus, gpus, [])
+
+
+def test_a_machine_of_its_own_is_never_waited_for_and_a_cluster_is():
+    with pytest.raises(UserError, match="no room for 9 workers with 1 CPU each on this machine, but for 8"):
+        _settled(Resources(workers=9), [CPU], True, Silent())
+    watcher = Notes()
+    _settled(Resources(workers=9), [GPU], False, watcher)
+    assert watcher.notes == ["waiting for machines: the cluster has room for 4, not for 9 workers with 1 CPU and a GPU each"]
+    _settled(Resources(workers=9, least=4), [GPU], True, Silent())
+
+
+def config(*changes):
+    return load_config("configs/quickstart.toml", list(changes))
+
+
+def test_paths_in_a_jobs_copy_are_refused_where_they_are_used():
+    shared = ["data.stores=/shared/stores"]
+    with pytest.raises(UserError, match="--run as absolute"):
+        _refuse_job_copy(Task(Path(COPY, "runs/x"), config(*shared)))
+    with pytest.raises(UserError, match="data.stores as absolute"):
+        _refuse_job_copy(Task(Path("/shared/x"), config(f"data.stores={COPY}/stores")))
+    with pytest.raises(UserError, match="model.weights as absolute"):
+        name = {"kind": "open_clip", "architecture": "ViT-B-32", "weights": f"{COPY}/w.pt"}
+        _refuse_job_copy(Task(Path("/shared/x"), parse_config({"model": name, "data": {"stores": "/shared/stores"}})))
+    unused = ["data.source=store", "data.path=/shared/mine", f"data.stores={COPY}/stores"]
+    _refuse_job_copy(Task(Path("/shared/x"), config(*unused)))
+
+
+def test_what_a_configuration_leaves_out_may_not_differ_from_the_runs_either(tmp_path, tiny):
+    from dpfed.models.building import settled
+    from dpfed.randomness import Randomness
+
+    seeded = parse_config({**tiny, "privacy": {**tiny["privacy"], "seed": 3}})
+    run = RunDirectory.create(tmp_path / "run", settled(with_absolute_paths(seeded)), Randomness.from_seed(3))
+    run.refuse_another(settled(with_absolute_paths(seeded)))
+    with pytest.raises(UserError, match="privacy.seed = 3"):
+        run.refuse_another(settled(with_absolute_paths(parse_config(tiny))))
+
+
+def test_a_worker_that_does_not_see_the_shared_storage_begins_nothing(tmp_path, tiny_config):
+    from cluster.torchrun import process_group
+    from cluster.work import work
+
+    task = Task(tmp_path / "here" / "run", tiny_config, again=True, beside=tmp_path / "elsewhere")
+    with process_group(), pytest.raises(UserError, match="does not see"):
+        work(task, Silent())
+    assert not (tmp_path / "here").exists()
