@@ -1,0 +1,146 @@
+"""What a cluster costs and gains: the Ray path over the plain loop, two workers over one, and a batch of 65,536.
+
+    python -m benchmarks.cluster            about ten minutes on two quiet cores; writes benchmarks/results/cluster.json
+    python -m benchmarks.cluster --quick    to see that it works; writes nothing
+
+Whole runs of the quickstart's plan, started by the real launcher and compared two at a time: they take blocks of steps in turn
+(`benchmarks.turns`), and only ratios mean something on another machine. Evaluation is off. Ray's own processes run beside both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import write_result
+from benchmarks.turns import BLOCK
+from dpfed.config import load_config
+from dpfed.data.shapes import shapes_store
+
+BATCHES = (1_024, 65_536)
+# name, Ray workers (0: the plain loop), cores of each. The first of a pair is what the second is compared with.
+OVERHEAD = (("a-plain", 0, 2), ("b-ray", 1, 2))
+SPEEDUP = (("a-one", 1, 1), ("b-two", 2, 1))
+
+
+@contextlib.contextmanager
+def ray_cluster() -> Iterator[None]:
+    """A Ray cluster of this machine that the processes started from here find; it allows more workers than there are cores."""
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ["RAY_worker_niceness"] = "0"  # otherwise 15: whatever else runs would be served before Ray's workers
+    import ray
+
+    context = ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    os.environ["RAY_ADDRESS"] = context.address_info["address"]
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def tree(stores: Path, records: int, batch: int, steps: int) -> dict[str, Any]:
+    """The quickstart's configuration with other sizes and nothing but steps. The noise is given: nothing is calibrated."""
+    config = load_config("configs/quickstart.toml").model_dump(mode="json", exclude_unset=True)
+    config["data"] |= {"records": records, "stores": str(stores), "public": False}
+    config["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": batch, "steps": steps}
+    config["bounding"] |= {"engine": "loop", "microbatch": 256}
+    config["training"] = {"device": "cpu", "checkpoint_every": steps}
+    config["evaluation"] = {"split": "none"}
+    return config
+
+
+def measured(folder: Path, runs: tuple[tuple[str, int, int], ...], config: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """Carries out runs side by side.
+
+    Returns:
+        For each run what its processes measured, by rank.
+    """
+    names = [name for name, *_ in runs]
+    processes = []
+    for name, workers, cpus in runs:
+        other = "".join(one for one in names if one != name)
+        given = {"folder": str(folder), "name": name, "other": other, "tree": config, "workers": workers, "cpus": cpus}
+        processes.append(subprocess.Popen([sys.executable, "-m", "benchmarks.turns", json.dumps(given)]))
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        raise SystemExit(f"{names} ended with {codes}")
+    return [
+        [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(max(1, workers))]
+        for name, workers, _ in runs
+    ]
+
+
+def compare(folder: Path, runs: tuple[tuple[str, int, int], ...], config: dict[str, Any]) -> dict[str, Any]:
+    """Step times of two runs that took turns, and what the steps of the second consisted of."""
+    first, second = (ranks[0] for ranks in measured(folder, runs, config))
+    blocks = [[statistics.median(block) for block in chunks(run["seconds"])] for run in (first, second)]
+    ratios = sorted(after / before for before, after in zip(*blocks, strict=True))
+    return {
+        "seconds_per_step": {
+            name: round(statistics.median(run["seconds"]), 4) for (name, *_), run in zip(runs, (first, second), strict=True)
+        },
+        "threads": [run["threads"] for run in (first, second)],
+        "steps_timed": len(first["seconds"]),
+        "ratio": round(statistics.median(second["seconds"]) / statistics.median(first["seconds"]), 4),
+        "ratio_of_blocks_quartiles": [round(value, 4) for value in statistics.quantiles(ratios, n=4)],
+        "milliseconds_of_a_step": {name: split(run) for (name, *_), run in zip(runs, (first, second), strict=True)},
+    }
+
+
+def chunks(seconds: list[float]) -> list[list[float]]:
+    """The timed steps of each block."""
+    return [seconds[start : start + BLOCK - 1] for start in range(0, len(seconds), BLOCK - 1)]
+
+
+def split(run: dict[str, Any]) -> dict[str, float]:
+    """Medians of the parts of a step on rank 0, in milliseconds; `other` is what lies between them."""
+    parts = {name: statistics.median(values) * 1e3 for name, values in run["parts"].items()}
+    parts["books"] -= parts["noise"]
+    parts["other"] = statistics.median(run["seconds"]) * 1e3 - sum(parts.values())
+    return {name: round(value, 2) for name, value in parts.items()}
+
+
+def memory(folder: Path, stores: Path, records: int, batch: int) -> dict[str, Any]:
+    """A step of two workers: peak anonymous memory of each, memory before it, and seconds of the slower one."""
+    (ranks,) = measured(folder, ((f"batch-{batch}", 2, 1),), tree(stores, records, batch, steps=1))
+    return {
+        "before_mb": [round(rank["before_mb"]) for rank in ranks],
+        "peak_mb": [round(rank["peak_mb"]) for rank in ranks],
+        "seconds": round(max(rank["parts"]["gradients"][0] for rank in ranks), 2),
+    }
+
+
+def show(name: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """Prints figures as they come."""
+    print(name, json.dumps(figures, indent=2), flush=True)
+    return figures
+
+
+def main(quick: bool) -> None:
+    """Measures, prints and writes ``benchmarks/results/cluster.json``."""
+    records, batch, steps, most = (2_000, 256, 3 * BLOCK, 8_192) if quick else (20_000, 2_048, 12 * BLOCK, BATCHES[1])
+    with tempfile.TemporaryDirectory() as place, ray_cluster():
+        folder, stores = Path(place), Path(place) / "stores"
+        for count in (records, most + 4_464):
+            shapes_store(count, stores)
+        plan = tree(stores, records, batch, steps)
+        figures: dict[str, Any] = {"plan": {"records": records, "batch": batch, "group_size": 4, "block": BLOCK}}
+        figures["overhead"] = show("overhead", compare(folder, OVERHEAD, plan))
+        figures["speedup"] = show("speedup", compare(folder, SPEEDUP, plan))
+        sizes = (BATCHES[0], most)
+        figures["memory"] = {str(size): show(f"B = {size:,}", memory(folder, stores, most + 4_464, size)) for size in sizes}
+    if not quick:
+        print(write_result("cluster", figures, seeds=[]))
+
+
+if __name__ == "__main__":
+    main("--quick" in sys.argv[1:])

@@ -1,0 +1,169 @@
+"""A run that is timed step by step while another one, in another process, waits for its turn.
+
+The two take blocks of steps in turn, so whatever else the machine does hits both. Each writes what it measured to a folder that
+both know. `benchmarks.cluster` starts them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+import cluster.launch
+import dpfed.pretraining
+from benchmarks.memory import anonymous_mb
+from cluster.collective import Replicas
+from cluster.launch import Resources
+from cluster.link import Link
+from cluster.relay import Relay
+from cluster.work import Task, work
+from dpfed.config import parse_config
+from dpfed.randomness import Randomness
+from dpfed.training.coordinator import Coordinator
+from dpfed.training.worker import Worker
+from dpfed.watching import Silent, Watcher
+
+BLOCK = 5  # steps in a turn; the first, whose caches are cold and whose records were read ahead while waiting, does not count
+_PATIENCE = 1200.0  # seconds that a run waits for its turn
+# What a step consists of, on rank 0. `books` contains the noise, and is made less by it at the end.
+PARTS = {
+    "gradients": (Worker, "bounded_sum"),
+    "waiting": (Link, "gather"),
+    "broadcast": (Replicas, "hand_out"),
+    "reduce": (Replicas, "bring_in"),
+    "noise": (Randomness, "add_normal_"),
+    "books": (Coordinator, "apply"),
+}
+
+
+class Turns:
+    """A `Watcher` that times the steps and gives the turn away after each block.
+
+    Args:
+        folder: where the two runs see whose turn it is.
+        name: of this run.
+        other: name of the other run; empty: there is none.
+        inner: what the run is told to watch with.
+
+    Attributes:
+        seconds: of each step that counts, everything included that one step and the next have between them.
+    """
+
+    def __init__(self, folder: Path, name: str, other: str, inner: Watcher) -> None:
+        self._folder, self._name, self._other, self._inner = folder, name, other, inner
+        self._began, self.seconds = 0.0, list[float]()
+        self.note, self.evaluated = inner.note, inner.evaluated
+
+    def stage(self, name: str, total: int | None) -> Callable[[int], None]:
+        """See `Watcher`."""
+        tell = self._inner.stage(name, total)
+        if name != "private steps":
+            return tell
+
+        def advance(done: int) -> None:
+            if done and done % BLOCK != 1:
+                self.seconds.append(time.perf_counter() - self._began)
+            if done % BLOCK == 0 and self._other:
+                self._pass_on(done // BLOCK, last=done == total)
+            self._began = time.perf_counter()
+            tell(done)
+
+        return advance
+
+    def _pass_on(self, blocks: int, last: bool) -> None:
+        """Says that so many blocks are done, and waits until the other has done as many: one more, if it goes first."""
+        (self._folder / f"{self._name}.{blocks}").touch()
+        second = self._name > self._other
+        if last and second:
+            return
+        awaited, deadline = self._folder / f"{self._other}.{blocks + second}", time.monotonic() + _PATIENCE
+        while not awaited.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self._name} waited for {awaited}")
+            time.sleep(0.005)
+
+
+class Measured:
+    """Times the parts of each step of this process, and watches its memory during the first step. A context manager."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[float]] = defaultdict(list)
+        self.before_mb = self.peak_mb = 0.0
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Measured:
+        dpfed.pretraining._CURVE_POINTS = 1  # epsilon so far is not part of a step, and costs more than some that are
+        for part, (owner, name) in PARTS.items():
+            setattr(owner, name, self._timed(part, getattr(owner, name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def figures(self) -> dict[str, Any]:
+        """What was seen."""
+        return {"threads": torch.get_num_threads(), "before_mb": self.before_mb, "peak_mb": self.peak_mb, "parts": self.parts}
+
+    def _timed(self, part: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if part == "gradients" and not self.peak_mb:
+                self.before_mb = self.peak_mb = anonymous_mb()
+                threading.Thread(target=self._watch_memory, daemon=True).start()
+            started = time.perf_counter()
+            try:
+                return real(*args, **kwargs)
+            finally:
+                self.parts[part].append(time.perf_counter() - started)
+                if part == "books":  # the last of a step, on rank 0
+                    self._ended.set()
+
+        return wrapper
+
+    def _watch_memory(self) -> None:
+        while not self._ended.wait(0.05):
+            self.peak_mb = max(self.peak_mb, anonymous_mb())
+
+
+def in_worker(settings: dict[str, Any], folder: Path, name: str, other: str) -> None:
+    """What each of Ray's workers does here, in the place of `cluster.launch._in_worker`."""
+    turns = Turns(folder, name, other, Relay(settings["queue"]))
+    with Measured() as measured:
+        work(settings["task"], turns)
+    write(folder, name, dist.get_rank(), {"seconds": turns.seconds, **measured.figures()})
+
+
+def write(folder: Path, name: str, rank: int, figures: dict[str, Any]) -> None:
+    """Keeps the figures of one process."""
+    (folder / f"{name}-{rank}.json").write_text(json.dumps(figures), encoding="utf-8")
+
+
+def main(folder: Path, name: str, other: str, tree: dict[str, Any], workers: int, cpus: int) -> None:
+    """Trains in so many Ray workers with so many cores each; 0 workers: in this very process."""
+    config, run = parse_config(tree), folder / f"run-{name}"
+    if workers:
+        measured_worker = functools.partial(in_worker, folder=folder, name=name, other=other)
+        with patch("cluster.launch._in_worker", measured_worker):
+            cluster.launch.launch(Task(run, config), Resources(workers=workers, gpus=0, cpus=cpus, restarts=0), Silent())
+        return
+    torch.set_num_threads(cpus)
+    turns = Turns(folder, name, other, Silent())
+    with Measured() as measured:
+        dpfed.pretraining.pretrain(config, run, turns)
+    write(folder, name, 0, {"seconds": turns.seconds, **measured.figures()})
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    main(Path(given.pop("folder")), **given)

@@ -1,0 +1,312 @@
+"""Runs on a real Ray head: what a job leaves behind is what one process would, whatever dies on the way."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+import torch
+from ray_head import ROOT, ray_head
+from safetensors.torch import load_file
+
+from cluster.launch import Resources, launch
+from cluster.work import Task
+from dpfed.config import load_config
+from dpfed.data.records import RecordStore
+from dpfed.data.shapes import write_shapes
+from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.pretraining import pretrain, with_absolute_paths
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import Randomness
+from dpfed.run import RunDirectory
+from dpfed.watching import Silent
+
+CONFIG = "configs/quickstart.toml"
+
+
+@pytest.fixture(scope="module")
+def head():
+    with ray_head() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def marker():
+    """A word that is in every id and caption of the private records, and nowhere else on this machine."""
+    return f"secret{secrets.token_hex(8)}"
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory, marker):
+    """600 private training records and 100 test records."""
+    folder = tmp_path_factory.mktemp("private")
+    write_shapes(folder / "shapes", train=600, validation=0, test=100)
+    shapes = RecordStore.open(folder / "shapes")
+    with StoreWriter(folder / "store", name="private", kind="image-text", size=32) as writer:
+        for split in ("train", "test"):
+            rows = shapes.split(split)
+            images = shapes.images(rows, 32).permute(0, 2, 3, 1).numpy()
+            for row, image, texts in zip(rows, images, shapes.captions(rows), strict=True):
+                writer.add(RecordInput(f"{marker}-{row}", np.ascontiguousarray(image), (f"{texts[0]} {marker}",), split=split))
+    return folder / "store"
+
+
+@pytest.fixture
+def settings(private):
+    """The quickstart's configuration, made small: what `--set` takes."""
+    values = {
+        "data.source": "store",
+        "data.path": private,
+        "data.stores": private.parent,
+        "data.public": "false",
+        "bounding.engine": "loop",
+        "bounding.microbatch": 64,
+        "privacy.batch": 128,
+        "privacy.steps": 12,
+        "evaluation.every": 6,
+        "training.checkpoint_every": 5,
+        "training.device": "cpu",
+    }
+    return values
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "runs" / "small"
+
+
+def assignments(settings):
+    return [f"{key}={value}" for key, value in settings.items()]
+
+
+def options(settings):
+    return [word for text in assignments(settings) for word in ("--set", text)]
+
+
+def local(settings, folder):
+    return pretrain(load_config(ROOT / CONFIG, assignments(settings)), folder)
+
+
+def results(run):
+    return json.loads(run.results.read_text())
+
+
+def files(run):
+    return {str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file()}
+
+
+def same_model(one, two):
+    ours, theirs = (load_file(run.model / "model.safetensors") for run in (one, two))
+    return set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def wait_until(condition, job, seconds=400):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert job.running and time.monotonic() < deadline, job.wait(1).output
+        time.sleep(0.02)
+
+
+def charged(folder):
+    """Releases that are paid for by now; the header is no release, and a line may be half written."""
+    ledger = folder / "ledger.jsonl"
+    return max(0, ledger.read_bytes().count(b"\n") - 1) if ledger.exists() else 0
+
+
+def assert_finished(folder, settings, replays=0):
+    """The run is complete, and each step was paid for once."""
+    run = RunDirectory.open(folder)
+    ledger = Ledger.open(run.ledger)
+    assert run.finished and not (folder / "secret.key").exists() and not (folder / "releases").exists()
+    assert ledger.charged == settings["privacy.steps"] and ledger.replays >= replays
+    assert all(ledger.release_of(step) for step in range(settings["privacy.steps"]))
+    assert results(run)["privacy"]["epsilon"] == ledger.epsilon == ledger.plan.epsilon(ledger.plan.steps) <= 8
+    assert not list(folder.parent.glob(".*ray-*"))
+    return run
+
+
+def test_a_submitted_job_leaves_the_run_that_one_process_would_and_no_private_word_in_any_log(
+    head, settings, folder, tmp_path, marker
+):
+    job = head.submit(CONFIG, "--workers", 2, "--gpus-per-worker", 0, "--run", folder, *options(settings))
+    wait_until(lambda: charged(folder) >= 1, job)
+    key = (folder / "secret.key").read_bytes()
+    done = job.wait()
+    assert done.code == 0, done.output
+    run, alone = assert_finished(folder, settings), local(settings, tmp_path / "alone")
+    assert {name for name in files(run) if not name.startswith("tensorboard/")} == files(alone)
+    one, other = Ledger.open(run.ledger), Ledger.open(alone.ledger)
+    assert one.plan.fingerprint == other.plan.fingerprint and one.charged == other.charged and one.replays == 0
+    assert results(run)["privacy"] == results(alone)["privacy"]
+    assert {entry["name"] for entry in results(run)["evaluations"]} == {
+        entry["name"] for entry in results(alone)["evaluations"]
+    }
+
+    for seen in (
+        "before training:",
+        "after step 6:",
+        "image_to_text_R@10",
+        "quickstart: epsilon 8.00",
+        f"{folder}/report.html",
+    ):
+        assert seen in done.output
+    owners = Randomness(key).for_owners().master
+    secret = [text for part in (key, owners) for text in (part, part.hex().encode(), repr(part).encode())]
+    for path, content in head.logs().items():
+        assert marker.encode() not in content and not any(text in content for text in secret), path
+
+
+def test_nobody_is_let_in_without_the_token(head, settings, folder):
+    for header in ({}, {"Authorization": f"Bearer {secrets.token_hex(32)}"}):
+        body = json.dumps({"entrypoint": "true"}).encode()
+        request = urllib.request.Request(f"{head.environment['RAY_API_SERVER_ADDRESS']}/api/jobs/", body, header)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=30)
+        assert refused.value.code in (401, 403)
+    done = head.dpfed(
+        "pretrain", CONFIG, "--cluster", "ray", "--run", str(folder), *options(settings), RAY_AUTH_TOKEN=secrets.token_hex(32)
+    )
+    assert done.code == 2 and "error: " in done.output and "token" in done.output and "Traceback" not in done.output
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_when_a_worker_is_killed_all_start_again_and_no_step_is_paid_twice(head, settings, folder, rank):
+    settings |= {"privacy.steps": 40, "privacy.batch": 300, "training.checkpoint_every": 1000, "evaluation.every": 0}
+    job = head.submit(CONFIG, "--workers", 2, "--run", folder, *options(settings))
+    wait_until(lambda: charged(folder) >= 4, job)
+    os.kill(head.worker(rank), signal.SIGKILL)
+    before = charged(folder)
+    done = job.wait()
+    assert done.code == 0, done.output
+    assert before < 40
+    assert_finished(folder, settings, replays=before)  # the only checkpoint is that of step 0: all are repeated
+
+
+@pytest.mark.slow
+def test_without_restarts_the_job_says_how_to_go_on_and_fewer_workers_do(head, settings, folder):
+    settings |= {"privacy.steps": 40, "privacy.batch": 300, "evaluation.every": 0}
+    job = head.submit(CONFIG, "--workers", 2, "--restarts", 0, "--run", folder, *options(settings))
+    wait_until(lambda: charged(folder) >= 7, job)
+    os.kill(head.worker(1), signal.SIGKILL)
+    done = job.wait()
+    assert done.code == 1 and f"dpfed resume {folder} --cluster ray" in done.output and "Traceback" not in done.output
+    assert not RunDirectory.open(folder).finished
+    resumed = head.dpfed("resume", str(folder), "--cluster", "ray", "--workers", "1")
+    assert resumed.code == 0, resumed.output
+    assert_finished(folder, settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["SIGKILL", "ray job stop"])
+def test_a_driver_that_died_is_submitted_again_and_only_with_resume(head, settings, folder, how):
+    settings |= {"privacy.steps": 40, "privacy.batch": 300, "evaluation.every": 0}
+    arguments = [CONFIG, "--workers", 2, "--run", folder, *options(settings)]
+    job = head.submit(*arguments)
+    wait_until(lambda: charged(folder) >= 7, job)
+    if how == "SIGKILL":
+        os.kill(head.driver(folder), signal.SIGKILL)
+        assert job.wait().code == 1
+    else:
+        job.stop()
+    refused = head.submit(*arguments).wait()
+    assert refused.code == 1 and "exit code 2" in refused.output and "Traceback" not in refused.output
+    assert f"error: {folder} is in use: `dpfed resume {folder}` or --resume goes on with that run" in refused.output
+    again = head.submit(*arguments, "--resume").wait()
+    assert again.code == 0, again.output
+    run = RunDirectory.open(folder)
+    assert run.finished and Ledger.open(run.ledger).charged == 40
+
+
+@pytest.mark.slow
+def test_a_run_inside_the_jobs_temporary_copy_is_refused(head, settings):
+    done = head.submit(CONFIG, "--workers", 2, "--run", "runs/lost", *options(settings)).wait()
+    assert done.code == 1 and "exit code 2" in done.output and "Traceback" not in done.output
+    assert (
+        "error: a submitted job runs in a temporary copy of its working directory: give --run as absolute paths" in done.output
+    )
+
+
+@pytest.mark.slow
+def test_a_range_of_workers_starts_with_those_there_are_and_goes_on_without_one_that_left(settings, folder):
+    settings |= {"privacy.steps": 100, "privacy.batch": 300, "evaluation.every": 0, "training.checkpoint_every": 1000}
+    with ray_head(cpus=1) as head, head.second_node(cpus=1) as node:
+        job = head.submit(CONFIG, "--workers", "1-2", "--cpus-per-worker", 1, "--run", folder, *options(settings))
+        wait_until(lambda: charged(folder) >= 4, job)
+        assert head.workers() == 2
+        node.terminate()
+        node.wait(60)
+        before = charged(folder)
+        done = job.wait(420)
+        assert done.code == 0, done.output
+        assert head.workers() == 1 and before < 100
+        assert "Traceback" not in done.output and "quickstart: epsilon 8.00" in done.output
+    assert_finished(folder, settings, replays=before)
+
+
+@pytest.mark.slow
+def test_two_workers_learn_what_one_process_learns(head, folder, tmp_path):
+    settings = {"data.stores": tmp_path / "stores", "privacy.steps": 50, "evaluation.every": 0, "bounding.engine": "loop"}
+    done = head.submit(CONFIG, "--workers", 2, "--run", folder, *options(settings)).wait(500)
+    assert done.code == 0, done.output
+    run, alone = assert_finished(folder, settings), local(settings, tmp_path / "alone")
+    assert results(run)["privacy"] == results(alone)["privacy"]
+    for name in ("image_to_text_R@10", "text_to_image_R@10"):
+        before, ours, theirs = (
+            next(e["value"] for e in results(which)["evaluations"] if e["name"] == name and e["model"] == model)
+            for which, model in ((run, "untrained"), (run, "trained"), (alone, "trained"))
+        )
+        print(f"{name}: untrained {before:.3f}, two workers {ours:.3f}, one process {theirs:.3f}")
+        assert min(ours, theirs) > before + 0.2 and abs(ours - theirs) < 0.15
+
+
+def test_without_workers_the_run_is_that_of_one_process_bit_for_bit(settings, folder, tmp_path):
+    import ray
+
+    settings["privacy.seed"] = 5
+    task = Task(folder, with_absolute_paths(load_config(ROOT / CONFIG, assignments(settings))), again=False)
+    run = launch(task, Resources(workers=0), Silent())
+    assert not ray.is_initialized() and not torch.distributed.is_initialized()
+    alone = local(settings, tmp_path / "alone")
+    assert same_model(run, alone) and run.ledger.read_bytes() == alone.ledger.read_bytes()
+    assert_finished(folder, settings)
+
+
+@pytest.mark.slow
+def test_one_worker_gives_what_one_process_gives_bit_for_bit(head, settings, folder, tmp_path):
+    settings["privacy.seed"] = 5
+    one_core = ["--workers", "1", "--cpus-per-worker", "1"]
+    done = head.dpfed("pretrain", CONFIG, "--cluster", "ray", *one_core, "--run", str(folder), *options(settings))
+    assert done.code == 0, done.output
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # with more, sums are taken in another order
+    try:
+        alone = local(settings, tmp_path / "alone")
+    finally:
+        torch.set_num_threads(threads)
+    run = assert_finished(folder, settings)
+    assert same_model(run, alone) and run.ledger.read_bytes() == alone.ledger.read_bytes()
+
+
+@pytest.mark.slow
+def test_more_workers_than_this_machine_can_hold_are_refused(settings, folder, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-m", "cluster.pretrain", CONFIG, "--workers", "400", "--run", str(folder), *options(settings)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env={**environment, "RAY_ADDRESS": "local", "RAY_USAGE_STATS_ENABLED": "0"},
+    )
+    assert done.returncode == 2 and done.stderr.strip().startswith("error: there is no room for 400 workers ")
+    assert not folder.exists()
