@@ -127,7 +127,7 @@ def show(name: str, figures: dict[str, Any]) -> dict[str, Any]:
 
 def main(quick: bool) -> None:
     """Measures, prints and writes ``benchmarks/results/cluster.json``."""
-    records, batch, steps, most = (2_000, 256, 3 * BLOCK, 8_192) if quick else (20_000, 2_048, 12 * BLOCK, BATCHES[1])
+    records, batch, steps, most = (2_000, 256, 3 * BLOCK, 8_192) if quick else (20_000, 2_048, 8 * BLOCK, BATCHES[1])
     with tempfile.TemporaryDirectory() as place, ray_cluster():
         folder, stores = Path(place), Path(place) / "stores"
         for count in (records, most + 4_464):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import logging
 import os
 import secrets
@@ -24,7 +25,8 @@ from dpfed.watching import Watcher
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
 
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}
+# Ray's workers are niced by 15 otherwise, so that whatever else runs on the machine comes before them.
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0", "RAY_worker_niceness": "0"}
 _JOB_COPY = "working_dir_files"  # a part of the path of the copy in which `ray job submit` runs a command
 
 
@@ -166,12 +168,16 @@ def _connected() -> Iterator[bool]:
 @contextlib.contextmanager
 def _storage(task: Task) -> Iterator[Path]:
     """A folder for Ray's own notes, on the storage that all machines share; what a run resumes from is in its directory."""
-    folder = task.folder.parent / f".{task.folder.name}.ray-{secrets.token_hex(4)}"
+    names = f".{task.folder.name}.ray-"
+    folder = task.folder.parent / f"{names}{secrets.token_hex(4)}"
     try:
         folder.mkdir(parents=True)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if RunDirectory(task.folder).finished:  # what drivers that were killed left behind
+            for left in task.folder.parent.glob(f"{glob.escape(names)}*"):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _machines() -> list[dict[str, float]]:

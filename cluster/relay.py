@@ -50,7 +50,7 @@ class Relay:
         self._put("evaluated", figures)
 
     def _put(self, *event: Any) -> None:
-        self._queue.actor.put.remote(event)  # in order, and the step does not wait for it
+        self._queue.put(event)  # waits a millisecond: the queue may change the order of what is on its way at once
 
 
 @contextmanager

@@ -51,5 +51,6 @@ class TensorBoard:
 
 def _scalars(line: dict) -> dict[str, float]:
     if "evaluation" in line:
-        return {f"evaluation/{line['evaluation']['name']}": line["evaluation"]["value"]}
+        name = line["evaluation"]["name"].replace("@", "_at_")  # R@10: TensorBoard takes no @ in a name
+        return {f"evaluation/{name}": line["evaluation"]["value"]}
     return {f"training/{name}": value for name, value in line.items() if name != "step" and value is not None}

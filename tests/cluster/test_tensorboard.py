@@ -37,12 +37,12 @@ def test_each_figure_arrives_at_its_step(run):
         run.append(run.metrics, {"step": 2, "epsilon": 1.5, "learning_rate": 0.25})
         board()
         run.append(run.metrics, {"step": 4, "epsilon": None, "learning_rate": 0.5})
-        run.append(run.metrics, {"step": 4, "evaluation": {"name": "knn3_accuracy", "value": 0.75}})
+        run.append(run.metrics, {"step": 4, "evaluation": {"name": "image_to_text_R@10", "value": 0.75}})
     assert scalars(run.path / "tensorboard") == {
         ("training/epsilon", 2): 1.5,
         ("training/learning_rate", 2): 0.25,
         ("training/learning_rate", 4): 0.5,
-        ("evaluation/knn3_accuracy", 4): 0.75,
+        ("evaluation/image_to_text_R_at_10", 4): 0.75,
     }
 
 
