@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cluster.estimate import Estimate, Machines, bottleneck, estimate
+from dpfed.cli.entry import run
 from dpfed.config import Config, load_config, parse_config
 from dpfed.errors import UserError, nearest
 from dpfed.plan import PrivacyPlan
@@ -190,12 +190,8 @@ def _bytes(count: int) -> str:
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one sentence and exit code 2, never a traceback."""
-    try:
-        app()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    """Entry point."""
+    run(app)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def take_part(task: Task, watcher: Watcher) -> RunDirectory | None:
         UserError: on rank 0, for what the user can mend; everywhere, if torchrun did not start this process.
     """
     if "RANK" not in os.environ:
-        raise UserError("torchrun did not start this process: torchrun --nproc-per-node 8 -m cluster.pretrain CONFIG does.")
+        raise UserError("torchrun did not start this process: torchrun --nproc-per-node 8 -m -- cluster.pretrain CONFIG does.")
     with process_group():
         work(task, watcher)
     return RunDirectory.open(task.folder) if os.environ["RANK"] == "0" else None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
 from dpfed.cli import data, privacy, runs, sweep
-from dpfed.errors import UserError
+from dpfed.cli.entry import run
 
 app = typer.Typer(
     name="dpfed",
@@ -24,9 +22,5 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one sentence and exit code 2, never a traceback."""
-    try:
-        app()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    """Entry point."""
+    run(app)

@@ -60,6 +60,19 @@ def carry_out(
     return launch(task, Resources(workers=workers, least=least, **given), watcher)
 
 
+def collected(
+    kind: str | None, workers: str | None, gpus: int | None, cpus: int | None, restarts: int | None
+) -> dict[str, str | int | None]:
+    """The options of Ray's workers, for `carry_out`.
+
+    Raises:
+        UserError: for one of them without ``--cluster``.
+    """
+    options = {"workers": workers, "gpus": gpus, "cpus": cpus, "restarts": restarts}
+    refuse_without(kind, **options)
+    return options
+
+
 def refuse_without(kind: str | None, **options: str | int | None) -> None:
     """Refuses options that only `--cluster ray` understands.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpfed.cli.cluster import Cluster, CpusPerWorker, GpusPerWorker, Restarts, Workers, refuse_without
+from dpfed.cli.cluster import Cluster, CpusPerWorker, GpusPerWorker, Restarts, Workers, collected
 from dpfed.cli.cluster import carry_out as on_cluster
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ def pretrain(
 
     loaded = load_config(config, assignments)
     folder = run or Path("runs") / loaded.name
-    options = {"workers": workers, "gpus": gpus_per_worker, "cpus": cpus_per_worker, "restarts": restarts}
-    refuse_without(cluster, **options)
+    options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     if cluster is None:
         _watch(lambda watcher: carry_out(loaded, folder, watcher, again), as_json)
         return
@@ -62,8 +61,7 @@ def resume(
     """Go on with a run that was interrupted. A finished run is only shown."""
     from dpfed.pretraining import resume as carry_on
 
-    options = {"workers": workers, "gpus": gpus_per_worker, "cpus": cpus_per_worker, "restarts": restarts}
-    refuse_without(cluster, **options)
+    options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     if cluster is None:
         _watch(lambda watcher: carry_on(run, watcher), as_json)
     else:

@@ -89,18 +89,16 @@ class Coordinator:
         """
         if self._releases is None:
             return None
-        recorded, noisy = self._ledger.release_of(step), self._releases.load(step)
+        recorded = self._ledger.release_of(step)
+        noisy = self._releases.load(step, recorded and recorded.digest)
         if recorded is None and (latest := self._releases.latest()) is not None and latest > step:
             raise UserError(f"{self._ledger.path} has lost the line of step {step}, which was released: restore it.")
         if noisy is None:
             return None
-        release = Release(step, digest_of(noisy))
         if recorded is None:  # a crash came between keeping and paying
-            self._ledger.charge(release)
-        elif recorded == release:
-            self._ledger.note_replay(release)
+            self._ledger.charge(Release(step, digest_of(noisy)))
         else:
-            return None
+            self._ledger.note_replay(recorded)
         return self._update(step, noisy.to(self._vector.device))
 
     def _release(self, step: int, total: BoundedSum) -> Tensor:

@@ -45,9 +45,14 @@ class Releases:
             os.fsync(file.fileno())
         os.replace(temporary, path)
 
-    def load(self, step: int) -> Tensor | None:
-        """The release of a step, if it is there undamaged."""
-        for path in self._folder.glob(f"{step:08d}-*.f32"):
+    def load(self, step: int, digest: str | None = None) -> Tensor | None:
+        """The release of a step, if it is there undamaged.
+
+        Args:
+            step: training step.
+            digest: of the one that was paid for; ``None``: any that is kept.
+        """
+        for path in self._folder.glob(f"{step:08d}-{digest or '*'}.f32"):
             noisy = torch.from_numpy(np.fromfile(path, dtype=np.float32))
             if digest_of(noisy) == path.stem.partition("-")[2]:
                 return noisy

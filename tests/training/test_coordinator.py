@@ -10,10 +10,10 @@ from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
 from dpfed.plan import PrivacyPlan
-from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.ledger import Ledger, Release
 from dpfed.randomness import Randomness
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.releases import Releases
+from dpfed.training.releases import Releases, digest_of
 
 PLAN = PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5)  # 16 groups, sensitivity 1, noise 1.3
 SIZE = 200_000
@@ -109,6 +109,18 @@ def test_a_kept_release_is_repeated_without_the_records(make, tmp_path):
     [kept] = (tmp_path / "releases").iterdir()
     kept.write_bytes(b"damaged!")
     assert make(releases=releases)[1].replay(0) is None  # then the step is computed again, and must come out the same
+
+
+def test_of_two_kept_releases_the_paid_one_is_repeated(make, tmp_path):
+    """Two coordinators of one run, on storage whose locks failed: both kept a sum, one of them paid."""
+    releases = Releases(tmp_path / "releases")
+    one, coordinator, ledger = make(releases=releases)
+    coordinator.apply(0, zeros())
+    for first in (0.0, 1.0, 2.0):  # whichever the folder lists first
+        other = torch.full((SIZE,), first)
+        releases.save(Release(0, digest_of(other)), other)
+    same, again, ledger = make(releases=releases)
+    assert again.replay(0) is not None and torch.equal(same.weight, one.weight) and ledger.charged == 1
 
 
 def test_a_ledger_that_lost_the_line_of_a_kept_release_is_refused(make, tmp_path):
