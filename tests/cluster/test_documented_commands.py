@@ -1,4 +1,4 @@
-"""Every command of cluster/README.md and of the manifests is one that its program understands, and prints what is shown."""
+"""Every command of the READMEs and of the manifests is one that its program understands, and prints what is shown."""
 
 import re
 import shlex
@@ -17,8 +17,9 @@ PROGRAMS = ("dpfed", "python", "torchrun", "ray")
 
 
 def commands():
-    """All commands of the README's indented blocks and of the manifests as lists of words, continuation lines joined."""
-    lines = [line.strip() for line in re.sub(r"\\\n\s*", "", README).splitlines() if line.startswith("    ")]
+    """All commands of the READMEs' indented blocks and of the manifests as lists of words, continuation lines joined."""
+    text = README + (ROOT / "README.md").read_text()
+    lines = [line.strip() for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.startswith("    ") and line.strip()]
     lines.append(yaml.safe_load((DEPLOY / "rayjob.yaml").read_text())["spec"]["entrypoint"])
     config = yaml.safe_load((DEPLOY / "ray-up.yaml").read_text())
     lines += config["head_start_ray_commands"] + config["worker_start_ray_commands"]

@@ -111,16 +111,17 @@ def test_a_kept_release_is_repeated_without_the_records(make, tmp_path):
     assert make(releases=releases)[1].replay(0) is None  # then the step is computed again, and must come out the same
 
 
-def test_of_two_kept_releases_the_paid_one_is_repeated(make, tmp_path):
-    """Two coordinators of one run, on storage whose locks failed: both kept a sum, one of them paid."""
+@pytest.mark.parametrize("paid", range(4))
+def test_of_several_kept_releases_the_paid_one_is_repeated(make, tmp_path, paid):
+    """Coordinators of one run, on storage whose locks failed: each kept a sum, one of them paid."""
     releases = Releases(tmp_path / "releases")
-    one, coordinator, ledger = make(releases=releases)
-    coordinator.apply(0, zeros())
-    for first in (0.0, 1.0, 2.0):  # whichever the folder lists first
-        other = torch.full((SIZE,), first)
-        releases.save(Release(0, digest_of(other)), other)
-    same, again, ledger = make(releases=releases)
-    assert again.replay(0) is not None and torch.equal(same.weight, one.weight) and ledger.charged == 1
+    kept = [torch.full((SIZE,), float(value)) for value in range(4)]
+    for noisy in kept:
+        releases.save(Release(0, digest_of(noisy)), noisy)
+    model, coordinator, ledger = make(releases=releases)
+    ledger.charge(Release(0, digest_of(kept[paid])))
+    assert coordinator.replay(0) is not None and ledger.charged == 1
+    assert torch.equal(model.weight.detach().flatten(), -kept[paid] / PLAN.groups)
 
 
 def test_a_ledger_that_lost_the_line_of_a_kept_release_is_refused(make, tmp_path):
