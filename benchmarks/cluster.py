@@ -1,6 +1,6 @@
 """What a cluster costs and gains: the Ray path over the plain loop, two workers over one, and a batch of 65,536.
 
-    python -m benchmarks.cluster            about ten minutes on two quiet cores; writes benchmarks/results/cluster.json
+    python -m benchmarks.cluster            about 16 minutes on two quiet cores; writes benchmarks/results/cluster.json
     python -m benchmarks.cluster --quick    to see that it works; writes nothing
 
 Whole runs of the quickstart's plan, started by the real launcher and compared two at a time: they take blocks of steps in turn
@@ -10,6 +10,7 @@ Whole runs of the quickstart's plan, started by the real launcher and compared t
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -27,9 +28,13 @@ from dpfed.config import load_config
 from dpfed.data.shapes import shapes_store
 
 BATCHES = (1_024, 65_536)
-# name, Ray workers (0: the plain loop), cores of each. The first of a pair is what the second is compared with.
-OVERHEAD = (("a-plain", 0, 2), ("b-ray", 1, 2))
-SPEEDUP = (("a-one", 1, 1), ("b-two", 2, 1))
+# name, how it is started, workers, cores of each. The first of a pair is what the second is compared with.
+Run = tuple[str, str, int, int]
+OVERHEAD: tuple[Run, Run] = (("a-plain", "alone", 1, 2), ("b-ray", "ray", 1, 2))
+# Two workers leave no core for Ray's services, and two waiting jobs have twice as many of them: torchrun has none.
+SPEEDUP: tuple[Run, Run] = (("a-one", "torchrun", 1, 1), ("b-two", "torchrun", 2, 1))
+# With them: one job at a time, in turns.
+SPEEDUP_OF_RAY: tuple[Run, Run] = (("a-one", "ray", 1, 1), ("b-two", "ray", 2, 1))
 
 
 @contextlib.contextmanager
@@ -58,7 +63,7 @@ def tree(stores: Path, records: int, batch: int, steps: int) -> dict[str, Any]:
     return config
 
 
-def measured(folder: Path, runs: tuple[tuple[str, int, int], ...], config: dict[str, Any]) -> list[list[dict[str, Any]]]:
+def measured(folder: Path, runs: tuple[Run, ...], config: dict[str, Any]) -> list[list[dict[str, Any]]]:
     """Carries out runs side by side.
 
     Returns:
@@ -66,20 +71,23 @@ def measured(folder: Path, runs: tuple[tuple[str, int, int], ...], config: dict[
     """
     names = [name for name, *_ in runs]
     processes = []
-    for name, workers, cpus in runs:
+    for name, start, workers, cpus in runs:
         other = "".join(one for one in names if one != name)
-        given = {"folder": str(folder), "name": name, "other": other, "tree": config, "workers": workers, "cpus": cpus}
-        processes.append(subprocess.Popen([sys.executable, "-m", "benchmarks.turns", json.dumps(given)]))
+        given = {"folder": str(folder), "name": name, "other": other, "tree": config}
+        given |= {"start": start, "workers": workers, "cpus": cpus}
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(workers), "-m"]
+        command = [*(torchrun if start == "torchrun" else []), "benchmarks.turns", json.dumps(given)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(cpus)}
+        processes.append(subprocess.Popen([sys.executable, "-m", *command], env=environment))
     codes = [process.wait() for process in processes]
     if any(codes):
         raise SystemExit(f"{names} ended with {codes}")
     return [
-        [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(max(1, workers))]
-        for name, workers, _ in runs
+        [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(workers)] for name, _, workers, _ in runs
     ]
 
 
-def compare(folder: Path, runs: tuple[tuple[str, int, int], ...], config: dict[str, Any]) -> dict[str, Any]:
+def compare(folder: Path, runs: tuple[Run, Run], config: dict[str, Any]) -> dict[str, Any]:
     """Step times of two runs that took turns, and what the steps of the second consisted of."""
     first, second = (ranks[0] for ranks in measured(folder, runs, config))
     blocks = [[statistics.median(block) for block in chunks(run["seconds"])] for run in (first, second)]
@@ -93,6 +101,21 @@ def compare(folder: Path, runs: tuple[tuple[str, int, int], ...], config: dict[s
         "ratio": round(statistics.median(second["seconds"]) / statistics.median(first["seconds"]), 4),
         "ratio_of_blocks_quartiles": [round(value, 4) for value in statistics.quantiles(ratios, n=4)],
         "milliseconds_of_a_step": {name: split(run) for (name, *_), run in zip(runs, (first, second), strict=True)},
+    }
+
+
+def one_after_the_other(folder: Path, runs: tuple[Run, Run], config: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """Step times of two runs that are started afresh, one at a time, in turns."""
+    seconds: dict[str, list[list[float]]] = {name: [] for name, *_ in runs}
+    for number in range(rounds):
+        for name, *how in runs:
+            ((rank, *_),) = measured(folder, ((f"{name}-{number}", *how),), config)
+            seconds[name].append(rank["seconds"])
+    (before, first), (after, second) = seconds.items()
+    return {
+        "seconds_per_step": {name: round(statistics.median(itertools.chain(*seconds[name])), 4) for name in (before, after)},
+        "ratio": round(statistics.median(itertools.chain(*second)) / statistics.median(itertools.chain(*first)), 4),
+        "ratio_of_rounds": [round(statistics.median(b) / statistics.median(a), 4) for a, b in zip(first, second, strict=True)],
     }
 
 
@@ -111,7 +134,7 @@ def split(run: dict[str, Any]) -> dict[str, float]:
 
 def memory(folder: Path, stores: Path, records: int, batch: int) -> dict[str, Any]:
     """A step of two workers: peak anonymous memory of each, memory before it, and seconds of the slower one."""
-    (ranks,) = measured(folder, ((f"batch-{batch}", 2, 1),), tree(stores, records, batch, steps=1))
+    (ranks,) = measured(folder, ((f"batch-{batch}", "ray", 2, 1),), tree(stores, records, batch, steps=1))
     return {
         "before_mb": [round(rank["before_mb"]) for rank in ranks],
         "peak_mb": [round(rank["peak_mb"]) for rank in ranks],
@@ -127,15 +150,20 @@ def show(name: str, figures: dict[str, Any]) -> dict[str, Any]:
 
 def main(quick: bool) -> None:
     """Measures, prints and writes ``benchmarks/results/cluster.json``."""
-    records, batch, steps, most = (2_000, 256, 3 * BLOCK, 8_192) if quick else (20_000, 2_048, 8 * BLOCK, BATCHES[1])
-    with tempfile.TemporaryDirectory() as place, ray_cluster():
+    records, batch, steps, rounds, most = (
+        (2_000, 256, 3 * BLOCK, 1, 8_192) if quick else (20_000, 2_048, 8 * BLOCK, 4, BATCHES[1])
+    )
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as services:
         folder, stores = Path(place), Path(place) / "stores"
         for count in (records, most + 4_464):
             shapes_store(count, stores)
-        plan = tree(stores, records, batch, steps)
+        plan = tree(stores, records, batch, steps * BLOCK)
         figures: dict[str, Any] = {"plan": {"records": records, "batch": batch, "group_size": 4, "block": BLOCK}}
-        figures["overhead"] = show("overhead", compare(folder, OVERHEAD, plan))
         figures["speedup"] = show("speedup", compare(folder, SPEEDUP, plan))
+        services.enter_context(ray_cluster())
+        figures["overhead"] = show("overhead", compare(folder, OVERHEAD, plan))
+        short = tree(stores, records, batch, 2 * BLOCK)
+        figures["speedup_of_ray"] = show("speedup of Ray", one_after_the_other(folder, SPEEDUP_OF_RAY, short, rounds))
         sizes = (BATCHES[0], most)
         figures["memory"] = {str(size): show(f"B = {size:,}", memory(folder, stores, most + 4_464, size)) for size in sizes}
     if not quick:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ from cluster.collective import Replicas
 from cluster.launch import Resources
 from cluster.link import Link
 from cluster.relay import Relay
+from cluster.torchrun import take_part
 from cluster.work import Task, work
 from dpfed.config import parse_config
 from dpfed.randomness import Randomness
@@ -149,19 +151,22 @@ def write(folder: Path, name: str, rank: int, figures: dict[str, Any]) -> None:
     (folder / f"{name}-{rank}.json").write_text(json.dumps(figures), encoding="utf-8")
 
 
-def main(folder: Path, name: str, other: str, tree: dict[str, Any], workers: int, cpus: int) -> None:
-    """Trains in so many Ray workers with so many cores each; 0 workers: in this very process."""
+def main(folder: Path, name: str, other: str, tree: dict[str, Any], start: str, workers: int, cpus: int) -> None:
+    """Trains with so many cores for each worker, started by ``ray``, by ``torchrun`` (which runs this file), or ``alone``."""
     config, run = parse_config(tree), folder / f"run-{name}"
-    if workers:
+    if start == "ray":
         measured_worker = functools.partial(in_worker, folder=folder, name=name, other=other)
         with patch("cluster.launch._in_worker", measured_worker):
             cluster.launch.launch(Task(run, config), Resources(workers=workers, gpus=0, cpus=cpus, restarts=0), Silent())
         return
     torch.set_num_threads(cpus)
-    turns = Turns(folder, name, other, Silent())
+    turns = Turns(folder, name, other if int(os.environ.get("RANK", 0)) == 0 else "", Silent())
     with Measured() as measured:
-        dpfed.pretraining.pretrain(config, run, turns)
-    write(folder, name, 0, {"seconds": turns.seconds, **measured.figures()})
+        if start == "torchrun":
+            take_part(Task(run, config), turns)
+        else:
+            dpfed.pretraining.pretrain(config, run, turns)
+    write(folder, name, int(os.environ.get("RANK", 0)), {"seconds": turns.seconds, **measured.figures()})
 
 
 if __name__ == "__main__":
