@@ -150,14 +150,13 @@ def show(name: str, figures: dict[str, Any]) -> dict[str, Any]:
 
 def main(quick: bool) -> None:
     """Measures, prints and writes ``benchmarks/results/cluster.json``."""
-    records, batch, steps, rounds, most = (
-        (2_000, 256, 3 * BLOCK, 1, 8_192) if quick else (20_000, 2_048, 8 * BLOCK, 4, BATCHES[1])
-    )
+    sizes_of_all = (2_000, 256, 3, 1, 8_192) if quick else (20_000, 2_048, 8, 4, BATCHES[1])
+    records, batch, blocks, rounds, most = sizes_of_all
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as services:
         folder, stores = Path(place), Path(place) / "stores"
         for count in (records, most + 4_464):
             shapes_store(count, stores)
-        plan = tree(stores, records, batch, steps * BLOCK)
+        plan = tree(stores, records, batch, blocks * BLOCK)
         figures: dict[str, Any] = {"plan": {"records": records, "batch": batch, "group_size": 4, "block": BLOCK}}
         figures["speedup"] = show("speedup", compare(folder, SPEEDUP, plan))
         services.enter_context(ray_cluster())
