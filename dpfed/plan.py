@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -178,6 +179,27 @@ class PrivacyPlan:
     def groups_of(self, owner: int, owners: int) -> int:
         """K_w: how many of the K groups belong to one of several owners; they add up to K."""
         return self.groups // owners + (owner < self.groups % owners)
+
+    def apportioned(self, records: Sequence[int]) -> list[int]:
+        """K_w of owners that hold so many records (or units) each, all public: every owner's groups are then of like size.
+
+        Largest remainders; every owner gets at least one group.
+
+        Raises:
+            UserError: if there are more owners than groups, or one holds nothing.
+        """
+        _check(
+            len(records) <= self.groups,
+            f"{len(records)} owners would share {self.groups} groups (batch / group_size), and each needs one",
+        )
+        _check(min(records) > 0, "every owner must hold at least one training record")
+        spare, total = self.groups - len(records), sum(records)
+        quotas = [spare * count / total for count in records]
+        groups = [1 + math.floor(quota) for quota in quotas]
+        by_remainder = sorted(range(len(records)), key=lambda owner: (math.floor(quotas[owner]) - quotas[owner], owner))
+        for owner in by_remainder[: self.groups - sum(groups)]:
+            groups[owner] += 1
+        return groups
 
     @functools.cached_property
     def fingerprint(self) -> str:

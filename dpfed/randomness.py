@@ -56,6 +56,10 @@ class Randomness:
         """The data owners' randomness: sampling, groups, views. Who holds it learns nothing about the noise."""
         return Randomness(self._key("owners", 0))
 
+    def key(self, purpose: str, owner: int = 0) -> bytes:
+        """32 secret bytes for one purpose."""
+        return self._key(purpose, 0, owner)
+
     def __repr__(self) -> str:
         return "Randomness(<secret>)"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,11 +22,13 @@ class BoundedSum:
         values: ``(P,)`` float32, flat over the trainable parameters.
         sensitivity: largest L2 change when one record is added or removed.
         groups: public number of groups summed over, empty ones included.
+        noise_std: standard deviation of the Gaussian noise that the owners added to it already; 0: none.
     """
 
     values: Tensor
     sensitivity: float
     groups: int
+    noise_std: float = 0.0
 
     def __add__(self, other: BoundedSum) -> BoundedSum:
         """Adds another owner's sum. A record has one owner, so the sensitivity is the larger one, not the total."""
@@ -34,7 +37,12 @@ class BoundedSum:
                 f"cannot add sums over {self.values.numel():,} and {other.values.numel():,} parameters: the owners hold "
                 "different models."
             )
-        return BoundedSum(self.values + other.values, max(self.sensitivity, other.sensitivity), self.groups + other.groups)
+        return BoundedSum(
+            self.values + other.values,
+            max(self.sensitivity, other.sensitivity),
+            self.groups + other.groups,
+            math.hypot(self.noise_std, other.noise_std),
+        )
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:

@@ -117,6 +117,11 @@ class Ledger:
         return len(self._releases)
 
     @property
+    def last_step(self) -> int:
+        """The latest step that was paid for; -1: none."""
+        return max(self._by_step, default=-1)
+
+    @property
     def epsilon(self) -> float:
         """Epsilon spent so far, at the plan's delta and by the plan's accountant."""
         return self.plan.epsilon(self.charged)

@@ -1,4 +1,8 @@
-"""The coordinator: adds the noise, once, and turns the noisy sum into new parameters."""
+"""The coordinator: adds the noise, once, and turns the noisy sum into new parameters.
+
+Where the data owners share the noise out among themselves (`dpfed.federation.trust`), the sum says how much it carries, and the
+coordinator refuses less than the plan's instead of adding any.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +21,29 @@ from dpfed.randomness import Randomness
 from dpfed.training.optimizers import build_optimizer, learning_rate
 from dpfed.training.releases import Releases, digest_of
 
+DISCARDED = "discarded"  # in the place of a digest
+
 
 @dataclass(frozen=True)
 class StepSummary:
-    """What a step may tell: all of it follows from the noisy sum or the configuration."""
+    """What a step may tell: all of it follows from the noisy sum or the configuration.
+
+    Attributes:
+        step: 0 .. T - 1.
+        learning_rate: of this step.
+        noisy_gradient_norm: L2; ``None``: the step was discarded, and the model stayed as it was.
+    """
 
     step: int
     learning_rate: float
-    noisy_gradient_norm: float
+    noisy_gradient_norm: float | None
 
     @property
     def done(self) -> int:
         """Steps finished."""
         return self.step + 1
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float | None]:
         """What metrics.jsonl keeps beside step and epsilon."""
         return {"learning_rate": self.learning_rate, "noisy_gradient_norm": self.noisy_gradient_norm}
 
@@ -81,6 +93,18 @@ class Coordinator:
         """
         return self._update(step, self._release(step, total))
 
+    def discard(self, step: int) -> StepSummary:
+        """Pays for a step that came to nothing: somebody may have seen a part of it.
+
+        Args:
+            step: 0 .. T - 1.
+
+        Raises:
+            UserError: if the budget is spent, or the step was released before.
+        """
+        self._ledger.charge(Release(step, DISCARDED))
+        return self._skipped(step)
+
     def replay(self, step: int) -> StepSummary | None:
         """Takes a step again from its kept release, after an interruption; ``None`` if there is none to repeat.
 
@@ -90,6 +114,8 @@ class Coordinator:
         if self._releases is None:
             return None
         recorded = self._ledger.release_of(step)
+        if recorded is not None and recorded.digest == DISCARDED:
+            return self._skipped(step)
         noisy = self._releases.load(step, recorded and recorded.digest)
         if recorded is None and (latest := self._releases.latest()) is not None and latest > step:
             raise UserError(f"{self._ledger.path} has lost the line of step {step}, which was released: restore it.")
@@ -111,7 +137,7 @@ class Coordinator:
         self._check_sum(step, total)
         noisy = total.values
         context = f"{self._plan.fingerprint}/{digest_of(noisy)}"
-        if self._plan.private:
+        if self._plan.private and not total.noise_std:
             self._randomness.add_normal_(noisy, self._plan.noise_std, "noise", step, context=context)
         release = Release(step, digest_of(noisy))
         recorded = self._ledger.release_of(step)
@@ -137,6 +163,10 @@ class Coordinator:
                 f"step {step}: expected a sum over {plan.groups} groups and {size} parameters with sensitivity "
                 f"{plan.sensitivity:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}."
             )
+        if total.noise_std and total.noise_std < plan.noise_std * (1 - 1e-9):
+            raise UserError(
+                f"step {step}: the owners' noise has standard deviation {total.noise_std:g}, the plan's is {plan.noise_std:g}."
+            )
         if not torch.isfinite(total.values).all():
             raise UserError(f"step {step}: an owner sent a sum that is not finite; it was not used.")
 
@@ -155,6 +185,9 @@ class Coordinator:
             decay = min(self._config.ema, (1 + step) / (10 + step))
             self.average.lerp_(self._vector.gather(), 1 - decay)
         return StepSummary(step, rate, gradient.norm().item())
+
+    def _skipped(self, step: int) -> StepSummary:
+        return StepSummary(step, learning_rate(self._config, step, self._plan.steps), None)
 
     def _check_parameters(self, step: int) -> None:
         # A function of the noisy sum only, so stopping here tells nothing more.

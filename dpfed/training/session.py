@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,6 +33,24 @@ from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
 from dpfed.training.worker import GroupObserver, Worker, rows_of_owner
 
+if TYPE_CHECKING:
+    from dpfed.federation.terms import Terms
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of the training is one data owner's.
+
+    Attributes:
+        owner: the owner's number.
+        rows: ``(n,)`` of the store, its training records.
+        groups: K_w, its part of the K groups.
+    """
+
+    owner: int
+    rows: np.ndarray
+    groups: int
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -47,6 +66,7 @@ class Parts:
         preprocessing: what the image tower expects.
         owner: which of the data owners this process is: 0 .. owners - 1.
         owners: how many there are; they share the plan's K groups.
+        terms: of the federation, if there is one; then the plan is the federation's, and the store this party's own.
     """
 
     config: Config
@@ -58,6 +78,7 @@ class Parts:
     preprocessing: Preprocessing = Preprocessing()
     owner: int = 0
     owners: int = 1
+    terms: Terms | None = None
 
     @property
     def device(self) -> torch.device:
@@ -75,21 +96,24 @@ class Parts:
         observe: GroupObserver | None = None,
         model: nn.Module | None = None,
         engine: Engine | None = None,
+        share: Share | None = None,
     ) -> Worker:
-        """The worker of this data owner.
+        """The worker of a data owner.
 
         Args:
             randomness: the owner's.
             observe: receives raw, private figures.
-            model: to be trained, if not `model` itself but a sharded form of it.
+            model: to be trained, if not `model` itself but a copy or a sharded form of it.
             engine: of that model; default: the configured one.
+            share: what is this owner's; default: what `owner` and `owners` say.
         """
         units = unit_keys(self.store, self.config.privacy)
-        rows = rows_of_owner(self.store.split("train"), owner_keys(self.store, self.config.privacy), self.owner, self.owners)
+        model, share = model or self.model, share or self._share()
+        rows = share.rows
         return Worker(
             plan=self.plan,
-            model=model or self.model,
-            engine=engine or self._engine(),
+            model=model,
+            engine=engine or self._engine(model),
             views=ViewMaker(
                 self.store,
                 self.read,
@@ -102,14 +126,18 @@ class Parts:
             keys=self.store.keys[rows],
             randomness=randomness,
             microbatch=self.config.bounding.microbatch,
-            owner=self.owner,
-            owners=self.owners,
+            owner=share.owner,
+            groups=share.groups,
             observe=observe,
             units=None if units is None else units[rows],
         )
 
-    def _engine(self) -> Engine:
-        return ENGINES[self.config.bounding.engine](self.model, self.config.training.precision, loss_of(self.config))
+    def _share(self) -> Share:
+        rows = rows_of_owner(self.store.split("train"), owner_keys(self.store, self.config.privacy), self.owner, self.owners)
+        return Share(self.owner, rows, self.plan.groups_of(self.owner, self.owners))
+
+    def _engine(self, model: nn.Module) -> Engine:
+        return ENGINES[self.config.bounding.engine](model, self.config.training.precision, loss_of(self.config))
 
     def stand_in(self, device: torch.device) -> GroupBatch:
         """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
@@ -133,6 +161,7 @@ def assemble(
     progress: Callable[[int, int | None], None] | None = None,
     owner: int = 0,
     owners: int = 1,
+    terms: Terms | None = None,
 ) -> Parts:
     """Builds the parts of a run and checks everything that can be checked before any budget is spent.
 
@@ -142,6 +171,7 @@ def assemble(
         progress: called with (done, total) while records are imported or generated.
         owner: which of the data owners this process is.
         owners: how many share the plan's groups.
+        terms: of the federation that this process is a party of: they hold the plan.
 
     Raises:
         UserError: for an impossible plan, more owners than groups, unreadable records, a model that mixes records, an
@@ -155,7 +185,10 @@ def assemble(
     store = open_records(config.data, progress, owner, owners)
     if config.model.reads_text and store.kind != "image-text":
         raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
-    plan = PrivacyPlan.from_config(protected_count(store, config.privacy), config.privacy, config.bounding)
+    if terms:
+        plan = terms.privacy_plan
+    else:
+        plan = PrivacyPlan.from_config(protected_count(store, config.privacy), config.privacy, config.bounding)
     if owners > plan.groups:
         raise UserError(
             f"{owners} workers would share {plan.groups} groups (privacy.batch / bounding.group_size), and each needs one: "
@@ -178,7 +211,8 @@ def assemble(
         config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
     config = config.model_copy(update={"training": config.training.model_copy(update={"device": device.type})})
     preprocessing = preprocessing_of(config)
-    return Parts(config, store, plan, model, ImageViews(config.views, preprocessing), tokenizer, preprocessing, owner, owners)
+    views = ImageViews(config.views, preprocessing)
+    return Parts(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms)
 
 
 def loss_of(config: Config) -> GroupLoss:

@@ -13,8 +13,8 @@ from dpfed.training.worker import Worker
 class Transport(Protocol):
     """Adds up the owners' sums, wherever the owners are."""
 
-    def collect(self, step: int) -> BoundedSum:
-        """The sum over all owners' groups of one step."""
+    def collect(self, step: int) -> BoundedSum | None:
+        """The sum over all owners' groups of one step; ``None``: it came to nothing and is only paid for."""
 
 
 class InProcess:
@@ -47,6 +47,9 @@ def train(
     """
     observers = list(observers)
     for step in steps:
-        summary = coordinator.replay(step) or coordinator.apply(step, transport.collect(step))
+        summary = coordinator.replay(step)
+        if summary is None:
+            total = transport.collect(step)
+            summary = coordinator.discard(step) if total is None else coordinator.apply(step, total)
         for observe in observers:
             observe(summary)

@@ -48,7 +48,7 @@ class Worker:
         randomness: the owner's secret randomness.
         microbatch: records whose views are in memory at a time.
         owner: this owner's number.
-        owners: how many owners share the plan's K groups.
+        groups: K_w, how many of the plan's K groups are this owner's; ``None``: all.
         observe: receives raw, private figures of each step; off unless the user asked for them in words.
         units: ``(n,)`` the keys of the rows' units where the plan protects units, otherwise ``None``.
 
@@ -67,7 +67,7 @@ class Worker:
         randomness: Randomness,
         microbatch: int,
         owner: int = 0,
-        owners: int = 1,
+        groups: int | None = None,
         observe: GroupObserver | None = None,
         units: np.ndarray | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class Worker:
         self._plan, self._model, self._engine, self._views, self._expect = plan, model, engine, views, views.expect
         self._rows, self._keys, self._randomness, self._microbatch = rows, keys, randomness, microbatch
         self._owner, self._observe, self._units = owner, observe, units
-        self._groups = plan.groups_of(owner, owners)
+        self._groups = plan.groups if groups is None else groups
         self._vector = TrainableVector(model)
         self._foreseen: tuple[int, StepDraw] | None = None
 

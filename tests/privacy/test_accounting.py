@@ -113,6 +113,22 @@ def test_groups_of_all_owners_add_up_to_k(owners):
     assert sum(plan.groups_of(owner, owners) for owner in range(owners)) == plan.groups == 25
 
 
+@pytest.mark.parametrize("records", [[1], [500, 500], [1, 1, 998], [10, 20, 970], [100, 333, 567], [40] * 25])
+def test_groups_follow_the_records(records):
+    plan = PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD)
+    groups = plan.apportioned(records)
+    assert sum(groups) == plan.groups
+    assert min(groups) >= 1
+    spare, total = plan.groups - len(records), sum(records)
+    assert all(abs(own - 1 - spare * count / total) < 1 for own, count in zip(groups, records, strict=True))
+
+
+@pytest.mark.parametrize("records", [[40] * 26, [0, 1000]])
+def test_owners_without_a_group_or_a_record_are_refused(records):
+    with pytest.raises(UserError, match="impossible plan"):
+        PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD).apportioned(records)
+
+
 def test_the_fingerprint_covers_every_field():
     plan = PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD)
     import dataclasses

@@ -12,7 +12,7 @@ from dpfed.errors import UserError
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.randomness import Randomness
-from dpfed.training.coordinator import Coordinator
+from dpfed.training.coordinator import DISCARDED, Coordinator
 from dpfed.training.releases import Releases, digest_of
 
 PLAN = PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5)  # 16 groups, sensitivity 1, noise 1.3
@@ -224,3 +224,39 @@ def test_the_average_of_weights_lags_behind_and_costs_nothing(make):
         coordinator.apply(step, zeros())
     assert 0 < coordinator.average.norm() < model.weight.norm()
     assert ledger.charged == 10
+
+
+def test_noise_that_the_owners_added_is_not_added_again(make):
+    model, coordinator, _ = make()
+    coordinator.apply(0, dataclasses.replace(zeros(), noise_std=PLAN.noise_std))
+    assert not model.weight.any()
+
+
+@pytest.mark.parametrize("share", [0.5, 0.99, 2**-0.5])
+def test_less_noise_than_the_plans_is_refused(make, share):
+    model, coordinator, ledger = make()
+    with pytest.raises(UserError, match="the plan's is"):
+        coordinator.apply(0, dataclasses.replace(zeros(), noise_std=share * PLAN.noise_std))
+    assert ledger.charged == 0 and not model.weight.any()
+
+
+def test_the_noise_of_two_sums_adds_up_in_variance():
+    both = dataclasses.replace(zeros(8), noise_std=3.0) + dataclasses.replace(zeros(8), noise_std=4.0)
+    assert both.noise_std == 5.0
+
+
+def test_a_discarded_step_is_paid_for_changes_nothing_and_is_not_taken_again(make, tmp_path):
+    releases = Releases(tmp_path / "releases")
+    model, coordinator, ledger = make(releases=releases)
+    coordinator.apply(0, zeros())
+    before = model.weight.detach().clone()
+    assert coordinator.discard(1).noisy_gradient_norm is None
+    assert torch.equal(model.weight, before)
+    assert (ledger.charged, ledger.release_of(1).digest) == (2, DISCARDED)
+    with pytest.raises(UserError, match="released before"):
+        coordinator.discard(1)
+    again, resumed, reopened = make(releases=releases)
+    assert resumed.replay(0) is not None
+    assert resumed.replay(1).noisy_gradient_norm is None
+    assert torch.equal(again.weight, before)
+    assert reopened.charged == 2
