@@ -1,0 +1,106 @@
+"""The keys of one step of secure aggregation, and the streams of ring elements that masks are made of.
+
+Sites and server derive them by the same functions, so what one adds the other can take away. Every key is bound to the run, the
+step, its purpose and the sites it is for, and generates one stream only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from dpfed.errors import UserError
+
+_CHUNK = 1 << 16  # ring elements at a time: 256 KB of stream stay in the processor's cache until they are added
+
+
+@dataclass(frozen=True)
+class StepKeys:
+    """Derives the keys of one step.
+
+    Attributes:
+        context: fingerprint of the run's agreed terms; the same at all sites and the server.
+        step: training step.
+    """
+
+    context: bytes
+    step: int
+
+    def label(self, purpose: str, *sites: int) -> bytes:
+        """What a key or a ciphertext is for, as bytes that no other purpose, step, run or order of sites shares."""
+        parts = [purpose.encode(), self.context, *(number.to_bytes(8, "big") for number in (self.step, *sites))]
+        return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+    def envelope(self, identity: X25519PrivateKey, other: bytes, sender: int, receiver: int) -> bytes:
+        """Key under which `sender` encrypts its offer for `receiver`; either of them can derive it.
+
+        Args:
+            identity: long-term private key of the one who derives.
+            other: long-term public key of the other one.
+            sender: number of a site.
+            receiver: number of a site.
+        """
+        return _derive(_agree(identity, other, "long-term"), self.label("offer", sender, receiver))
+
+    def self_mask(self, seed: bytes, site: int) -> bytes:
+        """Key of the mask that a site adds on its own account."""
+        return _derive(seed, self.label("self mask", site))
+
+    def self_check(self, seed: bytes, site: int) -> bytes:
+        """32 bytes by which a reconstructed seed is recognised; they say nothing about the mask."""
+        return _derive(seed, self.label("self check", site))
+
+    def pair_mask(self, private: X25519PrivateKey, public: bytes, one: int, other: int) -> bytes:
+        """Key of the mask that two sites share.
+
+        Args:
+            private: round key of either site.
+            public: round key of the other one.
+            one: number of a site.
+            other: number of the other; the order does not matter.
+        """
+        return _derive(_agree(private, public, "round"), self.label("pair mask", min(one, other), max(one, other)))
+
+
+def pair_sign(site: int, other: int) -> int:
+    """+1 or -1: of the two sites that share a mask, the lower number adds it and the higher one subtracts it."""
+    return 1 if site < other else -1
+
+
+def add_mask(values: np.ndarray, key: bytes, sign: int) -> None:
+    """Adds a mask to ring elements in place: the ChaCha20 stream of a key, read as little-endian words.
+
+    Args:
+        values: ``(P,)`` uint32; additions wrap at 2^32.
+        key: 32 bytes, used for this stream only (which is why the nonce can be zero).
+        sign: +1 to add, -1 to subtract.
+    """
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    zeros, words = bytes(4 * _CHUNK), np.empty(_CHUNK, "<u4")
+    combine = np.add if sign > 0 else np.subtract
+    for start in range(0, len(values), _CHUNK):
+        part = values[start : start + _CHUNK]
+        stream.update_into(memoryview(zeros)[: 4 * len(part)], memoryview(words).cast("B"))
+        combine(part, words[: len(part)], out=part)
+
+
+def public_bytes(private: X25519PrivateKey) -> bytes:
+    """The public half of a key, 32 bytes."""
+    return private.public_key().public_bytes_raw()
+
+
+def _agree(private: X25519PrivateKey, public: bytes, which: str) -> bytes:
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:  # wrong length, or a point that gives the same secret to everybody
+        raise UserError(f"a {which} public key of a site is not a valid X25519 key: it was not used.") from None
+
+
+def _derive(secret: bytes, label: bytes) -> bytes:
+    return HKDF(SHA256(), length=32, salt=None, info=label).derive(secret)
