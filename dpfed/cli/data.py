@@ -1,4 +1,4 @@
-"""`dpfed data import`, `shard` and `inspect`: records in, divided among workers, and what is in a store."""
+"""`dpfed data import`, `shard`, `divide` and `inspect`: records in, shared out, and what is in a store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _CAPTIONS_AT_ONCE = 65_536  # records whose captions are in memory at a time
 
 app = typer.Typer(
-    help="Record stores: import a data set, divide it among workers, look at what is in it.", no_args_is_help=True
+    help="Record stores: import a data set, share it out among workers or sites, look at what is in it.", no_args_is_help=True
 )
 
 
@@ -74,6 +74,40 @@ def shard(
     held_out = len(store) - store.training_records
     sharded = f"{store.training_records:,} training records in {store.shards} shards by {store.unit_name or 'record'}"
     console.print(f"{store.path}: {sharded}, {held_out:,} held out", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def divide(
+    source: Annotated[Path, typer.Argument(help="A record store.", show_default=False)],
+    dest: Annotated[Path, typer.Argument(help="The folder of stores to make; must not exist.", show_default=False)],
+    sites: Annotated[int, typer.Option(help="Institutions to simulate.")] = 3,
+    skew: Annotated[
+        float, typer.Option(help="0: all sites are alike; 1: each label, or beginning of a caption, is at one site only.")
+    ] = 0.8,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help='What makes sites unlike: the name of a label, or "caption" (its first three words). Default: the first '
+            "label if there is one.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Divide a record store among simulated institutions that hold unlike records."""
+    from rich.markup import escape
+
+    from dpfed.cli.terminal import console, watching
+    from dpfed.data.division import CAPTION, divide_store, divided_by, largest_share
+    from dpfed.watching import import_progress
+
+    with watching() as watcher:
+        *stores, evaluation = divide_store(source, dest, sites, skew, by, import_progress(watcher))
+    by = divided_by(evaluation, by)
+    same = "beginning of the caption" if by == CAPTION else by
+    for store in stores:
+        alike = f", {largest_share(store, by):.0%} with the same {same}" if by else ""
+        console.print(escape(f"{store.path}: {len(store):,} training records{alike}"), highlight=False, soft_wrap=True)
+    console.print(escape(f"{evaluation.path}: {len(evaluation):,} held-out records"), highlight=False, soft_wrap=True)
 
 
 @app.command()

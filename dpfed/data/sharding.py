@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from dpfed.data.layout import HEADER, HELD_OUT, SHARDED_FORMAT_VERSION, Part, read_layout, shard_folder
+from dpfed.data.layout import HEADER, HELD_OUT, INDEX, RECORDS, SHARDED_FORMAT_VERSION, Part, read_layout, shard_folder
 from dpfed.data.new_directory import cannot_write, name_directory, start_directory
 from dpfed.data.records import SPLITS, RecordStore
 from dpfed.errors import UserError
@@ -46,15 +46,50 @@ def shard_store(
     if shards < 1:
         raise UserError(f"a store has at least one shard, and {shards} were asked for.")
     store, path = RecordStore.open(source), Path(dest).absolute()
+    with all_or_nothing(path) as partial:
+        _write(store, partial, shards, progress)
+    return RecordStore.open(path)
+
+
+@contextlib.contextmanager
+def all_or_nothing(path: Path) -> Iterator[Path]:
+    """A hidden directory that becomes `path` at the end of the ``with`` block, and is removed when the block fails.
+
+    Raises:
+        UserError: when `path` exists or cannot be written.
+    """
     partial = start_directory(path)
     try:
-        _write(store, partial, shards, progress)
+        yield partial
         name_directory(partial, path)
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return RecordStore.open(path)
+
+
+def write_parts(
+    store: RecordStore,
+    folders: Sequence[Path],
+    part_of_row: np.ndarray,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> None:
+    """Shares the records of a store out to folders, with an index and a file of records in each.
+
+    Images, captions and ids are copied as they are stored, and records keep their order.
+
+    Args:
+        store: what is copied, in one pass.
+        folders: made here, one for each part.
+        part_of_row: ``(N,)`` integers, the part that each record goes to.
+        progress: called with (records so far, all records).
+    """
+    for folder in folders:
+        folder.mkdir()
+    _write_records(store, [folder / RECORDS for folder in folders], part_of_row, progress)
+    for number, folder in enumerate(folders):
+        with pa.ipc.new_file(str(folder / INDEX), store.index.schema) as writer:
+            writer.write_table(store.index.take(pa.array(np.flatnonzero(part_of_row == number))))
 
 
 def _write(store: RecordStore, path: Path, shards: int, progress: Callable[[int, int | None], None] | None) -> None:
@@ -63,17 +98,10 @@ def _write(store: RecordStore, path: Path, shards: int, progress: Callable[[int,
     for split in SPLITS[1:]:
         part_of_row[store.split(split)] = shards  # the last part
     parts = [Part(shard_folder(number), 0) for number in range(shards)] + [Part(HELD_OUT, 0)]
-    for part in parts:
-        (path / part.folder).mkdir()
-    _write_records(store, [path / part.files[1] for part in parts], part_of_row, progress)
-    records, units = [], []
-    for number, part in enumerate(parts):
-        index = store.index.take(pa.array(np.flatnonzero(part_of_row == number)))
-        with pa.ipc.new_file(str(path / part.files[0]), index.schema) as writer:
-            writer.write_table(index)
-        records.append(len(index))
-        units.append(len(np.unique(index["unit"])) if by_unit else None)
-    sharding = {"by": "unit" if by_unit else "record", "records": records[:-1], "units": units[:-1] if by_unit else None}
+    write_parts(store, [path / part.folder for part in parts], part_of_row, progress)
+    records = np.bincount(part_of_row, minlength=len(parts))[:-1].tolist()
+    units = [len(np.unique(store.units[part_of_row == shard])) for shard in range(shards)] if by_unit else None
+    sharding = {"by": "unit" if by_unit else "record", "records": records, "units": units}
     header = read_layout(store.path).header | {
         "dpfed_store": SHARDED_FORMAT_VERSION,
         "sharding": sharding,
