@@ -10,6 +10,8 @@ import torch
 
 from dpfed import __version__
 from dpfed.evaluation.suite import tasks_of
+from dpfed.federation.journal import Journal
+from dpfed.federation.statement import of_federation
 from dpfed.models.summary import Trained, trained_part
 from dpfed.privacy.ledger import Ledger
 from dpfed.report.card import (
@@ -48,6 +50,8 @@ _NOTHING_COVERED = "Nothing is covered: all that this run wrote follows from the
 def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger) -> None:
     """Writes results, card and report of a finished run; results.json last, for it marks the run as finished."""
     facts = card_facts(parts, ledger)
+    if parts.terms:
+        facts = of_federation(facts, parts.terms, Journal(run.journal))
     run.write(run.card, privacy_card(facts))
     gallery = build_gallery(
         parts.model, parts.store, parts.read, parts.config, parts.views.plain, parts.tokenizer, parts.device

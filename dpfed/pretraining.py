@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpfed.config import Config
 from dpfed.data.remote import is_url
@@ -28,6 +29,9 @@ from dpfed.training.session import Parts, assemble, averaged
 from dpfed.training.trainer import InProcess, Transport, train
 from dpfed.training.worker import GroupObserver
 from dpfed.watching import Silent, Watcher, import_progress
+
+if TYPE_CHECKING:
+    from dpfed.federation.terms import Terms
 
 _CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
 
@@ -85,6 +89,10 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
     """
     watcher = watcher or Silent()
     run = RunDirectory.open(folder)
+    if run.simulation.is_file():
+        from dpfed.federation.simulation import resume_simulation  # what it imports, only few runs need
+
+        return resume_simulation(run, watcher)
     _refuse_sharding(run.config())
     with run.locked():
         if run.finished:
@@ -113,28 +121,60 @@ def _refuse_sharding(config: Config) -> None:
         )
 
 
-def begin(config: Config, folder: str | Path, watcher: Watcher, owners: int = 1) -> Job:
+def begin(
+    config: Config,
+    folder: str | Path,
+    watcher: Watcher,
+    owners: int = 1,
+    randomness: Randomness | None = None,
+    terms: Terms | None = None,
+    files: dict[str, str] | None = None,
+) -> Job:
     """A new run in a directory that must not be in use, for the first of `owners` processes.
+
+    Args:
+        config: what to do.
+        folder: must not be in use.
+        watcher: sees the stages.
+        owners: processes that share the work.
+        randomness: the run's secret; default: `secret_of` the configuration.
+        terms: of the federation that the run is for.
+        files: further files of the run, by name.
 
     Raises:
         UserError: see `pretrain`.
     """
     RunDirectory.refuse_if_in_use(folder)
-    seed = config.privacy.seed
-    randomness = Randomness.fresh() if seed is None else Randomness.from_seed(seed)
-    parts = assemble(with_absolute_paths(config), randomness, import_progress(watcher), owners=owners)
+    randomness = randomness or secret_of(config)
+    parts = assemble(with_absolute_paths(config), randomness, import_progress(watcher), owners=owners, terms=terms)
     _say_what_is_trained(parts, watcher)
-    return Job(RunDirectory.create(folder, parts.config, randomness), parts, randomness)
+    if terms:
+        files = {RunDirectory.TERMS: terms.text, **(files or {})}
+    return Job(RunDirectory.create(folder, parts.config, randomness, files), parts, randomness)
 
 
-def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1) -> Job:
+def secret_of(config: Config) -> Randomness:
+    """New secret randomness, or what a fixed seed gives."""
+    seed = config.privacy.seed
+    return Randomness.fresh() if seed is None else Randomness.from_seed(seed)
+
+
+def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1, terms: Terms | None = None) -> Job:
     """An unfinished run, for the first of `owners` processes; they may be more or fewer than before.
 
+    Args:
+        run: locked by the caller.
+        watcher: sees the stages.
+        owners: processes that share the work.
+        terms: of the federation that the run is for.
+
     Raises:
-        UserError: see `resume`.
+        UserError: see `resume`; for a federation's run, if no terms are given.
     """
+    if terms is None and run.terms.is_file():
+        raise UserError(f"{run.path} is the run of a federation: start its server again (`flwr run`) to go on with it.")
     randomness = run.randomness()
-    return Job(run, assemble(run.config(), randomness, import_progress(watcher), owners=owners), randomness)
+    return Job(run, assemble(run.config(), randomness, import_progress(watcher), owners=owners, terms=terms), randomness)
 
 
 def alone(job: Job) -> Transport:
@@ -205,6 +245,9 @@ def _say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
     read = (
         f"{parts.tokenizer.context} {'words' if isinstance(parts.tokenizer, WordTokenizer) else 'tokens'} of a caption are read"
     )
+    if not len(parts.store.split("train")):  # a coordinator's, which holds none of the records
+        watcher.note(read)
+        return
     if not parts.store.public:  # how many are longer is a fact about private records: for whoever asks
         watcher.note(f"{read}; `dpfed data inspect {parts.store.path} --config CONFIG` counts longer ones")
         return

@@ -24,8 +24,11 @@ class RunDirectory:
     Attributes:
         path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
             ``privacy_card.md``, ``report.html``, ``checkpoints/``, ``model/``; while it is unfinished also ``releases/``
-            and ``secret.key``, which must stay inside the trust boundary and is deleted at the end.
+            and ``secret.key``, which must stay inside the trust boundary and is deleted at the end. A federation's run
+            also holds ``terms.json``, ``federation.jsonl``, and, if it is simulated, ``simulation.json`` and ``sites/``.
     """
+
+    TERMS, SIMULATION = "terms.json", "simulation.json"
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,13 +42,25 @@ class RunDirectory:
         self.model = path / "model"
         self.gallery = path / "gallery"
         self.diagnostics = path / "diagnostics.jsonl"
+        self.terms = path / self.TERMS
+        self.journal = path / "federation.jsonl"
+        self.simulation = path / self.SIMULATION
+        self.sites = path / "sites"
         self._config = path / "config.toml"
         self._key = path / "secret.key"
         self._lock = path / ".lock"
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, randomness: Randomness) -> RunDirectory:
+    def create(
+        cls, path: str | Path, config: Config, randomness: Randomness, files: dict[str, str] | None = None
+    ) -> RunDirectory:
         """Makes the directory with its configuration and its secret key, all at once or not at all.
+
+        Args:
+            path: of the directory.
+            config: resolved.
+            randomness: whose key is kept while the run goes on.
+            files: further text files, by name.
 
         Raises:
             UserError: if the directory is in use.
@@ -59,6 +74,8 @@ class RunDirectory:
             run = cls(draft)
             run._config.write_text(config.dump(), encoding="utf-8")
             run._lock.write_text(secrets.token_hex(16), encoding="utf-8")
+            for name, text in (files or {}).items():
+                (draft / name).write_text(text, encoding="utf-8")
             with open(os.open(run._key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(randomness.master)
             if path.is_dir():
@@ -125,6 +142,15 @@ class RunDirectory:
                     f"{self.path} holds a run with {key} = {there[key]!r}, and the configuration now says {value!r}: change it "
                     "back to go on with that run, or choose another --run."
                 )
+
+    def refuse_other_terms(self, terms: str) -> None:
+        """Refuses terms of a federation that are not the run's.
+
+        Raises:
+            UserError: if they differ, or the run is no federation's.
+        """
+        if not self.terms.is_file() or self.terms.read_text(encoding="utf-8") != terms:
+            raise UserError(f"{self.path} holds a run with other terms, or with none: choose another directory for this one.")
 
     def randomness(self) -> Randomness:
         """The run's secret randomness.

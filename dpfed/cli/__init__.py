@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from dpfed.cli import data, privacy, runs, sweep
+from dpfed.cli import data, federation, privacy, runs, sweep
 from dpfed.cli.entry import run
 
 app = typer.Typer(
@@ -19,6 +19,8 @@ runs.register(app)
 sweep.register(app)
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(data.app, name="data")
+app.add_typer(federation.federation, name="federation")
+app.add_typer(federation.site, name="site")
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import typer
 
 from dpfed.cli.cluster import Cluster, CpusPerWorker, GpusPerWorker, Restarts, Workers, collected
 from dpfed.cli.cluster import carry_out as on_cluster
+from dpfed.cli.simulation import Federated, Skew, Tolerated, TrustMode, simulated
 
 if TYPE_CHECKING:
     from dpfed.run import RunDirectory
@@ -35,6 +36,10 @@ def pretrain(
     gpus_per_worker: GpusPerWorker = None,
     cpus_per_worker: CpusPerWorker = None,
     restarts: Restarts = None,
+    federated: Federated = None,
+    trust: TrustMode = None,
+    tolerated: Tolerated = None,
+    skew: Skew = None,
 ) -> None:
     """Pretrain an encoder privately: a model, a report and a privacy card."""
     from dpfed.config import load_config
@@ -43,6 +48,12 @@ def pretrain(
     loaded = load_config(config, assignments)
     folder = run or Path("runs") / loaded.name
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
+    simulation = simulated(federated, cluster, trust=trust, tolerated=tolerated, skew=skew)
+    if simulation is not None:
+        from dpfed.federation.simulation import simulate
+
+        _watch(lambda watcher: simulate(loaded, folder, simulation, watcher, again), as_json)
+        return
     if cluster is None:
         _watch(lambda watcher: carry_out(loaded, folder, watcher, again), as_json)
         return

@@ -89,6 +89,8 @@ class CardFacts:
         sensitivity: most that one record or unit moves the sum, L2; normally 2C.
         noise_std: sigma times the sensitivity.
         trust_mode: who sees what.
+        noise_from: who adds the noise, such as ``added once a step``.
+        sites: of a federation, a line each.
         outputs: what leaves the trust boundary.
         marks: what a reader must know beyond this.
         not_protected: what the guarantee leaves out.
@@ -123,6 +125,8 @@ class CardFacts:
     noise_std: float
     trust_mode: str
     outputs: tuple[str, ...]
+    noise_from: str = "added once a step"
+    sites: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
     not_protected: tuple[str, ...] = NOT_PROTECTED
     complete: bool = True
@@ -140,6 +144,9 @@ def privacy_card(facts: CardFacts) -> str:
     lines += list(_reservations(facts))
     lines += ["", "## The mechanism", "", "| | |", "|---|---|"]
     lines += [f"| {_cell(name)} | {_cell(value)} |" for name, value in _rows(facts, bool(reasons))]
+    if facts.sites:
+        lines += ["", "## The sites", ""]
+        lines += [f"- {site}" for site in facts.sites]
     lines += ["", "## What leaves the trust boundary", ""]
     lines += [f"- {item}" for item in facts.outputs] or ["- Nothing."]
     lines += ["", "## What is not protected", ""]
@@ -257,7 +264,7 @@ def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
         yield "Clip norm C of a group's gradient", f"{facts.clip_norm:g}"
         yield "Sensitivity of the sum", f"{facts.sensitivity:g}"
         yield "Noise multiplier sigma", f"{facts.noise_multiplier:.6g}"
-        yield "Noise standard deviation", f"{facts.noise_std:.6g} on the sum, added once a step"
+        yield "Noise standard deviation", f"{facts.noise_std:.6g} on the sum, {facts.noise_from}"
     else:
         yield "Clipping and noise", "none: the sum has no bound and no noise"
     yield "Trust", facts.trust_mode

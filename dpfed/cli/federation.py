@@ -1,0 +1,135 @@
+"""`dpfed federation` and `dpfed site`: what the coordinator and the institutions of a federation do."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpfed.cli.terminal import console
+
+if TYPE_CHECKING:
+    from dpfed.federation.terms import Terms
+
+federation = typer.Typer(help="Coordinate institutions that keep their records: make the terms.", no_args_is_help=True)
+site = typer.Typer(help="Be one of several institutions: make a site, join a federation, serve it.", no_args_is_help=True)
+
+SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder.", show_default=False)]
+
+
+@federation.command("create")
+def create_federation(
+    folder: Annotated[Path, typer.Argument(help="The coordinator's folder to make.", show_default=False)],
+    config: Annotated[Path, typer.Argument(help="A TOML file; its [data] is what the coordinator measures on.")],
+    cards: Annotated[list[Path], typer.Argument(help="card.json of each site.", show_default=False)],
+    assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
+    trust: Annotated[str, typer.Option(help="Who adds the noise: central, distributed, secure or local.")] = "central",
+    tolerated: Annotated[int, typer.Option(help="Sites that may drop out of a step or collude.")] = 0,
+    deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
+    broadcast: Annotated[str, typer.Option(help="How parameters travel: fp32 or bf16.")] = "fp32",
+) -> None:
+    """Make the terms of a federation from the cards of its sites."""
+    from dpfed.config import load_config
+    from dpfed.federation.folders import CoordinatorFolder
+    from dpfed.federation.terms import Terms
+    from dpfed.pretraining import with_absolute_paths
+
+    loaded = with_absolute_paths(load_config(config, assignments))
+    options = {"trust": trust, "tolerated": tolerated, "deadline": deadline, "broadcast": broadcast}
+    made = CoordinatorFolder.create(folder, loaded, cards, **options)
+    _show_terms(Terms.load(made.terms))
+    console.print(f"\nGive {made.terms} to every site.", highlight=False, soft_wrap=True)
+
+
+@federation.command("show")
+def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.", show_default=False)]) -> None:
+    """Say what some terms mean, before anybody joins."""
+    from dpfed.federation.terms import Terms
+
+    _show_terms(Terms.load(terms))
+
+
+@site.command("create")
+def create_site(
+    folder: SiteDirectory,
+    name: Annotated[str, typer.Option(help="The site's name in the federation.", show_default=False)],
+    store: Annotated[Path, typer.Option(help="The site's record store.", show_default=False)],
+    budget: Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to.")] = None,
+    declared: Annotated[
+        int | None, typer.Option(help="Number of training records to declare, which is public; default: the true one.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    weights: Annotated[str | None, typer.Option(help="This site's copy of model.weights.", show_default=False)] = None,
+) -> None:
+    """Make a site: its keys, its settings, and the card for the coordinator."""
+    from dpfed.federation.folders import SiteFolder
+
+    made = SiteFolder.create(folder, name, store, declared, budget=budget, device=device, weights=weights)
+    console.print(f"Give {made.card} to the coordinator; all else in {made.path} is secret.", highlight=False, soft_wrap=True)
+
+
+@site.command()
+def join(
+    folder: SiteDirectory, terms: Annotated[Path, typer.Argument(help="The coordinator's terms.json.", show_default=False)]
+) -> None:
+    """Join a federation: from now on the site answers to these terms only."""
+    from dpfed.federation.folders import SiteFolder
+    from dpfed.federation.terms import Terms
+
+    loaded = Terms.load(terms)
+    SiteFolder.open(folder).join(loaded)
+    _show_terms(loaded)
+    console.print("\nCompare the fingerprint with the coordinator's, by another way than the file came.", highlight=False)
+
+
+@site.command()
+def serve(
+    folder: SiteDirectory,
+    socket: Annotated[Path | None, typer.Option(help="Where to answer; default: FOLDER/door/socket.", show_default=False)] = None,
+    group: Annotated[str | None, typer.Option(help="Unix group that may ask, such as the SuperNode's.", show_default=False)] = None,
+) -> None:
+    """Load the site's records and model, and answer the coordinator until stopped."""
+    from dpfed.federation.folders import SiteFolder
+    from dpfed.federation.serving import serve_site
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    opened = SiteFolder.open(folder)
+    serve_site(opened, socket or opened.door, _say, stop, group)
+
+
+@site.command()
+def status(folder: SiteDirectory) -> None:
+    """What the site has spent."""
+    from dpfed.federation.folders import SiteFolder
+    from dpfed.privacy.ledger import Ledger
+    from dpfed.report.card import round_up
+
+    opened = SiteFolder.open(folder)
+    terms, ledger = opened.terms(), Ledger.open(opened.ledger)
+    own = terms.sites[terms.number_of(opened.identity().signing_key)]
+    plan, budget = ledger.plan, opened.settings().budget
+    for name, value in (
+        ("site", f"{own.name}, {own.records:,} records declared, {own.groups} of {plan.groups} groups"),
+        ("terms", terms.fingerprint),
+        ("steps answered", f"{ledger.charged} of {plan.steps}"),
+        ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(plan.delta)}, of {round_up(plan.epsilon())} planned"),
+        ("budget", "none set" if budget is None else f"{budget:g}"),
+    ):
+        console.print(f"{name:>15}  {value}", highlight=False, soft_wrap=True)
+
+
+def _say(text: str) -> None:
+    print(time.strftime("%H:%M:%S"), text, flush=True)
+
+
+def _show_terms(terms: Terms) -> None:
+    from dpfed.federation.statement import statement
+
+    for name, value in statement(terms):
+        console.print(f"{name:>15}  {value}", highlight=False, soft_wrap=True)

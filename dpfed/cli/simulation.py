@@ -1,0 +1,50 @@
+"""The options of `dpfed pretrain` that simulate institutions in one process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dpfed.errors import UserError
+
+if TYPE_CHECKING:
+    from dpfed.federation.simulation import Simulation
+
+
+def _option(help: str) -> typer.models.OptionInfo:
+    return typer.Option(help=help, rich_help_panel="Simulated institutions", show_default=False)
+
+
+Federated = Annotated[int | None, _option("Divide the records among so many sites, in this process.")]
+TrustMode = Annotated[
+    Literal["central", "distributed", "secure", "local"] | None, _option("Who adds the noise; default central: the server.")
+]
+Tolerated = Annotated[int | None, _option("Sites that may drop out of a step or collude; default 0.")]
+Skew = Annotated[float | None, _option("How unlike the sites' records are, 0 to 1; default 0.8.")]
+
+
+def simulated(federated: int | None, cluster: str | None, **options: str | float | None) -> Simulation | None:
+    """The simulation that the options ask for; ``None``: none.
+
+    Raises:
+        UserError: for options that do not fit together, or a value out of range.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if federated is None:
+        if given:
+            name, value = next(iter(given.items()))
+            raise UserError(f"--{name} {value} is for simulated institutions: add --federated N.")
+        return None
+    if cluster is not None:
+        raise UserError(f"--federated {federated} simulates institutions in one process: leave --cluster {cluster} out.")
+    from pydantic import ValidationError
+
+    from dpfed.federation.simulation import Simulation
+
+    try:
+        return Simulation(sites=federated, **given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = {"sites": "federated"}.get(str(first["loc"][0]), str(first["loc"][0]))
+        raise UserError(f"--{option} {first['input']}: {first['msg'].lower()}.") from None

@@ -1,0 +1,236 @@
+"""What the parties of a federation keep on disk: a site its own folder, the coordinator another."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import Field, ValidationError
+
+from dpfed.config import Config, Section
+from dpfed.data.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.federation.identity import Identity
+from dpfed.federation.terms import SiteCard, Terms
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import KEY_BYTES, Randomness
+from dpfed.toml_file import read_toml
+
+
+class SiteSettings(Section):
+    """A site's own choices; they stay with it."""
+
+    name: str
+    store: str
+    device: str = "auto"
+    engine: str = "auto"
+    weights: str | None = Field(None, description="this site's copy of model.weights")
+    budget: float | None = Field(None, gt=0, description="the largest epsilon that the site agrees to")
+
+
+class SiteFolder:
+    """One site: its settings, its keys, the terms that it joined, its ledger, and the door where questions come in.
+
+    Attributes:
+        path: the folder, for its owner's eyes only.
+        card: public, for the coordinator.
+        door: a Unix socket while the site is served.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.card = self.path / "card.json"
+        self.door = self.path / "door" / "socket"
+        self.ledger = self.path / "ledger.jsonl"
+        self._settings, self._terms = self.path / "site.toml", self.path / "terms.json"
+        self._identity, self._randomness = self.path / "identity.key", self.path / "secret.key"
+
+    @classmethod
+    def create(cls, path: str | Path, name: str, store: str | Path, declared: int | None = None, **settings: Any) -> SiteFolder:
+        """Makes a site's folder with new keys, and its card.
+
+        Args:
+            path: must not be there.
+            name: in the federation.
+            store: the site's records.
+            declared: number of training records to declare; default: as many as there are.
+            settings: further `SiteSettings`.
+
+        Raises:
+            UserError: for a folder in use, or records that cannot be opened.
+        """
+        folder = cls(Path(path))
+        records = RecordStore.open(store)
+        try:
+            chosen = SiteSettings(name=name, store=str(Path(store).absolute()), **settings)
+            identity = Identity.fresh()
+            card = SiteCard(
+                name=name,
+                records=declared or records.training_records,
+                units=records.training_units,
+                signing_key=identity.signing_key,
+                exchange_key=identity.exchange_key,
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UserError(f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}.") from error
+        try:
+            folder.path.mkdir(mode=0o700, parents=True)
+        except FileExistsError as error:
+            raise UserError(f"{path} exists: choose another folder for the site.") from error
+        identity.save(folder._identity)
+        Identity.fresh().save(folder._randomness)
+        folder._settings.write_text(tomli_w.dumps(chosen.model_dump(exclude_none=True)), encoding="utf-8")
+        folder.card.write_text(card.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> SiteFolder:
+        """Opens a site's folder.
+
+        Raises:
+            UserError: if it is none.
+        """
+        folder = cls(Path(path))
+        if not folder._settings.is_file():
+            raise UserError(f"{path} is no site: `dpfed site create {path} --name NAME --store STORE` makes one.")
+        return folder
+
+    def settings(self) -> SiteSettings:
+        """The site's choices.
+
+        Raises:
+            UserError: for an unknown or impossible one.
+        """
+        try:
+            return SiteSettings.model_validate(read_toml(self._settings, "site settings"))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UserError(f"{self._settings}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
+
+    def identity(self) -> Identity:
+        """The site's keys."""
+        return Identity.load(self._identity)
+
+    def randomness(self) -> Randomness:
+        """The site's secret randomness: whoever holds it can take the site's noise off."""
+        secret = self._randomness.read_bytes()
+        if len(secret) != KEY_BYTES:
+            raise UserError(f"{self._randomness} is damaged: expected {KEY_BYTES} bytes, got {len(secret)}.")
+        return Randomness(secret)
+
+    def terms(self) -> Terms:
+        """The terms that the site joined.
+
+        Raises:
+            UserError: if it joined none.
+        """
+        if not self._terms.is_file():
+            raise UserError(f"{self.path} has joined no federation: `dpfed site join {self.path} TERMS` does.")
+        return Terms.load(self._terms)
+
+    def join(self, terms: Terms) -> None:
+        """Signs up: from now on the site answers to these terms, and to no others.
+
+        Raises:
+            UserError: if the site is not in them, has joined others, or does not agree to what they spend.
+        """
+        terms.number_of(self.identity().signing_key)
+        if self._terms.is_file():
+            raise UserError(f"{self.path} has joined a federation already: make another folder for another one.")
+        plan, budget = terms.privacy_plan, self.settings().budget
+        if not plan.private:
+            raise UserError("these terms promise no privacy (bounding.method = 'none'): a site does not join them.")
+        if terms.run_config().privacy.seed is not None:
+            raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
+        if budget is not None and plan.epsilon() > budget:
+            raise UserError(f"these terms spend epsilon {plan.epsilon():.3g}, and this site's budget is {budget:g}.")
+        self.ledger.unlink(missing_ok=True)  # of an attempt that a crash cut short: without terms nothing is answered
+        Ledger.create(self.ledger, plan)
+        terms.save(self._terms)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the site for this process.
+
+        Raises:
+            UserError: if another process serves it.
+        """
+        with open(self.path / ".lock", "a", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(f"{self.path} is served by another process.") from error
+            yield
+
+
+class CoordinatorFolder:
+    """The coordinator: its key, the terms, and its own configuration, with the records that it measures on.
+
+    Attributes:
+        terms: the file to give to the sites.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.terms = self.path / "terms.json"
+        self._identity, self._config = self.path / "identity.key", self.path / "config.toml"
+
+    @classmethod
+    def create(cls, path: str | Path, config: Config, cards: list[Path], **options: Any) -> CoordinatorFolder:
+        """Makes terms for some sites, and the folder of whoever coordinates them.
+
+        Args:
+            path: must not be there.
+            config: of the run; ``[data]`` names the records that the coordinator measures on.
+            cards: files that the sites made.
+            options: see `Terms.agree`.
+
+        Raises:
+            UserError: see `Terms.agree`.
+        """
+        folder = cls(Path(path))
+        identity = Identity.fresh()
+        terms = Terms.agree(config, [_card(card) for card in cards], identity.signing_key, **options)
+        try:
+            folder.path.mkdir(mode=0o700, parents=True)
+        except FileExistsError as error:
+            raise UserError(f"{path} exists: choose another folder for the federation.") from error
+        identity.save(folder._identity)
+        folder._config.write_text(config.dump(), encoding="utf-8")
+        terms.save(folder.terms)
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> CoordinatorFolder:
+        """Opens a coordinator's folder.
+
+        Raises:
+            UserError: if it is none.
+        """
+        folder = cls(Path(path))
+        if not folder.terms.is_file():
+            raise UserError(f"{path} is no federation: `dpfed federation create {path} CONFIG CARDS` makes one.")
+        return folder
+
+    def identity(self) -> Identity:
+        """The coordinator's keys."""
+        return Identity.load(self._identity)
+
+    def config(self) -> Config:
+        """The run's configuration."""
+        from dpfed.config import load_config
+
+        return load_config(self._config)
+
+
+def _card(path: Path) -> SiteCard:
+    try:
+        return SiteCard.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is no site's card ({type(error).__name__}): `dpfed site create` writes card.json.") from error

@@ -1,0 +1,154 @@
+"""A federation in one process, for experiments: the real protocol, with sites that share this machine's memory.
+
+The training records of one store are divided among the sites (`dpfed.data.division`). Everything else is what institutions run:
+the same terms, site workers, ledgers and messages; only the wire is missing.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from dpfed.config import Config, Section
+from dpfed.data.division import site_of_rows
+from dpfed.data.opening import open_records
+from dpfed.data.records import RecordStore
+from dpfed.data.sampling import unit_keys
+from dpfed.errors import UserError
+from dpfed.federation.identity import Identity
+from dpfed.federation.journal import Journal
+from dpfed.federation.packets import Packet
+from dpfed.federation.rounds import Federation
+from dpfed.federation.site_worker import SiteWorker
+from dpfed.federation.terms import SiteCard, Terms
+from dpfed.federation.trust import Mode
+from dpfed.models.building import settled
+from dpfed.pretraining import Job, begin, carry_out, check, secret_of, take_up, with_absolute_paths
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import Randomness
+from dpfed.run import RunDirectory
+from dpfed.training.session import Share
+from dpfed.watching import Silent, Watcher, import_progress
+
+
+class Simulation(Section):
+    """How many sites, what they agree on, and how unlike their records are."""
+
+    sites: int = Field(3, ge=2, le=1000)
+    trust: Mode = "central"
+    tolerated: int = Field(0, ge=0)
+    skew: float = Field(0.8, ge=0, le=1, description="how unlike the sites' records are, see `dpfed.data.division`")
+
+
+class InProcessChannel:
+    """A `Channel` to sites in this very process.
+
+    Args:
+        sites: by address.
+    """
+
+    def __init__(self, sites: dict[str, SiteWorker]) -> None:
+        self._sites = sites
+
+    def sites(self) -> list[str]:
+        """See `Channel`."""
+        return list(self._sites)
+
+    def exchange(self, packets: dict[str, Packet], seconds: float) -> Iterator[tuple[str, Packet | None]]:
+        """See `Channel`."""
+        for address, packet in packets.items():
+            yield address, self._sites[address].answer(packet)
+
+
+def simulate(
+    config: Config, folder: str | Path, simulation: Simulation, watcher: Watcher | None = None, again: bool = False
+) -> RunDirectory:
+    """Trains an encoder with simulated sites into a new run directory.
+
+    Args:
+        config: what to do.
+        folder: must not be in use, but by this very run if `again`.
+        simulation: with which sites.
+        watcher: sees the stages.
+        again: go on if the run is there already.
+
+    Raises:
+        UserError: before anything is written, for whatever can be known to be wrong by then.
+    """
+    watcher = watcher or Silent()
+    check(config, folder, again)
+    if not RunDirectory.unused(folder):
+        return resume_simulation(RunDirectory.open(folder), watcher)
+    if config.training.sharding != "none":
+        raise UserError(f"training.sharding = '{config.training.sharding}' is for a cluster: set it to 'none'.")
+    config = settled(with_absolute_paths(config))
+    store = open_records(config.data, import_progress(watcher))
+    randomness = secret_of(config)
+    parties = _identities(randomness, simulation.sites)
+    rows = _divided(store, simulation)
+    units = unit_keys(store, config.privacy)
+    cards = [
+        SiteCard(
+            name=f"site-{number}",
+            records=len(own),
+            units=None if units is None else len(np.unique(units[own])),
+            signing_key=identity.signing_key,
+            exchange_key=identity.exchange_key,
+        )
+        for number, (identity, own) in enumerate(zip(parties[1:], rows, strict=True))
+    ]
+    terms = Terms.agree(config, cards, parties[0].signing_key, trust=simulation.trust, tolerated=simulation.tolerated)
+    files = {RunDirectory.SIMULATION: simulation.model_dump_json() + "\n"}
+    job = begin(config, folder, watcher, randomness=randomness, terms=terms, files=files)
+    with job.run.locked():
+        return carry_out(job, watcher, lambda job: _connect(job, simulation, watcher))
+
+
+def resume_simulation(run: RunDirectory, watcher: Watcher) -> RunDirectory:
+    """Goes on with a simulated federation.
+
+    Raises:
+        UserError: if the run is none, or damaged.
+    """
+    if not run.simulation.is_file():
+        raise UserError(f"{run.path} is no simulated federation: leave --federated out to go on with it.")
+    simulation = Simulation.model_validate(json.loads(run.simulation.read_text(encoding="utf-8")))
+    with run.locked():
+        if run.finished:
+            run.forget_key()
+            return run
+        job = take_up(run, watcher, terms=Terms.load(run.terms))
+        return carry_out(job, watcher, lambda job: _connect(job, simulation, watcher))
+
+
+def _connect(job: Job, simulation: Simulation, watcher: Watcher) -> Federation:
+    parts, terms, run = job.parts, job.parts.terms, job.run
+    coordinator, *parties = _identities(job.randomness, simulation.sites)
+    run.sites.mkdir(exist_ok=True)
+    sites = {}
+    for number, rows in enumerate(_divided(parts.store, simulation)):
+        path, randomness, model = run.sites / f"site-{number}.jsonl", job.randomness.for_owners(), copy.deepcopy(parts.model)
+        share = Share(number, rows, terms.sites[number].groups)
+        worker = parts.worker(randomness, job.observe, model, share=share)
+        ledger = Ledger.open(path) if path.exists() else Ledger.create(path, parts.plan)
+        sites[f"site-{number}"] = SiteWorker(terms, parties[number], worker, model, ledger, randomness, watcher.note)
+    return Federation(terms, coordinator, InProcessChannel(sites), parts.model, Journal(run.journal), watcher.note)
+
+
+def _divided(store: RecordStore, simulation: Simulation) -> list[np.ndarray]:
+    rows = store.split("train")
+    sites = site_of_rows(store, simulation.sites, simulation.skew)[rows]
+    divided = [rows[sites == number] for number in range(simulation.sites)]
+    if not all(map(len, divided)):
+        raise UserError(f"a site of {simulation.sites} would have no records: simulate fewer, or with less skew.")
+    return divided
+
+
+def _identities(randomness: Randomness, sites: int) -> list[Identity]:
+    """The coordinator's keys and the sites', which a resume finds again."""
+    return [Identity(randomness.key("identity", party)) for party in range(sites + 1)]

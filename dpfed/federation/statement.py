@@ -1,0 +1,77 @@
+"""What the terms of a federation mean, in words: for the operators before they join, and for the privacy card."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from dpfed.federation.journal import Journal
+from dpfed.federation.terms import Terms
+from dpfed.federation.trust import Mode
+from dpfed.privacy.accounting import epsilon
+from dpfed.report.card import CardFacts, Mark, round_up
+
+_NOISE_FROM: dict[Mode, str] = {
+    "central": "added once a step, by the server",
+    "distributed": "added by the sites together, at least so much in every step",
+    "secure": "added by the sites together, at least so much in every step, and rounded with the sums (which costs no epsilon)",
+    "local": "added by every site to its own sum",
+}
+
+
+def statement(terms: Terms) -> Iterator[tuple[str, str]]:
+    """Names and values, in the order in which an operator reads them."""
+    plan = terms.privacy_plan
+    yield "fingerprint", terms.fingerprint
+    if plan.private:
+        yield "promise", f"({round_up(plan.epsilon())}, {round_up(plan.delta)})-differential privacy for each {plan.unit}"
+    else:
+        yield "promise", "none: nothing is clipped, no noise is added"
+    yield "plan", (
+        f"N = {plan.records:,}, q = {plan.sampling_rate:.6g}, K = {plan.groups}, S = {plan.group_size}, T = {plan.steps}, "
+        f"C = {plan.bound:g}, sigma = {plan.noise_multiplier:.6g}"
+    )
+    yield "trust", str(terms.trust_model)
+    if seen := message_epsilon(terms):
+        yield "one message", seen
+    yield "a step needs", f"{terms.trust_model.least} of {len(terms.sites)} sites within {terms.deadline:g} s"
+    for member in terms.sites:
+        yield "site", f"{member.name}, {member.records:,} records, {member.groups} groups"
+
+
+def message_epsilon(terms: Terms) -> str:
+    """What the server learns from the messages of one site, over the whole run; empty where no noise is shared out."""
+    plan, trust = terms.privacy_plan, terms.trust_model
+    if not plan.private or terms.trust not in ("distributed", "local"):
+        return ""
+    seen = epsilon(trust.message_multiplier(plan), plan.sampling_rate, plan.steps, plan.delta, plan.accountant)
+    text = f"epsilon {round_up(seen)}" if math.isfinite(seen) else "no finite epsilon"
+    return f"whoever sees the messages of one site, as the server does: {text} at the same delta"
+
+
+def of_federation(facts: CardFacts, terms: Terms, journal: Journal) -> CardFacts:
+    """The facts of a card, with what a federation adds to them.
+
+    Args:
+        facts: of the run.
+        terms: of the federation.
+        journal: of the run: which sites took part in which step.
+    """
+    plan, marks = terms.privacy_plan, facts.marks
+    if seen := message_epsilon(terms):
+        marks += (Mark(f"Epsilon above is for whoever sees the model or the sums over all sites; {seen}."),)
+    return dataclasses.replace(
+        facts,
+        trust_mode=str(terms.trust_model),
+        noise_from=_NOISE_FROM[terms.trust] if plan.private else facts.noise_from,
+        marks=marks,
+        sites=tuple(_site(terms, number, journal) for number in range(len(terms.sites))),
+    )
+
+
+def _site(terms: Terms, number: int, journal: Journal) -> str:
+    member, plan = terms.sites[number], terms.privacy_plan
+    counted = journal.rounds_of(member.name)
+    text = f"{member.name}: {member.records:,} records, {member.groups} of the K groups; its sums are in {counted} steps"
+    return text + (f", which is epsilon {round_up(plan.epsilon(counted))} for its records" if plan.private else "")

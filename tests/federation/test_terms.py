@@ -1,0 +1,189 @@
+"""The terms bind all that the guarantee depends on, and nobody signs up to what contradicts itself or spends too much."""
+
+import json
+
+import pytest
+
+from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.identity import Identity
+from dpfed.federation.serving import load_site
+from dpfed.federation.statement import statement
+from dpfed.federation.terms import SiteCard, Terms
+from dpfed.federation.trust import Trust
+from dpfed.privacy.ledger import Ledger
+
+
+@pytest.fixture
+def cards():
+    keys = [Identity(bytes([number]) * 32) for number in range(3)]
+    return [
+        SiteCard(name=f"site-{n}", records=100 * (n + 1), signing_key=key.signing_key, exchange_key=key.exchange_key)
+        for n, key in enumerate(keys)
+    ]
+
+
+@pytest.fixture
+def terms(tiny_config, cards):
+    return Terms.agree(tiny_config, cards, Identity(b"c" * 32).signing_key)
+
+
+def test_terms_survive_their_file(terms, tmp_path):
+    terms.save(tmp_path / "terms.json")
+    read = Terms.load(tmp_path / "terms.json")
+    assert (read, read.fingerprint, read.privacy_plan) == (terms, terms.fingerprint, terms.privacy_plan)
+
+
+def test_terms_hold_no_path(terms, tiny):
+    assert tiny["data"]["path"] not in terms.text
+    assert "/" not in json.dumps(terms.config)
+
+
+def test_the_plan_is_for_the_records_of_all_sites(terms):
+    assert terms.privacy_plan.records == 600
+    assert [site.groups for site in terms.sites] == terms.privacy_plan.apportioned([100, 200, 300])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: tree["plan"].update(noise_multiplier=0.3),
+        lambda tree: tree["plan"].update(records=6000),
+        lambda tree: tree["plan"].update(clip_norm=2.0),
+        lambda tree: tree["plan"].update(unknown=1),
+        lambda tree: tree["config"]["privacy"].update(batch=30),
+        lambda tree: tree["config"]["bounding"].update(clip_norm=3.0),
+        lambda tree: tree["sites"][0].update(groups=9),
+        lambda tree: tree["sites"][0].update(records=9),
+        lambda tree: tree["sites"][0].update(name="site-1"),
+        lambda tree: tree["sites"][0].update(signing_key=tree["sites"][1]["signing_key"]),
+        lambda tree: tree["sites"][0].update(exchange_key="zz"),
+        lambda tree: tree["sites"].pop(),
+        lambda tree: tree.update(trust="none"),
+        lambda tree: tree.update(trust="secure", tolerated=2),
+        lambda tree: tree.update(more=1),
+        lambda tree: tree.pop("coordinator"),
+    ],
+)
+def test_terms_that_contradict_themselves_are_refused(terms, tmp_path, change):
+    tree = json.loads(terms.text)
+    change(tree)
+    with pytest.raises(UserError):
+        Terms.load(written(tree, tmp_path))
+
+
+def written(tree, tmp_path):
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(tree))
+    return path
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"format": 2}'])
+def test_what_is_no_file_of_terms_is_refused(tmp_path, text):
+    (tmp_path / "terms.json").write_text(text)
+    with pytest.raises(UserError):
+        Terms.load(tmp_path / "terms.json")
+
+
+def test_every_change_of_the_terms_shows_in_their_fingerprint(tiny_config, cards, terms):
+    key = Identity(b"c" * 32).signing_key
+    others = [
+        Terms.agree(tiny_config, cards, Identity(b"d" * 32).signing_key),
+        Terms.agree(tiny_config, cards[::-1], key),
+        Terms.agree(tiny_config, cards[:2], key),
+        Terms.agree(tiny_config, cards, key, trust="secure", tolerated=1),
+        Terms.agree(tiny_config, cards, key, tolerated=1),
+        Terms.agree(tiny_config, cards, key, deadline=7.0),
+        Terms.agree(tiny_config, cards, key, broadcast="bf16"),
+        Terms.agree(tiny_config.model_copy(update={"name": "other"}), cards, key),
+    ]
+    assert len({terms.fingerprint, *(other.fingerprint for other in others)}) == len(others) + 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "sites", "tolerated"), [("secure", 3, 2), ("secure", 4, 2), ("distributed", 3, 3), ("central", 3, -1)]
+)
+def test_what_cannot_be_tolerated_is_refused(mode, sites, tolerated):
+    with pytest.raises(UserError):
+        Trust(mode, sites, tolerated)
+
+
+@pytest.fixture
+def parties(tiny, shapes, tmp_path):
+    """Two sites and a coordinator, on disk."""
+    sites = [SiteFolder.create(tmp_path / f"site-{n}", f"site-{n}", shapes.path, declared=300, budget=8.5) for n in range(2)]
+
+    def agree(name="coordinator", **changes):
+        privacy = tiny["privacy"] | changes
+        config = parse_config(tiny | {"privacy": {name: value for name, value in privacy.items() if value is not None}})
+        return CoordinatorFolder.create(tmp_path / name, config, [site.card for site in sites])
+
+    return sites, agree
+
+
+def test_a_site_joins_and_is_served(parties):
+    sites, agree = parties
+    terms = Terms.load(agree().terms)
+    for site in sites:
+        site.join(terms)
+    assert load_site(sites[1], print)._number == 1
+    assert Ledger.open(sites[0].ledger).plan == terms.privacy_plan
+    assert {path.stat().st_mode & 0o77 for path in (sites[0].path, *sites[0].path.glob("*.key"))} == {0}
+
+
+def test_a_site_joins_once(parties):
+    (site, _), agree = parties
+    site.join(Terms.load(agree().terms))
+    with pytest.raises(UserError, match="joined a federation already"):
+        site.join(Terms.load(agree("another").terms))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"epsilon": 9.0}, "this site's budget is 8.5"),
+        ({"seed": 1}, "fix privacy.seed"),
+    ],
+)
+def test_terms_that_spend_too_much_or_promise_nothing_are_not_joined(parties, changes, why):
+    (site, _), agree = parties
+    with pytest.raises(UserError, match=why):
+        site.join(Terms.load(agree(**changes).terms))
+    assert not site.ledger.exists()
+
+
+def test_a_stranger_does_not_join(parties, shapes, tmp_path):
+    _, agree = parties
+    stranger = SiteFolder.create(tmp_path / "stranger", "stranger", shapes.path)
+    with pytest.raises(UserError, match="not in the terms"):
+        stranger.join(Terms.load(agree().terms))
+
+
+def test_folders_are_never_overwritten(parties, shapes, tmp_path):
+    (site, _), agree = parties
+    agree()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="exists"):
+        SiteFolder.create(site.path, "again", shapes.path)
+    with pytest.raises(UserError, match="exists"):
+        agree()
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 65])
+def test_a_bad_name_leaves_nothing_behind(shapes, tmp_path, name):
+    with pytest.raises(UserError, match="name"):
+        SiteFolder.create(tmp_path / "site", name, shapes.path)
+    assert not (tmp_path / "site").exists()
+
+
+def test_the_statement_says_what_one_message_gives_away(tiny_config, cards):
+    key = Identity(b"c" * 32).signing_key
+    texts = {
+        mode: dict(statement(Terms.agree(tiny_config, cards, key, trust=mode, tolerated=1 if mode != "local" else 0)))
+        for mode in ("central", "distributed", "secure", "local")
+    }
+    assert {mode for mode, said in texts.items() if "one message" in said} == {"distributed", "local"}
+    of_message = float(texts["distributed"]["one message"].split("epsilon ")[1].split()[0])
+    assert of_message > 8.0  # a share of the noise protects less than all of it
