@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := runs/quickstart
 
-.PHONY: install quickstart adapt test test-slow bench lint clean
+.PHONY: install quickstart adapt federation test test-slow bench lint clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,10 @@ adapt: install
 	@for name in public adapted; do run=runs/shapes-$$name; config=$${name%adapted}; \
 		if test -e $$run; then $(VENV)/bin/dpfed resume $$run; \
 		else $(VENV)/bin/dpfed pretrain configs/adapt/shapes$${config:+-$$config}.toml --run $$run; fi || exit; done
+
+# Three institutions on this machine, over TLS; the same command goes on after an interruption.
+federation: install
+	@$(VENV)/bin/python -m server.demo configs/federation.toml --run runs/federation
 
 test: install
 	$(VENV)/bin/python -m pytest

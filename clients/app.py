@@ -1,0 +1,37 @@
+"""The Flower ClientApp of a site: hands each packet to the site worker through its local socket, and the answer back.
+
+Flower starts a process for every message, so this imports neither torch nor anything else that takes time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from dpfed.federation.door import ask
+from dpfed.federation.flower_content import content_of, packet_in
+from dpfed.federation.packets import Failure, Packet, PacketError, failed
+
+app = ClientApp()
+
+
+@app.query("packet")
+def forward(message: Message, context: Context) -> Message:
+    """Answers a message with what the site worker says, or with one word about why it says nothing."""
+    return Message(content_of(_reply(message, context)), reply_to=message)
+
+
+def _reply(message: Message, context: Context) -> Packet:
+    # An exception that escaped would reach the server with its text, which may name a path or worse.
+    try:
+        return ask(Path(str(context.node_config["socket"])), packet_in(message.content), message.metadata.ttl)
+    except TimeoutError:
+        return failed(Failure.TIMEOUT)
+    except PacketError:
+        return failed(Failure.GARBLED)
+    except OSError:
+        return failed(Failure.UNREACHABLE)
+    except Exception:
+        return failed(Failure.INTERNAL)

@@ -1,0 +1,111 @@
+"""Runs a SuperNode's ClientApp in one process that stays, and from the code that is installed at the site.
+
+Left to itself, a SuperNode starts a process for every message and runs in it the code that came with the run: a message takes
+seconds longer, and whoever may start a run may run anything at every site. With ``--isolation process`` a SuperNode leaves that
+to another program, which is this one:
+
+    python -m clients.resident --runtime-api-address 127.0.0.1:9200 --superexec-auth-secret-file FILE
+
+It takes the place of ``flower-superexec`` and ``flwr-clientapp``, ignores the code that came, and calls `clients.app`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from pathlib import Path
+
+import httpx
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from clients.app import app
+from dpfed.errors import UserError
+
+_PAUSE = 0.05  # seconds between looks for a message
+_ABSENCE = 0.5  # seconds between looks for a SuperNode that is not there
+_REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+_log = logging.getLogger(__name__)
+
+
+def serve(address: str, secret: bytes) -> None:
+    """Handles the messages of a SuperNode, for ever; the SuperNode may come later, and go.
+
+    Args:
+        address: of the SuperNode's Runtime API, on this machine.
+        secret: shared with the SuperNode, so that no other user of the machine can take its messages.
+
+    Raises:
+        UserError: if the SuperNode does not know the secret.
+    """
+    request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    with _client(address, SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])) as supernode:
+        while True:
+            try:
+                found = supernode.AcquireTask(request)
+            except httpx.HTTPError as error:
+                if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _REFUSED:
+                    raise UserError(f"the SuperNode at {address} refuses: start both with the same secret file.") from error
+                time.sleep(_ABSENCE)
+                continue
+            if found.token:
+                with _client(address, RuntimeTokenHttpInterceptor(found.token)) as task:
+                    _handle(task)
+            else:
+                time.sleep(_PAUSE)
+
+
+def _handle(task: RuntimeHttpClient) -> None:
+    """One message. One that cannot be handled, perhaps because its run has ended, is given up."""
+
+    def beat() -> bool:
+        try:
+            task.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except httpx.HTTPError:
+            return False
+        return True
+
+    heartbeat = HeartbeatSender(beat)
+    heartbeat.start()
+    try:
+        message, context, _, _ = pull_task_input(task)
+        push_message(task, app(message, context), context)
+        push_task_output(task, None, SubStatus.COMPLETED, "")
+    except Exception as error:
+        _log.warning("a message was given up: %s", type(error).__name__)
+        push_task_output(task, None, SubStatus.FAILED, "")
+    finally:
+        heartbeat.stop()
+
+
+def _client(address: str, interceptor: RuntimeTokenHttpInterceptor | SuperExecAuthHttpInterceptor) -> RuntimeHttpClient:
+    version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+    # Without Flower's own retries, which end the process when a task is no longer known.
+    return RuntimeHttpClient.from_server_address(address, True, None, [version, interceptor])
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m clients.resident", description="Handles a SuperNode's messages.")
+    parser.add_argument("--runtime-api-address", required=True, help="the SuperNode's --host and --port, as HOST:PORT")
+    parser.add_argument("--superexec-auth-secret-file", type=Path, required=True, help="the same file as the SuperNode's")
+    options = parser.parse_args()
+    try:
+        serve(options.runtime_api_address, options.superexec_auth_secret_file.read_bytes())
+    except (UserError, OSError) as error:
+        sys.exit(f"{parser.prog}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

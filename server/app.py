@@ -1,0 +1,35 @@
+"""The Flower ServerApp: the coordinator of a federation. It carries out a run like any other, with another transport."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from dpfed.cli.terminal import console, show_run, watching
+from dpfed.errors import UserError
+from server.channel import FlowerChannel
+from server.coordination import coordinate
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Trains with the sites of a federation; `run` goes on where it was if it is there.
+
+    Run-config keys: ``federation``, the coordinator's folder (`dpfed federation create`), and ``run``, the run's directory;
+    both absolute, on the machine of the SuperLink.
+    """
+    try:
+        given = {name: str(context.run_config.get(name, "")) for name in ("federation", "run")}
+        for name, value in given.items():
+            if not Path(value).is_absolute():
+                raise UserError(f"run-config {name} = {value!r}: expected an absolute path on the SuperLink's machine.")
+        with watching() as watcher:
+            run = coordinate(Path(given["federation"]), Path(given["run"]), FlowerChannel(grid), watcher)
+        show_run(run)
+    except UserError as error:
+        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise SystemExit(2) from error

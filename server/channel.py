@@ -1,0 +1,109 @@
+"""Flower as the carrier of packets, on the coordinator's side."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp import Grid
+from flwr.supercore.run import RunNotRunningException
+
+from dpfed.federation.flower_content import MESSAGE_TYPE, content_of, packet_in, vector_record
+from dpfed.federation.packets import Packet, failure_of
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds between looks for a reply; Flower's own loop takes 3
+
+_log = logging.getLogger(__name__)
+
+
+class FlowerChannel:
+    """Sends packets to sites and collects their answers.
+
+    Args:
+        grid: Flower's, of the running ServerApp.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def sites(self) -> list[str]:
+        """Addresses of the sites that are connected now."""
+        return sorted(str(node) for node in self._grid.get_node_ids())
+
+    def exchange(self, packets: dict[str, Packet], seconds: float) -> Iterator[tuple[str, Packet | None]]:
+        """Sends packets and yields the answers as they come, until all are there or time is over.
+
+        What a site sends later is never looked at. A site whose answer comes slowly, or never ends, delays no other.
+
+        Args:
+            packets: one for each address.
+            seconds: from now.
+
+        Yields:
+            An address with its answer; with ``None`` where the site, or Flower on its behalf, says that there is none.
+
+        Raises:
+            flwr.supercore.run.RunNotRunningException: if the run was stopped.
+        """
+        deadline = time.monotonic() + seconds
+        sent = self._push(packets, seconds)
+        answers: queue.SimpleQueue[tuple[str, Packet | RunNotRunningException | None]] = queue.SimpleQueue()
+        for address in packets.keys() - sent.keys():
+            answers.put((address, None))
+        # One thread per site: a look at a reply that is still on its way takes until it has come.
+        for address, message in sent.items():
+            threading.Thread(target=self._await, args=(address, message, deadline, answers), daemon=True).start()
+        for _ in packets:
+            try:
+                address, answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return
+            if isinstance(answer, RunNotRunningException):
+                raise answer
+            yield address, answer
+
+    def _push(self, packets: dict[str, Packet], seconds: float) -> dict[str, str]:
+        """Sends all packets; the ids of the messages by address, without those that Flower refuses."""
+        records: dict[int, ArrayRecord] = {}  # by the identity of the vector: sites often get the same one
+        messages = []
+        for address, packet in packets.items():
+            if id(packet.vector) not in records:
+                records[id(packet.vector)] = vector_record(packet.vector)
+            content = content_of(packet, records[id(packet.vector)])
+            messages.append(Message(content, int(address), MESSAGE_TYPE, ttl=seconds))
+        ids = self._grid.push_messages(messages) if messages else []
+        return {address: message for address, message in zip(packets, ids, strict=True) if message}
+
+    def _await(self, address: str, message: str, deadline: float, answers: queue.SimpleQueue) -> None:
+        """Puts one site's answer into the queue, if it comes in time."""
+        pause = _FIRST_PAUSE
+        try:
+            while time.monotonic() < deadline:
+                for reply in self._grid.pull_messages([message]):
+                    answers.put((address, _answer(address, message, reply)))
+                    return
+                time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+                pause = min(1.5 * pause, _LONGEST_PAUSE)
+        except RunNotRunningException as error:
+            answers.put((address, error))
+        except Exception as error:  # a site can send what Flower cannot read
+            _log.warning("site %s: its answer cannot be read (%s)", address, type(error).__name__)
+            answers.put((address, None))
+
+
+def _answer(address: str, message: str, reply: Message) -> Packet | None:
+    """The packet in a reply; ``None`` if it says that there is none."""
+    if reply.has_error():
+        _log.warning("site %s: no answer (Flower's error %s)", address, reply.error.code)
+        return None
+    if reply.metadata.reply_to_message_id != message or reply.metadata.src_node_id != int(address):
+        raise ValueError("a reply to something else")
+    packet = packet_in(reply.content)
+    if reason := failure_of(packet):
+        _log.warning("site %s: no answer (%s)", address, reason)
+        return None
+    return packet

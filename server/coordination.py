@@ -1,0 +1,49 @@
+"""What the coordinator of a federation does, whatever carries its messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpfed.federation.folders import CoordinatorFolder
+from dpfed.federation.journal import Journal
+from dpfed.federation.rounds import Channel, Federation
+from dpfed.federation.terms import Terms
+from dpfed.pretraining import Job, begin, carry_out, take_up
+from dpfed.run import RunDirectory
+from dpfed.watching import Watcher
+
+_ENDING = 10.0  # seconds that a server of before may still hold the run
+
+
+def coordinate(folder: Path, place: Path, channel: Channel, watcher: Watcher) -> RunDirectory:
+    """Begins a federation's run, or goes on with it.
+
+    Args:
+        folder: of the coordinator.
+        place: the run's directory.
+        channel: reaches the sites.
+        watcher: sees the stages.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: for what the operator can mend.
+    """
+    party = CoordinatorFolder.open(folder)
+    terms, identity = Terms.load(party.terms), party.identity()
+
+    def connect(job: Job) -> Federation:
+        return Federation(terms, identity, channel, job.parts.model, Journal(job.run.journal), watcher.note)
+
+    if RunDirectory.unused(place):
+        job = begin(party.config(), place, watcher, terms=terms)
+    else:
+        run = RunDirectory.open(place)
+        run.refuse_other_terms(terms.text)
+        if run.finished:
+            run.forget_key()
+            return run
+        job = take_up(run, watcher, terms=terms)
+    with job.run.locked(_ENDING):
+        return carry_out(job, watcher, connect)

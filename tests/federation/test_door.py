@@ -1,0 +1,308 @@
+"""The local socket of a site: real sockets, and processes where one must die."""
+
+import logging
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dpfed.errors import UserError
+from dpfed.federation import packets
+from dpfed.federation.door import ask, serve
+from dpfed.federation.packets import Failure, Packet, PacketError, failed, failure_of, receive_packet, send_packet
+
+PATIENCE = 10.0  # seconds
+
+
+@pytest.fixture
+def path():
+    with tempfile.TemporaryDirectory(prefix="door-") as folder:  # short: a socket's path has at most about 100 bytes
+        yield Path(folder) / "site" / "socket"
+
+
+@contextmanager
+def serving(path, handle, **options):
+    """A site worker in a thread; yields its stop event."""
+    stop, troubles = threading.Event(), []
+
+    def run():
+        try:
+            serve(path, handle, stop, **options)
+        except UserError as error:
+            troubles.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    deadline = time.monotonic() + PATIENCE
+    while not troubles and time.monotonic() < deadline:
+        try:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(str(path))
+            break
+        except OSError:
+            time.sleep(0.01)
+    try:
+        if troubles:
+            raise troubles[0]
+        yield stop
+    finally:
+        stop.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def echo(packet):
+    return packet
+
+
+def pair():
+    ends = socket.socketpair()
+    for end in ends:
+        end.settimeout(PATIENCE)
+    return ends
+
+
+# Framing
+
+
+@pytest.mark.parametrize("size", [0, 1, packets._PIECE - 1, packets._PIECE, packets._PIECE + 1, 3 * packets._PIECE + 5])
+def test_what_is_sent_is_what_comes(size):
+    sent = Packet(b'{"kind": "x"}', b"signature", os.urandom(size))
+    ours, theirs = pair()
+    with ours, theirs:
+        sender = threading.Thread(target=send_packet, args=(ours, sent))
+        sender.start()
+        assert receive_packet(theirs) == sent
+        sender.join()
+
+
+@pytest.mark.parametrize(
+    "lengths", [(packets.MOST_HEADER + 1, 0, 0), (0, packets.MOST_SIGNATURE + 1, 0), (0, 0, packets.MOST_VECTOR + 1)]
+)
+def test_what_is_too_large_is_refused_before_it_comes(lengths):
+    ours, theirs = pair()
+    with ours, theirs:
+        ours.sendall(struct.pack("!4sIIQ", b"dpf1", *lengths))
+        with pytest.raises(PacketError, match="too large"):
+            receive_packet(theirs)
+
+
+def test_what_is_too_large_is_not_sent():
+    ours, theirs = pair()
+    with ours, theirs, pytest.raises(PacketError, match="header of 4,194,305 bytes"):
+        send_packet(ours, Packet(bytes(packets.MOST_HEADER + 1), b""))
+
+
+@pytest.mark.parametrize("content", [b"", b"GET / HTTP/1.1\r\n\r\n", b"dpf1", struct.pack("!4sIIQ", b"dpf1", 5, 0, 0) + b"{}"])
+def test_what_is_no_packet_is_refused(content):
+    ours, theirs = pair()
+    with ours, theirs:
+        ours.sendall(content)
+        ours.shutdown(socket.SHUT_WR)
+        with pytest.raises(PacketError):
+            receive_packet(theirs)
+
+
+def test_memory_follows_what_comes_and_not_what_is_announced():
+    code = (
+        "import resource, socket, struct\n"
+        "from dpfed.federation.packets import receive_packet, PacketError\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "ours, theirs = socket.socketpair()\n"
+        "ours.sendall(struct.pack('!4sIIQ', b'dpf1', 0, 0, 6 << 30) + b'few')\n"
+        "ours.close()\n"
+        "try: receive_packet(theirs)\n"
+        "except PacketError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "ends too early" in done.stdout
+
+
+# The door
+
+
+def test_a_question_is_answered(path):
+    with serving(path, lambda packet: Packet(packet.header.upper(), b"signed", bytes(packet.vector)[::-1])):
+        reply = ask(path, Packet(b"question", b"", b"abc"), PATIENCE)
+    assert reply == Packet(b"QUESTION", b"signed", b"cba")
+    assert not path.exists()
+
+
+def test_only_this_user_may_knock(path):
+    with serving(path, echo):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_group_may_knock_if_it_is_named(path):
+    import grp
+
+    group = grp.getgrgid(os.getgid()).gr_name
+    with serving(path, echo, group=group):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o710
+        assert path.stat().st_gid == path.parent.stat().st_gid == os.getgid()
+
+
+def test_what_the_user_can_mend_is_said(path):
+    for place, options, message in (
+        (path, {"group": "no-such-group"}, "no group"),
+        (path.with_name("x" * 100), {}, "shorter"),
+    ):
+        with pytest.raises(UserError, match=message):
+            serve(place, echo, threading.Event(), **options)
+    path.write_text("mine")
+    with pytest.raises(UserError, match="is no socket"):
+        serve(path, echo, threading.Event())
+    assert path.read_text() == "mine"
+
+
+def test_a_directory_that_others_may_write_to_is_refused(path):
+    path.parent.mkdir()
+    path.parent.chmod(0o777)
+    with pytest.raises(UserError, match="other users may write"):
+        serve(path, echo, threading.Event())
+
+
+def test_a_second_worker_is_refused_and_the_first_goes_on(path):
+    with serving(path, echo):
+        with pytest.raises(UserError, match="another site worker"):
+            serve(path, echo, threading.Event())
+        assert ask(path, Packet(b"still", b""), PATIENCE).header == b"still"
+
+
+def test_the_socket_of_a_killed_worker_is_replaced(path):
+    code = (
+        "import sys, threading; from pathlib import Path\n"
+        "from dpfed.federation.door import serve\n"
+        "serve(Path(sys.argv[1]), lambda packet: packet, threading.Event())\n"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", code, str(path)])
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            ask(path, Packet(b"there?", b""), PATIENCE)
+            break
+        except OSError:
+            time.sleep(0.02)
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    assert path.exists()
+    with pytest.raises(ConnectionRefusedError):
+        ask(path, Packet(b"there?", b""), PATIENCE)
+    with serving(path, echo):
+        assert ask(path, Packet(b"there?", b""), PATIENCE).header == b"there?"
+
+
+def test_garbage_and_hanging_up_do_no_harm(path):
+    with serving(path, echo):
+        for content in (b"", b"\0" * 20, b"dpf1", b"{}" * 5000):
+            with socket.socket(socket.AF_UNIX) as visitor:
+                visitor.settimeout(PATIENCE)
+                visitor.connect(str(path))
+                visitor.sendall(content)
+        with socket.socket(socket.AF_UNIX) as visitor:
+            visitor.settimeout(PATIENCE)
+            visitor.connect(str(path))
+            visitor.sendall(b"\0" * 20)
+            assert failure_of(receive_packet(visitor)) == Failure.GARBLED
+        assert ask(path, Packet(b"question", b"", b"abc"), PATIENCE).vector == b"abc"
+
+
+def test_a_silent_visitor_holds_nobody_up(path):
+    with serving(path, echo), socket.socket(socket.AF_UNIX) as visitor:
+        visitor.connect(str(path))
+        start = time.monotonic()
+        ask(path, Packet(b"question", b""), PATIENCE)
+        assert time.monotonic() - start < 1
+        visitor.close()
+
+
+def test_a_failure_says_nothing_about_itself(path, caplog):
+    def fail(packet):
+        raise ValueError("patient 4711 in /records/secret")
+
+    with caplog.at_level(logging.DEBUG), serving(path, fail):
+        reply = ask(path, Packet(b"question", b""), PATIENCE)
+        assert reply == failed(Failure.INTERNAL) == Packet(b'{"kind": "failure", "reason": "internal"}', b"")
+        assert ask(path, Packet(b"question", b""), PATIENCE) == reply  # and goes on
+    assert "ValueError" in caplog.text
+    assert "4711" not in caplog.text
+    assert "/records" not in caplog.text
+
+
+def test_one_packet_at_a_time(path):
+    inside, most = [], []
+
+    def handle(packet):
+        inside.append(packet)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+        return packet
+
+    with serving(path, handle):
+        visitors = [threading.Thread(target=ask, args=(path, Packet(b"q", b""), PATIENCE)) for _ in range(5)]
+        for visitor in visitors:
+            visitor.start()
+        for visitor in visitors:
+            visitor.join()
+    assert most == [1] * 5
+
+
+def test_a_question_that_nobody_waits_for_is_not_handled(path):
+    handled, go = [], threading.Event()
+
+    def handle(packet):
+        handled.append(packet.header)
+        go.wait(PATIENCE)
+        return packet
+
+    with serving(path, handle):
+        first = threading.Thread(target=ask, args=(path, Packet(b"first", b""), PATIENCE))
+        first.start()
+        while not handled:
+            time.sleep(0.01)
+        with pytest.raises(TimeoutError):  # it waits for its turn, and leaves
+            ask(path, Packet(b"second", b""), 0.2)
+        go.set()
+        first.join()
+        ask(path, Packet(b"third", b""), PATIENCE)
+    assert handled == [b"first", b"third"]
+
+
+def test_the_packet_in_hand_is_answered_before_the_end(path):
+    begun, replies = threading.Event(), []
+
+    def handle(packet):
+        begun.set()
+        time.sleep(0.3)
+        return packet
+
+    with serving(path, handle) as stop:
+        visitor = threading.Thread(target=lambda: replies.append(ask(path, Packet(b"last", b""), PATIENCE)))
+        visitor.start()
+        begun.wait(PATIENCE)
+        stop.set()
+        visitor.join()
+    assert replies == [Packet(b"last", b"")]
+
+
+def test_nobody_there(path):
+    with pytest.raises(FileNotFoundError):
+        ask(path, Packet(b"question", b""), PATIENCE)
+
+
+def test_neither_torch_nor_flower_is_needed():
+    code = "import dpfed.federation.door, sys; print(sorted({'torch', 'flwr', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
