@@ -179,3 +179,10 @@ def test_a_run_without_privacy_covers_nothing(card_of):
     assert "Nothing is covered" in card and "Covered by" not in card
     assert "not protected\n\n- All records.\n" in card
     assert not re.search(r"Clip norm|Sensitivity|Noise multiplier", card)
+
+
+def test_a_federations_card_names_its_sites_and_whose_the_noise_is():
+    card = privacy_card(dataclasses.replace(FACTS, sites=("north: 100 records", "south: 300 records"), noise_from="by the sites"))
+    assert "## The sites\n\n- north: 100 records\n- south: 300 records\n" in card
+    assert "on the sum, by the sites |" in card
+    assert "The sites" not in privacy_card(FACTS)

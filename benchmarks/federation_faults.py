@@ -1,0 +1,208 @@
+"""What each fault does to a step of a federation, in each mode of trust: real processes, over TLS, with measured noise.
+
+    python -m benchmarks.federation_faults            all modes, about ten minutes; writes benchmarks/results/federation-faults.json
+    python -m benchmarks.federation_faults secure     one mode; writes nothing
+
+Three sites on this machine; the first misbehaves in some steps, a SuperNode and the server are killed in others, and the last
+site comes late. Afterwards every step is computed again from the sites' folders without noise, and what the released sum had on
+top of that is the noise that was there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.record import write_result
+from dpfed.config import load_config, parse_config
+from dpfed.data.division import EVALUATION, divide_store, site_folder
+from dpfed.data.shapes import shapes_store
+from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.journal import Journal
+from dpfed.federation.serving import site_config
+from dpfed.federation.terms import Terms
+from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.ledger import Ledger
+from dpfed.run import RunDirectory
+from dpfed.training.checkpoint import Checkpoints
+from dpfed.training.releases import Releases
+from dpfed.training.session import Share, assemble
+from server.loopback import RUN, Loopback, loopback
+
+MODES = ("central", "distributed", "secure", "local")
+SITES, STEPS, RATE, DEADLINE = 3, 14, 0.05, 20.0
+# What the first site does, by step; the rest is done to others.
+OF_SITE = {
+    2: "not a number",
+    3: "another shape",
+    4: "norm too large",
+    5: "replays an old answer",
+    6: "slow",
+    8: "killed in mid-step",
+}
+LATE, NODE_KILLED, SERVER_KILLED = 0, 10, 12
+_FAULTS = OF_SITE | {LATE: "a site joins late", NODE_KILLED: "SuperNode killed", SERVER_KILLED: "server killed, restarted"}
+_APP = Path(__file__).resolve().parents[1]
+
+
+def main(modes: tuple[str, ...], folder: Path) -> dict[str, Any]:
+    """Runs a federation for each mode.
+
+    Returns:
+        The steps by mode, see `steps_of`.
+    """
+    store = shapes_store(2_000, folder / "records")
+    divide_store(store.path, folder / "stores", SITES, skew=0.8)
+    figures = {}
+    for mode in modes:
+        parties = folder / mode
+        found(parties, folder / "stores", mode)
+        carry_out(parties)
+        figures[mode] = steps_of(parties)
+        for step in figures[mode]:
+            print(mode, json.dumps(step), flush=True)
+    return figures
+
+
+def found(parties: Path, stores: Path, mode: str) -> None:
+    """Makes the parties. Plain gradient descent, and no checkpoint before the end, so that every step can be computed again."""
+    config = load_config("configs/federation.toml").model_dump(mode="json", exclude_unset=True)
+    config["data"] = {"source": "store", "path": str(stores / EVALUATION), "public": True}
+    config["model"] |= {"width": 8, "text_width": 16, "text_layers": 1}
+    config["bounding"] |= {"engine": "loop"}
+    config["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 200, "steps": STEPS + 1}
+    config["optimizer"] = {"name": "sgd", "momentum": 0.0, "learning_rate": RATE}
+    config["training"] = {"checkpoint_every": STEPS + 2, "keep": 3, "device": "cpu"}
+    config["evaluation"] = {"split": "none"}
+    sites = [SiteFolder.create(parties / site_folder(n), site_folder(n), stores / site_folder(n)) for n in range(SITES)]
+    options = {"trust": mode, "tolerated": 1, "deadline": DEADLINE}
+    made = CoordinatorFolder.create(parties / "coordinator", parse_config(config), [site.card for site in sites], **options)
+    for site in sites:
+        site.join(Terms.load(made.terms))
+
+
+def carry_out(parties: Path) -> None:
+    """The run, with everything that goes wrong in it."""
+    run, ended = RunDirectory(parties / "run"), threading.Event()
+    with tempfile.TemporaryDirectory(prefix="dpfed-") as place:
+        doors = {site_folder(number): Path(place) / site_folder(number) / "door" for number in range(SITES)}
+        with loopback(Path(place) / "loopback", doors) as federation:
+            *early, _ = doors
+            for name in early:
+                start_worker(federation, parties, name, doors[name])
+            others = threading.Thread(target=_disturb, args=(federation, parties, doors, ended))
+            others.start()
+            try:
+                while not run.finished:
+                    federation.submit(_APP, {"federation": str(parties / "coordinator"), "run": str(run.path)})
+                    while federation.members.running(RUN) and not run.finished:
+                        time.sleep(0.2)
+            finally:
+                ended.set()
+                others.join()
+
+
+def _disturb(federation: Loopback, parties: Path, doors: dict[str, Path], ended: threading.Event) -> None:
+    """Does at its step what is not done by the first site, brings back what was killed, and keeps the noisy sums."""
+    run, kept = parties / "run", parties / "releases"
+    first, second, third = doors
+    kept.mkdir()
+    done: set[int] = set()
+
+    def once(step: int) -> bool:
+        now = max((line["step"] for line in _lines(run) if line["event"] == "opened"), default=-1)
+        if now < step or step in done:
+            return False
+        done.add(step)
+        return True
+
+    while not ended.wait(0.05):
+        for file in (run / "releases").glob("*.f32"):
+            if not (kept / file.name).exists():
+                (kept / file.name).hardlink_to(file)
+        if once(LATE + 1):
+            start_worker(federation, parties, third, doors[third])
+        if not federation.members.running(f"{first}-worker"):
+            start_worker(federation, parties, first, doors[first])
+        if once(NODE_KILLED):
+            federation.members.kill(second)
+            federation.start_node(second)
+        if once(SERVER_KILLED):
+            federation.kill_server_app()
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    try:
+        text = (run / "federation.jsonl").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def start_worker(federation: Loopback, parties: Path, name: str, door: Path) -> None:
+    """A site's worker: the first site's misbehaves."""
+    command = ["dpfed", "site", "serve", parties / name, "--socket", door]
+    if name == site_folder(0):
+        command = [sys.executable, "-m", "benchmarks.hostile_site", parties / name, door, json.dumps(OF_SITE)]
+    federation.members.start(f"{name}-worker", command, {"OMP_NUM_THREADS": "1"})
+    federation.members.wait_for(f"{name}-worker", "ready", 300.0)
+
+
+def steps_of(parties: Path) -> list[dict[str, Any]]:
+    """What happened in each step, and how much noise there was.
+
+    Returns:
+        For each step: ``fault``, ``outcome``, ``arrived``, ``missing``, ``noise``: variance of the noise in the released sum over
+        the plan's, ``tolerance``: five standard deviations of that figure, ``charged``: whether the run's ledger and those of the
+        sites paid for the step.
+    """
+    run, terms = RunDirectory(parties / "run"), Terms.load(parties / "coordinator" / "terms.json")
+    plan, ledger = terms.privacy_plan, Ledger.open(run.ledger)
+    ledgers = [Ledger.open(SiteFolder.open(parties / site_folder(number)).ledger) for number in range(SITES)]
+    outcomes = {line["step"]: line for line in Journal(run.journal).lines if line["event"] != "opened"}
+    workers = [_worker(SiteFolder.open(parties / site_folder(number)), terms) for number in range(SITES)]
+    parts = assemble(run.config(), None, terms=terms)
+    coordinator = parts.coordinator(workers[0][2], Ledger.create(parties / "again.jsonl", plan))
+    Checkpoints(run.checkpoints, 3).load(Checkpoints(run.checkpoints, 3).paths()[0], parts.model, coordinator)
+    parameters, steps = TrainableVector(parts.model).gather(), []
+    for step in range(STEPS):
+        outcome = outcomes[step]
+        figures = {"step": step, "fault": _FAULTS.get(step, ""), "outcome": outcome["event"]}
+        figures |= {name: outcome.get(name) for name in ("arrived", "missing")}
+        if outcome["event"] == "released":
+            noisy = Releases(parties / "releases").load(step, ledger.release_of(step).digest)
+            clean = torch.zeros(parameters.numel(), dtype=torch.float64)
+            for number, (worker, vector, _) in enumerate(workers):
+                if site_folder(number) in outcome["arrived"]:
+                    vector.assign(parameters)
+                    clean += worker.bounded_sum(step).values
+            figures["noise"] = round(((noisy - clean).square().mean() / plan.noise_std**2).item(), 4)
+            figures["tolerance"] = round(5 * figures["noise"] * math.sqrt(2 / len(noisy)), 4)
+            parameters = parameters - RATE * (noisy / plan.groups)
+        figures["charged"] = [own.release_of(step) is not None for own in (ledger, *ledgers)]
+        steps.append(figures)
+    return steps
+
+
+def _worker(folder: SiteFolder, terms: Terms) -> tuple[Any, TrainableVector, Any]:
+    """A site's worker as it was, its parameters, and its secret."""
+    number, randomness = terms.number_of(folder.identity().signing_key), folder.randomness()
+    parts = assemble(site_config(terms, folder.settings()), randomness, terms=terms)
+    share = Share(number, parts.store.split("train"), terms.sites[number].groups)
+    return parts.worker(randomness, share=share), TrainableVector(parts.model), randomness
+
+
+if __name__ == "__main__":
+    chosen = tuple(sys.argv[1:]) or MODES
+    with tempfile.TemporaryDirectory(prefix="dpfed-faults-") as place:
+        result = main(chosen, Path(place))
+    if chosen == MODES:
+        print(write_result("federation-faults", {"deadline": DEADLINE, "steps": result}, seeds=[]))
