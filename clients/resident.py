@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from clients.app import app
 from dpfed.errors import UserError
 
+_MOST = 64  # messages at a time, nearly all of which wait for the rest of themselves
 _PAUSE = 0.05  # seconds between looks for a message
 _ABSENCE = 0.5  # seconds between looks for a SuperNode that is not there
 _REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
@@ -47,6 +49,7 @@ def serve(address: str, secret: bytes) -> None:
     Raises:
         UserError: if the SuperNode does not know the secret.
     """
+    room = threading.BoundedSemaphore(_MOST)
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     with _client(address, SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])) as supernode:
         while True:
@@ -58,13 +61,24 @@ def serve(address: str, secret: bytes) -> None:
                 time.sleep(_ABSENCE)
                 continue
             if found.token:
-                with _client(address, RuntimeTokenHttpInterceptor(found.token)) as task:
-                    _handle(task)
+                # A thread for each: a message whose server died while sending it would hold up all others for hours.
+                room.acquire()
+                threading.Thread(target=_handle, args=(address, found.token, room), daemon=True).start()
             else:
                 time.sleep(_PAUSE)
 
 
-def _handle(task: RuntimeHttpClient) -> None:
+def _handle(address: str, token: str, room: threading.Semaphore) -> None:
+    try:
+        with _client(address, RuntimeTokenHttpInterceptor(token)) as task:
+            _answer(task)
+    except Exception as error:  # the SuperNode is gone, or knows nothing of the task any more
+        _log.warning("a message was lost: %s", type(error).__name__)
+    finally:
+        room.release()
+
+
+def _answer(task: RuntimeHttpClient) -> None:
     """One message. One that cannot be handled, perhaps because its run has ended, is given up."""
 
     def beat() -> bool:
