@@ -1,6 +1,6 @@
 """What each fault does to a step of a federation, in each mode of trust: real processes, over TLS, with measured noise.
 
-    python -m benchmarks.federation_faults            all modes, about ten minutes; writes benchmarks/results/federation-faults.json
+    python -m benchmarks.federation_faults            all modes, about ten minutes; writes results/federation-faults.json
     python -m benchmarks.federation_faults secure     one mode; writes nothing
 
 Three sites on this machine; the first misbehaves in some steps, a SuperNode and the server are killed in others, and the last
@@ -134,9 +134,15 @@ def _disturb(federation: Loopback, parties: Path, doors: dict[str, Path], ended:
             start_worker(federation, parties, first, doors[first])
         if once(NODE_KILLED):
             federation.members.kill(second)
-            federation.start_node(second)
+            threading.Thread(target=_bring_back, args=(federation, second), daemon=True).start()
         if once(SERVER_KILLED):
             federation.kill_server_app()
+
+
+def _bring_back(federation: Loopback, name: str) -> None:
+    """Starts a killed SuperNode until the SuperLink has noticed that it was gone, and takes it back."""
+    federation.start_node(name)
+    federation.wait_for_node(name)
 
 
 def _lines(run: Path) -> list[dict[str, Any]]:
@@ -160,9 +166,9 @@ def steps_of(parties: Path) -> list[dict[str, Any]]:
     """What happened in each step, and how much noise there was.
 
     Returns:
-        For each step: ``fault``, ``outcome``, ``arrived``, ``missing``, ``noise``: variance of the noise in the released sum over
-        the plan's, ``tolerance``: five standard deviations of that figure, ``charged``: whether the run's ledger and those of the
-        sites paid for the step.
+        For each step: ``fault``, ``outcome``, ``arrived``, ``missing``, ``noise`` (variance of the noise in the released sum,
+        over the plan's), ``tolerance`` (five standard deviations of that figure) and ``charged`` (whether the run's ledger and
+        those of the sites paid for the step).
     """
     run, terms = RunDirectory(parties / "run"), Terms.load(parties / "coordinator" / "terms.json")
     plan, ledger = terms.privacy_plan, Ledger.open(run.ledger)
@@ -177,7 +183,7 @@ def steps_of(parties: Path) -> list[dict[str, Any]]:
         outcome = outcomes[step]
         figures = {"step": step, "fault": _FAULTS.get(step, ""), "outcome": outcome["event"]}
         figures |= {name: outcome.get(name) for name in ("arrived", "missing")}
-        if outcome["event"] == "released":
+        if outcome["event"] == "collected":
             noisy = Releases(parties / "releases").load(step, ledger.release_of(step).digest)
             clean = torch.zeros(parameters.numel(), dtype=torch.float64)
             for number, (worker, vector, _) in enumerate(workers):

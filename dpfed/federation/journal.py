@@ -1,6 +1,6 @@
 """What happened in each step of a federation: public, append-only, and the memory of which step was opened last.
 
-A step is opened here, on disk, before any site is asked. One that was opened and never finished (the server died) is discarded
+A step is opened here, on disk, before any site is asked; then it is collected, or discarded. One that was opened and never finished (the server died) is discarded
 and paid for when the run resumes: sites may have answered, and nobody asks them twice.
 """
 
@@ -41,5 +41,6 @@ class Journal:
         self.lines.append(line)
 
     def rounds_of(self, site: str) -> int:
-        """In how many steps a site's answer was counted."""
-        return sum(site in line.get("arrived", ()) for line in self.lines)
+        """In how many steps that came to something a site's answer was counted."""
+        last = {line["step"]: line for line in self.lines}
+        return sum(line["event"] == "collected" and site in line["arrived"] for line in last.values())

@@ -102,7 +102,7 @@ class Federation:
             self._note(f"step {step} is discarded and paid for: {reason}")
             return None
         std = self._trust.carried_std(self._plan, len(arrived))
-        self._journal.write("released", step, arrived=names, missing=missing, noise_of_sites=std)
+        self._journal.write("collected", step, arrived=names, missing=missing, noise_of_sites=std)
         return BoundedSum(total.to(self._vector.device), self._plan.sensitivity, self._plan.groups, std)
 
     def _wait_for_sites(self, step: int) -> None:

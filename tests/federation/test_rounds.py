@@ -162,7 +162,7 @@ def test_a_bad_answer_costs_its_site_only(lab, trust, fault):
     noise = noise_in(one, 0, total, (1, 2))
     assert spread(noise, one.plan) > 1 - 6 * math.sqrt(2 / noise.numel())
     event = one.events()[-1]
-    assert (event["event"], event["arrived"]) == ("released", ["site-1", "site-2"])
+    assert (event["event"], event["arrived"]) == ("collected", ["site-1", "site-2"])
     assert event["missing"].keys() == {"site-0"}
     assert [one.ledger(number).charged for number in range(SITES)] == [1, 1, 1]  # it has drawn its records, so it has paid
     one.wire.tampers.clear()

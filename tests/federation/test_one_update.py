@@ -1,0 +1,166 @@
+"""One mechanism, whatever carries it: with the same seeds, every transport releases the same noisy sums, bit for bit.
+
+Two data owners, because a sum of two is the same in either order. A ledger holds a digest of every release.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dpfed.cli import main
+from dpfed.config import parse_config
+from dpfed.data.division import EVALUATION, divide_store, site_folder, site_of_rows
+from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.simulation import Simulation, simulate
+from dpfed.federation.terms import Terms
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import Randomness
+from dpfed.training import session
+from dpfed.training.session import Share, assemble
+from dpfed.training.trainer import InProcess, train
+from server.coordination import coordinate
+from tests.cluster.processes import Processes, pretrain
+from tests.federation.lab import Wire
+
+SEED, SKEW, SITES = 7, 0.8, 2
+
+
+@pytest.fixture
+def config(tiny):
+    tiny["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 64, "steps": 4, "seed": SEED}
+    tiny["evaluation"] = {"split": "none"}
+    return parse_config(tiny)
+
+
+@pytest.fixture
+def locally(config, tmp_path, monkeypatch):
+    """What two owners in this process release, without any protocol."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the processes: more add up in another order
+    parts = assemble(config, Randomness.from_seed(SEED))
+    rows = parts.store.split("train")
+    sites = site_of_rows(parts.store, SITES, SKEW)[rows]
+    counts = [int((sites == number).sum()) for number in range(SITES)]
+    assert parts.plan.apportioned(counts) == [parts.plan.groups_of(number, SITES) for number in range(SITES)]
+    owners = Randomness.from_seed(SEED).for_owners()
+    workers = [
+        parts.worker(owners, share=Share(number, rows[sites == number], groups))
+        for number, groups in enumerate(parts.plan.apportioned(counts))
+    ]
+    ledger = Ledger.create(tmp_path / "local.jsonl", parts.plan)
+    train(InProcess(workers), parts.coordinator(Randomness.from_seed(SEED), ledger), range(parts.plan.steps))
+    yield digests(ledger.path)
+    torch.set_num_threads(threads)
+
+
+def digests(ledger: Path) -> list[str]:
+    return [line["digest"] for line in map(json.loads, ledger.read_text().splitlines()) if line.get("charged")]
+
+
+def divided_as_sites(rank, *arguments):
+    """A process of a cluster in which a record's owner is its site."""
+    session.owner_keys = lambda store, privacy: site_of_rows(store, SITES, SKEW).astype(np.uint64)
+    import sys
+
+    sys.argv = ["dpfed", *map(str, arguments)]
+    main()
+
+
+def test_a_cluster_releases_the_same(locally, config, tmp_path):
+    source = tmp_path / "config.toml"
+    source.write_text(config.dump())
+    with Processes(SITES, tmp_path / "out", divided_as_sites, *pretrain(source, tmp_path / "run")) as processes:
+        assert processes.wait() == [0] * SITES, processes.text
+    assert digests(tmp_path / "run" / "ledger.jsonl") == locally
+
+
+def test_a_simulated_federation_releases_the_same(locally, config, tmp_path):
+    run = simulate(config, tmp_path / "run", Simulation(sites=SITES, skew=SKEW))
+    assert digests(run.ledger) == locally
+
+
+def institutions(config, shapes, folder):
+    """The parties on disk. With a fixed seed, which real sites refuse, they sign up past their own check."""
+    divide_store(shapes.path, folder / "stores", SITES, SKEW)
+    sites = [
+        SiteFolder.create(folder / site_folder(n), site_folder(n), folder / "stores" / site_folder(n)) for n in range(SITES)
+    ]
+    data = config.data.model_copy(update={"path": str(folder / "stores" / EVALUATION)})
+    made = CoordinatorFolder.create(
+        folder / "coordinator", config.model_copy(update={"data": data}), [site.card for site in sites], deadline=60.0
+    )
+    terms = Terms.load(made.terms)
+    for site in sites:
+        (site.path / "secret.key").write_bytes(Randomness.from_seed(SEED).for_owners().master)
+        Ledger.create(site.ledger, terms.privacy_plan)
+        terms.save(site.path / "terms.json")
+    return sites, made
+
+
+def test_institutions_release_the_same(locally, config, shapes, tmp_path):
+    from dpfed.federation.serving import load_site
+    from dpfed.watching import Silent
+
+    sites, made = institutions(config, shapes, tmp_path)
+    wire = Wire({site.path.name: load_site(site, print) for site in sites})
+    run = coordinate(made.path, tmp_path / "run", wire, Silent())
+    assert digests(run.ledger) == locally
+    assert [digests(site.ledger) for site in sites] != [locally] * SITES  # what they pay for is their own sum
+    assert run.finished and not (run.path / "secret.key").exists()
+    assert coordinate(made.path, tmp_path / "run", wire, Silent()).path == run.path  # a finished run stays as it is
+
+
+@pytest.mark.slow
+def test_institutions_with_flower_between_them_release_the_same(locally, config, shapes, tmp_path):
+    from server.loopback import RUN, loopback
+
+    sites, made = institutions(config, shapes, tmp_path)
+    with tempfile.TemporaryDirectory(prefix="dpfed-") as place:
+        doors = {site.path.name: Path(place) / site.path.name / "door" for site in sites}
+        with loopback(Path(place) / "loopback", doors) as federation:
+            for site in sites:
+                command = ["dpfed", "site", "serve", site.path, "--socket", doors[site.path.name]]
+                federation.members.start(f"{site.path.name}-worker", command, {"OMP_NUM_THREADS": "1"})
+                federation.members.wait_for(f"{site.path.name}-worker", "ready", 120)
+            root = Path(__file__).resolve().parents[2]
+            federation.submit(root, {"federation": str(made.path), "run": str(tmp_path / "run")})
+            federation.members.wait(RUN, 300)
+    assert digests(tmp_path / "run" / "ledger.jsonl") == locally
+
+
+def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
+    """Killed between a release and the next step, it repeats nothing and asks no site twice."""
+    from dpfed.federation import simulation
+    from dpfed.pretraining import resume
+
+    class Killed(Exception):
+        pass
+
+    calls = []
+    collect = simulation.Federation.collect
+
+    def killed(self, step):
+        calls.append(step)
+        total = collect(self, step)
+        if len(calls) == 3:
+            raise Killed  # the sites have answered; the sum is lost
+        return total
+
+    simulation.Federation.collect = killed
+    try:
+        with pytest.raises(Killed):
+            simulate(config, tmp_path / "run", Simulation(sites=SITES, skew=SKEW))
+    finally:
+        simulation.Federation.collect = collect
+    run = resume(tmp_path / "run")
+    lines = [json.loads(line) for line in run.journal.read_text().splitlines()]
+    assert [line["event"] for line in lines if line["step"] == 2] == ["opened", "collected", "discarded"]
+    assert "its sums are in 3 steps" in run.card.read_text()
+    assert len(digests(run.ledger)) == 4
+    for site in run.sites.iterdir():
+        steps = [line["step"] for line in map(json.loads, site.read_text().splitlines()) if line.get("charged")]
+        assert steps == [0, 1, 2, 3]
