@@ -44,6 +44,9 @@ class Simulation(Section):
     tolerated: int = Field(0, ge=0)
     skew: float = Field(0.8, ge=0, le=1, description="how unlike the sites' records are, see `dpfed.data.division`")
 
+    def __str__(self) -> str:
+        return f"{self.sites} sites (trust {self.trust}, tolerated {self.tolerated}, skew {self.skew:g})"
+
 
 class InProcessChannel:
     """A `Channel` to sites in this very process.
@@ -83,7 +86,7 @@ def simulate(
     watcher = watcher or Silent()
     check(config, folder, again)
     if not RunDirectory.unused(folder):
-        return resume_simulation(RunDirectory.open(folder), watcher)
+        return resume_simulation(RunDirectory.open(folder), watcher, simulation)
     if config.training.sharding != "none":
         raise UserError(f"training.sharding = '{config.training.sharding}' is for a cluster: set it to 'none'.")
     config = settled(with_absolute_paths(config))
@@ -109,15 +112,22 @@ def simulate(
         return carry_out(job, watcher, lambda job: _connect(job, simulation, watcher))
 
 
-def resume_simulation(run: RunDirectory, watcher: Watcher) -> RunDirectory:
+def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation | None = None) -> RunDirectory:
     """Goes on with a simulated federation.
 
+    Args:
+        run: not locked.
+        watcher: sees the stages.
+        expected: the simulation that it should be; ``None``: whatever it is.
+
     Raises:
-        UserError: if the run is none, or damaged.
+        UserError: if the run is none, is another one, or is damaged.
     """
     if not run.simulation.is_file():
         raise UserError(f"{run.path} is no simulated federation: leave --federated out to go on with it.")
     simulation = Simulation.model_validate(json.loads(run.simulation.read_text(encoding="utf-8")))
+    if expected not in (None, simulation):
+        raise UserError(f"{run.path} simulates {simulation}, and now {expected} is asked for: choose another --run.")
     with run.locked():
         if run.finished:
             run.forget_key()

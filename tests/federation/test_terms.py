@@ -16,6 +16,12 @@ from dpfed.privacy.ledger import Ledger
 
 
 @pytest.fixture
+def tiny(tiny):
+    tiny["privacy"]["accountant"] = "rdp"  # fast
+    return tiny
+
+
+@pytest.fixture
 def cards():
     keys = [Identity(bytes([number]) * 32) for number in range(3)]
     return [

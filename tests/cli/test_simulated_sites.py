@@ -1,0 +1,74 @@
+"""`dpfed pretrain --federated N`: its options, and what is refused in one sentence."""
+
+import json
+import sys
+
+import pytest
+
+from dpfed.cli import main
+from dpfed.config import parse_config
+from dpfed.run import RunDirectory
+
+
+@pytest.fixture
+def dpfed(monkeypatch, capsys):
+    def call(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dpfed", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def source(tiny, tmp_path):
+    tiny["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 60, "steps": 2}
+    tiny["evaluation"] = {"split": "none"}
+    path = tmp_path / "config.toml"
+    path.write_text(parse_config(tiny).dump())
+    return path
+
+
+@pytest.mark.parametrize("trust", ["central", "distributed", "secure", "local"])
+def test_each_mode_ends_with_a_card_that_names_it_and_its_sites(dpfed, source, tmp_path, trust):
+    code, _, error = dpfed(
+        "pretrain", source, "--run", tmp_path / "run", "--federated", 3, "--trust", trust, "--tolerated", 1, "--json"
+    )
+    assert (code, error) == (0, "")
+    run = RunDirectory.open(tmp_path / "run")
+    card = run.card.read_text()
+    assert f"| Trust | {trust}: " in card and card.count("\n- site-") == 3
+    assert json.loads(run.results.read_text())["privacy"]["guarantee"]
+    assert ("epsilon above is for whoever sees the model" in card.lower()) == (trust in ("distributed", "local"))
+    assert not (run.path / "secret.key").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--trust", "secure"], "--trust secure is for simulated institutions: add --federated N."),
+        (["--skew", "0.5"], "--skew 0.5 is for simulated institutions: add --federated N."),
+        (["--federated", "1"], "--federated 1:"),
+        (["--federated", "3", "--skew", "1.5"], "--skew 1.5:"),
+        (["--federated", "3", "--cluster", "ray"], "leave --cluster ray out"),
+        (["--federated", "3", "--trust", "secure", "--tolerated", "2"], "tolerate at most 1"),
+        (["--federated", "16"], "each needs one"),
+        (["--federated", "3", "--set", "training.sharding=fsdp"], "training.sharding"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(dpfed, source, tmp_path, options, said):
+    code, _, error = dpfed("pretrain", source, "--run", tmp_path / "run", *options)
+    assert code == 2 and said in error and error.startswith("error: ") and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_simulated_run_is_no_clusters_and_no_other_simulations(dpfed, source, tmp_path):
+    run = tmp_path / "run"
+    assert dpfed("pretrain", source, "--run", run, "--federated", 2, "--json")[0] == 0
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    code, _, error = dpfed("pretrain", source, "--run", run, "--federated", 2)
+    assert code == 2 and "is in use" in error
+    code, _, error = dpfed("pretrain", source, "--run", run, "--federated", 3, "--resume", "--json")
+    assert code == 2 and "2 sites" in error
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
