@@ -12,6 +12,7 @@ from dpfed.federation.identity import Identity
 from dpfed.federation.messages import seal
 from dpfed.federation.packets import Packet
 from dpfed.federation.vectors import decoded, encoded, grid_of
+from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
 from dpfed.training.coordinator import DISCARDED
@@ -253,6 +254,20 @@ def test_no_message_holds_a_record(lab, shapes):
         ]
         secrets += [key._secret for key in one.identities] + [Randomness.from_seed(100 + n).master for n in range(SITES)]
         assert not [secret for secret in secrets if secret in sent]
+
+
+def test_parameters_may_travel_rounded_and_sums_never(lab):
+    one = lab("central", broadcast="bf16")
+    vector = TrainableVector(one.parts.model)
+    exact = vector.gather()
+    total = one.server.collect(0)
+    sizes = {len(packet.vector) for _, packet in one.wire.questions if packet.vector}
+    assert sizes == {2 * vector.numel}
+    assert {len(r.vector) for _, r in one.wire.replies if r.vector} == {4 * vector.numel}
+    assert torch.equal(vector.gather(), exact)  # the coordinator's own stay as they are
+    assert not torch.equal(total.values, one.clean(0))
+    vector.assign(exact.bfloat16().float())
+    assert torch.equal(total.values, one.clean(0))
 
 
 def test_somebody_elses_key_coordinates_nothing(lab):
