@@ -1,6 +1,7 @@
 """What a round of a real federation costs beyond an empty round of Flower's, the bare transfer, and the sites' computing.
 
     python -m benchmarks.federation             about ten minutes on two quiet cores; writes benchmarks/results/federation.json
+    python -m benchmarks.federation secure      one mode of trust; writes nothing
     python -m benchmarks.federation --quick     to see that it works; writes nothing
 
 Three sites on this machine, a process for every party, over TLS and with node authentication. A ResNet-18 of 11.2 million
@@ -28,7 +29,7 @@ from dpfed.data.division import EVALUATION, divide_store, site_folder
 from dpfed.data.shapes import shapes_store
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder
 from dpfed.federation.terms import Terms
-from server.loopback import RUN, Loopback, free_ports, loopback
+from server.loopback import RUN, free_ports, loopback
 
 MODES = ("central", "secure")
 SITES, RECORDS, GROUP_SIZE, BATCH = 3, 2_000, 4, 96
@@ -38,20 +39,20 @@ _ROOT = Path(__file__).resolve().parents[1]
 _PATIENCE = 300.0  # seconds that a site may take to load
 
 
-def main(quick: bool) -> None:
-    """Measures, prints and writes ``benchmarks/results/federation.json``."""
+def main(modes: tuple[str, ...], quick: bool) -> None:
+    """Measures, prints and, if it is all of it, writes ``benchmarks/results/federation.json``."""
     width, steps = (16, 3) if quick else (64, 12)
     with tempfile.TemporaryDirectory(prefix="dpfed-") as place:
         folder = Path(place)
         store = shapes_store(RECORDS, folder / "records")
         divide_store(store.path, folder / "stores", SITES, skew=0.0)
         figures = {}
-        for mode in MODES:
+        for mode in modes:
             found(folder / mode, folder / "stores", mode, width, steps)
             carry_out(folder / mode)
             figures[mode] = figures_of(folder / mode)
             print(mode, json.dumps(figures[mode], indent=2), flush=True)
-    if not quick:
+    if modes == MODES and not quick:
         print(
             write_result("federation", {"plan": {"sites": SITES, "batch": BATCH, "rounds": steps - COLD}, **figures}, seeds=[])
         )
@@ -70,7 +71,7 @@ def found(parties: Path, stores: Path, mode: str, width: int, steps: int) -> Non
         }
     )
     sites = [SiteFolder.create(parties / site_folder(n), site_folder(n), stores / site_folder(n)) for n in range(SITES)]
-    options = {"trust": mode, "tolerated": 1, "deadline": 120.0}
+    options = {"trust": mode, "drops": 1, "colluders": 1, "deadline": 120.0}
     made = CoordinatorFolder.create(parties / "coordinator", config, [site.card for site in sites], **options)
     for site in sites:
         site.join(Terms.load(made.terms))
@@ -141,4 +142,4 @@ def _quartiles(values: list[float]) -> list[float]:
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv[1:])
+    main(tuple(mode for mode in sys.argv[1:] if mode != "--quick") or MODES, "--quick" in sys.argv[1:])

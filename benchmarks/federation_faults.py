@@ -83,7 +83,7 @@ def found(parties: Path, stores: Path, mode: str) -> None:
     config["training"] = {"checkpoint_every": STEPS + 2, "keep": 3, "device": "cpu"}
     config["evaluation"] = {"split": "none"}
     sites = [SiteFolder.create(parties / site_folder(n), site_folder(n), stores / site_folder(n)) for n in range(SITES)]
-    options = {"trust": mode, "tolerated": 1, "deadline": DEADLINE}
+    options = {"trust": mode, "drops": 1, "colluders": 1, "deadline": DEADLINE}
     made = CoordinatorFolder.create(parties / "coordinator", parse_config(config), [site.card for site in sites], **options)
     for site in sites:
         site.join(Terms.load(made.terms))

@@ -24,8 +24,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "three institutions, Flower over TLS": ("-m", "server.demo", CONFIG, "--run"),
     "one process, all records": _PRETRAIN,
     "simulated, central": (*_PRETRAIN, "{run}", "--federated", "3"),
-    "simulated, distributed": (*_PRETRAIN, "{run}", "--federated", "3", "--trust", "distributed", "--tolerated", "1"),
-    "simulated, secure": (*_PRETRAIN, "{run}", "--federated", "3", "--trust", "secure", "--tolerated", "1"),
+    "simulated, distributed": (*_PRETRAIN, "{run}", "--federated", "3", "--trust", "distributed"),
+    "simulated, secure": (*_PRETRAIN, "{run}", "--federated", "3", "--trust", "secure"),
     "simulated, local": (*_PRETRAIN, "{run}", "--federated", "3", "--trust", "local"),
 }
 

@@ -19,30 +19,29 @@ import dpfed.federation.rounds as rounds
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.timed_site import ECHO
 from dpfed.bounding.bounded_sum import BoundedSum
-from dpfed.federation.folders import CoordinatorFolder
 from dpfed.federation.journal import Journal
 from dpfed.federation.packets import Packet, receive_packet, send_packet
 from dpfed.federation.rounds import Federation
-from dpfed.federation.terms import Terms
-from dpfed.models.parameters import TrainableVector
-from dpfed.pretraining import Job, begin, carry_out
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.releases import Releases
 from dpfed.watching import Silent
 from server.channel import FlowerChannel
+from server.coordination import coordinate
 
 _PATIENCE = 120.0  # seconds
-# What the server does in a round. `collect` has all of it down to `journal` in it, `apply` the rest.
+# What the server does in a round. `collect` has all of it down to `journal` in it, `apply` the rest. `unmask`, of secure sums,
+# has another exchange in it.
 PARTS = {
     "collect": (Federation, "collect"),
     "encode": (rounds, "encoded"),
     "seal": (Federation, "_seal"),
     "push": (FlowerChannel, "_push"),
-    "verify": (rounds, "unseal"),
+    "verify": (Federation, "_read"),
     "check": (Federation, "_checked"),
-    "add": (Federation, "_add_up"),
+    "add": (rounds, "_sum"),
+    "unmask": (Federation, "_unmasked"),
     "journal": (Journal, "write"),
     "apply": (Coordinator, "apply"),
     "noise": (Randomness, "add_normal_"),
@@ -52,32 +51,36 @@ PARTS = {
 
 
 class TakingTurns:
-    """A `Transport` that makes an empty round and raw transfers before each real round.
+    """Makes an empty round and raw transfers before each real round of a federation.
 
     Args:
-        federation: makes the real rounds.
-        channel: that it uses.
+        channel: that the federation uses.
         ports: of the sites' echoes over TLS.
         authority: certificate that signed theirs.
-        size: bytes of the parameters, and of a sum.
-        watch: times the parts of the real rounds.
+        file: gets a line for each step: seconds of all parts.
     """
 
-    def __init__(
-        self, federation: Federation, channel: FlowerChannel, ports: list[int], authority: Path, size: int, watch: Stopwatch
-    ) -> None:
-        self._federation, self._channel, self._ports, self._size, self._watch = federation, channel, ports, size, watch
+    def __init__(self, channel: FlowerChannel, ports: list[int], authority: Path, file: Path) -> None:
+        self._channel, self._ports, self._file, self._watch = channel, ports, file, Stopwatch(PARTS)
         self._tls = ssl.create_default_context(cafile=authority)
-        self.seconds: dict[str, float] = {}  # of the latest turn
+        self._seconds: dict[str, float] = {}  # of the latest turn
+        self._collect, self._apply = Federation.collect, Coordinator.apply
+        Federation.collect = lambda federation, step: self._before(federation, step)
+        Coordinator.apply = lambda coordinator, step, total: self._after(coordinator, step, total)
 
-    def collect(self, step: int) -> BoundedSum | None:
-        """See `Transport`."""
-        vector = os.urandom(self._size)
+    def _before(self, federation: Federation, step: int) -> BoundedSum | None:
+        vector = os.urandom(4 * federation._vector.numel)
         self._echo(b"")
-        self.seconds = {"empty": self._echo(b""), "flower": self._echo(vector), "tls": self._over_tls(vector)}
+        self._seconds = {"empty": self._echo(b""), "flower": self._echo(vector), "tls": self._over_tls(vector)}
         self._echo(b"")
         self._watch.take()
-        return self._federation.collect(step)
+        return self._collect(federation, step)
+
+    def _after(self, coordinator: Coordinator, step: int, total: BoundedSum) -> StepSummary:
+        summary = self._apply(coordinator, step, total)
+        with open(self._file, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **self._seconds, **self._watch.take()}) + "\n")
+        return summary
 
     def _echo(self, vector: bytes) -> float:
         """Seconds that it takes to send a vector to every site through Flower and to get as much back."""
@@ -109,23 +112,9 @@ def carry_out_timed(task: Path, channel: FlowerChannel) -> None:
     """A new run.
 
     Args:
-        task: a JSON file: ``coordinator``, ``run``, ``ports``, ``authority``, and ``file``, which gets a line for each step.
+        task: a JSON file: ``coordinator``, ``run``, ``ports``, ``authority`` and ``file``, see `TakingTurns`.
         channel: reaches the sites.
     """
-    given, watch = json.loads(task.read_text(encoding="utf-8")), Stopwatch(PARTS)
-    folder = CoordinatorFolder.open(given["coordinator"])
-    terms, turns = Terms.load(folder.terms), list[TakingTurns]()
-
-    def connect(job: Job) -> TakingTurns:
-        federation = Federation(terms, folder.identity(), channel, job.parts.model, Journal(job.run.journal), print)
-        size = 4 * TrainableVector(job.parts.model).numel
-        turns.append(TakingTurns(federation, channel, given["ports"], Path(given["authority"]), size, watch))
-        return turns[0]
-
-    def keep(summary: StepSummary) -> None:
-        with open(given["file"], "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": summary.step, **turns[0].seconds, **watch.take()}) + "\n")
-
-    job = begin(folder.config(), given["run"], Silent(), terms=terms)
-    with job.run.locked():
-        carry_out(job, Silent(), connect, [keep])
+    given = json.loads(task.read_text(encoding="utf-8"))
+    TakingTurns(channel, given["ports"], Path(given["authority"]), Path(given["file"]))
+    coordinate(Path(given["coordinator"]), Path(given["run"]), channel, Silent())

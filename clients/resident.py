@@ -29,6 +29,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from clients.app import app
 from dpfed.errors import UserError
+from dpfed.federation.flower_pauses import shorten_fetching
 
 _MOST = 64  # messages at a time, nearly all of which wait for the rest of themselves
 _PAUSE = 0.05  # seconds between looks for a message
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--runtime-api-address", required=True, help="the SuperNode's --host and --port, as HOST:PORT")
     parser.add_argument("--superexec-auth-secret-file", type=Path, required=True, help="the same file as the SuperNode's")
     options = parser.parse_args()
+    shorten_fetching()
     try:
         serve(options.runtime_api_address, options.superexec_auth_secret_file.read_bytes())
     except (UserError, OSError) as error:

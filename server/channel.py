@@ -13,9 +13,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import RunNotRunningException
 
 from dpfed.federation.flower_content import MESSAGE_TYPE, content_of, packet_in, vector_record
+from dpfed.federation.flower_pauses import shorten_fetching
 from dpfed.federation.packets import Packet, failure_of
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds between looks for a reply; Flower's own loop takes 3
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds between looks for a reply; Flower's own loop takes 3
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class FlowerChannel:
     """
 
     def __init__(self, grid: Grid) -> None:
+        shorten_fetching()
         self._grid = grid
 
     def sites(self) -> list[str]:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from dpfed.federation.folders import CoordinatorFolder
 from dpfed.federation.journal import Journal
-from dpfed.federation.rounds import Channel, Federation
+from dpfed.federation.members import Channel
+from dpfed.federation.rounds import Federation
 from dpfed.federation.terms import Terms
 from dpfed.pretraining import Job, begin, carry_out, take_up
+from dpfed.privacy.ledger import Ledger
 from dpfed.run import RunDirectory
 from dpfed.watching import Watcher
 
@@ -34,7 +36,8 @@ def coordinate(folder: Path, place: Path, channel: Channel, watcher: Watcher) ->
     terms, identity = Terms.load(party.terms), party.identity()
 
     def connect(job: Job) -> Federation:
-        return Federation(terms, identity, channel, job.parts.model, Journal(job.run.journal), watcher.note)
+        journal, paid = Journal(job.run.journal), Ledger.open(job.run.ledger)
+        return Federation(terms, identity, channel, job.parts.model, journal, paid, watcher.note)
 
     if RunDirectory.unused(place):
         job = begin(party.config(), place, watcher, terms=terms)

@@ -9,6 +9,7 @@ divided among them.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,7 @@ from typing import Annotated
 import typer
 
 from dpfed.cli.entry import run as run_app
-from dpfed.cli.simulation import Skew, Tolerated
+from dpfed.cli.simulation import Skew
 from dpfed.cli.terminal import console, show_run, watching
 from dpfed.config import Config, load_config
 from dpfed.data.division import EVALUATION, divide_store, site_folder
@@ -30,6 +31,7 @@ from dpfed.run import RunDirectory
 from dpfed.watching import import_progress
 from server.loopback import RUN, Loopback, loopback
 
+_READY = "ready"  # a file that says that all parties have signed up
 _APP = Path(__file__).resolve().parents[1]
 _FLOWERS = ("\x1b", "DEBUG:", "INFO:", "Using SuperLink", "Successfully")  # lines of Flower's own, also in the processes' logs
 _START = 300.0  # seconds that a site may take to load, on a busy machine
@@ -44,7 +46,8 @@ def main(
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
     sites: Annotated[int, typer.Option(min=2, help="Institutions.")] = 3,
     trust: Annotated[str, typer.Option(help="central, distributed, secure or local.")] = "central",
-    tolerated: Tolerated = 0,
+    drops: Annotated[int, typer.Option(help="Sites that may drop out of a step.")] = 0,
+    colluders: Annotated[int, typer.Option(help="Sites that may tell others what they know.")] = 1,
     skew: Skew = 0.8,
     deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
 ) -> None:
@@ -54,9 +57,15 @@ def main(
         show_run(RunDirectory(place))
         return
     parties = place.with_name(f"{place.name}-parties")
-    if not (parties / "coordinator").exists():
-        options = {"trust": trust, "tolerated": tolerated or 0, "deadline": deadline}
+    if not (parties / _READY).exists():
+        if parties.exists():  # an attempt that was cut short, before anything was spent
+            ours = {"stores", "coordinator", *map(site_folder, range(sites))}
+            if not RunDirectory.unused(place) or {path.name for path in parties.iterdir()} - ours:
+                raise UserError(f"{parties} is in use: choose another --run.")
+            shutil.rmtree(parties)
+        options = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline}
         _found(loaded, parties, sites, 0.8 if skew is None else skew, options)
+        (parties / _READY).touch()
     with tempfile.TemporaryDirectory(prefix="dpfed-") as folder:
         doors = {site_folder(number): Path(folder) / site_folder(number) / "door" for number in range(sites)}
         with loopback(Path(folder) / "loopback", doors) as federation:

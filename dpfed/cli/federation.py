@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -27,10 +27,13 @@ def create_federation(
     config: Annotated[Path, typer.Argument(help="A TOML file; its [data] is what the coordinator measures on.")],
     cards: Annotated[list[Path], typer.Argument(help="card.json of each site.", show_default=False)],
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
-    trust: Annotated[str, typer.Option(help="Who adds the noise: central, distributed, secure or local.")] = "central",
-    tolerated: Annotated[int, typer.Option(help="Sites that may drop out of a step or collude.")] = 0,
+    trust: Annotated[
+        Literal["central", "distributed", "secure", "local"], typer.Option(help="Who adds the noise (docs/federation.md).")
+    ] = "central",
+    drops: Annotated[int, typer.Option(help="Sites that may drop out of a step (distributed, secure).")] = 0,
+    colluders: Annotated[int, typer.Option(help="Sites that may tell others what they know (distributed, secure).")] = 1,
     deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
-    broadcast: Annotated[str, typer.Option(help="How parameters travel: fp32 or bf16.")] = "fp32",
+    broadcast: Annotated[Literal["fp32", "bf16"], typer.Option(help="How parameters travel to the sites.")] = "fp32",
 ) -> None:
     """Make the terms of a federation from the cards of its sites."""
     from dpfed.config import load_config
@@ -39,7 +42,7 @@ def create_federation(
     from dpfed.pretraining import with_absolute_paths
 
     loaded = with_absolute_paths(load_config(config, assignments))
-    options = {"trust": trust, "tolerated": tolerated, "deadline": deadline, "broadcast": broadcast}
+    options = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline, "broadcast": broadcast}
     made = CoordinatorFolder.create(folder, loaded, cards, **options)
     _show_terms(Terms.load(made.terms))
     console.print(f"\nGive {made.terms} to every site.", highlight=False, soft_wrap=True)
@@ -60,7 +63,8 @@ def create_site(
     store: Annotated[Path, typer.Option(help="The site's record store.", show_default=False)],
     budget: Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to.")] = None,
     declared: Annotated[
-        int | None, typer.Option(help="Number of training records to declare, which is public; default: the true one.")
+        int | None,
+        typer.Option(min=1, help="Number of training records to declare, which is public; default: the true one."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     weights: Annotated[str | None, typer.Option(help="This site's copy of model.weights.", show_default=False)] = None,
@@ -83,19 +87,27 @@ def join(
     loaded = Terms.load(terms)
     SiteFolder.open(folder).join(loaded)
     _show_terms(loaded)
-    console.print("\nCompare the fingerprint with the coordinator's, by another way than the file came.", highlight=False)
+    say = "\nCompare the fingerprint with the coordinator's, by another way than the file came."
+    console.print(say, highlight=False, soft_wrap=True)
 
 
 @site.command()
 def serve(
     folder: SiteDirectory,
-    socket: Annotated[Path | None, typer.Option(help="Where to answer; default: FOLDER/door/socket.", show_default=False)] = None,
-    group: Annotated[str | None, typer.Option(help="Unix group that may ask, such as the SuperNode's.", show_default=False)] = None,
+    socket: Annotated[
+        Path | None, typer.Option(help="Where to answer; default: FOLDER/door/socket.", show_default=False)
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="Unix group that may ask, such as the SuperNode's.", show_default=False)
+    ] = None,
 ) -> None:
     """Load the site's records and model, and answer the coordinator until stopped."""
+    from dpfed.errors import UserError
     from dpfed.federation.folders import SiteFolder
     from dpfed.federation.serving import serve_site
 
+    if group is not None and socket is None:
+        raise UserError(f"--group {group} cannot reach a socket in {folder}, which is secret: give --socket outside of it.")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

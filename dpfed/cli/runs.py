@@ -13,7 +13,7 @@ import typer
 
 from dpfed.cli.cluster import Cluster, CpusPerWorker, GpusPerWorker, Restarts, Workers, collected
 from dpfed.cli.cluster import carry_out as on_cluster
-from dpfed.cli.simulation import Federated, Skew, Tolerated, TrustMode, simulated
+from dpfed.cli.simulation import Colluders, Drops, Federated, Skew, TrustMode, simulated
 
 if TYPE_CHECKING:
     from dpfed.run import RunDirectory
@@ -38,7 +38,8 @@ def pretrain(
     restarts: Restarts = None,
     federated: Federated = None,
     trust: TrustMode = None,
-    tolerated: Tolerated = None,
+    drops: Drops = None,
+    colluders: Colluders = None,
     skew: Skew = None,
 ) -> None:
     """Pretrain an encoder privately: a model, a report and a privacy card."""
@@ -48,7 +49,7 @@ def pretrain(
     loaded = load_config(config, assignments)
     folder = run or Path("runs") / loaded.name
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
-    simulation = simulated(federated, cluster, trust=trust, tolerated=tolerated, skew=skew)
+    simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)
     if simulation is not None:
         from dpfed.federation.simulation import simulate
 

@@ -20,7 +20,8 @@ Federated = Annotated[int | None, _option("Divide the records among so many site
 TrustMode = Annotated[
     Literal["central", "distributed", "secure", "local"] | None, _option("Who adds the noise; default central: the server.")
 ]
-Tolerated = Annotated[int | None, _option("Sites that may drop out of a step or collude; default 0.")]
+Drops = Annotated[int | None, _option("Sites that may drop out of a step; default 0.")]
+Colluders = Annotated[int | None, _option("Sites that may tell others what they know; default 1.")]
 Skew = Annotated[float | None, _option("How unlike the sites' records are, 0 to 1; default 0.8.")]
 
 

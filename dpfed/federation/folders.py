@@ -30,6 +30,7 @@ class SiteSettings(Section):
     device: str = "auto"
     engine: str = "auto"
     weights: str | None = Field(None, description="this site's copy of model.weights")
+    architecture: str | None = Field(None, description="this site's copy of model.architecture, where that is a file or folder")
     budget: float | None = Field(None, gt=0, description="the largest epsilon that the site agrees to")
 
 
@@ -73,6 +74,7 @@ class SiteFolder:
                 name=name,
                 records=declared or records.training_records,
                 units=records.training_units,
+                unit_name=records.unit_name,
                 signing_key=identity.signing_key,
                 exchange_key=identity.exchange_key,
             )
@@ -140,7 +142,10 @@ class SiteFolder:
         Raises:
             UserError: if the site is not in them, has joined others, or does not agree to what they spend.
         """
-        terms.number_of(self.identity().signing_key)
+        number = terms.number_of(self.identity().signing_key)
+        card = _card(self.card)
+        if card != SiteCard(**terms.sites[number].model_dump(exclude={"groups"})):
+            raise UserError(f"these terms describe this site otherwise than {self.card} does: ask for terms made with that.")
         if self._terms.is_file():
             raise UserError(f"{self.path} has joined a federation already: make another folder for another one.")
         plan, budget = terms.privacy_plan, self.settings().budget
@@ -150,7 +155,10 @@ class SiteFolder:
             raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
         if budget is not None and plan.epsilon() > budget:
             raise UserError(f"these terms spend epsilon {plan.epsilon():.3g}, and this site's budget is {budget:g}.")
-        self.ledger.unlink(missing_ok=True)  # of an attempt that a crash cut short: without terms nothing is answered
+        if self.ledger.exists():
+            if Ledger.open(self.ledger).charged:
+                raise UserError(f"{self.ledger} has paid for steps of a federation whose terms are gone: restore them.")
+            self.ledger.unlink()  # of an attempt that a crash cut short
         Ledger.create(self.ledger, plan)
         terms.save(self._terms)
 

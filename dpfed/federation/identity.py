@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -73,6 +73,15 @@ def is_signed(content: bytes, signature: bytes, signing_key: str) -> bool:
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(signing_key)).verify(signature, content)
     except InvalidSignature:
+        return False
+    return True
+
+
+def is_exchange_key(exchange_key: str) -> bool:
+    """Whether secrets can be agreed on with a public key (hex); with a few keys everybody would get zeros."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(exchange_key)))
+    except ValueError:
         return False
     return True
 

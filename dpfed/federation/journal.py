@@ -1,7 +1,7 @@
 """What happened in each step of a federation: public, append-only, and the memory of which step was opened last.
 
-A step is opened here, on disk, before any site is asked; then it is collected, or discarded. One that was opened and never finished (the server died) is discarded
-and paid for when the run resumes: sites may have answered, and nobody asks them twice.
+A step is opened here, on disk, before any site is asked; then it is collected, or discarded. One that was opened and never
+finished (the server died) is discarded and paid for when the run resumes: sites may have answered, and nobody asks them twice.
 """
 
 from __future__ import annotations

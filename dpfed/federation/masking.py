@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from dpfed.errors import UserError
-from dpfed.federation.secure_masks import StepKeys, add_mask, pair_sign, public_bytes
+from dpfed.federation.secure_masks import BadOffer, StepKeys, add_mask, pair_sign, public_bytes
 from dpfed.federation.secure_shares import SECRET_BYTES, split, threshold
 
 _NONCE = 12
@@ -193,15 +193,16 @@ class Masking:
 
     def _open(self, keys: StepKeys, sender: int, ciphertext: bytes) -> tuple[bytes, _Shares]:
         if sender not in self._peers:
-            raise UserError(f"step {keys.step}: an offer of site {sender}, which is not another site of this run.")
+            raise BadOffer(f"step {keys.step}: an offer of site {sender}, which is not another site of this run.", sender)
         cipher = ChaCha20Poly1305(keys.envelope(self._identity, self._peers[sender], sender, self._me))
         try:
             text = cipher.decrypt(ciphertext[:_NONCE], ciphertext[_NONCE:], keys.label("offer", sender, self._me))
         except (InvalidTag, ValueError):
             text = b""
         if len(text) != 3 * SECRET_BYTES:
-            raise UserError(
-                f"step {keys.step}: the offer of site {sender} was changed on its way, or made for another site, step or run."
+            raise BadOffer(
+                f"step {keys.step}: the offer of site {sender} was changed on its way, or made for another site, step or run.",
+                sender,
             )
         public, of_seed, of_key = (text[start : start + SECRET_BYTES] for start in range(0, len(text), SECRET_BYTES))
         return public, _Shares(of_seed, of_key)

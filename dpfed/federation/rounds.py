@@ -7,11 +7,10 @@ as zeros: divisor and noise do not depend on who came.
 
 from __future__ import annotations
 
-import base64
-import secrets
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,39 +18,21 @@ from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.errors import UserError
+from dpfed.federation.answers import Offer, Rejected, Shares, Sum, read
 from dpfed.federation.identity import Identity
 from dpfed.federation.journal import Journal
-from dpfed.federation.messages import Untrusted, alleged, seal, unseal
+from dpfed.federation.members import Channel, Members
+from dpfed.federation.messages import seal
 from dpfed.federation.packets import Packet
 from dpfed.federation.site_worker import frozen_digest
 from dpfed.federation.terms import Terms
 from dpfed.federation.vectors import decoded, encoded, grid_of
 from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.ledger import Ledger
 
-_GREETING = 15.0  # seconds that a greeting may take
+_GREETING = 60.0  # seconds that a greeting may take
 _ROOM = 1e-3  # of a bound: sites add up in float32
-
-
-class Channel(Protocol):
-    """Carries packets to sites and back."""
-
-    def sites(self) -> list[str]:
-        """The addresses that can be reached now."""
-
-    def exchange(self, packets: dict[str, Packet], seconds: float) -> Iterator[tuple[str, Packet | None]]:
-        """Sends a packet to each address and yields what comes back: all at once, until all have answered or time is up.
-
-        Args:
-            packets: by address.
-            seconds: to wait at most.
-
-        Yields:
-            An address and its reply; ``None``: it failed.
-        """
-
-
-class Rejected(Exception):
-    """An answer that is not what the terms allow; the phrase goes into the journal."""
+_DEVIATIONS = 8  # a Gaussian's norm exceeds its square root of P by more once in 10^14
 
 
 class Federation:
@@ -63,6 +44,7 @@ class Federation:
         channel: reaches the sites.
         model: whose parameters the sites get.
         journal: of the run.
+        paid: the run's ledger as it was when the run was taken up.
         note: told what the operator should see.
     """
 
@@ -73,20 +55,32 @@ class Federation:
         channel: Channel,
         model: nn.Module,
         journal: Journal,
+        paid: Ledger,
         note: Callable[[str], None],
     ) -> None:
         if identity.signing_key != terms.coordinator:
             raise UserError("this is not the coordinator's key that the terms name: use the folder in which they were made.")
-        self._terms, self._identity, self._channel, self._journal, self._note = terms, identity, channel, journal, note
+        self._terms, self._identity, self._channel = terms, identity, channel
+        self._journal, self._paid, self._note = journal, paid, note
         self._plan, self._trust = terms.privacy_plan, terms.trust_model
-        self._vector, self._frozen = TrainableVector(model), frozen_digest(model)
-        self._addresses: dict[int, str] = {}  # of the sites that take part, by number
-        self._offers: dict[int, dict[str, Any]] = {}  # for the next step that each can mask
-        self._roster: dict[int, dict[str, Any]] = {}  # those of the current step
+        self._vector = TrainableVector(model)
+        self._members = Members(terms, identity, frozen_digest(model), note)
         self._secure = terms.trust == "secure"
+        self._gathered = False  # whether all sites had their time to come
+        self._addresses: dict[int, str] = {}  # of the sites that the current step asks
+        self._roster: dict[int, Offer] = {}  # what they offered for it
 
     def collect(self, step: int) -> BoundedSum | None:
-        """See `Transport`."""
+        """See `Transport`.
+
+        Raises:
+            UserError: if the sites have gone on without this run, or the step was released and its release is lost.
+        """
+        if self._paid.release_of(step) is not None:
+            raise UserError(
+                f"step {step} was released, and its release is not kept any more; the sites do not answer it again. Resume "
+                "from the newest checkpoint."
+            )
         if self._journal.opened(step):  # by a server that did not live to see its end
             self._journal.write("discarded", step, reason="the server stopped in the middle of it")
             return None
@@ -96,7 +90,7 @@ class Federation:
         names = [self._terms.sites[number].name for number in sorted(arrived)]
         total, reason = None, f"{len(arrived)} of {self._trust.sites} sites came, {self._trust.least} are needed"
         if len(arrived) >= self._trust.least:
-            total, reason = self._add_up(step, arrived, missing)
+            total, reason = self._unmasked(step, arrived, missing) if self._secure else (_sum(arrived), "")
         if total is None:
             self._journal.write("discarded", step, reason=reason, arrived=names, missing=missing)
             self._note(f"step {step} is discarded and paid for: {reason}")
@@ -106,19 +100,28 @@ class Federation:
         return BoundedSum(total.to(self._vector.device), self._plan.sensitivity, self._plan.groups, std)
 
     def _wait_for_sites(self, step: int) -> None:
-        """Greets until enough sites are there; before the first step, until all are, or the deadline is over."""
+        """Greets until enough sites are there; before this server's first step, until all are, or the deadline is over."""
         started, said = time.monotonic(), False
         while True:
-            for number in [number for number in self._addresses if self._secure and not self._has_offer(number, step)]:
-                del self._addresses[number]  # greeted again, for an offer
-            known = set(self._addresses.values())
-            newcomers = {address: self._greeting(step) for address in self._channel.sites() if address not in known}
-            self._welcome(self._channel.exchange(newcomers, _GREETING), newcomers, step)
-            over = step > 0 or time.monotonic() - started > self._terms.deadline
-            if len(self._addresses) >= (self._trust.least if over else self._trust.sites):
+            over = self._gathered or time.monotonic() - started > self._terms.deadline
+            needed = self._trust.least if over else self._trust.sites - len(self._members.ahead)
+            greetings = self._members.greetings(self._channel.sites(), step)
+            if len(self._members.present(step)) < needed:
+                for address, reply in self._channel.exchange(greetings, min(_GREETING, self._terms.deadline)):
+                    self._members.welcome(reply, address, greetings[address], step)
+                    if len(self._members.present(step)) >= needed:
+                        break
+            there, ahead = len(self._members.present(step)), self._members.ahead
+            if there >= needed:
+                self._gathered = True
                 return
+            if self._trust.sites - len(ahead) < self._trust.least:
+                raise UserError(
+                    f"the sites took part in steps up to {max(ahead.values())}, and this run is at step {step}: it is not the "
+                    "run that they know. Go on with that one, or make new terms."
+                )
             if not said and over:
-                self._note(f"waiting for sites: {len(self._addresses)} of {self._trust.sites}, {self._trust.least} are needed")
+                self._note(f"waiting for sites: {there} of {self._trust.sites}, {self._trust.least} are needed")
                 said = True
             time.sleep(0.2)
 
@@ -129,67 +132,62 @@ class Federation:
             The answers of the sites that came, by number, and for the others why they do not count.
         """
         content = encoded(self._vector.gather(), self._terms.broadcast)
-        roster = sorted(self._addresses)
-        packets, numbers = {}, {address: number for number, address in self._addresses.items()}
-        self._roster = {number: self._offers[number] for number in roster}
-        for number in roster:
-            packets[self._addresses[number]] = self._seal("step", content, step=step, **self._offers_for(number, roster))
-        newcomers = {address: self._greeting(step + 1) for address in self._channel.sites() if address not in numbers}
+        self._addresses, self._roster = self._members.present(step), self._members.offers(step)
+        roster = self._addresses
+        numbers = {address: number for number, address in roster.items()}
+        packets = {
+            address: self._seal("step", content, step=step, **self._offers_for(number)) for number, address in roster.items()
+        }
+        greetings = self._members.greetings(set(self._channel.sites()) - set(numbers), step + 1)
         arrived: dict[int, bytes] = {}
         missing = {site.name: "not there" for number, site in enumerate(self._terms.sites) if number not in roster}
         waiting = set(roster)
-        for address, reply in self._channel.exchange(packets | newcomers, self._terms.deadline):
-            if address in newcomers:
-                self._welcome([(address, reply)], newcomers, step + 1)
+        for address, reply in self._channel.exchange(greetings | packets, self._terms.deadline):
+            if address in greetings:
+                self._members.welcome(reply, address, greetings[address], step + 1)
                 continue
             number = numbers[address]
             waiting.discard(number)
             try:
-                header = self._opened(reply, number, "sum", step)
+                answer = self._read(reply, Sum, number, step)
                 arrived[number] = self._checked(number, reply.vector)
-                self._offers[number] = header.get("offer", {})
+                self._members.keep(number, answer.offer, step + 1)
             except Rejected as rejected:
                 missing[self._terms.sites[number].name] = str(rejected)
             if not waiting:  # whoever is greeted may answer later
                 break
         missing |= {self._terms.sites[number].name: "no answer before the deadline" for number in waiting}
-        for number in set(roster) - set(arrived):
-            del self._addresses[number]
+        for number in roster.keys() - arrived.keys():
+            self._members.lose(number)
         return arrived, missing
 
-    def _add_up(self, step: int, arrived: dict[int, bytes], missing: dict[str, str]) -> tuple[Tensor | None, str]:
-        if not self._secure:
-            first, *others = (decoded(arrived[number]) for number in sorted(arrived))
-            for other in others:
-                first = first + other
-            return first, ""
-        return self._unmasked(step, arrived, missing)
-
     def _unmasked(self, step: int, arrived: dict[int, bytes], missing: dict[str, str]) -> tuple[Tensor | None, str]:
-        """The total of masked sums, with the help of the sites that sent them."""
+        """The total of masked sums, with the help of the sites that sent them; ``None``, and why there is none."""
         from dpfed.federation.unmasking import Unmasking  # what it imports, only secure sums need
 
-        terms, size = self._terms, self._vector.numel
-        public = {number: base64.b64decode(offer["public"]) for number, offer in self._roster.items()}
-        try:
-            unmasking = Unmasking(self._trust.sites, terms.tolerated, terms.fingerprint.encode(), step, public, size)
-            for number, content in arrived.items():
-                unmasking.add(number, np.frombuffer(content, "<u4"))
-            packet = self._seal("reveal", step=step, arrived=sorted(unmasking.close()))
-            numbers = {self._addresses[number]: number for number in arrived}
-            reveals: dict[int, dict[int, bytes]] = {}
-            for address, reply in self._channel.exchange(dict.fromkeys(numbers, packet), terms.deadline):
-                number = numbers[address]
-                try:
-                    shares = self._opened(reply, number, "shares", step)["shares"]
-                    reveals[number] = {int(of): base64.b64decode(share) for of, share in shares.items()}
-                except Rejected as rejected:
-                    missing[terms.sites[number].name] = f"unmasking: {rejected}"
-                if len(reveals) >= self._trust.least:
-                    break
-            return torch.from_numpy(grid_of(terms).decode(unmasking.total(reveals))), ""
-        except UserError as error:
-            return None, str(error)
+        terms, public = self._terms, {number: offer.public for number, offer in self._roster.items()}
+        context = terms.fingerprint.encode()
+        unmasking = Unmasking(self._trust.sites, self._trust.drops, context, step, public, self._vector.numel)
+        for number, content in arrived.items():
+            unmasking.add(number, np.frombuffer(content, "<u4"))
+        packet = self._seal("reveal", step=step, arrived=sorted(unmasking.close()))
+        numbers = {self._addresses[number]: number for number in arrived}
+        reveals: dict[int, dict[int, bytes]] = {}
+        reason = "nobody helped to unmask the sum"
+        for address, reply in self._channel.exchange(dict.fromkeys(numbers, packet), terms.deadline):
+            number = numbers[address]
+            try:
+                reveals[number] = self._read(reply, Shares, number, step).shares
+                total = torch.from_numpy(grid_of(terms).decode(unmasking.total(reveals)))
+            except Rejected as rejected:
+                missing[terms.sites[number].name] = f"unmasking: {rejected}"
+            except UserError as error:  # too few shares as yet, or a wrong one among them
+                reason = str(error)
+            else:
+                most = self._most(arrived)
+                norm = torch.linalg.vector_norm(total, dtype=torch.float64).item()
+                return (total, "") if norm <= most else (None, "the total is larger than its groups and its noise allow")
+        return None, reason
 
     def _checked(self, number: int, content: bytes) -> bytes:
         """The answer, if it can be a sum of this site.
@@ -199,64 +197,44 @@ class Federation:
         """
         if len(content) != 4 * self._vector.numel:
             raise Rejected("a sum of another shape")
-        if self._secure or not self._plan.private:
+        if self._secure:
             return content  # masked: any bits are possible
         norm = torch.linalg.vector_norm(decoded(content), dtype=torch.float64).item()
-        most = self._terms.sites[number].groups * self._plan.bound * (1 + _ROOM)
-        most += self._trust.share_std(self._plan) * (
-            self._vector.numel**0.5 + 8
-        )  # a Gaussian's norm is no larger but once in 10^14
-        if not norm <= most:
-            raise Rejected("a sum that is not finite" if not np.isfinite(norm) else "a sum larger than its groups allow")
+        if not np.isfinite(norm):
+            raise Rejected("a sum that is not finite")
+        if norm > self._most([number]):
+            raise Rejected("a sum larger than its groups allow")
         return content
 
-    def _opened(self, reply: Packet | None, number: int, kind: str, step: int) -> dict[str, Any]:
-        """The content of a site's answer.
+    def _most(self, sites: Any) -> float:
+        """Largest norm that an honest sum over some sites has."""
+        groups = sum(self._terms.sites[number].groups for number in sites)
+        noise = self._trust.carried_std(self._plan, len(sites)) * (self._vector.numel**0.5 + _DEVIATIONS)
+        return groups * self._plan.bound * (1 + _ROOM) + noise
 
-        Raises:
-            Rejected: if it is no answer of this site to this question.
-        """
-        if reply is None:
-            raise Rejected("its answer failed to come")
-        try:
-            header = unseal(reply, self._terms.sites[number].signing_key, self._terms.fingerprint)
-        except (Untrusted, ValueError, KeyError, TypeError) as error:
-            raise Rejected("an answer that the site did not sign") from error
-        if header["kind"] == "refusal":
-            raise Rejected(f"refused: {header['reason']}")
-        if header["kind"] != kind or header.get("step", step) != step:
+    def _read(self, reply: Packet | None, kind: type[Any], number: int, step: int) -> Any:
+        answer = read(reply, kind, number, self._terms.sites[number].signing_key, self._terms.fingerprint)
+        if answer.step != step:
             raise Rejected("an answer to another question")
-        return header
+        return answer
 
-    def _greeting(self, step: int) -> Packet:
-        return self._seal("hello", nonce=secrets.token_hex(16), step=step)
-
-    def _welcome(self, replies: Iterator[tuple[str, Packet | None]], greetings: dict[str, Packet], step: int) -> None:
-        """Takes sites in that answered their greeting rightly."""
-        for address, reply in replies:
-            number = alleged(reply).get("site") if reply is not None else None
-            if type(number) is not int or not 0 <= number < self._trust.sites:
-                continue
-            name = self._terms.sites[number].name
-            try:
-                header = self._opened(reply, number, "hello", step)
-                if header["nonce"] != alleged(greetings[address])["nonce"]:
-                    raise Rejected("an answer to another question")
-                if header["frozen"] != self._frozen:
-                    raise Rejected("weights that are not trained differ from the coordinator's")
-            except Rejected as rejected:
-                self._note(f"{name} is not taken in: {rejected}")
-                continue
-            self._addresses[number], self._offers[number] = address, header.get("offer", {})
-
-    def _has_offer(self, number: int, step: int) -> bool:
-        return self._offers.get(number, {}).get("step") == step
-
-    def _offers_for(self, number: int, roster: list[int]) -> dict[str, Any]:
+    def _offers_for(self, number: int) -> dict[str, Any]:
         """What the others gave for this site to mask its sum with."""
         if not self._secure:
             return {}
-        return {"offers": {str(other): self._roster[other]["for"][str(number)] for other in roster if other != number}}
+        return {"offers": {str(other): _text(offer, number) for other, offer in self._roster.items() if other != number}}
 
     def _seal(self, kind: str, vector: bytes = b"", **fields: Any) -> Packet:
         return seal(self._identity, self._terms.fingerprint, kind, vector, **fields)
+
+
+def _sum(arrived: dict[int, bytes]) -> Tensor:
+    """The sum in the order of the terms: the same, bit for bit, in whatever order the answers came."""
+    first, *others = (decoded(arrived[number]) for number in sorted(arrived))
+    for other in others:
+        first = first + other
+    return first
+
+
+def _text(offer: Offer, number: int) -> str:
+    return b64encode(offer.ciphertexts[number]).decode()

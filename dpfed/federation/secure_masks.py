@@ -20,6 +20,19 @@ from dpfed.errors import UserError
 _CHUNK = 1 << 16  # ring elements at a time: 256 KB of stream stay in the processor's cache until they are added
 
 
+class BadOffer(UserError):
+    """An offer that was not made for this site, step and run by the one it is said to be from.
+
+    Args:
+        message: for the site's operator.
+        sender: the site that it is said to be from.
+    """
+
+    def __init__(self, message: str, sender: int) -> None:
+        super().__init__(message)
+        self.sender = sender
+
+
 @dataclass(frozen=True)
 class StepKeys:
     """Derives the keys of one step.

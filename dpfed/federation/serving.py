@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpfed.config import Config, DataConfig, EvaluationConfig
+from dpfed.errors import UserError
 from dpfed.federation.door import serve
 from dpfed.federation.folders import SiteFolder, SiteSettings
 from dpfed.federation.site_worker import SiteWorker
@@ -47,7 +48,10 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     parts = assemble(site_config(terms, settings), randomness, terms=terms)
     share = Share(number, parts.store.split("train"), terms.sites[number].groups)
     worker = parts.worker(randomness, share=share)
-    return SiteWorker(terms, identity, worker, parts.model, Ledger.open(folder.ledger), randomness, log)
+    ledger = Ledger.open(folder.ledger)
+    if ledger.plan.fingerprint != terms.privacy_plan.fingerprint:
+        raise UserError(f"{folder.ledger} was started for another plan than that of the terms: restore the one that was.")
+    return SiteWorker(terms, identity, worker, parts.model, ledger, randomness, log)
 
 
 def site_config(terms: Terms, settings: SiteSettings) -> Config:
@@ -55,7 +59,8 @@ def site_config(terms: Terms, settings: SiteSettings) -> Config:
     config = terms.run_config()
     data = DataConfig(source="store", path=settings.store, size=config.data.size, resize=config.data.resize)
     bounding = config.bounding if settings.engine == "auto" else config.bounding.model_copy(update={"engine": settings.engine})
-    model = config.model.model_copy(update={"weights": settings.weights}) if settings.weights else config.model
+    files = {name: value for name in ("weights", "architecture") if (value := getattr(settings, name))}
+    model = config.model.model_copy(update=files)
     return config.model_copy(
         update={
             "data": data,

@@ -41,11 +41,12 @@ class Simulation(Section):
 
     sites: int = Field(3, ge=2, le=1000)
     trust: Mode = "central"
-    tolerated: int = Field(0, ge=0)
+    drops: int = Field(0, ge=0)
+    colluders: int = Field(1, ge=0)
     skew: float = Field(0.8, ge=0, le=1, description="how unlike the sites' records are, see `dpfed.data.division`")
 
     def __str__(self) -> str:
-        return f"{self.sites} sites (trust {self.trust}, tolerated {self.tolerated}, skew {self.skew:g})"
+        return f"{self.sites} sites ({', '.join(f'{name} {value}' for name, value in self if name != 'sites')})"
 
 
 class InProcessChannel:
@@ -100,12 +101,14 @@ def simulate(
             name=f"site-{number}",
             records=len(own),
             units=None if units is None else len(np.unique(units[own])),
+            unit_name=store.unit_name,
             signing_key=identity.signing_key,
             exchange_key=identity.exchange_key,
         )
         for number, (identity, own) in enumerate(zip(parties[1:], rows, strict=True))
     ]
-    terms = Terms.agree(config, cards, parties[0].signing_key, trust=simulation.trust, tolerated=simulation.tolerated)
+    options = simulation.model_dump(include={"trust", "drops", "colluders"})
+    terms = Terms.agree(config, cards, parties[0].signing_key, **options)
     files = {RunDirectory.SIMULATION: simulation.model_dump_json() + "\n"}
     job = begin(config, folder, watcher, randomness=randomness, terms=terms, files=files)
     with job.run.locked():
@@ -142,12 +145,14 @@ def _connect(job: Job, simulation: Simulation, watcher: Watcher) -> Federation:
     run.sites.mkdir(exist_ok=True)
     sites = {}
     for number, rows in enumerate(_divided(parts.store, simulation)):
-        path, randomness, model = run.sites / f"site-{number}.jsonl", job.randomness.for_owners(), copy.deepcopy(parts.model)
+        path, model = run.sites / f"site-{number}.jsonl", copy.deepcopy(parts.model)
         share = Share(number, rows, terms.sites[number].groups)
-        worker = parts.worker(randomness, job.observe, model, share=share)
+        worker = parts.worker(job.randomness.for_owners(), job.observe, model, share=share)
         ledger = Ledger.open(path) if path.exists() else Ledger.create(path, parts.plan)
-        sites[f"site-{number}"] = SiteWorker(terms, parties[number], worker, model, ledger, randomness, watcher.note)
-    return Federation(terms, coordinator, InProcessChannel(sites), parts.model, Journal(run.journal), watcher.note)
+        shares = Randomness(job.randomness.key("shares", number))
+        sites[f"site-{number}"] = SiteWorker(terms, parties[number], worker, model, ledger, shares, watcher.note)
+    channel, journal, paid = InProcessChannel(sites), Journal(run.journal), Ledger.open(run.ledger)
+    return Federation(terms, coordinator, channel, parts.model, journal, paid, watcher.note)
 
 
 def _divided(store: RecordStore, simulation: Simulation) -> list[np.ndarray]:

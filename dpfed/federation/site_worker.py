@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
+from dpfed.federation.answers import Reason
 from dpfed.federation.identity import Identity
 from dpfed.federation.messages import Untrusted, seal, unseal
 from dpfed.federation.packets import Packet
+from dpfed.federation.secure_masks import BadOffer
 from dpfed.federation.terms import Terms
 from dpfed.federation.vectors import decoded, encoded, grid_of
 from dpfed.models.parameters import TrainableVector
@@ -27,7 +30,11 @@ if TYPE_CHECKING:
 
 
 class Refusal(Exception):
-    """Why a question is not answered: a fixed phrase, for it leaves the site."""
+    """A question that is not answered, and why."""
+
+    def __init__(self, reason: Reason, about: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.about = reason, about
 
 
 class SiteWorker:
@@ -39,7 +46,7 @@ class SiteWorker:
         worker: computes the clipped sums of the site's own records, on `model`.
         model: takes over the parameters of each step.
         ledger: the site's own; written before each answer leaves.
-        randomness: the site's secret.
+        randomness: the secret that the site's part of the noise comes from.
         log: told each refusal and each failure in full: stays at the site.
     """
 
@@ -57,64 +64,60 @@ class SiteWorker:
         self._ledger, self._randomness, self._log = ledger, randomness, log
         self._number = terms.number_of(identity.signing_key)
         self._vector = TrainableVector(model)
-        self._last = ledger.last_step
+        self._frozen, self._last = frozen_digest(model), ledger.last_step
         self._masking: Masking | None = None
         if terms.trust == "secure":
             from dpfed.federation.masking import Masking  # what it imports, only secure sums need
 
             peers = {number: bytes.fromhex(site.exchange_key) for number, site in enumerate(terms.sites)}
             del peers[self._number]
-            self._masking = Masking(self._number, identity.exchange, peers, terms.tolerated, terms.fingerprint.encode())
+            self._masking = Masking(self._number, identity.exchange, peers, terms.drops, terms.fingerprint.encode())
         self._answers = {"hello": self._hello, "step": self._step, "reveal": self._reveal}
 
     def answer(self, packet: Packet) -> Packet:
         """The answer to one message; a refusal, if it may not be answered. Raises nothing."""
         try:
             header = unseal(packet, self._terms.coordinator, self._terms.fingerprint)
-            answer = self._answers.get(header["kind"])
+            answer = self._answers.get(header.get("kind"))
             if answer is None:
-                raise Refusal("an unknown question")
+                raise Refusal(Reason.UNKNOWN)
             return answer(header, packet.vector)
         except Refusal as refusal:
-            reason = str(refusal)
-        except Untrusted as error:
-            reason = f"a message {error}"
+            reason, about = refusal.reason, refusal.about
+        except Untrusted:
+            reason, about = Reason.UNTRUSTED, None
         except UserError as error:  # it may name records
             self._log(f"error: {error}")
-            reason = "the site cannot go on; its operator knows more"
+            reason, about = Reason.FAILED, None
         except Exception as error:  # whatever it is, its text stays here
             self._log(f"error: {type(error).__name__}: {error}")
-            reason = "the site failed; its operator knows more"
+            reason, about = Reason.FAILED, None
         self._log(f"refused: {reason}")
-        return self._seal("refusal", reason=reason)
+        return self._seal("refusal", reason=reason, about=about)
 
     def _hello(self, header: dict[str, Any], vector: bytes) -> Packet:
-        return self._seal(
-            "hello", nonce=str(header["nonce"]), frozen=frozen_digest(self._model), **self._offer(_step_of(header))
-        )
+        offer = self._offer(_number(header.get("step")))
+        return self._seal("hello", nonce=str(header.get("nonce")), frozen=self._frozen, last=self._last, **offer)
 
     def _step(self, header: dict[str, Any], vector: bytes) -> Packet:
-        step = self._allowed(_step_of(header))
-        parameters = decoded(vector, self._terms.broadcast)
-        if parameters.numel() != self._vector.numel:
-            raise Refusal("parameters of another shape")
-        if not torch.isfinite(parameters).all():
-            raise Refusal("parameters that are not finite")
+        step, parameters = self._allowed(_number(header.get("step"))), self._parameters(vector)
+        offers = self._offers_in(header)
+        # Paid for before a record is drawn: also an answer that then fails says something about the records that it needed.
+        self._ledger.charge(Release(step, hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:32]))
+        self._last = step
         self._vector.assign(parameters.to(self._vector.device))
         total = self._worker.bounded_sum(step)
-        content = self._protected(step, total.values, header)
-        self._ledger.charge(Release(step, hashlib.sha256(content).hexdigest()[:32]))
-        self._last = step
-        return self._seal("sum", content, step=step, **self._offer(step + 1))
+        return self._seal("sum", self._protected(step, total.values, offers), step=step, **self._offer(step + 1))
 
     def _reveal(self, header: dict[str, Any], vector: bytes) -> Packet:
         if self._masking is None:
-            raise Refusal("an unknown question")
-        step, arrived = _step_of(header), {int(number) for number in header["arrived"]}
+            raise Refusal(Reason.UNKNOWN)
+        step, arrived = _number(header.get("step")), header.get("arrived")
         if step != self._last:
-            raise Refusal("a step that is over")
-        shares = self._masking.reveal(step, arrived)
-        return self._seal("shares", step=step, shares=_text(shares))
+            raise Refusal(Reason.OVER)
+        if not isinstance(arrived, list):
+            raise Refusal(Reason.MALFORMED)
+        return self._seal("shares", step=step, shares=_text(self._masking.reveal(step, set(map(_number, arrived)))))
 
     def _allowed(self, step: int) -> int:
         """The step, if the site may take it now.
@@ -123,24 +126,51 @@ class SiteWorker:
             Refusal: for an old step, or beyond the site's budget.
         """
         if not self._last < step < self._terms.privacy_plan.steps:
-            raise Refusal("a step that is over, or beyond the plan")
+            raise Refusal(Reason.OVER)
         try:
             self._ledger.check_budget(step)
         except UserError as error:
-            raise Refusal("the site's budget is spent") from error
+            raise Refusal(Reason.BUDGET) from error
         return step
 
-    def _protected(self, step: int, values: Tensor, header: dict[str, Any]) -> bytes:
+    def _parameters(self, vector: bytes) -> Tensor:
+        """What the coordinator sent, if it fits the model.
+
+        Raises:
+            Refusal: if it does not.
+        """
+        try:
+            parameters = decoded(vector, self._terms.broadcast)
+        except ValueError as error:
+            raise Refusal(Reason.SHAPE) from error
+        if parameters.numel() != self._vector.numel or not torch.isfinite(parameters).all():
+            raise Refusal(Reason.SHAPE)
+        return parameters
+
+    def _offers_in(self, header: dict[str, Any]) -> dict[int, bytes]:
+        """What the other sites offered for this one to mask a step with; empty where nothing is masked."""
+        if self._masking is None:
+            return {}
+        offers = header.get("offers")
+        if not isinstance(offers, dict):
+            raise Refusal(Reason.MALFORMED)
+        return {int(number): base64.b64decode(offer) for number, offer in offers.items()}
+
+    def _protected(self, step: int, values: Tensor, offers: dict[int, bytes]) -> bytes:
         """The sum as it leaves the site: with the site's part of the noise, and masked where that was agreed."""
         plan, trust = self._terms.privacy_plan, self._terms.trust_model
-        if std := trust.share_std(plan):
-            context = f"{self._terms.fingerprint}/{digest_of(values)}"
-            self._randomness.add_normal_(values, std, "share", step, self._number, context)
-        if self._masking is None:
+        if not (std := trust.share_std(plan)):
             return encoded(values)
-        grid = grid_of(self._terms)
-        offers = {int(number): base64.b64decode(offer) for number, offer in header["offers"].items()}
-        return self._masking.mask(step, grid.encode(values.cpu().numpy()), offers).astype("<u4").tobytes()
+        context = f"{self._terms.fingerprint}/{digest_of(values)}"
+        noisy = values.cpu().double()  # the grid of secure sums is finer than float32
+        self._randomness.add_normal_(noisy, std, "share", step, self._number, context)
+        if self._masking is None:
+            return encoded(noisy.float())
+        ring = grid_of(self._terms).encode(noisy.numpy())
+        try:
+            return self._masking.mask(step, ring, offers).astype("<u4", copy=False).tobytes()
+        except BadOffer as error:
+            raise Refusal(Reason.OFFER, error.sender) from error
 
     def _offer(self, step: int) -> dict[str, Any]:
         """What the other sites need to mask a step together with this one."""
@@ -148,7 +178,7 @@ class SiteWorker:
             return {}
         offer = self._masking.offer(step)
         public = base64.b64encode(offer.public).decode()
-        return {"offer": {"step": step, "public": public, "for": _text(offer.ciphertexts)}}
+        return {"offer": {"step": step, "public": public, "ciphertexts": _text(offer.ciphertexts)}}
 
     def _seal(self, kind: str, vector: bytes = b"", **fields: Any) -> Packet:
         return seal(self._identity, self._terms.fingerprint, kind, vector, site=self._number, **fields)
@@ -164,11 +194,10 @@ def frozen_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _step_of(header: dict[str, Any]) -> int:
-    step = header["step"]
-    if type(step) is not int:
-        raise Refusal("a step that is no number")
-    return step
+def _number(value: Any) -> int:
+    if type(value) is not int:
+        raise Refusal(Reason.MALFORMED)
+    return value
 
 
 def _text(content: dict[int, bytes]) -> dict[str, str]:

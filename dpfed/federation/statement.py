@@ -28,9 +28,12 @@ def statement(terms: Terms) -> Iterator[tuple[str, str]]:
         yield "promise", f"({round_up(plan.epsilon())}, {round_up(plan.delta)})-differential privacy for each {plan.unit}"
     else:
         yield "promise", "none: nothing is clipped, no noise is added"
-    yield "plan", (
-        f"N = {plan.records:,}, q = {plan.sampling_rate:.6g}, K = {plan.groups}, S = {plan.group_size}, T = {plan.steps}, "
-        f"C = {plan.bound:g}, sigma = {plan.noise_multiplier:.6g}"
+    yield (
+        "plan",
+        (
+            f"N = {plan.records:,}, q = {plan.sampling_rate:.6g}, K = {plan.groups}, S = {plan.group_size}, T = {plan.steps}, "
+            f"C = {plan.bound:g}, sigma = {plan.noise_multiplier:.6g}"
+        ),
     )
     yield "trust", str(terms.trust_model)
     if seen := message_epsilon(terms):

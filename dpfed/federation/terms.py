@@ -17,7 +17,9 @@ from pydantic import Field, ValidationError
 
 from dpfed.config import Config, DataConfig, Section, parse_config
 from dpfed.errors import UserError
+from dpfed.federation.identity import is_exchange_key
 from dpfed.federation.trust import Mode, Trust
+from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import settled
 from dpfed.plan import PrivacyPlan
 
@@ -25,6 +27,7 @@ FORMAT = 1
 _Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
 _AGREED_DATA = ("size", "resize")
+_FILES = ("architecture", "weights")  # of [model]: what they hold is compared, where they lie is each party's own matter
 
 
 class SiteCard(Section):
@@ -33,6 +36,7 @@ class SiteCard(Section):
     name: str = Field(pattern="^[A-Za-z0-9._-]{1,64}$")
     records: int = Field(ge=1, description="training records, as declared")
     units: int | None = Field(None, ge=1, description="units of these records, where they name any")
+    unit_name: str | None = Field(None, max_length=64, description="what such a unit is called, such as 'patient'")
     signing_key: str = _Key
     exchange_key: str = _Key
 
@@ -50,7 +54,8 @@ class Terms(Section):
     config: dict[str, Any]
     plan: dict[str, Any]
     trust: Mode = "central"
-    tolerated: int = Field(0, ge=0, description="t: sites that may drop out of a step or collude")
+    drops: int = Field(0, ge=0, description="d: sites that may drop out of a step (distributed and secure)")
+    colluders: int = Field(1, ge=0, description="c: sites that may tell others what they know (distributed and secure)")
     deadline: float = Field(120.0, gt=0, description="seconds that a step waits for the slowest site")
     broadcast: Literal["fp32", "bf16"] = Field("fp32", description="how parameters travel to the sites; sums are always fp32")
     coordinator: str = _Key
@@ -64,7 +69,7 @@ class Terms(Section):
             config: of the run; its ``[data]`` and ``[evaluation]`` are the coordinator's own.
             cards: of the sites, in an order that will count.
             coordinator: its public signing key.
-            options: ``trust``, ``tolerated``, ``deadline``, ``broadcast``.
+            options: ``trust``, ``drops``, ``colluders``, ``deadline``, ``broadcast``.
 
         Raises:
             UserError: for an impossible plan, or sites that cannot work together.
@@ -80,7 +85,9 @@ class Terms(Section):
             Member(**card.model_dump(), groups=groups) for card, groups in zip(cards, plan.apportioned(counts), strict=True)
         ]
         kept = config.data.model_dump(include=set(_AGREED_DATA))
-        agreed = config.model_copy(update={"data": DataConfig(**kept)}).model_dump(mode="json", exclude_defaults=True)
+        model = config.model.model_copy(update={name: _without_folder(getattr(config.model, name)) for name in _FILES})
+        agreed = config.model_copy(update={"data": DataConfig(**kept), "model": model})
+        agreed = agreed.model_dump(mode="json", exclude_defaults=True)
         return cls._checked(
             {"config": agreed, "plan": dataclasses.asdict(plan), "coordinator": coordinator, "sites": sites, **options}
         )
@@ -126,6 +133,8 @@ class Terms(Section):
         _check(same == plan and kept, "the plan is not the configuration's")
         _check(None not in counts and sum(counts) == plan.records, "the sites' records do not add up to the plan's")
         _check([site.groups for site in sites] == plan.apportioned(counts), "the groups are not shared out by records")
+        _check(plan.private or terms.trust == "central", "without privacy there is no noise to share out")
+        _check(all(map(is_exchange_key, (site.exchange_key for site in sites))), "an exchange key agrees on no secret")
         for what in ("name", "signing_key", "exchange_key"):
             _check(len({getattr(site, what) for site in sites}) == len(sites), f"two sites have the same {what}")
         return terms
@@ -144,7 +153,12 @@ class Terms(Section):
     @property
     def trust_model(self) -> Trust:
         """Who adds the noise."""
-        return Trust(self.trust, len(self.sites), self.tolerated)
+        return Trust(self.trust, len(self.sites), self.drops, self.colluders)
+
+    @property
+    def unit_name(self) -> str | None:
+        """What the sites call a unit; ``None``: their records name none."""
+        return next((site.unit_name for site in self.sites if site.unit_name), None)
 
     def run_config(self) -> Config:
         """The configuration that was agreed on; its records and its evaluation are to be filled in."""
@@ -168,6 +182,13 @@ def _without_calibration(config: Config, plan: PrivacyPlan) -> tuple:
     """The sections that a plan follows from, with the noise given instead of searched for."""
     given = {"epsilon": None, "noise_multiplier": plan.noise_multiplier if plan.private else None, "delta": plan.delta}
     return config.privacy.model_copy(update=given), config.bounding
+
+
+def _without_folder(name: str | None) -> str | None:
+    """The last part of a path; other names stay as they are."""
+    if name is None or "/" not in name or not Path(name.removeprefix(LOCAL_DIR)).is_absolute():
+        return name
+    return (LOCAL_DIR if name.startswith(LOCAL_DIR) else "") + Path(name).name
 
 
 def _first(error: ValidationError | TypeError) -> str:

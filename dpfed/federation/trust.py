@@ -1,13 +1,15 @@
 """Who adds the noise, and so whom the sites must trust: four modes.
 
-With n sites, of which up to t may drop out of a step or share what they know with the server:
+With n sites, of which up to d may drop out of a step and up to c may tell others what they know:
 
 - ``central``: sites send clipped sums, the server adds the noise. It is trusted with the sums.
-- ``distributed``: every site adds Gaussian noise of variance 1/(n - t) of the plan's to its own sum. Any n - t honest sites
-  together carry at least the plan's noise, so what the server adds up is protected without its help. A single message carries
-  less noise than the plan asks for; `Trust.message_multiplier` says how much.
+- ``distributed``: every site adds Gaussian noise of variance 1/(n - d - c) of the plan's to its own sum. A step counts if n - d
+  sites came, so at least n - d - c of them keep their shares to themselves, and these alone carry the plan's noise. A single
+  message carries less: `Trust.message_multiplier` says how much.
 - ``secure``: the same noise, and the messages are masked (`dpfed.federation.masking`): the server sees the noisy total only.
 - ``local``: every site adds the plan's whole noise to its own sum and needs nobody.
+
+Every site knows its own share of the noise, so c = 1 is what protects the sites from each other; c = 0 trusts all of them.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from dpfed.errors import UserError
 from dpfed.plan import PrivacyPlan
 
 Mode = Literal["central", "distributed", "secure", "local"]
+_SHARES = (
+    "each site adds its share of the noise, so that any {honest} of the {sites} sites carry all of it, and at least {least} "
+    "must come: it suffices also against who sees the model and knows the shares of up to {colluders} (a site knows its own); "
+)
 _SAID = {
     "central": "central: each site sends its clipped sum; the server sees it, adds the noise once and keeps the books",
-    "distributed": "distributed: each site adds its share of the noise, so that any {least} of the {sites} sites carry all of "
-    "it; the server sees each site's sum with that share only",
-    "secure": "secure: each site adds its share of the noise, so that any {least} of the {sites} sites carry all of it, and "
-    "masks its sum; a server that follows the protocol sees the noisy total only, also together with {tolerated} sites",
+    "distributed": "distributed: " + _SHARES + "the server sees each site's sum with that share only",
+    "secure": "secure: " + _SHARES + "each masks its sum, and a server that follows the protocol sees the noisy total only",
     "local": "local: each site adds the whole noise to its own sum before anything leaves it, and trusts nobody",
 }
 
@@ -37,7 +41,8 @@ class Trust:
     Args:
         mode: see the module.
         sites: n.
-        tolerated: t, sites that may drop out or collude.
+        drops: d, sites that may drop out of a step.
+        colluders: c, sites that may tell others what they know, beside those.
 
     Raises:
         UserError: if so many cannot be tolerated.
@@ -45,25 +50,40 @@ class Trust:
 
     mode: Mode
     sites: int
-    tolerated: int = 0
+    drops: int = 0
+    colluders: int = 1
 
     def __post_init__(self) -> None:
-        n, t = self.sites, self.tolerated
-        if not 0 <= t < n:
-            raise UserError(f"of {n} sites, between 0 and {n - 1} can be tolerated to drop out, not {t}.")
-        if self.mode == "secure" and 2 * t >= n:
-            raise UserError(f"secure sums of {n} sites tolerate at most {(n - 1) // 2} that drop out or collude, not {t}.")
+        n, d, c = self.sites, self.drops, self.colluders
+        if d < 0 or c < 0:
+            raise UserError(f"drops and colluders count sites, at least 0; got {d} and {c}.")
+        if not self.shared:
+            return
+        if d + c >= n:
+            raise UserError(f"of {n} sites {d} may drop out and {c} collude: that leaves none to carry the noise.")
+        if self.mode == "secure" and 2 * d >= n:
+            raise UserError(f"secure sums of {n} sites can do without {(n - 1) // 2} of them in a step, not without {d}.")
+
+    @property
+    def shared(self) -> bool:
+        """Whether the sites share the noise out among themselves."""
+        return self.mode in ("distributed", "secure")
 
     @property
     def least(self) -> int:
         """Sites that must answer, or a step is discarded."""
-        return self.sites - self.tolerated if self.mode in ("distributed", "secure") else 1
+        return self.sites - self.drops if self.shared else 1
+
+    @property
+    def honest(self) -> int:
+        """Sites whose shares make up the plan's noise."""
+        return self.least - self.colluders
 
     def share_std(self, plan: PrivacyPlan) -> float:
         """Standard deviation of the noise that each site adds to each coordinate of its own sum."""
         if self.mode == "central":
             return 0.0
-        return plan.noise_std if self.mode == "local" else plan.noise_std / math.sqrt(self.least)
+        return plan.noise_std / math.sqrt(self.honest) if self.shared else plan.noise_std
 
     def carried_std(self, plan: PrivacyPlan, arrived: int) -> float:
         """Standard deviation of the noise in the sum over so many sites."""
@@ -76,4 +96,4 @@ class Trust:
         return self.share_std(plan) / plan.sensitivity
 
     def __str__(self) -> str:
-        return _SAID[self.mode].format(sites=self.sites, least=self.least, tolerated=self.tolerated)
+        return _SAID[self.mode].format(sites=self.sites, least=self.least, honest=self.honest, colluders=self.colluders)

@@ -5,6 +5,7 @@ See `dpfed.federation.masking` for the sites' side and docs/secure-aggregation.m
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -13,6 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from dpfed.errors import UserError
 from dpfed.federation.secure_masks import StepKeys, add_mask, pair_sign, public_bytes
 from dpfed.federation.secure_shares import SECRET_BYTES, combine, threshold
+
+_TRIES = 200  # sets of shares that are tried for a secret
 
 
 class Unmasking:
@@ -116,7 +119,7 @@ class Unmasking:
         return X25519PrivateKey.from_private_bytes(self._secret(site, reveals, fits))
 
     def _secret(self, site: int, reveals: dict[int, dict[int, bytes]], fits: Callable[[bytes], bool]) -> bytes:
-        """Recovers a secret of a site from the first shares of it that make up the threshold."""
+        """Recovers a secret of a site; where a share is wrong, from others, as far as there are enough of them."""
         given = {giver: shares[site] for giver, shares in sorted(reveals.items()) if len(shares.get(site, b"")) == SECRET_BYTES}
         step = self._keys.step
         if len(given) < self._needed:
@@ -124,14 +127,13 @@ class Unmasking:
                 f"step {step}: {_named(given)} revealed a share for site {site}, {self._needed} are needed: the sum stays "
                 "masked."
             )
-        shares = dict(list(given.items())[: self._needed])
-        secret = combine(shares)
-        if not fits(secret):
-            raise UserError(
-                f"step {step}: the shares of {_named(shares)} do not give the secret of site {site}: one of them is wrong, or "
-                f"site {site} gave out wrong ones."
-            )
-        return secret
+        for shares in itertools.islice(itertools.combinations(given.items(), self._needed), _TRIES):
+            if fits(secret := combine(dict(shares))):
+                return secret
+        raise UserError(
+            f"step {step}: the shares of {_named(given)} do not give the secret of site {site}: too many of them are wrong, or "
+            f"site {site} gave out wrong ones."
+        )
 
 
 def _named(sites: Iterable[int]) -> str:

@@ -32,9 +32,7 @@ def source(tiny, tmp_path):
 
 @pytest.mark.parametrize("trust", ["central", "distributed", "secure", "local"])
 def test_each_mode_ends_with_a_card_that_names_it_and_its_sites(dpfed, source, tmp_path, trust):
-    code, _, error = dpfed(
-        "pretrain", source, "--run", tmp_path / "run", "--federated", 3, "--trust", trust, "--tolerated", 1, "--json"
-    )
+    code, _, error = dpfed("pretrain", source, "--run", tmp_path / "run", "--federated", 3, "--trust", trust, "--json")
     assert (code, error) == (0, "")
     run = RunDirectory.open(tmp_path / "run")
     card = run.card.read_text()
@@ -52,7 +50,7 @@ def test_each_mode_ends_with_a_card_that_names_it_and_its_sites(dpfed, source, t
         (["--federated", "1"], "--federated 1:"),
         (["--federated", "3", "--skew", "1.5"], "--skew 1.5:"),
         (["--federated", "3", "--cluster", "ray"], "leave --cluster ray out"),
-        (["--federated", "3", "--trust", "secure", "--tolerated", "2"], "tolerate at most 1"),
+        (["--federated", "3", "--trust", "secure", "--drops", "2", "--colluders", "0"], "can do without 1 of them"),
         (["--federated", "16"], "each needs one"),
         (["--federated", "3", "--set", "training.sharding=fsdp"], "training.sharding"),
     ],

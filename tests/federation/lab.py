@@ -100,8 +100,9 @@ class Lab:
 
     def restarted(self) -> Federation:
         """A server that was just started."""
-        journal = Journal(self.folder / "federation.jsonl")
-        return Federation(self.terms, self.coordinator, self.wire, self.parts.model, journal, self.notes.append)
+        journal, paid = Journal(self.folder / "federation.jsonl"), self.folder / "run.jsonl"
+        ledger = Ledger.open(paid) if paid.exists() else Ledger.create(paid, self.plan)
+        return Federation(self.terms, self.coordinator, self.wire, self.parts.model, journal, ledger, self.notes.append)
 
     def ledger(self, number: int) -> Ledger:
         """A site's ledger, as it is on disk."""

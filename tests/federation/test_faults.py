@@ -13,7 +13,7 @@ SEEN_IN_SECURE = {"another shape", "replays an old answer", "slow", "killed in m
 @pytest.mark.parametrize("mode", MODES)
 def test_every_fault_leaves_noise_and_books_right(mode, tmp_path):
     steps = main((mode,), tmp_path)[mode]
-    least = Trust(mode, 3, 1).least
+    least = Trust(mode, 3, 1, 1).least
     for step in steps:
         run, *sites = step["charged"]
         assert run  # every step is paid for, whatever came of it

@@ -13,7 +13,7 @@ from dpfed.federation.messages import seal
 from dpfed.federation.packets import Packet
 from dpfed.federation.vectors import decoded, encoded, grid_of
 from dpfed.models.parameters import TrainableVector
-from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.ledger import Ledger, Release
 from dpfed.randomness import Randomness
 from dpfed.training.coordinator import DISCARDED
 from dpfed.training.releases import digest_of
@@ -27,7 +27,7 @@ MODES = ["central", "distributed", "secure", "local"]
 def lab(tiny, tmp_path):
     def make(trust: str = "central", **options) -> Lab:
         tiny["privacy"] |= {"epsilon": None, "noise_multiplier": 1.0, "accountant": "rdp"}
-        options = ({"tolerated": 1} if trust in ("distributed", "secure") else {}) | options
+        options = {"drops": 1, "colluders": 0} | options
         folder = tmp_path / f"{trust}-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         return Lab(tiny, folder, trust=trust, **options)
@@ -203,9 +203,10 @@ def test_secure_sums_are_what_the_sites_noised_to_the_last_grid_step(lab):
     for number in range(SITES):
         values = one.clean(0, [number])
         context = f"{one.terms.fingerprint}/{digest_of(values)}"
+        values = values.double()
         std = one.terms.trust_model.share_std(one.plan)
         Randomness.from_seed(100 + number).add_normal_(values, std, "share", 0, number, context)
-        expected = values.double() + (expected if number else 0)
+        expected = values + (expected if number else 0)
         ring = ring + grid.encode(values.numpy())
     assert torch.equal(total.values, torch.from_numpy(grid.decode(ring)))
     assert (total.values.double() - expected).abs().max() <= (SITES / 2 + 1) * grid.spacing + 1e-6
@@ -273,4 +274,107 @@ def test_parameters_may_travel_rounded_and_sums_never(lab):
 def test_somebody_elses_key_coordinates_nothing(lab):
     one = lab()
     with pytest.raises(UserError, match="coordinator's key"):
-        type(one.server)(one.terms, one.identities[0], one.wire, one.parts.model, one.server._journal, print)
+        server = one.server
+        type(server)(one.terms, one.identities[0], one.wire, one.parts.model, server._journal, server._paid, print)
+
+
+HOSTILE = [
+    Packet(b"[" * 200_000, b"", b""),
+    Packet(b"{" + b" " * (1 << 21) + b"}", b"", b""),
+    {"kind": "hello", "site": 1e400},
+    {"kind": "hello", "nonce": None},
+    {"kind": "hello", "nonce": "x", "frozen": "y", "last": "z"},
+    {"kind": "hello", "offer": [1]},
+    {"kind": "sum", "step": "0"},
+    {"kind": "sum"},
+    {"kind": "sum", "step": 0, "offer": {"step": 1, "public": "!!", "ciphertexts": []}},
+    {"kind": "sum", "step": 0, "offer": {"step": 1, "public": "AAAA", "ciphertexts": {"1": "x" * 9999}}},
+    {"kind": "shares", "step": 0, "shares": [1, 2]},
+    {"kind": "shares", "step": 0, "shares": {"a": "b"}},
+    {"kind": "shares", "step": 0, "shares": {"0": "AAAA", "1": 3}},
+    {"kind": "refusal"},
+    {"kind": "refusal", "reason": "\ud800"},
+    {"kind": "refusal", "reason": "\x1b[31m" + "x" * 100_000},
+    {"kind": {"a": 1}},
+    {},
+]
+
+
+@pytest.mark.parametrize("trust", ["central", "secure"])
+@pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("to", ["hello", "step", "reveal"])
+def test_nothing_that_a_site_says_stops_the_others(lab, trust, answer, to):
+    one = lab(trust, deadline=0.5)
+
+    def hostile(question, reply):
+        if json.loads(question.header)["kind"] != to:
+            return reply
+        if isinstance(answer, Packet):
+            return answer
+        fields = {"site": 0} | answer
+        return seal(identity_of(0), one.terms.fingerprint, fields.pop("kind", "hello"), reply.vector, **fields)
+
+    one.wire.tampers["node0"] = hostile
+    total = one.server.collect(0)
+    assert total is not None and torch.isfinite(total.values).all()
+    said = "\n".join([*map(json.dumps, one.events()), *one.notes])
+    assert "\x1b" not in said and len(said) < 5_000
+
+
+def test_a_wrong_share_spoils_nothing_where_enough_right_ones_are(lab):
+    one = lab("secure")
+
+    def wrong(question, reply):
+        fields = json.loads(reply.header)
+        if fields["kind"] != "shares":
+            return reply
+        del fields["vector"]
+        fields["shares"] = {number: "A" * 43 + "=" for number in fields["shares"]}
+        return seal(identity_of(0), fields.pop("terms"), fields.pop("kind"), b"", **fields)
+
+    one.wire.tampers["node0"] = wrong
+    assert one.server.collect(0) is not None
+
+
+def test_a_run_that_its_sites_do_not_know_stops_before_it_spends(lab, tmp_path):
+    for trust in MODES:
+        one = lab(trust)
+        for step in range(3):
+            one.server.collect(step)
+        (one.folder / "federation.jsonl").unlink()  # the run was begun anew, or an old copy was restored
+        with pytest.raises(UserError, match="it is not the run"):
+            one.restarted().collect(0)
+        assert not one.events()
+
+
+def test_a_released_step_whose_release_is_lost_is_not_discarded(lab):
+    one = lab("central")
+    one.server.collect(0)
+    Ledger.open(one.folder / "run.jsonl").charge(Release(0, "digest"))
+    with pytest.raises(UserError, match="not kept any more"):
+        one.restarted().collect(0)
+    assert one.events()[-1]["event"] == "collected"
+
+
+def test_an_impossible_total_is_not_used(lab):
+    """A masked sum shows nothing, but their total does."""
+    one = lab("secure")
+    one.wire.tampers["node0"] = resealed(lambda values: (values.view(torch.int32) ^ 0x55555555).view(torch.float32))
+    assert one.server.collect(0) is None
+    assert "larger than its groups" in one.events()[-1]["reason"]
+
+
+def test_somebody_who_is_there_and_says_nothing_delays_nobody(lab):
+    one = lab("central")
+    one.server.collect(0)
+    one.wire.workers["stranger"] = None
+    asked = []
+    exchange = one.wire.exchange
+
+    def slow(packets, seconds):
+        asked.append(set(packets))
+        yield from exchange({address: packet for address, packet in packets.items() if address != "stranger"}, seconds)
+
+    one.wire.exchange = slow
+    assert one.server.collect(1) is not None
+    assert len(asked) == 1  # it was greeted along with the step

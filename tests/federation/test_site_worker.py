@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from dpfed.federation.answers import Reason
 from dpfed.federation.identity import Identity
 from dpfed.federation.messages import seal
 from dpfed.federation.packets import Packet
@@ -90,7 +91,7 @@ def test_a_site_has_a_veto(tiny, tmp_path):
         ledger.charge(Release(spent, "x"))
     site = lab.wire.workers["node0"]
     site._last = -1
-    assert said(site.answer(question(lab)))["reason"] == "the site's budget is spent"
+    assert said(site.answer(question(lab)))["reason"] == Reason.BUDGET
 
 
 def test_a_refusal_is_a_fixed_phrase(lab):
@@ -103,7 +104,7 @@ def test_a_refusal_is_a_fixed_phrase(lab):
 @pytest.mark.parametrize("numbers", [[0, 1], [0, 1, 2]])
 def test_a_secure_site_reveals_shares_of_one_set_only(tiny, tmp_path, numbers):
     tiny["privacy"] |= {"epsilon": None, "noise_multiplier": 1.0, "accountant": "rdp"}
-    lab = Lab(tiny, tmp_path, trust="secure", tolerated=1)
+    lab = Lab(tiny, tmp_path, trust="secure", drops=1)
     assert lab.server.collect(0) is not None  # with all three
     site = lab.wire.workers["node0"]
     reply = said(site.answer(seal(lab.coordinator, lab.terms.fingerprint, "reveal", step=0, arrived=numbers)))

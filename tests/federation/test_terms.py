@@ -67,7 +67,7 @@ def test_the_plan_is_for_the_records_of_all_sites(terms):
         lambda tree: tree["sites"][0].update(exchange_key="zz"),
         lambda tree: tree["sites"].pop(),
         lambda tree: tree.update(trust="none"),
-        lambda tree: tree.update(trust="secure", tolerated=2),
+        lambda tree: tree.update(trust="secure", drops=2),
         lambda tree: tree.update(more=1),
         lambda tree: tree.pop("coordinator"),
     ],
@@ -98,8 +98,9 @@ def test_every_change_of_the_terms_shows_in_their_fingerprint(tiny_config, cards
         Terms.agree(tiny_config, cards, Identity(b"d" * 32).signing_key),
         Terms.agree(tiny_config, cards[::-1], key),
         Terms.agree(tiny_config, cards[:2], key),
-        Terms.agree(tiny_config, cards, key, trust="secure", tolerated=1),
-        Terms.agree(tiny_config, cards, key, tolerated=1),
+        Terms.agree(tiny_config, cards, key, trust="secure"),
+        Terms.agree(tiny_config, cards, key, drops=1),
+        Terms.agree(tiny_config, cards, key, colluders=0),
         Terms.agree(tiny_config, cards, key, deadline=7.0),
         Terms.agree(tiny_config, cards, key, broadcast="bf16"),
         Terms.agree(tiny_config.model_copy(update={"name": "other"}), cards, key),
@@ -108,11 +109,20 @@ def test_every_change_of_the_terms_shows_in_their_fingerprint(tiny_config, cards
 
 
 @pytest.mark.parametrize(
-    ("mode", "sites", "tolerated"), [("secure", 3, 2), ("secure", 4, 2), ("distributed", 3, 3), ("central", 3, -1)]
+    ("mode", "sites", "drops", "colluders"),
+    [("secure", 3, 2, 0), ("secure", 4, 2, 0), ("secure", 3, 1, 2), ("distributed", 3, 2, 1), ("central", 3, -1, 0)],
 )
-def test_what_cannot_be_tolerated_is_refused(mode, sites, tolerated):
+def test_what_cannot_be_tolerated_is_refused(mode, sites, drops, colluders):
     with pytest.raises(UserError):
-        Trust(mode, sites, tolerated)
+        Trust(mode, sites, drops, colluders)
+
+
+@pytest.mark.parametrize("mode", ["distributed", "secure"])
+@pytest.mark.parametrize(("sites", "drops", "colluders"), [(2, 0, 1), (3, 0, 0), (5, 1, 1), (5, 2, 2), (9, 3, 2)])
+def test_what_honest_sites_add_is_never_less_than_the_plans(terms, mode, sites, drops, colluders):
+    trust, plan = Trust(mode, sites, drops, colluders), terms.privacy_plan
+    for arrived in range(trust.least, sites + 1):
+        assert trust.carried_std(plan, arrived - colluders) >= plan.noise_std * (1 - 1e-12)
 
 
 @pytest.fixture
@@ -187,7 +197,7 @@ def test_a_bad_name_leaves_nothing_behind(shapes, tmp_path, name):
 def test_the_statement_says_what_one_message_gives_away(tiny_config, cards):
     key = Identity(b"c" * 32).signing_key
     texts = {
-        mode: dict(statement(Terms.agree(tiny_config, cards, key, trust=mode, tolerated=1 if mode != "local" else 0)))
+        mode: dict(statement(Terms.agree(tiny_config, cards, key, trust=mode)))
         for mode in ("central", "distributed", "secure", "local")
     }
     assert {mode for mode, said in texts.items() if "one message" in said} == {"distributed", "local"}

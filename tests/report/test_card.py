@@ -182,7 +182,8 @@ def test_a_run_without_privacy_covers_nothing(card_of):
 
 
 def test_a_federations_card_names_its_sites_and_whose_the_noise_is():
-    card = privacy_card(dataclasses.replace(FACTS, sites=("north: 100 records", "south: 300 records"), noise_from="by the sites"))
+    sites = ("north: 100 records", "south: 300 records")
+    card = privacy_card(dataclasses.replace(FACTS, sites=sites, noise_from="by the sites"))
     assert "## The sites\n\n- north: 100 records\n- south: 300 records\n" in card
     assert "on the sum, by the sites |" in card
     assert "The sites" not in privacy_card(FACTS)

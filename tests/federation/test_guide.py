@@ -1,0 +1,257 @@
+"""The operators' guide: every command is one that its program understands, and its commands make a federation that answers."""
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+import re
+import shlex
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import threading
+import time
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import tomli_w
+import typer.main
+
+from dpfed.cli import app
+from dpfed.data.division import EVALUATION, divide_store, site_folder
+from dpfed.federation.door import ask
+from dpfed.federation.folders import CoordinatorFolder
+from dpfed.federation.messages import seal, unseal
+from dpfed.federation.terms import Terms
+from dpfed.federation.vectors import encoded
+from dpfed.models.parameters import TrainableVector
+from dpfed.randomness import Randomness
+from dpfed.training.session import assemble
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = (ROOT / "docs" / "federation.md").read_text()
+NAMES = ("north", "south", "west")
+FLOWERS = ("flower-superlink", "flower-supernode", "flwr")
+PLAN = {
+    "name": "tiny",
+    "model": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16},
+    "bounding": {"group_size": 4, "engine": "loop"},
+    "privacy": {"epsilon": 8.0, "batch": 60, "steps": 6, "accountant": "rdp"},
+}
+SHELLS = ("export", "umask", "head")
+
+
+def commands():
+    """All commands of the guide's shell blocks as lists of words."""
+    blocks = "".join(re.findall(r"^```sh\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)).replace("\\\n", " ")
+    lines = [line.strip(" ()&") for line in re.split(r"\n|&&|;", blocks)]
+    return [words for words in map(shlex.split, lines) if words and words[0] not in SHELLS]
+
+
+def command(*start):
+    """The command of the guide that begins so; where several do, the shortest."""
+    return min((words for words in commands() if tuple(words[: len(start)]) == start), key=len)
+
+
+def printed(*start):
+    """What the guide shows below that command."""
+    line = re.escape(" ".join(start))
+    return re.search(rf"^```sh\n{line}[^\n]*\n```\n\n```\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)[1]
+
+
+def labels(text):
+    """The names at the left of what a command prints."""
+    return re.findall(r"^ +([a-z][a-z ]*?)  \S", text, re.MULTILINE)
+
+
+class Parsed(Exception):
+    """Arguments were parsed; the rest of the program is not wanted."""
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """Has a command parsed by the program that would carry it out, without carrying it out."""
+
+    def stop(parser, arguments=None, namespace=None):
+        raise Parsed(*original(parser, arguments, namespace))
+
+    original = argparse.ArgumentParser.parse_known_args
+    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
+
+    def parse(words):
+        program, arguments = words[0], [re.sub(r"^(RUN|NODE)_ID$", "4711", word) for word in words[1:]]
+        if program == "dpfed":
+            return parse_with(typer.main.get_command(app), arguments)
+        pytest.importorskip("flwr")
+        monkeypatch.setattr("flwr.supercore.telemetry.FLWR_TELEMETRY_ENABLED", "0")
+        if program == "python":
+            assert arguments[0] == "-m"
+            main, arguments = importlib.import_module(arguments[1]).main, arguments[2:]
+        else:
+            (entry,) = entry_points(group="console_scripts", name=program)
+            main = entry.load()
+        if program == "flwr":
+            return parse_with(typer.main.get_command(main), arguments)
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
+        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        with pytest.raises(Parsed) as parsed:
+            main()
+        assert parsed.value.args[1] == []  # what the program does not know
+        return vars(parsed.value.args[0])
+
+    return parse
+
+
+def parse_with(program, arguments):
+    while hasattr(program, "commands"):
+        context = program.make_context("program", arguments[:1])
+        _, program, _ = program.resolve_command(context, arguments[:1])
+        arguments = arguments[1:]
+    return program.make_context("program", list(arguments)).params
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_command_is_one_that_its_program_understands(words, parse):
+    parse(words)
+
+
+@pytest.mark.parametrize("program", [["dpfed", "site", "serve", "site"], ["flower-superlink"], ["flwr", "list"]], ids=" ".join)
+def test_an_unknown_option_is_noticed(program, parse):
+    with pytest.raises((Exception, SystemExit, AssertionError)):
+        parse([*program, "--misspelt", "1"])
+
+
+def test_what_keeps_a_site_and_the_control_interface_safe_is_in_the_commands(parse):
+    node = parse(command("flower-supernode"))
+    assert node["isolation"] == "process" and not node["insecure"] and node["host"] == "127.0.0.1"
+    resident = parse(command("python", "-m", "clients.resident"))
+    assert str(resident["superexec_auth_secret_file"]) == node["superexec_auth_secret_file"]
+    assert resident["runtime_api_address"] == f"{node['host']}:{node['port']}"
+    link = parse(command("flower-superlink"))
+    assert link["enable_supernode_auth"] and link["host"] == "127.0.0.1" and not link["insecure"]
+    assert link["database"] == ":flwr-in-memory:"
+    recipe = (ROOT / "server" / "fleet_only.conf").read_text()
+    assert f"server 127.0.0.1:{link['port']};" in recipe
+    assert f"listen {node['superlink'].split(':')[1]} ssl;" in recipe
+    shells = re.findall(r"^export .*$", GUIDE, re.MULTILINE)
+    assert len(shells) == 3 and all("FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1" in line for line in shells)
+
+
+def carry_out(words, folder):
+    """Runs one of the project's own commands in a folder; what it prints."""
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as output:
+        if words[0] == "dpfed":
+            app(words[1:], standalone_mode=False)
+        else:
+            importlib.import_module(words[2]).main(words[3:])
+    return output.getvalue()
+
+
+def as_site(words, name):
+    return [re.sub(r"\bnorth\b", name, word) for word in words]
+
+
+@pytest.fixture(scope="module")
+def parties(shapes):
+    """Folders of three sites and a coordinator, after the commands with which a federation begins; and what those printed."""
+    folder = Path(tempfile.mkdtemp(prefix="g-", dir="/tmp"))  # a socket's path must be short
+    coordinator, output = folder / "coordinator", {}
+    (coordinator / "cards").mkdir(parents=True)
+    divide_store(shapes.path, folder / "stores", len(NAMES), 0.8)
+    for number, name in enumerate(NAMES):
+        (folder / name).mkdir()
+        (folder / "stores" / site_folder(number)).rename(folder / name / "records")
+        output["create"] = carry_out(as_site(command("dpfed", "site", "create"), name), folder / name)
+        shutil.copy(folder / name / "site" / "card.json", coordinator / "cards" / f"{name}.json")
+    tree = {"data": {"source": "store", "path": str(folder / "stores" / EVALUATION), "size": 16}, **PLAN}
+    (coordinator / "plan.toml").write_text(tomli_w.dumps(tree))
+    carry_out(command("dpfed", "federation", "create"), coordinator)
+    for name in NAMES:
+        shutil.copy(coordinator / "federation" / "terms.json", folder / name)
+        output["join"] = carry_out(as_site(command("dpfed", "site", "join"), name), folder / name)
+    yield folder, output
+    shutil.rmtree(folder)
+
+
+def test_the_commands_print_what_the_guide_shows(parties):
+    folder, output = parties
+    assert output["create"] == printed("dpfed", "site", "create").replace("/srv/dpfed", str(folder / "west"))
+    changing = re.compile(r"[0-9a-f]{32}|epsilon [\d.]+|[\d.]+e-\d+|sigma = [\d.]+|\d+ records")
+    assert changing.sub("", output["join"]) == changing.sub("", printed("dpfed", "site", "join"))
+
+
+def test_a_site_that_is_served_answers_its_coordinator_and_pays(parties):
+    folder, _ = parties
+    site, coordinator = folder / "north" / "site", CoordinatorFolder.open(folder / "coordinator" / "federation")
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(ask_for_a_step(site, coordinator)))
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        asking.start()
+        output = carry_out(command("dpfed", "site", "serve"), folder / "north")
+    finally:
+        asking.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d ready\n", output)
+    assert answers == ["sum"]
+    status = carry_out(command("dpfed", "site", "status"), folder / "north")
+    assert labels(status) == labels(printed("dpfed", "site", "status"))
+    assert "1 of 6" in status
+
+
+def ask_for_a_step(site, coordinator):
+    """What a served site answers to its coordinator's first step; ends the service."""
+    try:
+        terms, door = Terms.load(coordinator.terms), site / "door" / "socket"
+        model = assemble(coordinator.config(), Randomness.from_seed(1), terms=terms).model
+        content = encoded(TrainableVector(model).gather())
+        deadline = time.monotonic() + 60
+        while not door.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        reply = ask(door, seal(coordinator.identity(), terms.fingerprint, "step", content, step=0), 60)
+        return unseal(reply, terms.sites[0].signing_key, terms.fingerprint)["kind"]
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_files_are_those_of_the_table_with_their_permissions(parties):
+    folder, _ = parties
+    coordinator, north = folder / "coordinator", folder / "north"
+    for where, place in (("certificates", coordinator), ("keys", north)):
+        carry_out(command("python", "-m", "server.certificates", where), place)
+    rows = re.findall(r"^\| `([\w/.]+)` \| (site|coordinator) \| (0\d+) \|", GUIDE, re.MULTILINE)
+    assert len(rows) == 16
+    for path, whose, mode in rows:
+        if path == "keys/runtime.secret":  # made by the shell, under umask 077
+            continue
+        file = (north if whose == "site" else coordinator) / path
+        assert stat.S_IMODE(file.stat().st_mode) == int(mode, 8), path
+    listed = {path for path, *_ in rows}
+    for owner, folder in ((north, "site"), (north, "keys"), (coordinator, "federation"), (coordinator, "certificates")):
+        assert stat.S_IMODE((owner / folder).stat().st_mode) == 0o700
+        made = {f"{folder}/{file.name}" for file in (owner / folder).iterdir() if file.is_file() and file.name != ".lock"}
+        assert made <= listed, made - listed
+
+
+def test_the_table_of_modes_has_the_figures_of_the_plan_that_it_names():
+    from dpfed.config import load_config
+    from dpfed.federation.identity import Identity
+    from dpfed.federation.statement import message_epsilon
+    from dpfed.federation.terms import SiteCard
+
+    config = load_config(ROOT / "configs" / "federation.toml")
+    keys = [Identity(bytes([number]) * 32) for number in range(4)]
+    cards = [
+        SiteCard(name=name, records=records, signing_key=key.signing_key, exchange_key=key.exchange_key)
+        for name, records, key in zip(NAMES, (6667, 6667, 6666), keys, strict=False)
+    ]
+    modes = ({"trust": "distributed"}, {"trust": "distributed", "colluders": 0}, {"trust": "local"})
+    said = [message_epsilon(Terms.agree(config, cards, keys[-1].signing_key, **mode)) for mode in modes]
+    row = re.search(r"^\| one message gives away .*$", GUIDE, re.MULTILINE)[0]
+    shown = re.findall(r"\d+\.\d\d", row)
+    assert [f"epsilon {value} at" in text for value, text in zip(shown, said, strict=True)] == [True] * 3
