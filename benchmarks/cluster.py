@@ -150,7 +150,7 @@ def show(name: str, figures: dict[str, Any]) -> dict[str, Any]:
 
 def main(quick: bool) -> None:
     """Measures, prints and writes ``benchmarks/results/cluster.json``."""
-    sizes_of_all = (2_000, 256, 3, 1, 8_192) if quick else (20_000, 2_048, 8, 4, BATCHES[1])
+    sizes_of_all = (2_000, 256, 3, 1, 8_192) if quick else (20_000, 2_048, 8, 3, BATCHES[1])
     records, batch, blocks, rounds, most = sizes_of_all
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as services:
         folder, stores = Path(place), Path(place) / "stores"
