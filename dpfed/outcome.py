@@ -51,7 +51,7 @@ def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger) -> None:
     """Writes results, card and report of a finished run; results.json last, for it marks the run as finished."""
     facts = card_facts(parts, ledger)
     if parts.terms:
-        facts = of_federation(facts, parts.terms, Journal(run.journal))
+        facts = of_federation(facts, parts.terms, Journal(run.journal), simulated=run.simulation.is_file())
     run.write(run.card, privacy_card(facts))
     gallery = build_gallery(
         parts.model, parts.store, parts.read, parts.config, parts.views.plain, parts.tokenizer, parts.device
@@ -98,11 +98,13 @@ def card_facts(parts: Parts, ledger: Ledger) -> CardFacts:
     plan, config = parts.plan, parts.config
     other = "rdp" if plan.accountant == "pld" else "pld"
     trained = trained_part(parts.model, config)
-    protected = parts.store.unit_name if plan.unit == "unit" else "record"
+    protected = _unit_name(parts) if plan.unit == "unit" else "record"
     unit = _CAPTIONED if config.model.reads_text else _IMAGE
     sampler = f"Poisson: every {protected} is drawn independently"
     if plan.unit == "unit":
-        unit = f"one {protected}: all records that share a value of '{protected}' (a record that names none stands for itself)"
+        where = " at one site" if parts.terms else ""
+        unit = f"one {protected}: all records{where} that share a value of '{protected}' (a record that names none stands for "
+        unit += "itself)"
         sampler += f"; of a drawn {protected}, at most {plan.per_unit} of its records take part"
     return CardFacts(
         name=config.name,
@@ -146,9 +148,14 @@ def _marks(parts: Parts, ledger: Ledger) -> tuple[Mark, ...]:
     marks = [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
     marks += [RAW_DIAGNOSTICS] * ledger.marks.get("raw_diagnostics", False)
     marks += [LABELLED_BANK] * (not store.public and bool({"knn", "linear"} & set(tasks_of(store, parts.config))))
-    if store.unit_name is not None and parts.plan.unit == "record":
-        marks.append(shared_unit(store.unit_name))
+    if (name := _unit_name(parts)) is not None and parts.plan.unit == "record":
+        marks.append(shared_unit(name))
     return tuple(marks)
+
+
+def _unit_name(parts: Parts) -> str | None:
+    """What the training records call a unit: in a federation, those of the sites."""
+    return parts.terms.unit_name if parts.terms else parts.store.unit_name
 
 
 def _not_protected(parts: Parts, trained: Trained) -> tuple[str, ...]:

@@ -214,7 +214,8 @@ def carry_out(
     def keep_checkpoint(summary: StepSummary) -> None:
         if _due(summary, plan, config.training.checkpoint_every):
             checkpoints.save(Progress(summary.done, ledger.charged, plan.fingerprint), parts.model, coordinator)
-            Releases(run.releases).forget(before=summary.done)
+            # A process can compute a step again if an older checkpoint must be taken; institutions do not answer twice.
+            Releases(run.releases).forget(before=checkpoints.oldest() if parts.terms else summary.done)
 
     def evaluate_on_the_way(summary: StepSummary) -> None:
         if config.evaluation.every and summary.done < plan.steps and _due(summary, plan, config.evaluation.every):

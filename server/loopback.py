@@ -93,7 +93,7 @@ class Loopback:
         self._through[name] = port
         config = self._folder / f"{name}.toml"
         config.write_text(tomli_w.dumps({"socket": str(self._sockets[name].resolve())}))
-        command = ["flower-supernode", "--root-certificates", self.certificates / "ca.crt"]
+        command = [sys.executable, "-m", "clients.supernode", "--root-certificates", self.certificates / "ca.crt"]
         command += ["--superlink", f"{_HOST}:{port or self.port}", "--host", _HOST, "--port", self._ports[name]]
         command += ["--auth-supernode-private-key", self.certificates / name, "--node-config", config]
         secret = ["--superexec-auth-secret-file", self._folder / f"{name}.secret"]

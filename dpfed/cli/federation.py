@@ -68,11 +68,16 @@ def create_site(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     weights: Annotated[str | None, typer.Option(help="This site's copy of model.weights.", show_default=False)] = None,
+    architecture: Annotated[
+        str | None, typer.Option(help="This site's copy of model.architecture, where that is a file.", show_default=False)
+    ] = None,
 ) -> None:
     """Make a site: its keys, its settings, and the card for the coordinator."""
     from dpfed.federation.folders import SiteFolder
 
-    made = SiteFolder.create(folder, name, store, declared, budget=budget, device=device, weights=weights)
+    made = SiteFolder.create(
+        folder, name, store, declared, budget=budget, device=device, weights=weights, architecture=architecture
+    )
     console.print(f"Give {made.card} to the coordinator; all else in {made.path} is secret.", highlight=False, soft_wrap=True)
 
 

@@ -13,10 +13,12 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from dpfed.config import Config, Section
+from dpfed.data.opening import open_records
 from dpfed.data.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.identity import Identity
 from dpfed.federation.terms import SiteCard, Terms
+from dpfed.models.building import settled
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import KEY_BYTES, Randomness
 from dpfed.toml_file import read_toml
@@ -121,7 +123,12 @@ class SiteFolder:
 
     def randomness(self) -> Randomness:
         """The site's secret randomness: whoever holds it can take the site's noise off."""
-        secret = self._randomness.read_bytes()
+        try:
+            secret = self._randomness.read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"cannot read {self._randomness}: {error.strerror or error}; without it the site cannot go on."
+            ) from error
         if len(secret) != KEY_BYTES:
             raise UserError(f"{self._randomness} is damaged: expected {KEY_BYTES} bytes, got {len(secret)}.")
         return Randomness(secret)
@@ -203,6 +210,7 @@ class CoordinatorFolder:
             UserError: see `Terms.agree`.
         """
         folder = cls(Path(path))
+        open_records(settled(config).data)  # before anything is made: it is where the run is measured
         identity = Identity.fresh()
         terms = Terms.agree(config, [_card(card) for card in cards], identity.signing_key, **options)
         try:

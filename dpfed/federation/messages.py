@@ -21,7 +21,14 @@ class Untrusted(ValueError):
     """A message that its alleged sender did not sign, or that is none."""
 
 
-def seal(identity: Identity, terms: str, kind: str, vector: bytes | memoryview = b"", **fields: Any) -> Packet:
+def digest_of(vector: bytes | memoryview) -> str:
+    """A hash of a vector, as headers hold it."""
+    return hashlib.sha256(vector).hexdigest()
+
+
+def seal(
+    identity: Identity, terms: str, kind: str, vector: bytes | memoryview = b"", digest: str | None = None, **fields: Any
+) -> Packet:
     """A signed message.
 
     Args:
@@ -29,10 +36,12 @@ def seal(identity: Identity, terms: str, kind: str, vector: bytes | memoryview =
         terms: fingerprint of the terms.
         kind: what it is about.
         vector: sent along.
+        digest: of the vector, where it is known already.
         fields: further content, as JSON knows it.
     """
-    digest = hashlib.sha256(vector).hexdigest()
-    header = json.dumps({"terms": terms, "kind": kind, "vector": digest, **fields}, sort_keys=True).encode()
+    header = json.dumps(
+        {"terms": terms, "kind": kind, "vector": digest or digest_of(vector), **fields}, sort_keys=True
+    ).encode()
     return Packet(header, identity.sign(_DOMAIN + header), vector)
 
 
@@ -52,7 +61,7 @@ def unseal(packet: Packet, signing_key: str, terms: str) -> dict[str, Any]:
     header = alleged(packet)
     if header.get("terms") != terms:
         raise Untrusted("about other terms")
-    if header.get("vector") != hashlib.sha256(packet.vector).hexdigest():
+    if header.get("vector") != digest_of(packet.vector):
         raise Untrusted("its vector was changed")
     return header
 

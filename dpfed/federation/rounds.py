@@ -22,7 +22,7 @@ from dpfed.federation.answers import Offer, Rejected, Shares, Sum, read
 from dpfed.federation.identity import Identity
 from dpfed.federation.journal import Journal
 from dpfed.federation.members import Channel, Members
-from dpfed.federation.messages import seal
+from dpfed.federation.messages import digest_of, seal
 from dpfed.federation.packets import Packet
 from dpfed.federation.site_worker import frozen_digest
 from dpfed.federation.terms import Terms
@@ -132,11 +132,13 @@ class Federation:
             The answers of the sites that came, by number, and for the others why they do not count.
         """
         content = encoded(self._vector.gather(), self._terms.broadcast)
+        digest = digest_of(content)  # once, for all sites
         self._addresses, self._roster = self._members.present(step), self._members.offers(step)
         roster = self._addresses
         numbers = {address: number for number, address in roster.items()}
         packets = {
-            address: self._seal("step", content, step=step, **self._offers_for(number)) for number, address in roster.items()
+            address: self._seal("step", content, digest, step=step, **self._offers_for(number))
+            for number, address in roster.items()
         }
         greetings = self._members.greetings(set(self._channel.sites()) - set(numbers), step + 1)
         arrived: dict[int, bytes] = {}
@@ -224,16 +226,17 @@ class Federation:
             return {}
         return {"offers": {str(other): _text(offer, number) for other, offer in self._roster.items() if other != number}}
 
-    def _seal(self, kind: str, vector: bytes = b"", **fields: Any) -> Packet:
-        return seal(self._identity, self._terms.fingerprint, kind, vector, **fields)
+    def _seal(self, kind: str, vector: bytes = b"", digest: str | None = None, **fields: Any) -> Packet:
+        return seal(self._identity, self._terms.fingerprint, kind, vector, digest, **fields)
 
 
 def _sum(arrived: dict[int, bytes]) -> Tensor:
     """The sum in the order of the terms: the same, bit for bit, in whatever order the answers came."""
-    first, *others = (decoded(arrived[number]) for number in sorted(arrived))
-    for other in others:
-        first = first + other
-    return first
+    first, *others = sorted(arrived)
+    total = decoded(arrived[first])
+    for number in others:
+        total += decoded(arrived[number])
+    return total
 
 
 def _text(offer: Offer, number: int) -> str:

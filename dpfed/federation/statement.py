@@ -12,6 +12,10 @@ from dpfed.federation.trust import Mode
 from dpfed.privacy.accounting import epsilon
 from dpfed.report.card import CardFacts, Mark, round_up
 
+_SIMULATED = Mark(
+    "The institutions were simulated: one process held all records and all keys. Epsilon holds for the model; what is said "
+    "about who sees what would hold among real ones."
+)
 _NOISE_FROM: dict[Mode, str] = {
     "central": "added once a step, by the server",
     "distributed": "added by the sites together, at least so much in every step",
@@ -53,15 +57,18 @@ def message_epsilon(terms: Terms) -> str:
     return f"whoever sees the messages of one site, as the server does: {text} at the same delta"
 
 
-def of_federation(facts: CardFacts, terms: Terms, journal: Journal) -> CardFacts:
+def of_federation(facts: CardFacts, terms: Terms, journal: Journal, simulated: bool) -> CardFacts:
     """The facts of a card, with what a federation adds to them.
 
     Args:
         facts: of the run.
         terms: of the federation.
         journal: of the run: which sites took part in which step.
+        simulated: one process was all of them.
     """
     plan, marks = terms.privacy_plan, facts.marks
+    if simulated:
+        marks += (_SIMULATED,)
     if seen := message_epsilon(terms):
         marks += (Mark(f"Epsilon above is for whoever sees the model or the sums over all sites; {seen}."),)
     return dataclasses.replace(

@@ -55,6 +55,11 @@ class Checkpoints:
         """All checkpoints, oldest first."""
         return sorted(self._folder.glob("step-*.safetensors"))
 
+    def oldest(self) -> int:
+        """Steps finished at the oldest checkpoint that a run would be resumed from: the first one is only of use alone."""
+        paths = self.paths()
+        return min((int(path.stem.removeprefix("step-")) for path in paths[1:]), default=0)
+
     def save(self, progress: Progress, model: nn.Module, coordinator: Coordinator) -> Path:
         """Writes a checkpoint, then removes the oldest beyond `keep`, but never the first one."""
         whole = not self.paths()

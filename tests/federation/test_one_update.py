@@ -164,3 +164,31 @@ def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
     for site in run.sites.iterdir():
         steps = [line["step"] for line in map(json.loads, site.read_text().splitlines()) if line.get("charged")]
         assert steps == [0, 1, 2, 3]
+
+
+def test_an_older_checkpoint_will_do(config, shapes, tmp_path):
+    """The newest one is damaged: the releases since the one before are kept, for no site answers twice."""
+    from dpfed.federation.serving import load_site
+    from dpfed.watching import Silent
+
+    class Stopped(Exception):
+        pass
+
+    class Watch(Silent):
+        def stage(self, name, total):
+            def advance(done):
+                if done == 3:
+                    raise Stopped
+
+            return advance
+
+    config = config.model_copy(update={"training": config.training.model_copy(update={"checkpoint_every": 1})})
+    sites, made = institutions(config, shapes, tmp_path)
+    wire = Wire({site.path.name: load_site(site, print) for site in sites})
+    with pytest.raises(Stopped):
+        coordinate(made.path, tmp_path / "run", wire, Watch())
+    newest = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1]
+    newest.unlink()
+    run = coordinate(made.path, tmp_path / "run", wire, Silent())
+    assert run.finished
+    assert [line["event"] for line in map(json.loads, run.journal.read_text().splitlines())] == ["opened", "collected"] * 4

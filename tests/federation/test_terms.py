@@ -12,7 +12,7 @@ from dpfed.federation.serving import load_site
 from dpfed.federation.statement import statement
 from dpfed.federation.terms import SiteCard, Terms
 from dpfed.federation.trust import Trust
-from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.ledger import Ledger, Release
 
 
 @pytest.fixture
@@ -203,3 +203,74 @@ def test_the_statement_says_what_one_message_gives_away(tiny_config, cards):
     assert {mode for mode, said in texts.items() if "one message" in said} == {"distributed", "local"}
     of_message = float(texts["distributed"]["one message"].split("epsilon ")[1].split()[0])
     assert of_message > 8.0  # a share of the noise protects less than all of it
+
+
+@pytest.mark.parametrize(
+    "change", [{"records": 299}, {"name": "other"}, {"exchange_key": Identity(b"m" * 32).exchange_key}, {"units": 300}]
+)
+def test_terms_that_describe_a_site_otherwise_than_its_card_are_not_joined(parties, tiny, change):
+    """Whoever could put another exchange key there could play the other sites."""
+    sites, _ = parties
+    cards = [SiteCard.model_validate_json(site.card.read_text()) for site in sites]
+    cards[0] = cards[0].model_copy(update=change)
+    terms = Terms.agree(parse_config(tiny), cards, Identity(b"c" * 32).signing_key)
+    with pytest.raises(UserError, match="otherwise than"):
+        sites[0].join(terms)
+
+
+def test_a_key_with_which_everybody_agrees_on_zeros_is_refused(tiny_config, cards):
+    cards[1] = cards[1].model_copy(update={"exchange_key": "00" * 32})
+    with pytest.raises(UserError, match="agrees on no secret"):
+        Terms.agree(tiny_config, cards, Identity(b"c" * 32).signing_key)
+
+
+def test_without_privacy_no_noise_is_shared_out(tiny, cards):
+    tiny["bounding"]["method"], tiny["privacy"] = "none", {"batch": 60, "steps": 6}
+    key = Identity(b"c" * 32).signing_key
+    assert not Terms.agree(parse_config(tiny), cards, key).privacy_plan.private
+    for trust in ("distributed", "secure", "local"):
+        with pytest.raises(UserError, match="no noise to share out"):
+            Terms.agree(parse_config(tiny), cards, key, trust=trust)
+
+
+def test_a_ledger_that_was_charged_is_never_begun_anew(parties):
+    (site, _), agree = parties
+    terms = Terms.load(agree().terms)
+    site.join(terms)
+    Ledger.open(site.ledger).charge(Release(0, "x"))
+    (site.path / "terms.json").unlink()
+    with pytest.raises(UserError, match="terms are gone"):
+        site.join(terms)
+    assert Ledger.open(site.ledger).charged == 1
+
+
+def test_a_site_with_another_plans_ledger_is_not_served(parties):
+    (site, _), agree = parties
+    site.join(Terms.load(agree().terms))
+    site.ledger.unlink()
+    Ledger.create(site.ledger, Terms.load(agree("other", epsilon=4.0).terms).privacy_plan)
+    with pytest.raises(UserError, match="another plan"):
+        load_site(site, print)
+
+
+def test_the_card_of_a_federation_speaks_of_the_sites_units(tiny, cards, shapes):
+    """The coordinator's own records name none."""
+    from dpfed.outcome import card_facts
+    from dpfed.report.card import privacy_card
+    from dpfed.training.session import assemble
+
+    with_units = [card.model_copy(update={"units": card.records // 2, "unit_name": "patient"}) for card in cards]
+    key = Identity(b"c" * 32).signing_key
+    for unit, said in (
+        ("record", "The records name a patient"),
+        ("unit", "all records at one site that share a value of 'patient'"),
+    ):
+        tiny["privacy"]["unit"] = unit
+        config = parse_config(tiny)
+        terms = Terms.agree(config, with_units, key)
+        assert terms.privacy_plan.records == (600 if unit == "record" else 300)
+        parts = assemble(
+            config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": "record"})}), terms=terms
+        )
+        ledger = Ledger.create(shapes.path.parent / f"{unit}.jsonl", terms.privacy_plan)
+        assert said in privacy_card(card_facts(parts, ledger))
