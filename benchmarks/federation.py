@@ -112,8 +112,9 @@ def figures_of(parties: Path) -> dict[str, Any]:
         turn["compute"] = max(site[turn["step"]]["compute"] for site in answers)
         turn["round"] = turn["collect"] + turn["apply"]
         turn["flower"] -= turn["empty"]
+    # Noise and update are computing, too: a run without institutions has them.
     ratios = {
-        carrier: [turn["round"] / (turn["empty"] + turn[carrier] + turn["compute"]) for turn in turns]
+        carrier: [turn["round"] / (turn["empty"] + turn[carrier] + turn["compute"] + turn["apply"]) for turn in turns]
         for carrier in ("tls", "flower")
     }
     return {
