@@ -126,8 +126,8 @@ def faults() -> str:
     undisturbed = [step["noise"] for step in every if step["outcome"] == "collected" and not step["fault"]]
     lines += [
         "",
-        "Three sites, real processes over TLS, `drops = 1`, `colluders = 1`; the first site, another one's SuperNode, or the server "
-        "is what the fault happens to. Each cell says how many sites' sums were used, and the measured variance of the noise "
+        "Three sites, real processes over TLS, `drops = 1`, `colluders = 1`; the first site, another one's SuperNode, or the "
+        "server is what the fault happens to. Each cell says how many sites' sums were used, and the measured variance of the noise "
         f"in the released sum over the plan's, a figure with a standard deviation of about 0.01; without a fault it was "
         f"{min(undisturbed):.2f} at least. Every step was charged in the run's ledger.",
     ]
