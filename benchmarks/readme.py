@@ -127,8 +127,8 @@ def faults() -> str:
     lines += [
         "",
         "Three sites, real processes over TLS, `drops = 1`, `colluders = 1`; the first site, another one's SuperNode, or the "
-        "server is what the fault happens to. Each cell says how many sites' sums were used, and the measured variance of the noise "
-        f"in the released sum over the plan's, a figure with a standard deviation of about 0.01; without a fault it was "
+        "server is what the fault happens to. Each cell says how many sites' sums were used, and the measured variance of the "
+        "noise in the released sum over the plan's, a figure with a standard deviation of about 0.01; without a fault it was "
         f"{min(undisturbed):.2f} at least. Every step was charged in the run's ledger.",
     ]
     return "\n".join(lines)
