@@ -111,11 +111,14 @@ def one_after_the_other(folder: Path, runs: tuple[Run, Run], config: dict[str, A
         for name, *how in runs:
             ((rank, *_),) = measured(folder, ((f"{name}-{number}", *how),), config)
             seconds[name].append(rank["seconds"])
-    (before, first), (after, second) = seconds.items()
+    first, second = seconds.values()
+    ratios = [
+        round(statistics.median(after) / statistics.median(before), 4) for before, after in zip(first, second, strict=True)
+    ]
     return {
-        "seconds_per_step": {name: round(statistics.median(itertools.chain(*seconds[name])), 4) for name in (before, after)},
-        "ratio": round(statistics.median(itertools.chain(*second)) / statistics.median(itertools.chain(*first)), 4),
-        "ratio_of_rounds": [round(statistics.median(b) / statistics.median(a), 4) for a, b in zip(first, second, strict=True)],
+        "seconds_per_step": {name: round(statistics.median(itertools.chain(*rounds)), 4) for name, rounds in seconds.items()},
+        "ratio": statistics.median(ratios),
+        "ratio_of_rounds": ratios,
     }
 
 

@@ -90,12 +90,13 @@ def cluster() -> str:
     """What a cluster costs and gains."""
     result = figures("cluster")
     overhead, speedup = result["overhead"]["ratio"] - 1, 1 / result["speedup"]["ratio"]
-    ceiling = figures("ceiling")["ratio"]
+    of_ray, ceiling = 1 / result["speedup_of_ray"]["ratio"], figures("ceiling")["ratio"]
     lines = [
         "| two CPU cores, the quickstart's plan | |",
         "|---|---|",
         f"| a step through Ray with one worker, over the plain loop | {overhead:+.1%} |",
         f"| groups per second of two workers over one, one thread each | {speedup:.2f} x |",
+        f"| the same through Ray, whose services share the two cores | {of_ray:.2f} x |",
         f"| the same of two processes that share nothing, which is the most there is | {ceiling:.2f} x |",
     ]
     for batch, figure in result["memory"].items():
