@@ -126,7 +126,7 @@ def test_an_unknown_option_is_noticed(program, parse):
 
 
 def test_what_keeps_a_site_and_the_control_interface_safe_is_in_the_commands(parse):
-    node = parse(command("clients.supernode"))
+    node = parse(command("python", "-m", "clients.supernode"))
     assert node["isolation"] == "process" and not node["insecure"] and node["host"] == "127.0.0.1"
     resident = parse(command("python", "-m", "clients.resident"))
     assert str(resident["superexec_auth_secret_file"]) == node["superexec_auth_secret_file"]
