@@ -36,6 +36,7 @@ GROUP, VIEWS, REPEATS = 16, 3, 5  # two views and one intra-group augmentation
 # Model, side of the images, records at a time on a CPU and on a GPU; none: too slow to be of use there.
 MODELS = {
     "small CNN, 32 px": (ModelConfig(image="cnn", width=32), 32, 512, 4096),
+    # The CIFAR stem: twelve times the arithmetic of the 7x7 stem with pooling at this size.
     "ResNet-18, 32 px": (ModelConfig(image="resnet18", width=64), 32, 64, 2048),
     "ResNet-50, 224 px": (ModelConfig(image="resnet50", stem="imagenet", width=64), 224, None, 512),
     "ViT-B-32 LoRA, 224 px": (ModelConfig(kind="open_clip", architecture="ViT-B-32"), 224, None, 512),
