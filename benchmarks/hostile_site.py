@@ -1,6 +1,7 @@
 """A site worker that misbehaves in some steps: `python -m benchmarks.hostile_site FOLDER DOOR '{"2": "not a number"}'`.
 
-It holds the site's own keys, so whatever it sends is properly signed. `benchmarks.federation_faults` starts it.
+Each fault is done once, in the first step from its number on that the site is asked; ``FOLDER/faults.jsonl`` says in which. The
+worker holds the site's own keys, so whatever it sends is properly signed. `benchmarks.federation_faults` starts it.
 """
 
 from __future__ import annotations
@@ -31,14 +32,17 @@ class HostileSite:
 
     Args:
         folder: of the site.
-        faults: what to do, by step.
+        faults: what to do, by the earliest step.
     """
 
     def __init__(self, folder: SiteFolder, faults: dict[int, str]) -> None:
-        self._terms, self._identity, self._faults = folder.terms(), folder.identity(), faults
+        self._terms, self._identity, self._done = folder.terms(), folder.identity(), folder.path / "faults.jsonl"
+        done = {fault for _, fault in done_in(folder)}
+        self._faults = [(step, fault) for step, fault in sorted(faults.items()) if fault not in done]
         self._site = load_site(folder, print)
         self._before = Packet(b"", b"")
         self._deeds: dict[str, Callable[[Packet], Packet]] = {
+            "": lambda reply: reply,
             "not a number": lambda reply: self._forged(reply, lambda values: values.fill_(float("nan"))),
             "another shape": lambda reply: self._forged(reply, lambda values: values[:-5]),
             "norm too large": lambda reply: self._forged(reply, lambda values: values * 1e4),
@@ -50,11 +54,20 @@ class HostileSite:
     def answer(self, packet: Packet) -> Packet:
         """The site's answer, or what the site makes of it."""
         question, reply = alleged(packet), self._site.answer(packet)
-        fault = self._faults.get(question.get("step")) if question.get("kind") == "step" else None
-        answer = self._deeds[fault](reply) if fault else reply
-        if question.get("kind") == "step":
-            self._before = reply
+        if question.get("kind") != "step":
+            return reply
+        answer = self._deeds[self._next(question["step"])](reply)
+        self._before = reply
         return answer
+
+    def _next(self, step: int) -> str:
+        """The fault of this step, written down before it is done."""
+        if not self._faults or step < self._faults[0][0]:
+            return ""
+        _, fault = self._faults.pop(0)
+        with open(self._done, "a", encoding="utf-8") as file:
+            file.write(json.dumps([step, fault]) + "\n")
+        return fault
 
     def _forged(self, reply: Packet, change: Callable[[torch.Tensor], torch.Tensor]) -> Packet:
         fields = json.loads(reply.header)
@@ -65,6 +78,12 @@ class HostileSite:
     def _late(self, reply: Packet) -> Packet:
         time.sleep(self._terms.deadline + SLOW)
         return reply
+
+
+def done_in(folder: SiteFolder) -> list[tuple[int, str]]:
+    """The faults that a site has done, each with its step."""
+    path = folder.path / "faults.jsonl"
+    return [tuple(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def main() -> None:

@@ -117,10 +117,10 @@ def faults() -> str:
     """What each fault did to a step, in each mode."""
     steps = figures("federation-faults")["steps"]
     lines = ["| what happened | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
-    for number, step in enumerate(steps["central"]):
-        if step["fault"]:
-            cells = (_fate(steps[mode][number]) for mode in steps)
-            lines.append(f"| {step['fault']} | {' | '.join(cells)} |")
+    names = [step["fault"] for step in steps["central"] if step["fault"]]
+    for fault in names:
+        cells = (_fate(next(step for step in mode if step["fault"] == fault)) for mode in steps.values())
+        lines.append(f"| {fault} | {' | '.join(cells)} |")
     every = [step for mode in steps.values() for step in mode]
     if not all(step["charged"][0] for step in every):
         raise SystemExit("a step was not charged: benchmarks/results/federation-faults.json")

@@ -156,10 +156,13 @@ class Federation:
                 self._members.keep(number, answer.offer, step + 1)
             except Rejected as rejected:
                 missing[self._terms.sites[number].name] = str(rejected)
+                self._members.keep(number, None, step + 1)  # it is there, and is asked again
+                if reply is None:
+                    self._members.lose(number)
             if not waiting:  # whoever is greeted may answer later
                 break
         missing |= {self._terms.sites[number].name: "no answer before the deadline" for number in waiting}
-        for number in roster.keys() - arrived.keys():
+        for number in waiting:
             self._members.lose(number)
         return arrived, missing
 
