@@ -168,7 +168,7 @@ def rounds() -> str:
 
 
 def fill(path: Path, blocks: dict[str, str]) -> None:
-    """Fills the marked parts of a file."""
+    """Fills those of the parts that a file has."""
     text = path.read_text(encoding="utf-8")
     for name, content in blocks.items():
         block = f"<!-- {name} -->\n\n{content}\n\n<!-- /{name} -->"
@@ -179,8 +179,14 @@ def fill(path: Path, blocks: dict[str, str]) -> None:
 def main() -> None:
     """Fills the marked parts of README and guides."""
     blocks = {"quickstart": quickstart(), "adaptation": adaptation(), "cluster": cluster(), "results": results()}
-    fill(README, blocks | {"federation": institutions()})
-    fill(GUIDE, {"faults": faults(), "rounds": rounds()})
+    later = {
+        "federation": ("institutions", institutions),
+        "faults": ("federation-faults", faults),
+        "rounds": ("federation", rounds),
+    }
+    guide = {name: write() for name, (result, write) in later.items() if (RESULTS / f"{result}.json").exists()}
+    fill(README, blocks | guide)
+    fill(GUIDE, guide)
 
 
 if __name__ == "__main__":
