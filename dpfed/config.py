@@ -298,6 +298,13 @@ def _explain(error: ValidationError, origin: str) -> str:
     return f"{origin}: '{where}': {message[0].lower()}{message[1:]}{got}."
 
 
+def first_problem(error: ValidationError) -> str:
+    """What is wrong with a value, in a few words: of settings that are no configuration of a run."""
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+
+
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}

@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 from pydantic import Field, ValidationError
 
-from dpfed.config import Config, Section
+from dpfed.config import Config, Section, first_problem, load_config
 from dpfed.data.opening import open_records
 from dpfed.data.records import RecordStore
 from dpfed.errors import UserError
@@ -81,12 +81,8 @@ class SiteFolder:
                 exchange_key=identity.exchange_key,
             )
         except ValidationError as error:
-            first = error.errors()[0]
-            raise UserError(f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}.") from error
-        try:
-            folder.path.mkdir(mode=0o700, parents=True)
-        except FileExistsError as error:
-            raise UserError(f"{path} exists: choose another folder for the site.") from error
+            raise UserError(f"{first_problem(error)}.") from error
+        _make(folder.path)
         identity.save(folder._identity)
         Identity.fresh().save(folder._randomness)
         folder._settings.write_text(tomli_w.dumps(chosen.model_dump(exclude_none=True)), encoding="utf-8")
@@ -114,8 +110,7 @@ class SiteFolder:
         try:
             return SiteSettings.model_validate(read_toml(self._settings, "site settings"))
         except ValidationError as error:
-            first = error.errors()[0]
-            raise UserError(f"{self._settings}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
+            raise UserError(f"{self._settings}: {first_problem(error)}.") from error
 
     def identity(self) -> Identity:
         """The site's keys."""
@@ -213,10 +208,7 @@ class CoordinatorFolder:
         open_records(settled(config).data)  # before anything is made: it is where the run is measured
         identity = Identity.fresh()
         terms = Terms.agree(config, [_card(card) for card in cards], identity.signing_key, **options)
-        try:
-            folder.path.mkdir(mode=0o700, parents=True)
-        except FileExistsError as error:
-            raise UserError(f"{path} exists: choose another folder for the federation.") from error
+        _make(folder.path)
         identity.save(folder._identity)
         folder._config.write_text(config.dump(), encoding="utf-8")
         terms.save(folder.terms)
@@ -240,9 +232,16 @@ class CoordinatorFolder:
 
     def config(self) -> Config:
         """The run's configuration."""
-        from dpfed.config import load_config
-
         return load_config(self._config)
+
+
+def _make(folder: Path) -> None:
+    """A new folder for its owner's eyes only."""
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        reason = "it exists" if isinstance(error, FileExistsError) else error.strerror
+        raise UserError(f"cannot make {folder}: {reason}; choose another folder.") from error
 
 
 def _card(path: Path) -> SiteCard:

@@ -104,7 +104,7 @@ class Federation:
         started, said = time.monotonic(), False
         while True:
             over = self._gathered or time.monotonic() - started > self._terms.deadline
-            needed = self._trust.least if over else self._trust.sites - len(self._members.ahead)
+            needed = self._trust.least if over else max(self._trust.least, self._trust.sites - len(self._members.ahead))
             greetings = self._members.greetings(self._channel.sites(), step)
             if len(self._members.present(step)) < needed:
                 for address, reply in self._channel.exchange(greetings, min(_GREETING, self._terms.deadline)):
@@ -156,9 +156,10 @@ class Federation:
                 self._members.keep(number, answer.offer, step + 1)
             except Rejected as rejected:
                 missing[self._terms.sites[number].name] = str(rejected)
-                self._members.keep(number, None, step + 1)  # it is there, and is asked again
                 if reply is None:
                     self._members.lose(number)
+                else:  # it is there, and is asked again
+                    self._members.keep(number, None, step + 1)
             if not waiting:  # whoever is greeted may answer later
                 break
         missing |= {self._terms.sites[number].name: "no answer before the deadline" for number in waiting}

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from dpfed.config import Config, DataConfig, Section, parse_config
+from dpfed.config import Config, DataConfig, Section, first_problem, parse_config
 from dpfed.errors import UserError
 from dpfed.federation.identity import is_exchange_key
 from dpfed.federation.trust import Mode, Trust
@@ -194,8 +194,7 @@ def _without_folder(name: str | None) -> str | None:
 def _first(error: ValidationError | TypeError) -> str:
     if isinstance(error, TypeError):
         return "the plan has unknown or missing fields"
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return first_problem(error)
 
 
 def _check(condition: bool, message: str) -> None:

@@ -351,6 +351,17 @@ def test_a_run_that_its_sites_do_not_know_stops_before_it_spends(lab, tmp_path):
         assert not one.events()
 
 
+@pytest.mark.parametrize("trust", ["distributed", "secure"])
+def test_too_few_sites_that_can_take_a_step_stop_the_run_before_it_spends(lab, trust):
+    """One is ahead: with it gone, the steps would all come to nothing, and be paid for."""
+    one = lab(trust, drops=0, colluders=1)
+    Ledger.open(one.folder / "site-2.jsonl").charge(Release(4, "of another run"))
+    one.wire.workers["node2"] = one.site(2)
+    with pytest.raises(UserError, match="it is not the run"):
+        one.server.collect(0)
+    assert not one.events()
+
+
 def test_a_released_step_whose_release_is_lost_is_not_discarded(lab):
     one = lab("central")
     one.server.collect(0)
