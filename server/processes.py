@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _MARK = "DPFED_PROCESSES"  # in the environment of all of them and of what they start
@@ -154,27 +154,32 @@ class Processes:
 def processes(logs: Path) -> Iterator[Processes]:
     """Processes that end when the block does, also by Ctrl-C or when this process is told to end (SIGTERM)."""
     members = Processes(logs)
-    with _exit_on_signals():
+    with _exit_on_signals() as ignore_signals:
         try:
             yield members
         finally:
+            ignore_signals()  # impatience must not keep the processes from being ended
             members.close()
 
 
 @contextlib.contextmanager
-def _exit_on_signals() -> Iterator[None]:
+def _exit_on_signals() -> Iterator[Callable[[], None]]:
+    """Leaves the block when told to end; what it gives makes the process deaf to that from then on."""
     if threading.current_thread() is not threading.main_thread():  # only there can a handler be set
-        yield
+        yield lambda: None
         return
 
+    def ignore() -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+
     def leave(number: int, _: object) -> None:
-        for again in before:  # impatience must not keep the processes from being ended
-            signal.signal(again, signal.SIG_IGN)
+        ignore()
         sys.exit(128 + number)
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield ignore
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -33,6 +33,7 @@ class SiteSettings(Section):
     engine: str = "auto"
     weights: str | None = Field(None, description="this site's copy of model.weights")
     architecture: str | None = Field(None, description="this site's copy of model.architecture, where that is a file or folder")
+    anchors: str | None = Field(None, description="this site's copy of model.anchors")
     budget: float | None = Field(None, gt=0, description="the largest epsilon that the site agrees to")
 
 
@@ -151,8 +152,8 @@ class SiteFolder:
         if self._terms.is_file():
             raise UserError(f"{self.path} has joined a federation already: make another folder for another one.")
         plan, budget = terms.privacy_plan, self.settings().budget
-        if not plan.private:
-            raise UserError("these terms promise no privacy (bounding.method = 'none'): a site does not join them.")
+        if not plan.promises:
+            raise UserError(f"these terms promise no privacy (bounding.method = '{plan.method}'): a site does not join them.")
         if terms.run_config().privacy.seed is not None:
             raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
         if budget is not None and plan.epsilon() > budget:
@@ -247,5 +248,7 @@ def _make(folder: Path) -> None:
 def _card(path: Path) -> SiteCard:
     try:
         return SiteCard.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is no site's card ({type(error).__name__}): `dpfed site create` writes card.json.") from error
+    except OSError as error:
+        raise UserError(f"cannot read the card {path}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise UserError(f"{path} is no site's card: `dpfed site create` writes card.json.") from error

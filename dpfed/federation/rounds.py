@@ -27,7 +27,7 @@ from dpfed.federation.packets import Packet
 from dpfed.federation.site_worker import frozen_digest
 from dpfed.federation.terms import Terms
 from dpfed.federation.vectors import decoded, encoded, grid_of
-from dpfed.models.parameters import TrainableVector
+from dpfed.models.parameters import BroadcastVector, TrainableVector
 from dpfed.privacy.ledger import Ledger
 
 _GREETING = 60.0  # seconds that a greeting may take
@@ -63,7 +63,7 @@ class Federation:
         self._terms, self._identity, self._channel = terms, identity, channel
         self._journal, self._paid, self._note = journal, paid, note
         self._plan, self._trust = terms.privacy_plan, terms.trust_model
-        self._vector = TrainableVector(model)
+        self._vector, self._sent = TrainableVector(model), BroadcastVector(model)
         self._members = Members(terms, identity, frozen_digest(model), note)
         self._secure = terms.trust == "secure"
         self._gathered = False  # whether all sites had their time to come
@@ -131,7 +131,7 @@ class Federation:
         Returns:
             The answers of the sites that came, by number, and for the others why they do not count.
         """
-        content = encoded(self._vector.gather(), self._terms.broadcast)
+        content = encoded(self._sent.gather(), self._terms.broadcast)
         digest = digest_of(content)  # once, for all sites
         self._addresses, self._roster = self._members.present(step), self._members.offers(step)
         roster = self._addresses

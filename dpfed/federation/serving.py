@@ -59,7 +59,7 @@ def site_config(terms: Terms, settings: SiteSettings) -> Config:
     config = terms.run_config()
     data = DataConfig(source="store", path=settings.store, size=config.data.size, resize=config.data.resize)
     bounding = config.bounding if settings.engine == "auto" else config.bounding.model_copy(update={"engine": settings.engine})
-    files = {name: value for name in ("weights", "architecture") if (value := getattr(settings, name))}
+    files = {name: value for name in ("weights", "architecture", "anchors") if (value := getattr(settings, name))}
     model = config.model.model_copy(update=files)
     return config.model_copy(
         update={

@@ -19,7 +19,7 @@ from dpfed.federation.packets import Packet
 from dpfed.federation.secure_masks import BadOffer
 from dpfed.federation.terms import Terms
 from dpfed.federation.vectors import decoded, encoded, grid_of
-from dpfed.models.parameters import TrainableVector
+from dpfed.models.parameters import BroadcastVector
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.randomness import Randomness
 from dpfed.training.releases import digest_of
@@ -63,7 +63,7 @@ class SiteWorker:
         self._terms, self._identity, self._worker, self._model = terms, identity, worker, model
         self._ledger, self._randomness, self._log = ledger, randomness, log
         self._number = terms.number_of(identity.signing_key)
-        self._vector = TrainableVector(model)
+        self._vector = BroadcastVector(model)
         self._frozen, self._last = frozen_digest(model), ledger.last_step
         self._masking: Masking | None = None
         if terms.trust == "secure":
@@ -185,10 +185,10 @@ class SiteWorker:
 
 
 def frozen_digest(model: nn.Module) -> str:
-    """A hash of all that is not trained: it must be the same at all sites, and never travels."""
-    trained, digest = set(TrainableVector(model).names), hashlib.blake2b(digest_size=16)
+    """A hash of all that never changes: it must be the same at all sites, and never travels."""
+    sent, digest = set(BroadcastVector(model).names), hashlib.blake2b(digest_size=16)
     for name, value in sorted(model.state_dict().items()):
-        if name not in trained:
+        if name not in sent:
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -28,7 +28,7 @@ def statement(terms: Terms) -> Iterator[tuple[str, str]]:
     """Names and values, in the order in which an operator reads them."""
     plan = terms.privacy_plan
     yield "fingerprint", terms.fingerprint
-    if plan.private:
+    if plan.promises:
         yield "promise", f"({round_up(plan.epsilon())}, {round_up(plan.delta)})-differential privacy for each {plan.unit}"
     else:
         yield "promise", "none: nothing is clipped, no noise is added"

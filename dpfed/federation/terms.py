@@ -27,7 +27,8 @@ FORMAT = 1
 _Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
 _AGREED_DATA = ("size", "resize")
-_FILES = ("architecture", "weights")  # of [model]: what they hold is compared, where they lie is each party's own matter
+# Of [model]: what they hold is compared, where they lie is each party's own matter.
+_FILES = ("architecture", "weights", "anchors")
 
 
 class SiteCard(Section):
@@ -80,7 +81,7 @@ class Terms(Section):
             if by_unit and card.units is None:
                 raise UserError(f"privacy.unit = 'unit', and the records of {card.name} name no units.")
         counts = [card.units if by_unit else card.records for card in cards]
-        plan = PrivacyPlan.from_config(sum(counts), config.privacy, config.bounding)
+        plan = PrivacyPlan.from_config(sum(counts), config)
         sites = [
             Member(**card.model_dump(), groups=groups) for card, groups in zip(cards, plan.apportioned(counts), strict=True)
         ]
@@ -101,8 +102,10 @@ class Terms(Section):
         """
         try:
             return cls._checked(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} holds no terms of a federation ({type(error).__name__}).") from error
+        except OSError as error:
+            raise UserError(f"cannot read the terms {path}: {error.strerror or error}.") from error
+        except ValueError as error:
+            raise UserError(f"{path} holds no terms of a federation: `dpfed federation create` writes terms.json.") from error
 
     def save(self, path: Path) -> None:
         """Writes the terms to a file that must not exist."""
@@ -127,7 +130,7 @@ class Terms(Section):
         terms.trust_model  # noqa: B018 refuses numbers that cannot be
         config, sites = terms.run_config(), terms.sites
         counts = [site.units if plan.unit == "unit" else site.records for site in sites]
-        same = PrivacyPlan.from_config(plan.records, *_without_calibration(config, plan))
+        same = PrivacyPlan.from_config(plan.records, _without_calibration(config, plan))
         same = dataclasses.replace(same, target_epsilon=config.privacy.epsilon)
         kept = not plan.private or plan.target_epsilon is None or plan.epsilon() <= plan.target_epsilon * (1 + 1e-6)
         _check(same == plan and kept, "the plan is not the configuration's")
@@ -178,10 +181,10 @@ class Terms(Section):
         )
 
 
-def _without_calibration(config: Config, plan: PrivacyPlan) -> tuple:
-    """The sections that a plan follows from, with the noise given instead of searched for."""
+def _without_calibration(config: Config, plan: PrivacyPlan) -> Config:
+    """What a plan follows from, with the noise given instead of searched for."""
     given = {"epsilon": None, "noise_multiplier": plan.noise_multiplier if plan.private else None, "delta": plan.delta}
-    return config.privacy.model_copy(update=given), config.bounding
+    return config.model_copy(update={"privacy": config.privacy.model_copy(update=given)})
 
 
 def _without_folder(name: str | None) -> str | None:

@@ -73,6 +73,33 @@ def test_nothing_is_left_when_the_parent_is_told_to_end(tmp_path, seconds, how):
     assert sleepers(seconds) == []
 
 
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_when_the_parent_is_told_so_while_it_ends(tmp_path, seconds, how):
+    code = (
+        "import sys; from pathlib import Path; import server.processes as module; module._GRACE = 1\n"
+        "with module.processes(Path(sys.argv[1])) as members:\n"
+        "    members.start('parent', sys.argv[2:])\n"
+        "    members.start('deaf', ['sh', '-c', 'trap \"\" TERM; echo deaf; while :; do sleep 0.1; done'])\n"
+        "    members.wait_for('deaf', 'deaf', 10); sys.stdin.readline()\n"
+        "    print('closing', flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), *family(seconds)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        wait_for_family(seconds)
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        assert parent.stdout.readline() == "closing\n"
+        time.sleep(0.3)  # the deaf one, which was started last, is being waited for
+        parent.send_signal(how)
+        parent.wait(20)
+    assert sleepers(seconds) == []
+
+
 def test_each_life_has_its_own_text_and_the_log_has_all(tmp_path):
     with processes(tmp_path) as members:
         for word in ("first", "second"):
