@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.record import write_result
-from dpfed.bounding.engines import ENGINES, GroupBatch
+from dpfed.bounding.engines import ENGINES, GroupBatch, fastest_engine
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model
 from dpfed.models.parameters import TrainableVector
@@ -28,7 +28,9 @@ VIEWS = 3  # two views and one intra-group augmentation
 MODELS = {
     "small CNN": (ModelConfig(image="cnn", width=32), 256, 11, (16, 32, 64, 128)),
     "ResNet-18": (ModelConfig(image="resnet18", width=64), 64, 3, (8, 16, 32)),
+    "ResNet-18, ImageNet stem": (ModelConfig(image="resnet18", width=64, stem="imagenet"), 128, 7, (16, 32, 64)),
 }
+SIZES = (4, 16)
 BATCHES = (1_024, 65_536)
 
 
@@ -60,7 +62,7 @@ class NonPrivate:
 
 
 def overheads(config: ModelConfig, records: int, repeats: int, microbatches: tuple[int, ...]) -> dict:
-    """Ratios of each engine to the best non-private gradient, for S = 4 and 16."""
+    """Ratios of each engine to the best non-private gradient, for S = 4 and 16, and which engine a run would choose."""
     torch.manual_seed(0)
     model = build_model(config, ObjectiveConfig())
     images = torch.randn(records, VIEWS, 3, 32, 32)
@@ -70,8 +72,10 @@ def overheads(config: ModelConfig, records: int, repeats: int, microbatches: tup
         if microbatch * torch.get_num_threads() <= records:
             contenders[f"microbatch {microbatch} per core"] = NonPrivate(model, images, microbatch, per_core=True)
     plain = list(contenders)
-    for size in (4, 16):
+    chosen = {}
+    for size in SIZES:
         batch = GroupBatch({"image": images}, list(range(0, records + 1, size)))
+        chosen[f"S = {size}"] = fastest_engine(model, batch)
         for name, engine in ENGINES.items():
             into = TrainableVector(model).zeros()
             ready = engine(model)
@@ -91,6 +95,7 @@ def overheads(config: ModelConfig, records: int, repeats: int, microbatches: tup
         "views": VIEWS,
         "repeats": repeats,
         "best_non_private": best,
+        "chosen_engine": chosen,
         "ratio": ratios,
     }
 
@@ -117,6 +122,7 @@ def main() -> None:
         result = overheads(config, records, repeats, microbatches)
         figures["overhead"][name] = result
         print(f"{name}: {result['parameters']:,} parameters, best non-private: {result['best_non_private']}")
+        print(f"  chosen: {result['chosen_engine']}")
         for contender, ratio in result["ratio"].items():
             print(f"  {contender:<26} {ratio:6.2f}")
     figures["memory"] = peak_memory()

@@ -49,7 +49,7 @@ def oracle(model, groups, loss, clip_norm):
 @pytest.mark.parametrize("clip_norm", [0.05, 1e4])
 @pytest.mark.parametrize("engine", list(ENGINES))
 @pytest.mark.parametrize("content", [SMALL, SIGLIP], ids=["clip", "timm"])
-@pytest.mark.parametrize("loss", list(OBJECTIVES))
+@pytest.mark.parametrize("loss", ["infonce", "siglip"])  # that learn a temperature
 def test_every_engine_agrees_with_the_oracle(tmp_path, engine, content, loss, clip_norm):
     model = build(
         tmp_path, content, ObjectiveConfig(name=loss, learn_temperature=True, bias=-1.0 if loss == "siglip" else None)
@@ -76,7 +76,7 @@ def test_frozen_towers_take_no_part(tmp_path, adaptation):
 def test_a_large_model_is_not_vectorised(tmp_path, monkeypatch):
     model = build(tmp_path, {**SMALL, "text_cfg": {**SMALL["text_cfg"], "width": 512}}, ObjectiveConfig())
     monkeypatch.setattr(ENGINES["vmap"], "add_clipped", lambda *_: pytest.fail("was timed"))
-    assert fastest_engine(model, batch()) == "loop"
+    assert fastest_engine(model, batch()) != "vmap"
 
 
 def test_random_layers_are_computed_in_one_lane(tmp_path):

@@ -1,0 +1,201 @@
+"""Many groups in one forward and one backward pass; every layer gives the groups' norms and one weighted sum."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.utils import parametrize
+
+from dpfed.bounding.bounded_sum import clip_factors
+from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, Views, draws, exact_type
+from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.bounding.layer_rules.lora import AdaptedWeight
+from dpfed.bounding.layer_rules.refusal import Unsupported
+from dpfed.bounding.layer_rules.term import Materialised, Target, Term
+from dpfed.bounding.layer_rules.watch import Source, Watch
+from dpfed.models.lora import adapted
+from dpfed.models.norm import refuse_mixing
+from dpfed.models.parameters import TrainableVector
+from dpfed.objectives import GroupLoss
+from dpfed.objectives.infonce import group_loss
+
+_CPU_RECORDS = 32  # of one pass: more no longer fit into the cache, fewer spread the cost of a weighted sum over less
+
+
+class LayerwiseEngine:
+    """One pass over the records of many groups, see `dpfed.bounding.layer_rules`.
+
+    Layers must treat records apart (`dpfed.models.validation` sees to that) and keep them along the leading dimension.
+
+    Args:
+        model: every trainable parameter is read once, by a function that has a rule.
+        precision: of the forward pass.
+        loss: of one group; torch.func.vmap must be able to batch it.
+        records: at a time, or more where a single group has more. By default few on CPUs, and all elsewhere.
+    """
+
+    name = "layerwise"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: Precision = "fp32",
+        loss: GroupLoss = group_loss,
+        records: int | None = None,
+    ) -> None:
+        refuse_mixing(model, "bounding.engine = 'layerwise'")
+        self._loss = LossOfViews(model, precision, loss)
+        self._vector = TrainableVector(model)
+        self._exact = exact_type(self._vector.device)
+        on_cpu = self._vector.device.type == "cpu"
+        self._records = records or (_CPU_RECORDS if on_cpu else 1 << 30)
+        # Random layers draw from one generator that lanes would take turns at in no fixed order.
+        lanes = torch.get_num_threads() if on_cpu and not any(draws(module) for module in model.modules()) else 1
+        self._extra = [self._vector.zeros() for _ in range(lanes - 1)]
+        self._pool = ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(1,)) if lanes > 1 else None
+
+    def zeros(self) -> Tensor:
+        """See `Engine`."""
+        return self._vector.zeros()
+
+    def finish(self, into: Tensor) -> Tensor:
+        """See `Engine`."""
+        return into
+
+    def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
+        """See `Engine`.
+
+        Raises:
+            Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
+        """
+        with parametrize.cached():
+            reading = _Reading(self._sources(), [_Scalar(self._vector, scalar) for scalar in self._loss.scalars()])
+            chunks = _chunks(batch, self._records, 1 + len(self._extra))
+            if self._pool is None:
+                return self._lane(batch, chunks, clip_norm, into, reading)
+            sums = [into, *(extra.zero_() for extra in self._extra)]
+            lanes = [
+                self._pool.submit(self._lane, batch, chunks[k :: len(sums)], clip_norm, part, reading)
+                for k, part in enumerate(sums)
+            ]
+            norms = torch.cat([lane.result() for lane in lanes])
+        for extra in self._extra:
+            into.add_(extra)
+        return norms
+
+    def _sources(self) -> list[tuple[Tensor, Source]]:
+        """What layers read: trainable parameters, and weights with adapters, which are merged once for all passes."""
+        number = {id(parameter): index for index, parameter in enumerate(self._vector.parameters)}
+        sources: list[tuple[Tensor, Source]] = [(p, Target(i)) for i, p in enumerate(self._vector.parameters)]
+        for name, update in adapted(self._loss.model):
+            path, _, leaf = name.rpartition(".")
+            module = self._loss.model.get_submodule(path)
+            if module.parametrizations[leaf].original.requires_grad or len(module.parametrizations[leaf]) > 1:
+                continue  # then the watch will see it being computed, and refuse
+            with torch.no_grad():
+                merged = getattr(module, leaf)
+            up, down = (Target(number[id(factor)]) for factor in (update.up, update.down))
+            sources.append((merged, AdaptedWeight(update, up, down)))
+        return sources
+
+    def _lane(self, batch: GroupBatch, chunks: list[list[int]], clip_norm: float, into: Tensor, reading: _Reading) -> Tensor:
+        parts = self._vector.split(into)
+        norms = [into.new_zeros(0, dtype=self._exact)]
+        for groups in chunks:
+            ranges = [(batch.starts[g], batch.starts[g + 1]) for g in groups]
+            rows = torch.cat([torch.arange(first, end) for first, end in ranges]).to(into.device)
+            grouping = Grouping([end - first for first, end in ranges], into.device, self._exact)
+            terms = self._terms({name: view[rows] for name, view in batch.views.items()}, grouping, reading)
+            norms.append(_add_weighted(terms, clip_norm, parts))
+        return torch.cat(norms)
+
+    def _terms(self, views: Views, grouping: Grouping, reading: _Reading) -> list[Term]:
+        """One forward and one backward pass."""
+        with Watch(reading.sources, grouping) as watch:
+            embeddings = self._loss.embed(views)
+        by_group = {name: z[grouping.slots] for name, z in embeddings.items()}
+        scalars = [scalar.of_groups(grouping.count) for scalar in reading.scalars]
+        in_dims = (0, 0, *(None if scalar is None else 0 for scalar in scalars))
+        vmap(self._loss.of, in_dims)(by_group, grouping.present, *scalars).sum().backward()
+        terms = list(watch.terms)
+        for scalar, values in zip(reading.scalars, scalars, strict=True):
+            terms.extend(scalar.terms(values, grouping))
+        _check_once(terms, self._vector.names)
+        return terms
+
+
+class _Scalar:
+    """Temperature or bias: a function of parameters, of which every group gets a copy of its own."""
+
+    def __init__(self, vector: TrainableVector, value: Tensor | None) -> None:
+        self._value = None if value is None else value.detach()
+        self._slopes: list[tuple[Target, Tensor]] = []
+        if value is not None and value.requires_grad:
+            slopes = torch.autograd.grad(value, vector.parameters, allow_unused=True)
+            self._slopes = [(Target(i), slope) for i, slope in enumerate(slopes) if slope is not None]
+
+    def of_groups(self, count: int) -> Tensor | None:
+        """``(G,)`` copies."""
+        return None if self._value is None else self._value.repeat(count).requires_grad_(bool(self._slopes))
+
+    def terms(self, values: Tensor | None, grouping: Grouping) -> list[Term]:
+        """Of the parameters that it comes from, once the copies have their gradients."""
+        if values is None or values.grad is None:
+            return []
+        return [
+            Materialised(target, values.grad.view(-1, *[1] * slope.dim()) * slope, grouping) for target, slope in self._slopes
+        ]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What all passes of a step read alike."""
+
+    sources: list[tuple[Tensor, Source]]
+    scalars: list[_Scalar]
+
+
+def _chunks(batch: GroupBatch, records: int, lanes: int) -> list[list[int]]:
+    """Groups of at least two records (one alone has nothing to contrast with) in passes of about so many records.
+
+    Alike sizes share a pass, so that little is padded; every lane gets as many passes.
+    """
+    sizes = [end - first for first, end in zip(batch.starts, batch.starts[1:], strict=False)]
+    order = sorted((g for g, size in enumerate(sizes) if size >= 2), key=lambda g: sizes[g])
+    passes = -(-sum(sizes[g] for g in order) // (records * lanes)) * lanes
+    share = sum(sizes[g] for g in order) / max(1, passes)
+    chunks: list[list[int]] = []
+    seen = 0
+    for g in order:
+        if not chunks or seen >= share * len(chunks):
+            chunks.append([])
+        chunks[-1].append(g)
+        seen += sizes[g]
+    return chunks
+
+
+def _check_once(terms: list[Term], names: list[str]) -> None:
+    """Raises `Unsupported` unless each parameter has one term, or one for each of its parts."""
+    seen = {(term.target.parameter, term.target.part) for term in terms}
+    if len(seen) < len(terms):
+        raise Unsupported("a layer is used more than once")
+    if missing := set(range(len(names))) - {parameter for parameter, _ in seen}:
+        raise Unsupported(f"'{names[min(missing)]}' takes no part in the loss")
+
+
+@torch.no_grad()
+def _add_weighted(terms: list[Term], clip_norm: float, parts: list[Tensor]) -> Tensor:
+    """Adds every group's clipped gradient; returns the ``(G,)`` norms before clipping."""
+    squares = torch.stack([term.squares for term in terms]).sum(0)
+    slack = sum(term.slack for term in terms)
+    factors = clip_factors((squares + slack).sqrt(), clip_norm).float()
+    if not (factors > 0).all():  # 0 * inf is not 0: leave the gradients out altogether
+        for term in terms:
+            term.drop(factors == 0)
+    for term in terms:
+        term.add_weighted(factors, term.target.of(parts))
+    return squares.sqrt()

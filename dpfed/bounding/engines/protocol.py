@@ -1,0 +1,113 @@
+"""What every engine takes, gives and computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dpfed.objectives import GroupLoss
+
+Precision = Literal["fp32", "bf16"]
+Views = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class GroupBatch:
+    """The views of the records of some groups, one group after the other.
+
+    Attributes:
+        views: ``{"image": (n, V, 3, H, W), "text": (n, W, L)}`` on the model's device.
+        starts: G + 1 offsets; group g is rows ``starts[g]:starts[g + 1]``.
+        step: training step, for engines that draw noise.
+    """
+
+    views: Views
+    starts: list[int]
+    step: int = 0
+
+    def first(self, groups: int) -> GroupBatch:
+        """The first groups alone."""
+        starts = self.starts[: groups + 1]
+        return GroupBatch({name: view[: starts[-1]] for name, view in self.views.items()}, starts, self.step)
+
+
+class Engine(Protocol):
+    """Adds clipped group gradients."""
+
+    name: str
+
+    def zeros(self) -> Tensor:
+        """An empty sum: a flat float32 vector for `add_clipped` to add to."""
+
+    def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
+        """Adds every group's clipped gradient to a flat vector.
+
+        Args:
+            batch: the groups.
+            clip_norm: C.
+            into: ``(P,)`` float32, added to in place.
+
+        Returns:
+            Gradient norms before clipping, of the groups that have at least two records: private.
+        """
+
+    def finish(self, into: Tensor) -> Tensor:
+        """Ends a step: called once, when all groups of this owner are in.
+
+        An engine whose passes need all workers at once goes on here until every worker is through.
+
+        Args:
+            into: what `add_clipped` added to.
+
+        Returns:
+            ``(P,)`` float32, the sum of this owner's clipped gradients.
+        """
+
+
+def exact_type(device: torch.device) -> torch.dtype:
+    """For norms: float32 sums over millions of squares err by a part in a thousand. mps has nothing better."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def draws(module: nn.Module) -> bool:
+    """Whether a module may draw random numbers: dropout of units, of paths (timm), of patches (open_clip), of attention."""
+    rates = (getattr(module, name, None) for name in ("p", "drop_prob", "prob", "dropout"))
+    return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
+
+
+class LossOfViews(nn.Module):
+    """Model and objective as one function of a group's views, at the chosen precision."""
+
+    def __init__(self, model: nn.Module, precision: Precision, loss: GroupLoss) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+        self._device = next(model.parameters()).device.type
+        self._bf16 = precision == "bf16"
+
+    def forward(self, views: Views, present: Tensor) -> Tensor:
+        """The loss of one group.
+
+        Args:
+            views: of the group's records, see `GroupBatch`.
+            present: ``(S,)`` bool, whether each is a record or padding.
+        """
+        return self.of(self.embed(views), present, *self.scalars())
+
+    def embed(self, views: Views) -> dict[str, Tensor]:
+        """The embeddings of any records' views, in float32."""
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
+            embeddings = self.model(views)
+        # Similarities, softmax and everything behind them stay in float32.
+        return {name: z.float() for name, z in embeddings.items()}
+
+    def scalars(self) -> tuple[Tensor, Tensor | None]:
+        """Temperature and bias as the model has them now."""
+        return self.model.temperature, getattr(self.model, "bias", None)
+
+    def of(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None) -> Tensor:
+        """The loss of one group from its embeddings."""
+        return self._loss(embeddings, present, temperature, bias)

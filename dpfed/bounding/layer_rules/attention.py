@@ -1,0 +1,54 @@
+"""Packed attention: ``torch.nn.MultiheadAttention`` hides its projections in one function, which is taken apart here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpfed.bounding.layer_rules.linear import linear
+
+if TYPE_CHECKING:
+    from dpfed.bounding.layer_rules.watch import Watch
+
+
+def attention(
+    watch: Watch,
+    _: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    width: int,
+    heads: int,
+    in_weight: Tensor | None,
+    in_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero: bool,
+    dropout: float,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    **others: Any,
+) -> Any:
+    """Self-attention by ``F.multi_head_attention_forward``: ``(L, n, E)`` in and out, without what is seldom used."""
+    rare = (bias_k, bias_v, add_zero or None, key_padding_mask, use_separate_proj_weight or None, *others.values())
+    hiding = attn_mask is not None and not attn_mask.is_floating_point()  # torch.nn.MultiheadAttention gives what is added
+    if query is not key or key is not value or need_weights or hiding or any(value is not None for value in rare):
+        return NotImplemented
+    x = query.transpose(0, 1)  # rules want the records first
+    qkv = linear(watch, F.linear, x, in_weight, in_bias)
+    q, k, v = qkv.unflatten(-1, (3, heads, width // heads)).permute(2, 0, 3, 1, 4).unbind(0)
+    if attn_mask is not None and attn_mask.dim() == 3:  # (n heads, L, L)
+        attn_mask = attn_mask.unflatten(0, (len(x), heads))
+    causal = is_causal and attn_mask is None
+    attended = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout if training else 0.0, causal)
+    out = linear(watch, F.linear, attended.transpose(1, 2).flatten(2), out_weight, out_bias)
+    return out.transpose(0, 1), None

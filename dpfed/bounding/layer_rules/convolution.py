@@ -1,0 +1,168 @@
+"""Convolutions: the norm from Gram matrices of the positions' patches, or the library's own weight gradient of each group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.bounding.layer_rules.term import Materialised, Target, Term, gram_is_cheaper, gram_squares
+
+if TYPE_CHECKING:
+    from dpfed.bounding.layer_rules.watch import Watch
+
+
+def convolution(
+    watch: Watch,
+    func: Callable,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = (1, 1),
+    padding: Any = (0, 0),
+    dilation: Any = (1, 1),
+    groups: int = 1,
+) -> Any:
+    """``F.conv2d`` on ``(n k, C, H, W)``."""
+    if isinstance(padding, str):
+        return NotImplemented
+    output = func(input, weight.detach(), None if bias is None else bias.detach(), stride, padding, dilation, groups)
+    geometry = Geometry(tuple(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation), groups)
+    weights, biases, x = watch.target(weight), watch.target(bias), input.detach()
+
+    def terms(gradient: Tensor) -> Iterator[Term]:
+        if weights is not None:
+            yield ConvolutionWeight(weights, x.float(), gradient, weight.detach(), geometry, watch.grouping)
+        if biases is not None:
+            yield Materialised(biases, watch.grouping.sums(gradient.sum((2, 3), dtype=torch.float32)), watch.grouping)
+
+    return watch.collect(output, x, terms)
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a two-dimensional convolution moves: pairs for height and width."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    def weight_gradient(self, inputs: Tensor, gradients: Tensor, weight: Tensor) -> Tensor:
+        """Of the sum over all images, by the library: ``(n, C, H, W)`` and ``(n, O, H', W')`` -> the weight's shape."""
+        backward = torch.ops.aten.convolution_backward
+        only_weight = [False, True, False]
+        moves = (list(self.stride), list(self.padding), list(self.dilation), False, [0, 0], self.groups)
+        return backward(gradients, inputs, weight, None, *moves, only_weight)[1]
+
+    def taps(self, size: tuple[int, int], positions: tuple[int, int]) -> list[tuple[int, int]]:
+        """The places of the kernel that meet the image somewhere, and not padding alone.
+
+        Args:
+            size: height and width of the input.
+            positions: of the output.
+        """
+        rows, columns = (
+            [tap for tap in range(self.kernel[axis]) if self._meets(axis, tap, size[axis], positions[axis])] for axis in (0, 1)
+        )
+        return [(row, column) for row in rows for column in columns]
+
+    def _meets(self, axis: int, tap: int, size: int, positions: int) -> bool:
+        first = tap * self.dilation[axis] - self.padding[axis]
+        return any(0 <= first + self.stride[axis] * position < size for position in range(positions))
+
+    def patches(self, inputs: Tensor, positions: tuple[int, int]) -> Iterator[tuple[tuple[int, int], Tensor]]:
+        """For each tap what it sees: ``(n, C, H, W)`` -> ``(n, H', W', C)``, a view."""
+        vertical, horizontal = self.padding
+        padded = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, horizontal, horizontal, vertical, vertical))
+        for tap in self.taps(inputs.shape[2:], positions):
+            spans = (
+                slice(first, first + stride * (count - 1) + 1, stride)
+                for first, stride, count in zip(
+                    (t * d for t, d in zip(tap, self.dilation, strict=True)), self.stride, positions, strict=True
+                )
+            )
+            yield tap, padded[:, *spans]
+
+
+_MOST_TAPS = 9  # Gram matrices are added up tap by tap: of a 3x3 kernel, not of a patch embedding
+
+
+class ConvolutionWeight:
+    """The gradients of a kernel ``(O, C / groups, kH, kW)``.
+
+    Args:
+        target: the kernel.
+        inputs: ``(n k, C, H, W)``.
+        gradients: ``(n k, O, H', W')`` of the output.
+        weight: the kernel itself.
+        geometry: of the convolution.
+        grouping: of the records.
+    """
+
+    def __init__(
+        self, target: Target, inputs: Tensor, gradients: Tensor, weight: Tensor, geometry: Geometry, grouping: Grouping
+    ) -> None:
+        self.target, self._inputs, self._gradients = target, inputs, gradients
+        self._weight, self._geometry, self._grouping = weight, geometry, grouping
+        self._positions = gradients.shape[2:]
+        self._kernels: list[Tensor] = []
+        self.slack: Tensor | float = 0.0
+        rows = grouping.longest * grouping.per_record(inputs) * self._positions.numel()
+        self._taps = geometry.taps(inputs.shape[2:], self._positions)
+        entries = len(self._taps) * weight.shape[1]
+        if geometry.groups == 1 and len(self._taps) <= _MOST_TAPS and gram_is_cheaper(rows, entries, weight.shape[0]):
+            self.squares, self.slack = gram_squares(self._input_gram(), self._gradient_gram(), grouping.exact)
+        else:
+            self._kernels = [
+                geometry.weight_gradient(inputs[first:end], gradients[first:end], weight)
+                for first, end in grouping.ranges(inputs)
+            ]
+            self.squares = torch.stack(torch._foreach_norm(self._kernels, 2, grouping.exact)).square()
+
+    def drop(self, groups: Tensor) -> None:
+        """See `Term`."""
+        if self._kernels:
+            for group in groups.nonzero().flatten().tolist():
+                self._kernels[group].zero_()
+        else:
+            rows = groups[self._grouping.of_rows(self._inputs)]
+            self._inputs, self._gradients = self._inputs.clone(), self._gradients.clone()
+            self._inputs[rows], self._gradients[rows] = 0.0, 0.0
+
+    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
+        """See `Term`."""
+        if self._kernels:
+            for factor, kernel in zip(factors.tolist(), self._kernels, strict=True):
+                into.add_(kernel, alpha=factor)
+            return
+        gradients = self._grouping.scaled(self._gradients, factors)
+        if self._positions.numel() > 1 and len(self._taps) > 1:
+            into.add_(self._geometry.weight_gradient(self._inputs, gradients, self._weight))
+            return
+        by_row = gradients.permute(1, 0, 2, 3).flatten(1)
+        for (row, column), seen in self._geometry.patches(self._inputs, self._positions):
+            into[:, :, row, column].addmm_(by_row, seen.flatten(0, 2))
+
+    def _input_gram(self) -> Tensor:
+        """``(G, T, T)`` inner products of patches, tap by tap: nothing is unfolded."""
+        total: Tensor | None = None
+        for _, seen in self._geometry.patches(self._inputs, self._positions):
+            rows = self._grouping.stacked(seen, pad=False)
+            total = rows @ rows.mT if total is None else total.baddbmm_(rows, rows.mT)
+        assert total is not None, "some tap always meets the image"
+        return total
+
+    def _gradient_gram(self) -> Tensor:
+        rows = self._grouping.stacked(self._gradients.permute(0, 2, 3, 1))
+        return rows @ rows.mT

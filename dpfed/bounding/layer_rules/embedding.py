@@ -1,0 +1,76 @@
+"""Embedding tables: a group's gradient touches the rows of its own tokens only, and is never written down in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.bounding.layer_rules.term import Target
+
+if TYPE_CHECKING:
+    from dpfed.bounding.layer_rules.watch import Watch
+
+
+def embedding(
+    watch: Watch,
+    func: Callable,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """``F.embedding`` of tokens ``(n k, ...)``."""
+    target = watch.target(weight)
+    if target is None or max_norm is not None or scale_grad_by_freq:
+        return NotImplemented
+
+    def terms(gradient: Tensor) -> list[EmbeddingWeight]:
+        if padding_idx is not None:  # torch: the padding's vector is not trained
+            gradient = gradient.masked_fill((input == padding_idx % len(weight))[..., None], 0.0)
+        return [EmbeddingWeight(target, input, gradient, len(weight), watch.grouping)]
+
+    return watch.collect(func(input, weight.detach()), input, terms)
+
+
+class EmbeddingWeight:
+    """The gradients of a table ``(V, D)``.
+
+    Args:
+        target: the table.
+        tokens: ``(n k, ...)`` int64.
+        gradients: ``(n k, ..., D)`` of the vectors that were looked up.
+        vocabulary: V.
+        grouping: of the records.
+    """
+
+    slack = 0.0
+
+    def __init__(self, target: Target, tokens: Tensor, gradients: Tensor, vocabulary: int, grouping: Grouping) -> None:
+        self.target = target
+        group = grouping.of_rows(tokens).view(-1, *[1] * (tokens.dim() - 1))
+        # A group's gradient has one row per token that occurs in it: the sum over its occurrences.
+        pairs, place = torch.unique(group * vocabulary + tokens, return_inverse=True)
+        self._rows = _added_up(gradients.flatten(0, -2).float(), place.flatten(), len(pairs))
+        self._tokens, self._groups = pairs % vocabulary, pairs // vocabulary
+        norms = torch.linalg.vector_norm(self._rows, dim=1, dtype=grouping.exact).square()
+        self.squares = _added_up(norms[:, None], self._groups, grouping.count)[:, 0]
+
+    def drop(self, groups: Tensor) -> None:
+        """See `Term`."""
+        self._rows[groups[self._groups]] = 0.0
+
+    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
+        """See `Term`."""
+        into.add_(_added_up(self._rows * factors[self._groups, None], self._tokens, len(into)))
+
+
+def _added_up(rows: Tensor, places: Tensor, count: int) -> Tensor:
+    """Rows added up by place, ``(count, D)``; unlike ``index_add_`` in a fixed order on every device."""
+    return torch.ops.aten.embedding_dense_backward(rows, places, count, -1, False)

@@ -1,0 +1,95 @@
+"""GroupNorm and LayerNorm: scale and shift have one gradient per channel, which is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.bounding.layer_rules.term import Materialised, Target, Term
+
+if TYPE_CHECKING:
+    from dpfed.bounding.layer_rules.watch import Watch
+
+
+def group_norm(watch: Watch, _: Any, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """``F.group_norm`` on ``(n k, C, ...)``."""
+    x = input.to(weight.dtype).contiguous()
+    rows, channels = x.shape[:2]
+    output, *statistics = torch.native_group_norm(
+        x, weight.detach(), bias.detach(), rows, channels, x[0, 0].numel(), num_groups, eps
+    )
+    targets = watch.target(weight), watch.target(bias)
+    return watch.collect(output, x, lambda g: group_norm_terms(targets, x, g, statistics, watch.grouping))
+
+
+def layer_norm(
+    watch: Watch,
+    func: Callable,
+    input: Tensor,
+    normalized_shape: tuple[int, ...],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``F.layer_norm`` on ``(n k, ..., *normalized_shape)``."""
+    output = func(input, normalized_shape, weight.detach(), None if bias is None else bias.detach(), eps)
+    targets = watch.target(weight), watch.target(bias)
+    return watch.collect(
+        output, input, lambda g: layer_norm_terms(targets, input, g, tuple(normalized_shape), eps, watch.grouping)
+    )
+
+
+def group_norm_terms(
+    targets: tuple[Target | None, Target | None],
+    inputs: Tensor,
+    gradients: Tensor,
+    statistics: tuple[Tensor, Tensor],
+    grouping: Grouping,
+) -> list[Term]:
+    """Of scale and shift of a GroupNorm.
+
+    Args:
+        targets: scale and shift, each if it is trained.
+        inputs: ``(n k, C, ...)`` contiguous.
+        gradients: of the output.
+        statistics: mean and inverse standard deviation, each ``(n k, groups)``.
+        grouping: of the records.
+    """
+    rows, channels = inputs.shape[:2]
+    mean, inverse = (statistic.reshape(1, -1) for statistic in statistics)
+    # The library adds up over images. With every image's channels as channels of one image there is nothing left to add up.
+    _, *by_image = torch.ops.aten.native_group_norm_backward(
+        gradients.contiguous(), inputs, mean, inverse, None, 1, rows * channels, inputs[0, 0].numel(), mean.shape[1],
+        [False, targets[0] is not None, targets[1] is not None],
+    )  # fmt: skip
+    return [
+        Materialised(target, grouping.sums(part.view(rows, channels)), grouping)
+        for target, part in zip(targets, by_image, strict=True)
+        if target is not None
+    ]
+
+
+def layer_norm_terms(
+    targets: tuple[Target | None, Target | None],
+    inputs: Tensor,
+    gradients: Tensor,
+    shape: tuple[int, ...],
+    epsilon: float,
+    grouping: Grouping,
+) -> list[Term]:
+    """Of scale and shift of a LayerNorm over the last dimensions of ``(n k, ..., *shape)``."""
+    parts = []
+    if targets[0] is not None:
+        parts.append((targets[0], gradients * F.layer_norm(inputs.float(), shape, eps=epsilon)))
+    if targets[1] is not None:
+        parts.append((targets[1], gradients))
+    middle = tuple(range(1, inputs.dim() - len(shape)))
+    return [
+        Materialised(target, grouping.sums(part.sum(middle, dtype=torch.float32) if middle else part), grouping)
+        for target, part in parts
+    ]

@@ -1,0 +1,36 @@
+"""Which function of torch a layer calls, and the rule for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpfed.bounding.layer_rules.attention import attention
+from dpfed.bounding.layer_rules.broadcast import add, expand, view
+from dpfed.bounding.layer_rules.convolution import convolution
+from dpfed.bounding.layer_rules.embedding import embedding
+from dpfed.bounding.layer_rules.linear import linear, matmul
+from dpfed.bounding.layer_rules.normalisation import group_norm, layer_norm
+
+# A rule is called with the watch, the function, and the function's arguments; NotImplemented: it does not cover these.
+RULES: dict[Callable, Callable[..., Any]] = {
+    F.linear: linear,
+    F.conv2d: convolution,
+    F.group_norm: group_norm,
+    F.layer_norm: layer_norm,
+    F.embedding: embedding,
+    F.multi_head_attention_forward: attention,
+    torch.matmul: matmul,
+    Tensor.matmul: matmul,
+    Tensor.__matmul__: matmul,
+    Tensor.add: add,
+    Tensor.expand: expand,
+    Tensor.__getitem__: view,
+    Tensor.view: view,
+    Tensor.reshape: view,
+    Tensor.unsqueeze: view,
+}
