@@ -11,204 +11,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from dpfed.errors import UserError, nearest
+from dpfed.sections import (
+    AdaptationConfig,
+    BoundingConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PrivacyConfig,
+    Section,
+    TextViewsConfig,
+    TrainingConfig,
+    ViewsConfig,
+)
 from dpfed.toml_file import read_toml
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, and no key that it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
-
-
-class DataConfig(Section):
-    """Which records, and whether anyone may see them."""
-
-    source: str = Field("shapes", description="'shapes' or 'scenes' (generated), 'store', or the name of an importer")
-    path: str | None = Field(None, description="a record store, or what the importer reads")
-    records: int = Field(20_000, ge=16, description="how many training records to generate (source = 'shapes')")
-    validation: int = Field(0, ge=0, description="training records held out for validation when importing")
-    test: int = Field(0, ge=0, description="training records held out for test when importing a source without a test split")
-    half: Literal["all", "first", "second"] = Field("all", description="half of the colours (shapes) or classes (scenes)")
-    size: int | None = Field(None, ge=8, description="side of the square images, pixels; default 32, or what open_clip expects")
-    resize: Literal["model", "crop", "squash", "pad"] = Field("model", description="how an image becomes square")
-    stores: str = Field("stores", description="folder for record stores imported on the way")
-    public: bool = Field(False, description="the records are public: the report may show them")
-
-
-class ViewsConfig(Section):
-    """Random views of an image; every record and view draws its own parameters."""
-
-    crop_scale: tuple[float, float] = Field((1.0, 1.0), description="area of the random resized crop, fraction of the image")
-    crop_ratio: tuple[float, float] = Field((1.0, 1.0), description="aspect ratio of the crop, width / height")
-    flip: float = Field(0.0, ge=0, le=1, description="probability of a horizontal flip")
-    jitter: float = Field(0.0, ge=0, le=1, description="probability of colour jitter")
-    brightness: float = Field(0.4, ge=0, le=1)
-    contrast: float = Field(0.4, ge=0, le=1)
-    saturation: float = Field(0.4, ge=0, le=1)
-    hue: float = Field(0.1, ge=0, le=0.5)
-    grayscale: float = Field(0.0, ge=0, le=1, description="probability of losing colour")
-    blur: float = Field(0.0, ge=0, le=1, description="probability of Gaussian blur")
-    blur_sigma: tuple[float, float] = Field(
-        (0.1, 2.0), description="standard deviation of the blur, pixels of a 224-pixel image"
-    )
-
-    @model_validator(mode="after")
-    def _ranges(self) -> ViewsConfig:
-        for name in ("crop_scale", "crop_ratio", "blur_sigma"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high:
-                raise ValueError(f"{name} must be [low, high] with 0 < low <= high, got [{low}, {high}]")
-        if self.crop_scale[1] > 1:
-            raise ValueError(f"crop_scale is a fraction of the image, at most 1, got {self.crop_scale[1]}")
-        return self
-
-
-class TextViewsConfig(Section):
-    """Random views of a caption (DP-GCL, appendix B.3); every record and view draws its own."""
-
-    sentence_swap: float = Field(0.0, ge=0, le=1, description="probability that two sentences change places; the paper: 0.5")
-    word_swap: float = Field(0.0, ge=0, le=1, description="probability of each word to swap with the next; the paper: 0.3")
-    word_delete: float = Field(0.0, ge=0, le=1, description="probability of each word to be left out; the paper: 0.2")
-
-
-class ModelConfig(Section):
-    """The encoder that is trained."""
-
-    kind: Literal["image", "image-text", "open_clip"] = Field(
-        "image", description="one tower with a projection head, two small towers, or the two towers of an open_clip model"
-    )
-    architecture: str | None = Field(None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'")
-    weights: str | None = Field(None, description="a pretrained tag or a local file; none: random, or local-dir's own")
-    digest: str | None = Field(None, description="written by a run: of the open_clip architecture that it was started with")
-    tokenizer: Literal["own", "words"] = Field("own", description="the model's own, or hashed words (random weights)")
-    image: Literal["cnn", "resnet18", "resnet34", "resnet50"] = Field("cnn", description="image encoder")
-    stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
-    width: int = Field(32, ge=4, description="channels of the first stage of 'cnn', or 64 for a standard ResNet")
-    text: Literal["transformer"] = Field("transformer", description="text encoder (kind = 'image-text')")
-    text_width: int = Field(64, ge=8)
-    text_layers: int = Field(2, ge=1)
-    text_heads: int = Field(2, ge=1)
-    vocabulary: int = Field(1024, ge=64, description="hash buckets of the word tokenizer")
-    context: int = Field(24, ge=4, description="words of a caption that are read")
-    embedding: int = Field(64, ge=2, description="dimensions of the space in which views are contrasted")
-    head_hidden: int = Field(128, ge=2, description="hidden width of the projection head (kind = 'image')")
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether there is a text tower."""
-        return self.kind != "image"
-
-    @model_validator(mode="after")
-    def _open_clip(self) -> ModelConfig:
-        if self.kind == "open_clip" and self.architecture is None:
-            raise ValueError("kind = 'open_clip' needs model.architecture, such as 'ViT-B-32'")
-        if self.kind != "open_clip" and (self.architecture or self.weights or self.tokenizer != "own"):
-            raise ValueError("architecture, weights and tokenizer are for kind = 'open_clip'")
-        own = {"kind", "architecture", "digest", "weights", "tokenizer"}
-        changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
-        if self.kind == "open_clip" and set(changed) - own:
-            raise ValueError(f"{min(set(changed) - own)} is for small models; an open_clip architecture has its own")
-        return self
-
-
-Layer = Literal["q", "k", "v", "out", "mlp"]
-Training = Literal["full", "lora", "frozen"]
-
-
-class AdaptationConfig(Section):
-    """What of an open_clip model is trained. What is frozen costs no gradient, no noise and no traffic."""
-
-    image: Training = Field("lora", description="image tower: all weights, low-rank adapters, or nothing (LiT)")
-    text: Training = Field("lora", description="text tower")
-    rank: int = Field(16, ge=1, description="r of the adapters B A (Hu et al. 2022)")
-    alpha: float = Field(16.0, gt=0, description="the adapters count alpha / rank times")
-    image_layers: tuple[Layer, ...] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
-    text_layers: tuple[Layer, ...] = Field(("q", "v"), min_length=1, description="where the text tower gets adapters")
-
-    @field_validator("image_layers", "text_layers")
-    @classmethod
-    def _once(cls, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-        if len(set(layers)) < len(layers):
-            raise ValueError("each layer may stand there once")
-        return layers
-
-
-class ObjectiveConfig(Section):
-    """The loss of one group."""
-
-    name: Literal["infonce", "siglip"] = Field("infonce", description="softmax in both directions, or pairwise sigmoid")
-    temperature: float = Field(0.1, gt=0, description="divides the cosine similarities")
-    learn_temperature: bool = Field(False, description="train temperature (1/100 and above) and bias with the model")
-    bias: float | None = Field(None, description="siglip: added to every logit; default -ln(S - 1), the odds of a pair")
-    augmentations: int = Field(0, ge=0, le=16, description="N_a: further views of every negative (intra-group augmentation)")
-
-    @model_validator(mode="after")
-    def _bias(self) -> ObjectiveConfig:
-        if self.bias is not None and self.name != "siglip":
-            raise ValueError(f"bias is for name = 'siglip'; '{self.name}' has none")
-        return self
-
-
-class BoundingConfig(Section):
-    """How one record's influence on a step is bounded."""
-
-    method: Literal["group", "none"] = Field("group", description="clip each group's gradient; 'none': no privacy at all")
-    group_size: int = Field(16, description="S: expected records in a group")
-    clip_norm: float = Field(1.0, description="C: the largest L2 norm of one group's gradient")
-    max_group_size: int | None = Field(None, description="a group keeps at most so many of its own records")
-    engine: Literal["auto", "loop", "vmap"] = Field("auto", description="how group gradients are computed")
-    microbatch: int = Field(512, ge=1, description="records whose views are in memory at a time")
-
-
-class PrivacyConfig(Section):
-    """The promise. Give `epsilon` (the noise is calibrated) or `noise_multiplier` (epsilon follows)."""
-
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = Field(None, description="default 1/(N ln N)")
-    accountant: Literal["pld", "rdp"] = "pld"
-    unit: Literal["record", "unit"] = Field("record", description="what is protected: a record, or all that share a unit")
-    per_unit: int = Field(1, ge=1, description="unit = 'unit': at most so many records of a unit in a step")
-    batch: int = Field(1024, description="B: expected records (or units) in a step; each is drawn with q = B/N")
-    steps: int = Field(100, description="T: noisy steps in the whole run")
-    seed: int | None = Field(None, description="for tests only: a seed voids the secrecy of the noise and marks the card")
-
-
-class OptimizerConfig(Section):
-    """What is done with the private gradient (post-processing: costs no privacy)."""
-
-    name: Literal["sgd", "adam", "adamw", "lars"] = "adam"
-    learning_rate: float = Field(1e-3, gt=0)
-    momentum: float = Field(0.9, ge=0, lt=1, description="for sgd and lars")
-    weight_decay: float = Field(0.0, ge=0)
-    warmup: int = Field(0, ge=0, description="steps of linear warm-up")
-    schedule: Literal["constant", "cosine"] = "constant"
-    ema: float = Field(0.0, ge=0, lt=1, description="decay of the weights' moving average; 0 is off")
-
-
-class TrainingConfig(Section):
-    """Where and how the run computes."""
-
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="of the forward pass; clipping, sums and noise are fp32")
-    sharding: Literal["none", "fsdp"] = Field("none", description="'fsdp': a cluster's workers share one copy of the model")
-    checkpoint_every: int = Field(50, ge=1, description="steps")
-    keep: int = Field(2, ge=1, description="checkpoints kept")
-
-
-class EvaluationConfig(Section):
-    """What is measured on held-out records, on the untrained and on the trained model."""
-
-    tasks: tuple[Literal["retrieval", "zero_shot", "knn", "linear"], ...] = Field((), description="empty: what is possible")
-    match: Literal["record", "unit"] = Field("record", description="retrieval: right is the own record, or any of its unit")
-    templates: tuple[str, ...] = Field(("a photo of a {}.",), min_length=1, description="zero-shot prompts, {} is the class")
-    split: Literal["validation", "test", "none"] = Field("test", description="'none' trains without measuring")
-    every: int = Field(0, ge=0, description="steps between evaluations during training; 0: at the end only")
-    records: int = Field(0, ge=0, description="held-out records used; 0: all")
-    bank: int = Field(0, ge=0, description="labelled training records for k-NN and linear probe; 0: all")
 
 
 class Config(Section):
@@ -229,6 +49,12 @@ class Config(Section):
     diagnostics: Literal["none", "raw"] = Field("none", description="'raw' writes private figures and marks the card")
 
     @model_validator(mode="after")
+    def _one_target(self) -> Config:
+        if self.objective.name == "byol" and self.training.sharding != "none":
+            raise ValueError("the target network of objective.name = 'byol' is not sharded; set training.sharding = 'none'")
+        return self
+
+    @model_validator(mode="after")
     def _adapted(self) -> Config:
         if self.model.kind != "open_clip" and self.adaptation != AdaptationConfig():
             raise ValueError(f"[adaptation] is for model.kind = 'open_clip'; '{self.model.kind}' is trained in full")
@@ -244,7 +70,8 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
 
     Args:
         path: a TOML file.
-        overrides: ``section.key=value`` assignments, applied on top; values are TOML, bare words are text.
+        overrides: ``section.key=value`` assignments, applied on top; values are TOML, bare words are text, and no value at all
+            takes the key out, so that its default holds.
 
     Raises:
         UserError: for a missing file, a syntax error, an unknown key or a value out of range.
@@ -276,16 +103,22 @@ def _assign(tree: dict[str, Any], assignment: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *sections, last = key.strip().split(".")
+    remove = not text.strip()
     for name in sections:
         tree = tree.setdefault(name, {})
         if not isinstance(tree, dict):
             raise UserError(f"--set {assignment!r}: '{name}' is a value, not a section.")
-    tree[last] = value
+    if remove:
+        tree.pop(last, None)
+    else:
+        tree[last] = value
 
 
 def _explain(error: ValidationError, origin: str) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"]) or "config"
+    if first["loc"][:2] == ("bounding", "options") and len(first["loc"]) > 2:
+        return f"{origin}: 'bounding.options.{first['loc'][2]}': expected a finite number, true, false or a text."
     if first["type"] == "extra_forbidden":
         section: Any = Config
         for part in first["loc"][:-1]:

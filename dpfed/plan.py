@@ -11,16 +11,20 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from dpfed.config import BoundingConfig, PrivacyConfig
+from dpfed.bounding.method import METHODS, Method, method_named
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.accounting import Accountant
 
+if TYPE_CHECKING:
+    from dpfed.config import Config
+
+_SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 # Fields that came later: at these values a plan keeps the fingerprint, and so the ledger, that it had without them.
-_LATER = {"unit": "record", "per_unit": 1, "method": "group"}
+_LATER = {"unit": "record", "per_unit": 1, "method": "group", "max_batch": None, "options": {}}
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,14 @@ class PrivacyPlan:
     standard deviation sigma times the sensitivity once, and divides by K (docs/guarantee.md has the proof).
 
     With units, all records of one unit are added or removed together: N, B and S count units instead of records, and a unit is
-    drawn, and chooses its group, as one. Without privacy (``method = "none"``) the same steps clip nothing and add no noise.
+    drawn, and chooses its group, as one. Other methods than group clipping bound the sum's change in their own way
+    (`dpfed.bounding.method`); without privacy (``method = "none"``) the same steps clip nothing and add no noise.
 
     Args:
         records: N, number of training records (or units).
         batch: B, expected records (or units) in a step.
         group_size: S, expected records (or units) in a group.
-        clip_norm: C, largest L2 norm of one group's gradient.
+        clip_norm: C, largest L2 norm of what the method clips, such as one group's gradient.
         steps: T.
         noise_multiplier: sigma, noise over sensitivity.
         delta: of the (epsilon, delta) promise.
@@ -47,7 +52,9 @@ class PrivacyPlan:
         target_epsilon: the promise, if the noise was calibrated to one; no step is taken that would exceed it.
         unit: what is protected: ``record``, or ``unit``, all records that share one.
         per_unit: at most so many records of a drawn unit take part.
-        method: ``group``, or ``none``: no clipping, no noise, no privacy; the noise multiplier is 0.
+        method: of bounding, one of `dpfed.bounding.method.METHODS`; ``none``: no clipping, no noise, no privacy.
+        max_batch: at most so many of the drawn records take part, where the method needs such a cap; otherwise ``None``.
+        options: the method's own public numbers.
 
     Raises:
         UserError: if the numbers cannot describe a plan.
@@ -65,13 +72,17 @@ class PrivacyPlan:
     target_epsilon: float | None = None
     unit: Literal["record", "unit"] = "record"
     per_unit: int = 1
-    method: Literal["group", "none"] = "group"
+    method: str = "group"
+    max_batch: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _check(self.method in METHODS, f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        self._check_method()
         _check(self.records >= 2, f"a plan needs at least 2 training records, got {self.records}")
         _check(1 <= self.batch <= self.records, f"batch must lie in 1..{self.records} (the training records), got {self.batch}")
         _check(
-            1 <= self.group_size <= self.batch,
+            self.how.whole_batch or 1 <= self.group_size <= self.batch,
             f"group_size must lie in 1..{self.batch} (the expected batch), got {self.group_size}",
         )
         _check(
@@ -98,6 +109,25 @@ class PrivacyPlan:
             f"per_unit = {self.per_unit} is for privacy.unit = 'unit'; leave it out where each record is protected",
         )
 
+    def _check_method(self) -> None:
+        method = self.how
+        if method.capped:
+            _check(
+                self.max_batch is not None and self.max_batch >= max(2, self.batch),
+                f"method '{self.method}' contrasts the whole batch and needs a cap, max_batch, of at least the expected batch "
+                f"{self.batch}, got {self.max_batch}",
+            )
+        else:
+            _check(self.max_batch is None, f"max_batch is a cap that method '{self.method}' does not need: leave it out")
+        _check(
+            not method.whole_batch or self.max_group_size is None,
+            f"max_group_size is for groups, and method '{self.method}' has none",
+        )
+        _check(
+            method.units or self.unit == "record",
+            f"the sensitivity of method '{self.method}' is for single records: privacy.unit = 'unit' needs 'group' or 'batch'",
+        )
+
     @classmethod
     def calibrate(cls, records: int, batch: int, steps: int, epsilon: float, delta: float | None = None, **rest) -> PrivacyPlan:
         """A plan with the least noise that keeps an (epsilon, delta) promise; `rest` are the other fields.
@@ -111,26 +141,34 @@ class PrivacyPlan:
         draft = cls(
             records=records, batch=batch, steps=steps, noise_multiplier=1.0, delta=delta, target_epsilon=epsilon, **rest
         )
-        sigma = accounting.calibrate(epsilon, draft.sampling_rate, steps, delta, draft.accountant)
+        count = steps * draft.how.releases(draft)
+        sigma = accounting.calibrate(epsilon, draft.sampling_rate, count, delta, draft.accountant, draft._of_fixed)
         return dataclasses.replace(draft, noise_multiplier=sigma)
 
     @classmethod
-    def from_config(cls, records: int, privacy: PrivacyConfig, bounding: BoundingConfig) -> PrivacyPlan:
+    def from_config(cls, records: int, config: Config) -> PrivacyPlan:
         """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
+        privacy, bounding = config.privacy, config.bounding
+        method = method_named(bounding.method)
         rest = {
             "group_size": bounding.group_size,
             "clip_norm": bounding.clip_norm,
             "max_group_size": bounding.max_group_size,
-            "accountant": privacy.accountant,
+            "accountant": "rdp" if method.sampling == "fixed" else privacy.accountant,  # there is no other for such samples
             "unit": privacy.unit,
             "per_unit": privacy.per_unit,
             "method": bounding.method,
+            "max_batch": bounding.max_batch,
+            "options": method.options(config),
         }
+        if method.capped and bounding.max_batch is None:
+            rest["max_batch"] = privacy.batch + math.ceil(_SPREAD * math.sqrt(max(0, privacy.batch)))
         delta = accounting.default_delta(max(records, 2)) if privacy.delta is None else privacy.delta
-        if bounding.method == "none":
+        if not method.private:
             _check(
                 privacy.epsilon is None and privacy.noise_multiplier is None,
-                "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out",
+                "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out "
+                "(on the command line: --set privacy.epsilon=)",
             )
             return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=0.0, delta=delta, **rest)
         _check(
@@ -142,9 +180,19 @@ class PrivacyPlan:
         return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=privacy.noise_multiplier, delta=delta, **rest)
 
     @property
+    def how(self) -> Method:
+        """The method of bounding."""
+        return method_named(self.method)
+
+    @property
     def private(self) -> bool:
-        """Whether anything is promised at all."""
-        return self.method != "none"
+        """Whether there is clipping and noise at all."""
+        return self.how.private
+
+    @property
+    def promises(self) -> bool:
+        """Whether its epsilon is a promise: there is noise, and the method's claim holds."""
+        return self.private and self.how.sound
 
     @property
     def sampling_rate(self) -> float:
@@ -153,28 +201,57 @@ class PrivacyPlan:
 
     @property
     def groups(self) -> int:
-        """K = round(B/S), fixed in advance: the divisor of every step, however many groups happen to be empty."""
-        return max(1, round(self.batch / self.group_size))
+        """K = round(B/S), fixed in advance, however many groups happen to be empty; 1 where the batch is one group."""
+        return 1 if self.how.whole_batch else max(1, round(self.batch / self.group_size))
+
+    @property
+    def divisor(self) -> int:
+        """What every noisy sum is divided by, public: K, as a rule."""
+        return self.how.divisor(self)
+
+    @property
+    def cap(self) -> int | None:
+        """At most so many members of a group take part; ``None``: all."""
+        return self.max_batch if self.how.whole_batch else self.max_group_size
 
     @property
     def bound(self) -> float:
-        """Largest L2 norm of what one group adds to the sum: C; infinity without privacy."""
+        """C, the largest L2 norm of what is clipped; infinity without privacy."""
         return self.clip_norm if self.private else math.inf
 
     @property
     def sensitivity(self) -> float:
-        """2C: one record (or unit) joins exactly one group, whose clipped gradient moves within a ball of radius C."""
-        return 2.0 * self.bound
+        """Most that one record (or unit) can move the sum, L2; 2C for groups."""
+        return self.how.sensitivity(self)
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise on each coordinate of the sum."""
-        return self.noise_multiplier * self.sensitivity if self.private else 0.0
+        """Standard deviation of the noise on each coordinate of the sum.
+
+        A method that releases statistics besides spends a share of sigma's privacy on them.
+        """
+        if not self.private:
+            return 0.0
+        return self.noise_multiplier * self.sensitivity / math.sqrt(self.how.gradient_share(self))
 
     def epsilon(self, steps: int | None = None, accountant: Accountant | None = None) -> float:
         """Epsilon of `steps` steps (default: all of them), at the plan's delta."""
-        count = self.steps if steps is None else steps
-        return accounting.epsilon(self.noise_multiplier, self.sampling_rate, count, self.delta, accountant or self.accountant)
+        count = (self.steps if steps is None else steps) * self.how.releases(self)
+        return accounting.epsilon(
+            self.noise_multiplier, self.sampling_rate, count, self.delta, accountant or self.accountant, self._of_fixed
+        )
+
+    @property
+    def other_accountant(self) -> Accountant | None:
+        """What cross-checks epsilon; ``None``: nothing can."""
+        if self.how.sampling == "fixed":
+            return None
+        return "rdp" if self.accountant == "pld" else "pld"
+
+    @property
+    def _of_fixed(self) -> int | None:
+        """N where the sampler takes a fixed number of them."""
+        return self.records if self.how.sampling == "fixed" else None
 
     def groups_of(self, owner: int, owners: int) -> int:
         """K_w: how many of the K groups belong to one of several owners; they add up to K."""
@@ -188,6 +265,10 @@ class PrivacyPlan:
         Raises:
             UserError: if there are more owners than groups, or one holds nothing.
         """
+        _check(
+            not self.how.whole_batch,
+            f"method '{self.method}' contrasts the whole batch, which none of several owners holds: use 'group'",
+        )
         _check(
             len(records) <= self.groups,
             f"{len(records)} owners would share {self.groups} groups (batch / group_size), and each needs one",

@@ -23,9 +23,10 @@ class RunDirectory:
 
     Attributes:
         path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
-            ``privacy_card.md``, ``report.html``, ``checkpoints/``, ``model/``; while it is unfinished also ``releases/``
-            and ``secret.key``, which must stay inside the trust boundary and is deleted at the end. A federation's run
-            also holds ``terms.json``, ``federation.jsonl``, and, if it is simulated, ``simulation.json`` and ``sites/``.
+            ``privacy_card.md`` (``no_privacy_card.md`` where the method's claim does not hold), ``report.html``,
+            ``checkpoints/``, ``model/``; while it is unfinished also ``releases/`` and ``secret.key``, which must stay inside
+            the trust boundary and is deleted at the end. A federation's run also holds ``terms.json``, ``federation.jsonl``,
+            and, if it is simulated, ``simulation.json`` and ``sites/``.
     """
 
     TERMS, SIMULATION = "terms.json", "simulation.json"
@@ -36,6 +37,7 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.results = path / "results.json"
         self.card = path / "privacy_card.md"
+        self.no_card = path / "no_privacy_card.md"
         self.report = path / "report.html"
         self.checkpoints = path / "checkpoints"
         self.releases = path / "releases"
@@ -136,10 +138,11 @@ class RunDirectory:
             UserError: naming the first key that differs.
         """
         given, there = _leaves(config.model_dump()), _leaves(self.config().model_dump())
-        for key, value in given.items():
-            if value not in ("auto", there[key]):
+        for key in given | there:  # a method's options may be on one side only
+            value, kept = given.get(key), there.get(key)
+            if value not in ("auto", kept):
                 raise UserError(
-                    f"{self.path} holds a run with {key} = {there[key]!r}, and the configuration now says {value!r}: change it "
+                    f"{self.path} holds a run with {key} = {kept!r}, and the configuration now says {value!r}: change it "
                     "back to go on with that run, or choose another --run."
                 )
 

@@ -134,7 +134,10 @@ def draw_step(
     if groups == 0:
         return StepDraw(rows[:0], np.zeros(1, np.int64))
     uniforms = randomness.per_record("sample", step, keys if units is None else units, 2)
-    drawn = np.flatnonzero(uniforms[:, 0] < plan.sampling_rate)
+    if plan.how.sampling == "fixed":
+        drawn = np.sort(np.argpartition(uniforms[:, 0], plan.batch - 1)[: plan.batch])
+    else:
+        drawn = np.flatnonzero(uniforms[:, 0] < plan.sampling_rate)
     group = np.minimum((uniforms[drawn, 1] * groups).astype(np.int64), groups - 1)
     if units is not None:
         _, unit = np.unique(units[drawn], return_inverse=True)
@@ -143,8 +146,8 @@ def draw_step(
     # Within a group, members stand in the order of their keys: a function of the group's own members only.
     order = np.lexsort((keys[drawn], group))
     drawn, group = drawn[order], group[order]
-    if plan.max_group_size is not None:
-        kept = _least(group, randomness.per_record("cap", step, keys[drawn], 1)[:, 0], plan.max_group_size)
+    if plan.cap is not None:
+        kept = _least(group, randomness.per_record("cap", step, keys[drawn], 1)[:, 0], plan.cap)
         drawn, group = drawn[kept], group[kept]
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     return StepDraw(rows[drawn], np.append(starts, len(drawn)).astype(np.int64))

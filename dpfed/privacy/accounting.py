@@ -37,19 +37,37 @@ def default_delta(records: int) -> float:
     return 1.0 / (records * math.log(records))
 
 
-def _fresh(accountant: Accountant, interval: float = _FINE) -> dp_accounting.PrivacyAccountant:
+def _fresh(accountant: Accountant, fixed_of: int | None, interval: float = _FINE) -> dp_accounting.PrivacyAccountant:
+    if fixed_of is not None:
+        if accountant == "pld":
+            raise UserError(
+                "samples of fixed size, drawn without replacement, are accounted for by RDP (Wang et al. 2019): set "
+                "privacy.accountant to 'rdp'."
+            )
+        return RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     if accountant == "pld":
         return PLDAccountant(_ADJACENCY, value_discretization_interval=interval)
     return RdpAccountant(neighboring_relation=_ADJACENCY)
 
 
-def _event(noise_multiplier: float, sampling_rate: float, steps: int) -> dp_accounting.DpEvent:
-    step = dp_accounting.PoissonSampledDpEvent(sampling_rate, dp_accounting.GaussianDpEvent(noise_multiplier))
+def _event(noise_multiplier: float, sampling_rate: float, steps: int, fixed_of: int | None) -> dp_accounting.DpEvent:
+    release = dp_accounting.GaussianDpEvent(noise_multiplier)
+    if fixed_of is None:
+        step = dp_accounting.PoissonSampledDpEvent(sampling_rate, release)
+    else:
+        step = dp_accounting.SampledWithoutReplacementDpEvent(fixed_of, round(sampling_rate * fixed_of), release)
     return dp_accounting.SelfComposedDpEvent(step, steps)
 
 
 @functools.lru_cache(maxsize=4096)
-def epsilon(noise_multiplier: float, sampling_rate: float, steps: int, delta: float, accountant: Accountant = "pld") -> float:
+def epsilon(
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    delta: float,
+    accountant: Accountant = "pld",
+    fixed_of: int | None = None,
+) -> float:
     """Epsilon spent by `steps` noisy steps.
 
     Args:
@@ -58,6 +76,8 @@ def epsilon(noise_multiplier: float, sampling_rate: float, steps: int, delta: fl
         steps: T.
         delta: the promise's delta.
         accountant: ``pld`` (privacy loss distributions, tight) or ``rdp`` (Renyi, what the DP-GCL paper uses).
+        fixed_of: N where every step takes exactly qN of N records without replacement, and one record is replaced by another
+            (Wang et al. 2019); RDP only. ``None``: Poisson samples, and a record is added or removed.
 
     Returns:
         Epsilon; 0 for no steps, infinity for no noise.
@@ -66,25 +86,32 @@ def epsilon(noise_multiplier: float, sampling_rate: float, steps: int, delta: fl
         return 0.0
     if noise_multiplier == 0:
         return math.inf
-    event = _event(noise_multiplier, sampling_rate, steps)
+    event = _event(noise_multiplier, sampling_rate, steps, fixed_of)
     interval = _FINE
-    spent = float(_fresh(accountant, interval).compose(event).get_epsilon(delta))
+    spent = float(_fresh(accountant, fixed_of, interval).compose(event).get_epsilon(delta))
     while accountant == "pld" and interval > max(_FINEST, spent * _FINE):  # small epsilons need a finer grid to be tight
         interval = max(_FINEST, spent * _FINE)
-        spent = float(_fresh(accountant, interval).compose(event).get_epsilon(delta))
+        spent = float(_fresh(accountant, fixed_of, interval).compose(event).get_epsilon(delta))
     return spent
 
 
 @functools.lru_cache(maxsize=256)
-def calibrate(target: float, sampling_rate: float, steps: int, delta: float, accountant: Accountant = "pld") -> float:
-    """The smallest noise multiplier (on a grid of 1e-4) whose `steps` steps cost at most `target`.
+def calibrate(
+    target: float,
+    sampling_rate: float,
+    steps: int,
+    delta: float,
+    accountant: Accountant = "pld",
+    fixed_of: int | None = None,
+) -> float:
+    """The smallest noise multiplier (on a grid of 1e-4) whose `steps` steps cost at most `target`; see `epsilon`.
 
     Raises:
         UserError: if no reasonable amount of noise keeps the promise.
     """
 
     try:
-        found = _search(target, sampling_rate, steps, delta, "rdp", _FINE, (LEAST_NOISE, 1.0))
+        found = _search(target, sampling_rate, steps, delta, "rdp", _FINE, (LEAST_NOISE, 1.0), fixed_of)
         if accountant == "pld":  # RDP's bound is looser, so its answer lies above, by less than a factor of two as a rule
             found = _search(
                 target, sampling_rate, steps, delta, "pld", max(_FINEST, _FINE * min(1.0, target)), (0.5 * found, 0.95 * found)
@@ -95,7 +122,7 @@ def calibrate(target: float, sampling_rate: float, steps: int, delta: float, acc
             f"{delta:.3g}: raise epsilon, or lower the batch or the number of steps."
         ) from error
     ticks = math.ceil(found / _GRID)
-    while epsilon(ticks * _GRID, sampling_rate, steps, delta, accountant) > target:
+    while epsilon(ticks * _GRID, sampling_rate, steps, delta, accountant, fixed_of) > target:
         ticks += 1
     return round(ticks * _GRID, 10)
 
@@ -108,10 +135,11 @@ def _search(
     accountant: Accountant,
     interval: float,
     bracket: tuple[float, float],
+    fixed_of: int | None = None,
 ) -> float:
     return dp_accounting.calibrate_dp_mechanism(
-        lambda: _fresh(accountant, interval),
-        lambda sigma: _event(sigma, sampling_rate, steps),
+        lambda: _fresh(accountant, fixed_of, interval),
+        lambda sigma: _event(sigma, sampling_rate, steps, fixed_of),
         target_epsilon=target,
         target_delta=delta,
         bracket_interval=dp_accounting.LowerEndpointAndGuess(*bracket),

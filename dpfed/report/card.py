@@ -10,6 +10,7 @@ from decimal import ROUND_CEILING, Decimal
 from dpfed.errors import UserError
 
 NO_GUARANTEE = "no privacy guarantee holds"
+_CARD, _NO_CARD = "# Privacy card of ", "# No privacy card for "  # titles
 
 STARTING_WEIGHTS = "The starting weights: the guarantee does not cover what they were trained on, unless that is public."
 NOT_PROTECTED = (
@@ -47,6 +48,10 @@ NOT_PRIVATE = Mark(
     "The run was trained without privacy, as a reference (bounding.method = 'none'): nothing was clipped, no noise was added.",
     voids=True,
 )
+UNSOUND = Mark(
+    "The method was run as it was published, for comparison, and its claim does not hold (docs/methods.md says why).",
+    voids=True,
+)
 
 
 def shared_unit(name: str) -> Mark:
@@ -80,9 +85,13 @@ class CardFacts:
         sampler: such as ``Poisson: every record independently``.
         sampling_rate: q.
         expected_batch: B = qN.
+        method: what is clipped and how far one record can move it.
+        options: the method's own public numbers.
+        released: the noise of statistics that the method releases besides, if it does.
+        sound: whether the method's claim holds; a run of one that does not gets no card, but a page that says so.
         grouping: how sampled records come into groups.
         groups: K, public.
-        group_size: S, expected.
+        group_size: S, expected; ``None``: the whole batch is contrasted.
         max_group_size: the cap, None where there is none.
         clip_norm: C; infinity where nothing was clipped.
         noise_multiplier: sigma.
@@ -115,9 +124,10 @@ class CardFacts:
     sampler: str
     sampling_rate: float
     expected_batch: int
+    method: str
     grouping: str
     groups: int
-    group_size: int
+    group_size: int | None
     max_group_size: int | None
     clip_norm: float
     noise_multiplier: float
@@ -130,6 +140,9 @@ class CardFacts:
     marks: tuple[Mark, ...] = ()
     not_protected: tuple[str, ...] = NOT_PROTECTED
     complete: bool = True
+    options: str = ""
+    released: str = ""
+    sound: bool = True
 
 
 def privacy_card(facts: CardFacts) -> str:
@@ -139,7 +152,8 @@ def privacy_card(facts: CardFacts) -> str:
     gives epsilon only as a figure of the accountant.
     """
     reasons = _voids(facts)
-    lines = [f"# Privacy card of {facts.name}" + (f": {NO_GUARANTEE}" if reasons else ""), ""]
+    title = _CARD if facts.sound else _NO_CARD
+    lines = [f"{title}{facts.name}" + (f": {NO_GUARANTEE}" if reasons else ""), ""]
     lines += list(_void_lead(reasons) if reasons else _lead(facts))
     lines += list(_reservations(facts))
     lines += ["", "## The mechanism", "", "| | |", "|---|---|"]
@@ -166,7 +180,7 @@ def lead(markdown: str) -> str:
         UserError: for a text that is not a privacy card.
     """
     parts = markdown.split("\n\n")
-    if len(parts) < 2 or not parts[0].startswith("# Privacy card of "):
+    if len(parts) < 2 or not parts[0].startswith((_CARD, _NO_CARD)):
         raise UserError("this is not a privacy card: expected a title '# Privacy card of ...' and a paragraph under it.")
     return parts[1].replace("**", "").strip()
 
@@ -253,18 +267,24 @@ def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
     yield "Trained", facts.trained
     yield f"Training {'records' if facts.protected == 'record' else 'units'} N (public)", f"{facts.records:,}"
     yield "Sampler", f"{facts.sampler}; q = {facts.sampling_rate:.6g}, expected batch {facts.expected_batch:,}"
+    yield "Method", facts.method
+    if facts.options:
+        yield "Numbers of the method (public)", facts.options
     yield "Grouping", facts.grouping
-    yield "Groups K (public)", f"{facts.groups:,}"
-    yield (
-        "Expected group size S",
-        str(facts.group_size)
-        + ("" if facts.max_group_size is None else f", at most {facts.max_group_size} of a group's own records"),
-    )
+    if facts.group_size is not None:
+        yield "Groups K (public)", f"{facts.groups:,}"
+        yield (
+            "Expected group size S",
+            str(facts.group_size)
+            + ("" if facts.max_group_size is None else f", at most {facts.max_group_size} of a group's own records"),
+        )
     if math.isfinite(facts.clip_norm):
-        yield "Clip norm C of a group's gradient", f"{facts.clip_norm:g}"
-        yield "Sensitivity of the sum", f"{facts.sensitivity:g}"
+        yield "Clip norm C", f"{facts.clip_norm:g}"
+        yield "Sensitivity of the sum" + ("" if facts.sound else ", as claimed"), f"{facts.sensitivity:g}"
         yield "Noise multiplier sigma", f"{facts.noise_multiplier:.6g}"
         yield "Noise standard deviation", f"{facts.noise_std:.6g} on the sum, {facts.noise_from}"
+        if facts.released:
+            yield "Released statistics", facts.released
     else:
         yield "Clipping and noise", "none: the sum has no bound and no noise"
     yield "Trust", facts.trust_mode

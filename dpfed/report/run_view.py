@@ -13,6 +13,7 @@ from dpfed.errors import UserError
 from dpfed.report.card import is_void, lead
 from dpfed.report.gallery import Gallery
 from dpfed.report.results import Result, results_of
+from dpfed.run import RunDirectory
 
 _NUMBER = (int, float)
 _SPENT = (int, float, type(None))  # JSON has no infinity
@@ -96,17 +97,18 @@ class RunView:
         """
         folder = Path(folder)
         if not folder.is_dir():
-            raise UserError(f"there is no run at {folder}: expected a directory that `dpfed train` wrote.")
+            raise UserError(f"there is no run at {folder}: expected a directory that `dpfed pretrain` wrote.")
         config_toml = _text(folder / "config.toml")
         try:
             name = tomllib.loads(config_toml).get("name", folder.name)
         except tomllib.TOMLDecodeError as error:
             raise UserError(f"{folder / 'config.toml'} is damaged: {error}.") from error
-        card = _text(folder / "privacy_card.md")
+        place = RunDirectory(folder).no_card if RunDirectory(folder).no_card.exists() else RunDirectory(folder).card
+        card = _text(place)
         try:
             lead(card)
         except UserError as error:
-            raise UserError(f"{folder / 'privacy_card.md'} is damaged: {error}") from error
+            raise UserError(f"{place} is damaged: {error}") from error
         pictures = folder / "gallery"
         return cls(
             name=str(name),

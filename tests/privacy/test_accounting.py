@@ -135,8 +135,8 @@ def test_the_fingerprint_covers_every_field():
 
     changes = {"records": 1001, "batch": 99, "group_size": 5, "clip_norm": 1.5, "steps": 11, "noise_multiplier": 1.1}
     changes |= {"delta": 2e-5, "accountant": "rdp", "max_group_size": 8, "target_epsilon": 3.0}
-    changes |= {"unit": "unit", "per_unit": 2, "method": "none"}
+    changes |= {"unit": "unit", "per_unit": 2, "method": "none", "max_batch": 300, "options": {"share": 0.5}}
     assert set(changes) == {field.name for field in dataclasses.fields(plan)}
-    needs = {"per_unit": {"unit": "unit"}, "method": {"noise_multiplier": 0.0}}
+    needs = {"per_unit": {"unit": "unit"}, "method": {"noise_multiplier": 0.0}, "max_batch": {"method": "sample"}}
     prints = {dataclasses.replace(plan, **{name: value}, **needs.get(name, {})).fingerprint for name, value in changes.items()}
     assert len(prints | {plan.fingerprint}) == len(changes) + 1

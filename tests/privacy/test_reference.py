@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from dpfed.bounding.bounded_sum import BoundedSum, clip_factors
 from dpfed.cli import terminal
-from dpfed.config import BoundingConfig, OptimizerConfig, PrivacyConfig, parse_config
+from dpfed.config import BoundingConfig, Config, OptimizerConfig, PrivacyConfig, parse_config
 from dpfed.data.sampling import draw_step
 from dpfed.errors import UserError
 from dpfed.plan import PrivacyPlan
@@ -44,10 +44,12 @@ def strict(text):
 
 
 def test_the_plan_promises_nothing():
-    plan = PrivacyPlan.from_config(1000, PrivacyConfig(batch=100, steps=7), NONE)
+    plan = PrivacyPlan.from_config(1000, Config(privacy=PrivacyConfig(batch=100, steps=7), bounding=NONE))
     assert (plan.noise_multiplier, plan.noise_std) == (0, 0)
     assert plan.sensitivity == plan.bound == plan.epsilon() == plan.epsilon(1, "rdp") == math.inf
-    private = PrivacyPlan.from_config(1000, PrivacyConfig(batch=100, steps=7, epsilon=8.0), BoundingConfig(group_size=4))
+    private = PrivacyPlan.from_config(
+        1000, Config(privacy=PrivacyConfig(batch=100, steps=7, epsilon=8.0), bounding=BoundingConfig(group_size=4))
+    )
     assert private.sampling_rate == plan.sampling_rate and private.groups == plan.groups
     assert private.fingerprint != plan.fingerprint
     assert (private.bound, private.sensitivity) == (1.0, 2.0)
@@ -56,7 +58,7 @@ def test_the_plan_promises_nothing():
 @pytest.mark.parametrize("asked", [{"epsilon": 8.0}, {"noise_multiplier": 1.0}, {"noise_multiplier": 0.0}])
 def test_a_promise_without_privacy_is_refused(asked):
     with pytest.raises(UserError, match="without privacy, so leave privacy.epsilon"):
-        PrivacyPlan.from_config(1000, PrivacyConfig(batch=100, **asked), NONE)
+        PrivacyPlan.from_config(1000, Config(privacy=PrivacyConfig(batch=100, **asked), bounding=NONE))
 
 
 def test_no_noise_is_refused_wherever_the_method_is_not_none():

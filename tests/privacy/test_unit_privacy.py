@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpfed.config import BoundingConfig, PrivacyConfig
+from dpfed.config import BoundingConfig, Config, PrivacyConfig
 from dpfed.data.records import RecordStore, record_key
 from dpfed.data.sampling import draw_step, protected_count, unit_keys
 from dpfed.data.writing import RecordInput, StoreWriter
@@ -107,7 +107,9 @@ def test_the_plan_counts_units(tmp_path):
     privacy = PrivacyConfig(unit="unit", per_unit=2, noise_multiplier=1.0, batch=2, steps=5)
     assert protected_count(store, privacy) == 6  # three people and three records without one
     assert protected_count(store, PrivacyConfig()) == 8
-    made = PrivacyPlan.from_config(protected_count(store, privacy), privacy, BoundingConfig(group_size=1))
+    made = PrivacyPlan.from_config(
+        protected_count(store, privacy), Config(privacy=privacy, bounding=BoundingConfig(group_size=1))
+    )
     assert (made.records, made.unit, made.per_unit, made.sampling_rate) == (6, "unit", 2, 2 / 6)
     assert np.array_equal(unit_keys(store, privacy), store.units) and unit_keys(store, PrivacyConfig()) is None
 
@@ -125,7 +127,10 @@ def test_units_that_nobody_named_cannot_be_protected(tmp_path):
 
 def test_per_unit_without_units_is_a_mistake():
     with pytest.raises(UserError, match="per_unit = 3 is for privacy.unit = 'unit'"):
-        PrivacyPlan.from_config(100, PrivacyConfig(per_unit=3, noise_multiplier=1.0, batch=20), BoundingConfig(group_size=4))
+        PrivacyPlan.from_config(
+            100,
+            Config(privacy=PrivacyConfig(per_unit=3, noise_multiplier=1.0, batch=20), bounding=BoundingConfig(group_size=4)),
+        )
 
 
 def people(path, units, splits=None, unit_name="person") -> RecordStore:

@@ -34,6 +34,7 @@ FACTS = CardFacts(
     sampler="Poisson: every record independently",
     sampling_rate=0.0512,
     expected_batch=1023,
+    method="a method: what it clips",
     grouping="each sampled record draws one of K groups independently",
     groups=257,
     group_size=4,

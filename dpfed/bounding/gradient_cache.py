@@ -1,0 +1,133 @@
+"""Gradients of a loss over a whole batch, in the memory of a microbatch: embed, differentiate the loss, embed again.
+
+The loss sees embeddings only. So they are computed first, chunk by chunk and without a graph; then the gradient of the loss
+with respect to them (the cotangents); and each chunk's share of the parameters' gradient is a backward pass of its own, from
+its cotangents (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
+
+Shapes: n records in the batch, V image views, W texts, D embedding dimensions, P trainable parameters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dpfed.bounding.bounded_sum import clip_factors
+from dpfed.bounding.engines.protocol import GroupBatch, Precision, Views, draws, exact_type
+from dpfed.errors import UserError
+from dpfed.models.parameters import TrainableVector
+from dpfed.objectives import GroupLoss
+
+
+class EmbeddingPasses:
+    """The two passes over the chunks of a batch.
+
+    Args:
+        model: must embed every record by itself and draw no random numbers, or the second pass would be of other embeddings.
+        precision: of the forward pass.
+        microbatch: records in a chunk.
+
+    Raises:
+        UserError: if the model draws random numbers.
+    """
+
+    def __init__(self, model: nn.Module, precision: Precision, microbatch: int) -> None:
+        random = next((path for path, module in model.named_modules() if draws(module)), None)
+        if random is not None:
+            raise UserError(
+                f"'{random}' draws random numbers in training, and methods that contrast the whole batch embed it twice: set "
+                "its rate to 0."
+            )
+        self.vector = TrainableVector(model)
+        self._model, self._microbatch = model, microbatch
+        self._device, self._bf16 = self.vector.device.type, precision == "bf16"
+
+    @torch.no_grad()
+    def embed(self, views: Views) -> Views:
+        """Embeddings ``{"image": (n, V, D), "text": (n, W, D)}`` of a whole batch, float32, without a graph."""
+        chunks = [self._embedded(chunk) for chunk in self.chunks(views)]
+        return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+    def pull_back(self, views: Views, cotangents: Views, into: Tensor) -> None:
+        """Adds the gradient of ``sum(cotangents * embeddings)`` to a flat vector.
+
+        Args:
+            views: of the whole batch.
+            cotangents: the shape of its embeddings.
+            into: ``(P,)`` float32, added to in place.
+        """
+        parts = self.vector.split(into)
+        for chunk, weights in zip(self.chunks(views), self.chunks(cotangents), strict=True):
+            # A tower may be frozen altogether.
+            embeddings = {name: z for name, z in self._embedded(chunk).items() if z.requires_grad}
+            gradients = torch.autograd.grad(
+                list(embeddings.values()),
+                self.vector.parameters,
+                [weights[name] for name in embeddings],
+                materialize_grads=True,  # a learnt temperature is no part of an embedding
+            )
+            torch._foreach_add_(parts, gradients)
+
+    def chunks(self, tensors: Views) -> list[Views]:
+        """Tensors over the records of a batch, cut into microbatches."""
+        count = len(next(iter(tensors.values())))
+        starts = range(0, count, self._microbatch)
+        return [{name: part[start : start + self._microbatch] for name, part in tensors.items()} for start in starts]
+
+    def _embedded(self, views: Views) -> Views:
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
+            embeddings = self._model(views)
+        return {name: z.float() for name, z in embeddings.items()}
+
+
+class BatchEngine:
+    """One gradient of the mean loss over each group, whole batches usually, clipped as one.
+
+    Args:
+        model: see `EmbeddingPasses`.
+        precision: of the forward pass.
+        loss: of all records together.
+        microbatch: records whose activations are in memory at a time.
+    """
+
+    name = "batch"
+
+    def __init__(self, model: nn.Module, precision: Precision, loss: GroupLoss, microbatch: int) -> None:
+        self._passes = EmbeddingPasses(model, precision, microbatch)
+        self._model, self._loss = model, loss
+        self._exact = exact_type(self._passes.vector.device)
+
+    def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
+        """See `dpfed.bounding.engines.Engine`."""
+        norms = [into.new_zeros(0, dtype=self._exact)]
+        for first, end in zip(batch.starts, batch.starts[1:], strict=False):
+            if end - first < 2:
+                continue  # a record alone has nothing to contrast with
+            gradient = self._gradient({name: view[first:end] for name, view in batch.views.items()})
+            norm = torch.linalg.vector_norm(gradient, dtype=self._exact)
+            factor = clip_factors(norm, clip_norm).item()
+            if factor > 0:  # 0 * inf is not 0: leave the gradient out altogether
+                into.add_(gradient, alpha=factor)
+            norms.append(norm[None])
+        return torch.cat(norms)
+
+    def zeros(self) -> Tensor:
+        """See `dpfed.bounding.engines.Engine`."""
+        return self._passes.vector.zeros()
+
+    def finish(self, into: Tensor) -> Tensor:
+        """See `dpfed.bounding.engines.Engine`."""
+        return into
+
+    def _gradient(self, views: Views) -> Tensor:
+        """The flat gradient ``(P,)`` of the mean loss."""
+        embeddings = {name: z.requires_grad_() for name, z in self._passes.embed(views).items()}
+        count = len(next(iter(embeddings.values())))
+        present = torch.ones(count, dtype=torch.bool, device=self._passes.vector.device)
+        loss = self._loss(embeddings, present, self._model.temperature, getattr(self._model, "bias", None)) / count
+        parameters = self._passes.vector.parameters
+        cotangents = torch.autograd.grad(loss, [*embeddings.values(), *parameters], materialize_grads=True)
+        # Temperature and bias, where they are learnt, enter the loss itself; all else goes through the embeddings.
+        gradient = torch.cat([part.reshape(-1).float() for part in cotangents[len(embeddings) :]])
+        self._passes.pull_back(views, dict(zip(embeddings, cotangents, strict=False)), gradient)
+        return gradient

@@ -1,0 +1,261 @@
+"""Jacobians of embeddings with respect to the parameters, many embeddings at a time, kept in factors.
+
+The Jacobian of an embedding has D rows as long as the model: too much to keep. For a linear or convolutional layer that is
+applied at T positions, row k is ``sum over t of delta[k, t] x[t]^T``: the derivatives of dimension k with respect to the
+layer's outputs, times the layer's inputs. Both are T (D O + I) numbers instead of D O I, and all that is needed of the rows
+follows from them (Goodfellow 2015, "Efficient Per-Example Gradient Computations"). All other parameters (normalisation,
+embedding tables, adapters) keep their rows as they are.
+
+Shapes: R embeddings, D dimensions of each, T positions, O outputs and I inputs of a layer (a constant 1 for its bias included),
+p parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+_WORKSPACE = 1 << 27  # bytes for one kind of intermediate result
+
+
+@dataclass(frozen=True)
+class LayerFactors:
+    """The part of the Jacobians that belongs to one linear or convolutional layer.
+
+    Attributes:
+        deltas: ``(R, D, T, O)`` derivatives of each embedding dimension with respect to the layer's outputs.
+        inputs: ``(R, T, I)`` the layer's inputs, unfolded.
+    """
+
+    deltas: Tensor
+    inputs: Tensor
+
+    def gram(self) -> Tensor:
+        """``(R, D, D)``: inner products of a record's own Jacobian rows."""
+        d, t, o = self.deltas.shape[1:]
+        i = self.inputs.shape[2]
+        if t * t * i + d * t * t * o + d * d * t * o > d * t * o * i + d * d * o * i:
+            rows = self._columns(0, o)
+            return rows @ rows.mT
+        positions = self.inputs @ self.inputs.mT
+        weighted = positions[:, None] @ self.deltas
+        return weighted.flatten(2) @ self.deltas.flatten(2).mT
+
+    def slices(self, columns: int) -> Iterator[Tensor]:
+        """``(R, D, p)``: Jacobian rows, about `columns` parameters at a time."""
+        outputs = self.deltas.shape[3]
+        step = max(1, columns // self.inputs.shape[2])
+        for start in range(0, outputs, step):
+            yield self._columns(start, min(start + step, outputs))
+
+    def _columns(self, start: int, end: int) -> Tensor:
+        deltas = self.deltas[:, :, :, start:end].transpose(2, 3).flatten(1, 2)
+        return (deltas @ self.inputs).view(*self.deltas.shape[:2], -1)
+
+    def __getitem__(self, rows: Tensor) -> LayerFactors:
+        return LayerFactors(self.deltas[rows], self.inputs[rows])
+
+    @staticmethod
+    def cat(parts: list[LayerFactors]) -> LayerFactors:
+        """Rows of several chunks as one."""
+        return LayerFactors(torch.cat([part.deltas for part in parts]), torch.cat([part.inputs for part in parts]))
+
+
+@dataclass(frozen=True)
+class PlainRows:
+    """The part of the Jacobians that belongs to one parameter without a rule.
+
+    Attributes:
+        rows: ``(R, D, p)``.
+    """
+
+    rows: Tensor
+
+    def gram(self) -> Tensor:
+        """See `LayerFactors.gram`."""
+        return self.rows @ self.rows.mT
+
+    def slices(self, columns: int) -> Iterator[Tensor]:
+        """See `LayerFactors.slices`."""
+        yield from self.rows.split(columns, dim=2)
+
+    def __getitem__(self, rows: Tensor) -> PlainRows:
+        return PlainRows(self.rows[rows])
+
+    @staticmethod
+    def cat(parts: list[PlainRows]) -> PlainRows:
+        """See `LayerFactors.cat`."""
+        return PlainRows(torch.cat([part.rows for part in parts]))
+
+
+Block = LayerFactors | PlainRows
+
+
+class _Tower(nn.Module):
+    """What embeds one kind of view, as a module, so that parameters can be put in from outside."""
+
+    def __init__(self, model: nn.Module, embed: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._embed = embed
+
+    def forward(self, views: Tensor) -> Tensor:
+        return self._embed(views)
+
+
+class Jacobians:
+    """Computes the Jacobians of one tower.
+
+    A layer follows its rule if it is an ordinary linear or convolutional layer that is called once, and if the rule gives its
+    gradient on a probe; whatever else happens to its weight in the model then shows.
+
+    Args:
+        model: holds the parameters; every view must be embedded by itself.
+        embed: a method of the model, views ``(n, ...)`` -> embeddings ``(n, D)``.
+        probe: ``(1, ...)`` one view, no private one.
+
+    Attributes:
+        names: of the trainable parameters that the tower uses.
+        floats_per_row: numbers that one row's factors hold.
+        parameters: how many parameters the tower uses.
+    """
+
+    def __init__(self, model: nn.Module, embed: Callable[[Tensor], Tensor], probe: Tensor) -> None:
+        self._tower = _Tower(model, embed)
+        # Every place of every parameter, once. `functional_call` finds tied weights by itself, but leaves a module that stands
+        # in two places without its parameters.
+        names = {p: name for name, p in self._tower.named_parameters()}
+        self._places = {
+            f"{path}.{own}": names[p]
+            for path, module in self._tower.named_modules()
+            for own, p in module.named_parameters(recurse=False, remove_duplicate=False)
+        }
+        trainable = {name: p for p, name in names.items() if p.requires_grad}
+        calls: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+
+        def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            calls.setdefault(module, []).append((inputs[0], output))
+
+        hooks = [module.register_forward_hook(note) for module in self._tower.modules() if _has_rule(module)]
+        embedding = self._tower(probe)
+        for hook in hooks:
+            hook.remove()
+        once = {module: call[0] for module, call in calls.items() if len(call) == 1}
+        outputs = [output for _, output in once.values()]
+        wanted = [*outputs, *trainable.values()]
+        frozen = not embedding.requires_grad
+        gradients = [None] * len(wanted) if frozen else torch.autograd.grad(embedding.sum(), wanted, allow_unused=True)
+        deltas = dict(zip(once, gradients, strict=False))
+        found = {p: g for p, g in zip(trainable.values(), gradients[len(once) :], strict=True) if g is not None}
+        self._layers = {
+            module: output.shape
+            for module, (inputs, output) in once.items()
+            if deltas[module] is not None and _rule_holds(module, inputs, deltas[module], found)
+        }
+        ruled = {p for module in self._layers for p in module.parameters()}
+        self._rest = [name for name, p in trainable.items() if p in found and p not in ruled]
+        self.names = {name for name, p in trainable.items() if p in found}
+        self.dimensions = embedding.shape[1]
+        self.parameters = sum(p.numel() for p in found)
+        outputs_numel = sum(shape.numel() for shape in self._layers.values())
+        inputs_numel = sum(_unfolded(module, once[module][0][None]).numel() for module in self._layers)
+        rest = sum(trainable[name].numel() for name in self._rest)
+        self.floats_per_row = self.dimensions * (outputs_numel + rest) + inputs_numel
+        self._chunk = max(1, _WORKSPACE // (4 * max(self.floats_per_row, probe.numel())))
+
+    def chunks(self, views: Tensor) -> Iterator[tuple[Tensor, list[Block]]]:
+        """Embeddings ``(r, D)`` and Jacobians, a few rows at a time, of views ``(R, ...)``."""
+        if not self.parameters:
+            with torch.no_grad():
+                yield from ((self._tower(part), []) for part in views.split(self._chunk))
+            return
+        values = {name: p.detach() for name, p in self._tower.named_parameters()}
+        rest = {name: values[name] for name in self._rest}
+        # Where a layer's output is shifted by zeros, the derivative with respect to the shift is that of the output.
+        shifts = [torch.zeros(shape, device=views.device) for shape in self._layers.values()]
+        unit = torch.eye(self.dimensions, device=views.device)
+
+        def one(view: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor], dict[str, Tensor]]:
+            def embed(shifts: list[Tensor], rest: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+                inputs: list[Tensor] = []  # layers are called in the order of `_layers`, which is that of the probe
+
+                def shifted(_: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                    inputs.append(given[0])
+                    return output + shifts[len(inputs) - 1]
+
+                hooks = [module.register_forward_hook(shifted) for module in self._layers]
+                try:
+                    current = {place: rest.get(name, values[name]) for place, name in self._places.items()}
+                    embedding = functional_call(self._tower, current, (view[None],), tie_weights=False)[0]
+                finally:
+                    for hook in hooks:
+                        hook.remove()
+                return embedding, inputs
+
+            embedding, pull, inputs = vjp(embed, shifts, rest, has_aux=True)
+            deltas, rows = vmap(pull)(unit)
+            return embedding, inputs, deltas, rows
+
+        together = vmap(one)
+        for part in views.split(self._chunk):
+            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no batching rule
+                embeddings, inputs, deltas, rows = together(part)
+            layers = [
+                LayerFactors(_positions(module, delta), _unfolded(module, given))
+                for module, given, delta in zip(self._layers, inputs, deltas, strict=True)
+            ]
+            yield embeddings, [*layers, *(PlainRows(rows[name].flatten(2)) for name in self._rest)]
+
+    def all(self, views: Tensor) -> tuple[Tensor, list[Block]]:
+        """Embeddings ``(R, D)`` and Jacobians of all views ``(R, ...)`` at once."""
+        embeddings, blocks = zip(*self.chunks(views), strict=True)
+        return torch.cat(embeddings), [type(parts[0]).cat(list(parts)) for parts in zip(*blocks, strict=True)]
+
+    def grams(self, views: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings ``(R, D)`` and the inner products ``(R, D, D)`` of each one's Jacobian rows; memory linear in R."""
+        embeddings, grams = [], []
+        for z, blocks in self.chunks(views):
+            embeddings.append(z)
+            grams.append(sum((block.gram() for block in blocks), start=z.new_zeros(*z.shape, z.shape[1])))
+        return torch.cat(embeddings), torch.cat(grams)
+
+
+def _has_rule(module: nn.Module) -> bool:
+    parameters = list(module.parameters(recurse=False))
+    if not parameters or not all(p.requires_grad for p in parameters):
+        return False
+    # Subclasses may compute something else, and a parametrised layer is one.
+    if type(module) is nn.Conv2d:
+        return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return type(module) is nn.Linear
+
+
+def _unfolded(module: nn.Module, inputs: Tensor) -> Tensor:
+    """``(R, T, I)``: a layer's inputs ``(R, 1, C, H, W)`` or ``(R, ..., I)`` at each position, and a 1 for its bias."""
+    if isinstance(module, nn.Conv2d):
+        patches = F.unfold(inputs.flatten(0, 1), module.kernel_size, module.dilation, module.padding, module.stride).mT
+    else:
+        patches = inputs.reshape(len(inputs), -1, inputs.shape[-1])
+    return patches if module.bias is None else F.pad(patches, (0, 1), value=1.0)
+
+
+def _positions(module: nn.Module, deltas: Tensor) -> Tensor:
+    """``(R, D, T, O)``: derivatives of a layer's outputs, ``(R, D, 1, O, H, W)`` or ``(R, D, ..., O)``, by position."""
+    if isinstance(module, nn.Conv2d):
+        return deltas.flatten(4).squeeze(2).mT
+    return deltas.flatten(2, -2) if deltas.dim() > 3 else deltas[:, :, None]
+
+
+def _rule_holds(module: nn.Module, inputs: Tensor, deltas: Tensor, gradients: dict[Tensor, Tensor]) -> bool:
+    """Whether a layer's factors give its gradient, on a probe: not if its weight is also used elsewhere."""
+    expected = [gradients[p].flatten(1) if p.dim() > 1 else gradients[p][:, None] for p in module.parameters()]
+    factors = LayerFactors(_positions(module, deltas[None, None]), _unfolded(module, inputs[None]))
+    found = next(factors.slices(factors.inputs.shape[2] * factors.deltas.shape[3])).view(factors.deltas.shape[3], -1)
+    expected = torch.cat(expected, dim=1)
+    return bool(torch.dist(found, expected) <= 1e-4 * expected.norm())

@@ -1,0 +1,116 @@
+"""What a method of bounding is: one object that states its sensitivity and makes its engine, in a file of its own.
+
+``bounding.method = NAME`` loads ``dpfed/bounding/methods/NAME.py`` and takes its `METHOD`; that file's docstring proves the
+sensitivity. Plan, sampler, accounting, card and table take all that they say about a method from that object.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dpfed.bounding import methods
+from dpfed.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dpfed.bounding.engines import Engine
+    from dpfed.config import Config
+    from dpfed.plan import PrivacyPlan
+    from dpfed.randomness import Randomness
+
+# All names, without loading any: a method's file may be heavy, and most runs need one.
+METHODS = tuple(sorted(module.name for module in pkgutil.iter_modules(methods.__path__)))
+
+
+@dataclass(frozen=True)
+class Build:
+    """What an engine is made from.
+
+    Attributes:
+        model: on its device.
+        plan: what is promised.
+        config: settled, nothing left to choose.
+        randomness: the owner's secret, for methods that release noisy statistics on the way (`GroupBatch.step` says the step).
+        owner: the owner's number.
+    """
+
+    model: nn.Module
+    plan: PrivacyPlan
+    config: Config
+    randomness: Randomness
+    owner: int = 0
+
+
+def _number_of_groups(plan: PrivacyPlan) -> int:
+    return plan.groups
+
+
+def _whole(plan: PrivacyPlan) -> float:
+    return 1.0
+
+
+def _one(plan: PrivacyPlan) -> int:
+    return 1
+
+
+def _nothing(config: Config) -> dict[str, Any]:
+    if config.bounding.options:
+        raise UserError(
+            f"bounding.method = '{config.bounding.method}' has no options, got {', '.join(config.bounding.options)}: leave "
+            "[bounding.options] out."
+        )
+    return {}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to bound one record's influence on a step.
+
+    Attributes:
+        name: in configurations; the name of its file.
+        title: for people, such as ``group clipping (DP-GCL)``.
+        claim: a sentence or two for card and table: what is clipped, and what one record can move.
+        sensitivity: largest L2 change of the sum when one record is added or removed, of a plan.
+        engine: makes what computes the sum.
+        sound: whether the claim holds. A method that is not sound is for comparison, and its runs get no privacy card.
+        whole_batch: all drawn records make one group; otherwise they draw groups of S.
+        capped: a whole batch has at most `plan.max_batch` records, because the sensitivity, or memory, grows with it.
+        divisor: what a noisy sum is divided by, public; K by default.
+        gradient_share: of a step's privacy, measured as 1 / sigma^2, what the noise on the sum gets; the rest pays for
+            statistics that the engine releases. Their noise has multiplier ``sigma / sqrt(1 - share)``.
+        releases: releases of a step that are accounted for one by one, each at the plan's noise multiplier.
+        options: the method's public numbers, read from a configuration and checked; they become a part of the plan.
+        picks_engine: ``bounding.engine`` chooses among `dpfed.bounding.engines`; otherwise the method has one of its own.
+        units: whether the sensitivity also holds for units of several records.
+        private: whether there is clipping and noise at all.
+        sampling: ``poisson``, every record is drawn independently, or ``fixed``, B records without replacement.
+    """
+
+    name: str
+    title: str
+    claim: str
+    sensitivity: Callable[[PrivacyPlan], float]
+    engine: Callable[[Build], Engine]
+    sound: bool = True
+    whole_batch: bool = False
+    capped: bool = False
+    divisor: Callable[[PrivacyPlan], int] = _number_of_groups
+    gradient_share: Callable[[PrivacyPlan], float] = _whole
+    releases: Callable[[PrivacyPlan], int] = _one
+    options: Callable[[Config], dict[str, Any]] = _nothing
+    picks_engine: bool = False
+    units: bool = False
+    private: bool = True
+    sampling: Literal["poisson", "fixed"] = "poisson"
+
+
+@functools.cache
+def method_named(name: str) -> Method:
+    """The method of a name that is in `METHODS`."""
+    return importlib.import_module(f"{methods.__name__}.{name}").METHOD

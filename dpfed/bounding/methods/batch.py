@@ -1,0 +1,37 @@
+"""Batch clipping (DP-CLIP of Huang et al.; "Naive-DP" of the Logit-DP paper; DP-GCL, equation 7): one clip of one gradient.
+
+All drawn records, at most `max_batch` of them, are contrasted with each other, and the gradient of their mean loss is clipped
+to C. Whatever one record does to the batch (it joins, pushes another one out at the cap, changes every similarity), a vector
+within a ball of radius C becomes another one within it: the sum moves by at most **2C**. Both ends can be reached, so 2C is
+tight. The same holds for a unit of several records.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dpfed.bounding.method import Build, Method
+
+if TYPE_CHECKING:
+    from dpfed.bounding.engines import Engine
+
+
+def _engine(build: Build) -> Engine:
+    from dpfed.bounding.gradient_cache import BatchEngine
+    from dpfed.objectives import loss_of
+
+    config = build.config
+    return BatchEngine(build.model, config.training.precision, loss_of(config.objective), config.bounding.microbatch)
+
+
+METHOD = Method(
+    name="batch",
+    title="batch clipping (DP-CLIP)",
+    claim="All drawn records are contrasted, and the gradient of their mean loss is clipped: a record moves it by 2C.",
+    sensitivity=lambda plan: 2 * plan.clip_norm,
+    engine=_engine,
+    whole_batch=True,
+    capped=True,
+    divisor=lambda plan: 1,
+    units=True,
+)

@@ -1,0 +1,80 @@
+"""DPCL as published (Li et al. 2022), for comparison only: **not sound**.
+
+Each step takes B records without replacement, releases a noisy similarity matrix (SimCLR) or noisy means and variances (Barlow
+Twins), clips every view's gradient to C and adds them up. The paper states that replacing one record then moves the sum by at
+most 4C, two views by 2C each, because the other views' gradients stay what they are once the noisy statistics are fixed.
+They do not: they contain the replaced record's clean embedding (`dpfed.bounding.published_dpcl`). Every one of the 2B clipped
+gradients can turn round, so the sum can move by up to 4BC. The 4C here is the paper's, and so is the claimed epsilon: every
+release has noise multiplier sigma, and their Renyi epsilons, each for a sample without replacement (Wang et al. 2019), add up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dpfed.bounding.method import Build, Method
+from dpfed.bounding.methods.released import refuse_augmentations
+from dpfed.errors import UserError
+
+if TYPE_CHECKING:
+    from dpfed.bounding.engines import Engine
+    from dpfed.bounding.record_gradients import Statistics
+    from dpfed.config import Config
+
+# Noisy releases in a step, the gradient's among them: the similarities; or the mean and the variance of either view.
+_RELEASES = {"infonce": 2, "barlow_twins": 5}
+
+
+def _options(config: Config) -> dict[str, Any]:
+    name = config.objective.name
+    if name not in _RELEASES:
+        raise UserError(f"bounding.method = 'dpcl' is for objective.name = {' or '.join(_RELEASES)}, got '{name}'.")
+    refuse_augmentations(config)
+    if config.bounding.options:
+        raise UserError(f"bounding.method = 'dpcl' has no options, got {', '.join(config.bounding.options)}.")
+    return {"releases": _RELEASES[name]}
+
+
+def _statistics(build: Build) -> Statistics:
+    from dpfed.bounding.published_dpcl import PublishedMoments, PublishedSimilarity
+    from dpfed.bounding.released_embeddings import ReleaseNoise
+
+    plan, config = build.plan, build.config
+
+    def noise(sensitivity: float, context: str) -> ReleaseNoise:
+        std = plan.noise_multiplier * sensitivity
+        return ReleaseNoise(build.randomness, std, build.owner, f"{plan.fingerprint}/{context}")
+
+    if config.objective.name == "infonce":
+        two_towers = config.model.reads_text
+        return PublishedSimilarity(two_towers, noise(PublishedSimilarity.sensitivity(plan.batch, two_towers), "similarity"))
+    return PublishedMoments(
+        noise(PublishedMoments.mean_sensitivity(plan.batch), "mean"),
+        noise(PublishedMoments.SCATTER_SENSITIVITY, "scatter"),
+        config.objective.redundancy,
+    )
+
+
+def _engine(build: Build) -> Engine:
+    from dpfed.bounding.record_gradients import StatisticsEngine
+
+    config = build.config
+    return StatisticsEngine(
+        build.model, config.training.precision, config.bounding.microbatch, _statistics(build), by_view=True
+    )
+
+
+METHOD = Method(
+    name="dpcl",
+    title="DPCL as published (unsound)",
+    claim="Similarities, or means and variances, get noise; each view's gradient is clipped. The sum is said to move by 4C "
+    "when one record is replaced; in fact every view's gradient may change.",
+    sensitivity=lambda plan: 4 * plan.clip_norm,
+    engine=_engine,
+    sound=False,
+    whole_batch=True,
+    divisor=lambda plan: plan.batch,
+    releases=lambda plan: plan.options["releases"],
+    options=_options,
+    sampling="fixed",
+)

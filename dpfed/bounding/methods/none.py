@@ -1,0 +1,22 @@
+"""No privacy: the same loop as group clipping, without clipping and without noise.
+
+A reference, and a warm start on public data.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dpfed.bounding.method import Method
+from dpfed.bounding.methods.group import group_engine
+
+METHOD = Method(
+    name="none",
+    title="no privacy",
+    claim="Nothing is clipped and no noise is added: nothing is promised.",
+    sensitivity=lambda plan: math.inf,
+    engine=group_engine,
+    picks_engine=True,
+    units=True,
+    private=False,
+)

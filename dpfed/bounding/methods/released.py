@@ -1,0 +1,103 @@
+"""Released statistics: noisy statistics of the batch, then one clipped gradient per record (what DPCL intended, made sound).
+
+In each step the owner releases noisy statistics from which every other record enters a record's gradient: embeddings in M slots
+for InfoNCE, moments for Barlow Twins. Given them, a record's loss depends on that record alone; its gradient is clipped to C.
+
+**Sensitivity of the release.** One record more adds a pair of embeddings of at most unit length to one slot, sqrt(2), or a
+vector of norm at most sqrt(5) to the moments. **Of the sum, given the release**: it adds one clipped gradient, **C**, and
+changes no other. The batch has no cap: a record that pushes another one out would change two records' parts.
+
+Both are Gaussian mechanisms on one Poisson sample, the second adaptive. With multipliers ``sigma / sqrt(share)`` and
+``sigma / sqrt(1 - share)`` they are together dominated by one of multiplier sigma on that sample: for each outcome of
+"the record is drawn", a sample of N(b / sigma, 1) can be turned into the pair of outputs without knowing b, and such a map
+takes mixtures to mixtures. docs/released.md has the proof in full.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, ValidationError
+
+from dpfed.bounding.method import Build, Method
+from dpfed.config import Config, Section, first_problem
+from dpfed.errors import UserError
+
+if TYPE_CHECKING:
+    from dpfed.bounding.engines import Engine
+    from dpfed.plan import PrivacyPlan
+
+
+class _Moments(Section):
+    release_share: float = Field(0.5, gt=0, lt=1, description="of a step's 1 / sigma^2, what the release gets")
+
+
+class _Slots(_Moments):
+    release_share: float = Field(0.2, gt=0, lt=1)  # slots stay noisy at any share, so the gradient gets more
+    slots: int = Field(64, ge=2, description="M, in which the embeddings of a batch are released")
+
+
+_OPTIONS: dict[str, type[_Moments]] = {"infonce": _Slots, "barlow_twins": _Moments}
+
+
+def _options(config: Config) -> dict[str, Any]:
+    name = config.objective.name
+    if name not in _OPTIONS:
+        raise UserError(
+            f"bounding.method = 'released' knows which statistics to release for objective.name = {' or '.join(_OPTIONS)}, got "
+            f"'{name}'."
+        )
+    refuse_augmentations(config)
+    try:
+        return _OPTIONS[name](**config.bounding.options).model_dump()
+    except ValidationError as error:
+        raise UserError(f"bounding.options of method 'released' with objective '{name}': {first_problem(error)}.") from None
+
+
+def refuse_augmentations(config: Config) -> None:
+    """Two views of a record are contrasted, and further ones would be made for nothing.
+
+    Raises:
+        UserError: if there are further ones.
+    """
+    if config.objective.augmentations:
+        raise UserError(
+            f"bounding.method = '{config.bounding.method}' contrasts two views of a record: set objective.augmentations to 0, "
+            f"got {config.objective.augmentations}."
+        )
+
+
+def release_multiplier(plan: PrivacyPlan) -> float:
+    """Noise of the release over its sensitivity."""
+    return plan.noise_multiplier / math.sqrt(plan.options["release_share"])
+
+
+def _engine(build: Build) -> Engine:
+    from dpfed.bounding.record_gradients import StatisticsEngine
+    from dpfed.bounding.released_embeddings import ReleasedEmbeddings, ReleaseNoise
+    from dpfed.bounding.released_moments import ReleasedMoments
+
+    plan, config = build.plan, build.config
+    kind = ReleasedEmbeddings if config.objective.name == "infonce" else ReleasedMoments
+    std = release_multiplier(plan) * kind.SENSITIVITY
+    noise = ReleaseNoise(build.randomness, std, build.owner, plan.fingerprint)
+    if kind is ReleasedEmbeddings:
+        statistics = ReleasedEmbeddings(plan.options["slots"], plan.batch, noise, build.randomness)
+    else:
+        statistics = ReleasedMoments(plan.batch, noise, config.objective.redundancy)
+    return StatisticsEngine(build.model, config.training.precision, config.bounding.microbatch, statistics)
+
+
+METHOD = Method(
+    name="released",
+    title="released statistics (DPCL, made sound)",
+    claim="Noisy statistics of the batch are released first; given them, each record's gradient is its own and is clipped: one "
+    "record moves the sum by C. Release and sum are accounted for together.",
+    sensitivity=lambda plan: plan.clip_norm,
+    engine=_engine,
+    whole_batch=True,
+    divisor=lambda plan: plan.batch,
+    gradient_share=lambda plan: 1 - plan.options["release_share"],
+    options=_options,
+)
