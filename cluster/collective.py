@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from cluster.link import Link
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.errors import UserError
-from dpfed.models.parameters import TrainableVector
+from dpfed.models.parameters import BroadcastVector
 from dpfed.training.worker import Worker
 
 CHECK_EVERY = 50  # steps between comparisons of all ranks' weights
@@ -49,7 +49,7 @@ class Replicas:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._vector = model, TrainableVector(model)
+        self._model, self._vector = model, BroadcastVector(model)
 
     def hand_out(self) -> None:
         """See `Exchange`: frozen parameters stay where they are."""

@@ -47,7 +47,7 @@ def plan(
     """Step time, bytes, sigma, epsilon, hours and dollars of a sharded run: arithmetic, no records and no cluster needed."""
     given = {"batch": batch, "steps": steps, "epsilon": epsilon, "group_size": group_size}
     wanted = _config(config, assignments or [], given)
-    promise = PrivacyPlan.from_config(_count(wanted, config, records), wanted.privacy, wanted.bounding)
+    promise = PrivacyPlan.from_config(_count(wanted, config, records), wanted)
     figures = _measured(measured, model)
     for name, value in {
         "throughput": throughput,
@@ -144,7 +144,7 @@ def _measured(path: Path | None, model: str | None) -> dict[str, float | None]:
 
 def _as_json(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Estimate]) -> dict[str, Any]:
     return {
-        "plan": {**dataclasses.asdict(plan), "groups": plan.groups, "epsilon": plan.epsilon() if plan.private else None},
+        "plan": {**dataclasses.asdict(plan), "groups": plan.groups, "epsilon": plan.epsilon() if plan.promises else None},
         "machines": dataclasses.asdict(machines),
         "parameters": parameters,
         "workers": [row.figures() for row in rows],
@@ -156,11 +156,11 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
     from rich.table import Table
 
     said = f"N = {plan.records:,}, B = {plan.batch:,}, T = {plan.steps:,}, S = {plan.group_size:,}, K = {plan.groups:,}"
-    if plan.private:
+    if plan.promises:
         said += f"\nsigma {plan.noise_multiplier:.4f}: epsilon {plan.epsilon():.3f} at delta {plan.delta:.3g}"
         said += f" ({plan.accountant.upper()}), with any number of workers"
     else:
-        said += "\nno privacy"
+        said += f"\nno promise (bounding.method = '{plan.method}')"
     said += f"\n{parameters:,} trained parameters; {machines.throughput:,.6g} records/s per GPU"
     table = Table(box=None, pad_edge=False)
     heads = ("workers", "GPUs", "step", "gradients", "network", "coord.", "sent/step", "sent/run", "effic.", "hours", "dollars")

@@ -53,7 +53,10 @@ class Randomness:
         return self._master
 
     def for_owners(self) -> Randomness:
-        """The data owners' randomness: sampling, groups, views. Who holds it learns nothing about the noise."""
+        """The data owners' randomness: sampling, groups, views, and the noise of statistics that a method releases on the way.
+
+        Who holds it learns nothing about the coordinator's noise.
+        """
         return Randomness(self._key("owners", 0))
 
     def key(self, purpose: str, owner: int = 0) -> bytes:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import torch
 from torch import nn
 
 from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
 from dpfed.data.preprocessing import Preprocessing
 from dpfed.data.text import WordTokenizer
 from dpfed.errors import UserError
+from dpfed.models.anchors import anchor_images
 from dpfed.models.blueprints import blueprint
+from dpfed.models.byol import BYOLModel
 from dpfed.models.clip_tokenizer import ClipTokenizer, clip_tokenizer
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.encoders import ResNet, SmallCNN, resnet
+from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, group_norm, layer_norm, standardise_weights
 from dpfed.models.text import TextTransformer
 from dpfed.models.towers import ClipModel, adapt, build_clip
+from dpfed.objectives import UNNORMALISED
 
 SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
 Model = SimCLRModel | TwoTowerModel | ClipModel
@@ -83,38 +88,69 @@ def build_model(
         model: encoders and their sizes, or an open_clip architecture.
         objective: temperature and bias, which live in the model.
         adaptation: what of an open_clip model is trained; by default adapters on q and v of both towers.
-        size: side of the images, pixels; by default the architecture's own (open_clip only).
-        load_weights: False leaves open_clip weights random, for a checkpoint to be loaded over them.
+        size: side of the images, pixels; by default the architecture's own (open_clip), or 32.
+        load_weights: False leaves open_clip weights random, and anchors empty, for a checkpoint to be loaded over them.
 
     Raises:
-        UserError: if the widths do not fit together, or an open_clip model cannot be had.
+        UserError: if the widths do not fit together, the objective wants another kind of model, or an open_clip model or the
+            anchors cannot be had.
     """
+    if objective.name == "byol":
+        return _byol(model, objective, size or SIZE, load_weights)
     if model.kind == "open_clip":
         plan = blueprint(model)
         clip = build_clip(plan, objective, size or plan.size, load_weights)
         adapt(clip, adaptation or AdaptationConfig(), objective)
         return clip
-    encoder = _image_encoder(model)
+    encoder = _image_encoder(model, size or SIZE, load_weights)
     bias = (objective.bias or 0.0) if objective.name == "siglip" else None
-    temperature = {
+    rest = {
         "temperature": objective.temperature,
         "learn_temperature": objective.learn_temperature,
         "bias": bias,
+        "unit_length": objective.name not in UNNORMALISED,
     }
     if model.kind == "image":
         head = nn.Sequential(
             nn.Linear(encoder.features_dim, model.head_hidden), nn.ReLU(), nn.Linear(model.head_hidden, model.embedding)
         )
-        return SimCLRModel(encoder, head, **temperature)
+        return SimCLRModel(encoder, head, **rest)
     if model.text_width % model.text_heads:
         raise UserError(f"model.text_width ({model.text_width}) must be a multiple of model.text_heads ({model.text_heads}).")
     text = TextTransformer(
         model.vocabulary, model.text_width, model.text_layers, model.text_heads, model.context, out=model.embedding
     )
-    return TwoTowerModel(encoder, text, nn.Linear(encoder.features_dim, model.embedding, bias=False), **temperature)
+    return TwoTowerModel(encoder, text, nn.Linear(encoder.features_dim, model.embedding, bias=False), **rest)
 
 
-def _image_encoder(model: ModelConfig) -> SmallCNN | ResNet:
+def _byol(model: ModelConfig, objective: ObjectiveConfig, size: int, load_anchors: bool) -> BYOLModel:
+    """An image encoder with a projection head and a predictor, both with LayerNorm where the paper has BatchNorm."""
+    if model.kind != "image":
+        raise UserError(
+            f"objective.name = 'byol' compares two views of an image and needs model.kind = 'image', got '{model.kind}'."
+        )
+    encoder = _image_encoder(model, size, load_anchors)
+
+    def perceptron(inputs: int) -> nn.Module:
+        hidden = model.head_hidden
+        return nn.Sequential(nn.Linear(inputs, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Linear(hidden, model.embedding))
+
+    return BYOLModel(encoder, perceptron(encoder.features_dim), perceptron(model.embedding), objective.momentum)
+
+
+def _image_encoder(model: ModelConfig, size: int, load_anchors: bool) -> SmallCNN | ResNet | AnchoredEncoder:
+    norms = {"group": group_norm, "layer": layer_norm, "batch": AnchoredBatchNorm}
+    norm = norms[model.normalisation]
     if model.image == "cnn":
-        return SmallCNN(model.width)
-    return resnet(int(model.image.removeprefix("resnet")), model.stem, model.width)
+        encoder = SmallCNN(model.width) if norm is group_norm else SmallCNN(model.width, norm)  # its own: 8 groups
+    else:
+        encoder = resnet(int(model.image.removeprefix("resnet")), model.stem, model.width, norm)
+    if model.weight_standardisation:
+        standardise_weights(encoder)
+    if norm is not AnchoredBatchNorm:
+        return encoder
+    if load_anchors:
+        anchors = anchor_images(model.anchors, model.anchor_count, size)
+    else:
+        anchors = torch.zeros(model.anchor_count, 3, size, size, dtype=torch.uint8)
+    return AnchoredEncoder(encoder, anchors)

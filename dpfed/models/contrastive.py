@@ -1,4 +1,4 @@
-"""Models of one group: from the views of its records to embeddings on the unit sphere.
+"""Models of one group: from the views of its records to embeddings, on the unit sphere unless the loss wants their scale.
 
 Shapes: S records in a group, V views of an image, W texts of a record, L tokens of a text, D dimensions of an embedding,
 F features of the backbone.
@@ -21,8 +21,9 @@ MIN_TEMPERATURE = 0.01
 class _Contrastive(nn.Module):
     """Holds temperature and bias, fixed (buffers) or learnt (parameters; of the temperature the logarithm of its inverse)."""
 
-    def __init__(self, temperature: float, learn_temperature: bool, bias: float | None) -> None:
+    def __init__(self, temperature: float, learn_temperature: bool, bias: float | None, unit_length: bool) -> None:
         super().__init__()
+        self.unit_length = unit_length
         if learn_temperature:
             if temperature < MIN_TEMPERATURE:
                 raise UserError(f"a learnt temperature stays at {MIN_TEMPERATURE} or above, but it starts at {temperature}.")
@@ -54,6 +55,7 @@ class SimCLRModel(_Contrastive):
         temperature: divides the cosine similarities; where learning starts if it is learnt.
         learn_temperature: whether it, and the bias, are parameters.
         bias: added to every logit of a pairwise loss; ``None`` for losses without.
+        unit_length: whether `forward` gives embeddings of unit length; `embed_images` and `embed_text` always do.
 
     Raises:
         UserError: if a learnt temperature starts below 0.01.
@@ -66,22 +68,28 @@ class SimCLRModel(_Contrastive):
         temperature: float = 0.1,
         learn_temperature: bool = False,
         bias: float | None = None,
+        unit_length: bool = True,
     ) -> None:
-        super().__init__(temperature, learn_temperature, bias)
+        super().__init__(temperature, learn_temperature, bias, unit_length)
         self.encoder = encoder
         self.head = head
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """``{"image": (S, V, 3, H, W)}`` -> ``{"image": (S, V, D)}`` of unit length."""
-        return {"image": per_view(self.embed_images, views["image"])}
+        """``{"image": (S, V, 3, H, W)}`` -> ``{"image": (S, V, D)}``."""
+        embed = self.embed_images if self.unit_length else self.project_images
+        return {"image": per_view(embed, views["image"])}
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Backbone features ``(n, F)`` of normalised images ``(n, 3, H, W)``."""
         return self.encoder(images)
 
+    def project_images(self, images: torch.Tensor) -> torch.Tensor:
+        """What the head makes ``(n, D)`` of normalised images ``(n, 3, H, W)``."""
+        return self.head(self.encoder(images))
+
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
-        return F.normalize(self.head(self.encoder(images)), dim=1)
+        return F.normalize(self.project_images(images), dim=1)
 
 
 class TwoTowerModel(_Contrastive):
@@ -94,6 +102,7 @@ class TwoTowerModel(_Contrastive):
         temperature: divides the cosine similarities; where learning starts if it is learnt.
         learn_temperature: whether it, and the bias, are parameters.
         bias: added to every logit of a pairwise loss; ``None`` for losses without.
+        unit_length: whether `forward` gives embeddings of unit length; `embed_images` and `embed_text` always do.
 
     Raises:
         UserError: if a learnt temperature starts below 0.01.
@@ -107,23 +116,30 @@ class TwoTowerModel(_Contrastive):
         temperature: float = 0.1,
         learn_temperature: bool = False,
         bias: float | None = None,
+        unit_length: bool = True,
     ) -> None:
-        super().__init__(temperature, learn_temperature, bias)
+        super().__init__(temperature, learn_temperature, bias, unit_length)
         self.image_encoder = image_encoder
         self.text_encoder = text_encoder
         self.projection = projection
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` -> ``{"image": (S, V, D), "text": (S, W, D)}`` of unit length."""
-        return {"image": per_view(self.embed_images, views["image"]), "text": per_view(self.embed_text, views["text"])}
+        """``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` -> ``{"image": (S, V, D), "text": (S, W, D)}``."""
+        unit, raw = (self.embed_images, self.embed_text), (self.project_images, self.text_encoder)
+        image, text = unit if self.unit_length else raw
+        return {"image": per_view(image, views["image"]), "text": per_view(text, views["text"])}
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Backbone features ``(n, F)`` of normalised images ``(n, 3, H, W)``, before the projection."""
         return self.image_encoder(images)
 
+    def project_images(self, images: torch.Tensor) -> torch.Tensor:
+        """Projections ``(n, D)`` of normalised images ``(n, 3, H, W)``."""
+        return self.projection(self.image_encoder(images))
+
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
-        return F.normalize(self.projection(self.image_encoder(images)), dim=1)
+        return F.normalize(self.project_images(images), dim=1)
 
     def embed_text(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(n, D)`` of unit length of tokens ``(n, L)``."""

@@ -1,36 +1,29 @@
-"""Image encoders that keep records apart: every normalisation is a GroupNorm, within one image."""
+"""Image encoders. By default every normalisation is a GroupNorm, within one image; `dpfed.models.norm` has the others."""
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import torch
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, conv1x1
 
+from dpfed.models.norm import Norm, group_norm
+
+_EIGHT_GROUPS: Norm = functools.partial(group_norm, groups=8)
 _BLOCKS = {18: (BasicBlock, (2, 2, 2, 2)), 34: (BasicBlock, (3, 4, 6, 3)), 50: (Bottleneck, (3, 4, 6, 3))}
 
 
-def group_norm(channels: int, groups: int = 32) -> nn.GroupNorm:
-    """GroupNorm (Wu and He 2018) for any number of channels.
-
-    Args:
-        channels: channels of the input.
-        groups: channel groups wanted; fewer where they would not divide `channels` or would hold a single channel, which
-            would normalise every channel's contrast away.
-    """
-    limit = max(1, min(groups, channels // 2))
-    return nn.GroupNorm(max(count for count in range(1, limit + 1) if channels % count == 0), channels)
-
-
 class SmallCNN(nn.Module):
-    """Four 3x3 convolutions with GroupNorm: 0.24 M parameters at width 32, few operations, quick on a CPU.
+    """Four normalised 3x3 convolutions: 0.24 M parameters at width 32, few operations, quick on a CPU.
 
     Args:
         width: channels of the first stage; the last has four times as many.
+        norm: makes the layer behind a convolution from its number of channels.
     """
 
-    def __init__(self, width: int = 32) -> None:
+    def __init__(self, width: int = 32, norm: Norm = _EIGHT_GROUPS) -> None:
         super().__init__()
         self.features_dim = 4 * width
         stages: list[nn.Module] = []
@@ -38,7 +31,7 @@ class SmallCNN(nn.Module):
         for out, stride in ((width, 2), (2 * width, 2), (4 * width, 2), (4 * width, 1)):
             convolution = nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
             nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
-            stages += [convolution, group_norm(out, 8), nn.ReLU()]
+            stages += [convolution, norm(out), nn.ReLU()]
             channels = out
         self.stages = nn.Sequential(*stages)
 
@@ -53,14 +46,14 @@ class ResNet(nn.Module):
     Parameter names are torchvision's, so that published GroupNorm weights fit. Use `resnet` to make one.
     """
 
-    def __init__(self, depth: int, stem: str, width: int) -> None:
+    def __init__(self, depth: int, stem: str, width: int, norm: Norm) -> None:
         super().__init__()
         block, counts = _BLOCKS[depth]
         if stem == "cifar":
             self.conv1, self.maxpool = nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.Identity()
         else:
             self.conv1, self.maxpool = nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.MaxPool2d(3, 2, 1)
-        self.bn1 = group_norm(width)
+        self.bn1 = norm(width)
         self.relu = nn.ReLU()
         channels = width
         for stage, count in enumerate(counts):
@@ -68,7 +61,7 @@ class ResNet(nn.Module):
             layers = []
             for index in range(count):
                 stride = 2 if stage and not index else 1
-                layers.append(_block(block, channels, planes, stride))
+                layers.append(_block(block, channels, planes, stride, norm))
                 channels = planes * block.expansion
             self.add_module(f"layer{stage + 1}", nn.Sequential(*layers))
         self.features_dim = channels
@@ -82,26 +75,32 @@ class ResNet(nn.Module):
         return self.layer4(self.layer3(self.layer2(self.layer1(x)))).mean((2, 3))
 
 
-def _block(block: type[BasicBlock] | type[Bottleneck], channels: int, planes: int, stride: int) -> nn.Module:
+def _block(block: type[BasicBlock] | type[Bottleneck], channels: int, planes: int, stride: int, norm: Norm) -> nn.Module:
     out, shortcut = planes * block.expansion, None
     if stride != 1 or channels != out:
-        shortcut = nn.Sequential(conv1x1(channels, out, stride), group_norm(out))
-    made = block(channels, planes, stride, shortcut, norm_layer=group_norm)
+        shortcut = nn.Sequential(conv1x1(channels, out, stride), norm(out))
+    made = block(channels, planes, stride, shortcut, norm_layer=norm)
     made.relu = nn.ReLU()  # torchvision's works in place, which torch.func transforms and gradient hooks do not allow
     return made
 
 
-def resnet(depth: Literal[18, 34, 50], stem: Literal["cifar", "imagenet"] = "cifar", width: int = 64) -> ResNet:
-    """A ResNet (He et al. 2016) with GroupNorm in place of BatchNorm.
+def resnet(
+    depth: Literal[18, 34, 50],
+    stem: Literal["cifar", "imagenet"] = "cifar",
+    width: int = 64,
+    norm: Norm = group_norm,
+) -> ResNet:
+    """A ResNet (He et al. 2016) with GroupNorm, or another layer, in place of BatchNorm.
 
     Args:
         depth: number of layers.
         stem: first layer, 3x3 with stride 1 for images of about 32 px, or 7x7 with stride 2 and max-pooling.
         width: channels of the first stage, 64 in the paper.
+        norm: makes the layer behind a convolution from its number of channels.
 
     Raises:
         ValueError: for another depth or stem.
     """
     if depth not in _BLOCKS or stem not in ("cifar", "imagenet"):
         raise ValueError(f"expected depth 18, 34 or 50 and stem 'cifar' or 'imagenet', got {depth!r} and {stem!r}")
-    return ResNet(depth, stem, width)
+    return ResNet(depth, stem, width, norm)

@@ -88,7 +88,8 @@ def _portable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _described(model: ModelConfig) -> dict[str, Any]:
     """The configuration without paths of this machine: an open_clip model is rebuilt from its own folder."""
     name = model.architecture and Path(model.architecture.removeprefix(LOCAL_DIR)).name
-    return model.model_copy(update={"architecture": name, "weights": None, "digest": None}).model_dump(mode="json")
+    gone = {"architecture": name, "weights": None, "digest": None, "anchors": None}
+    return model.model_copy(update=gone).model_dump(mode="json")
 
 
 def load_encoder(folder: str | Path) -> Model:
@@ -126,7 +127,7 @@ def _skeleton(config: ModelConfig, objective: ObjectiveConfig, size: int) -> Mod
         with torch.random.fork_rng(devices=[]):
             return build_model(config, objective, whole, size, load_weights=False)
     with torch.device("meta"):
-        return build_model(config, objective)
+        return build_model(config, objective, size=size, load_weights=False)
 
 
 def model_config(folder: str | Path) -> ModelConfig:

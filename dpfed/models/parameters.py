@@ -42,3 +42,18 @@ class TrainableVector:
         """Writes a flat vector into the parameters."""
         for parameter, part in zip(self.parameters, self.split(flat), strict=True):
             parameter.copy_(part)
+
+
+class BroadcastVector(TrainableVector):
+    """What changes from step to step, and so goes from the coordinator to the workers: the trainable parameters, and behind
+    them the weights that a model moves itself (`dpfed.models.byol`), if it has any.
+
+    The coordinator alone moves those, and sends them: so a worker holds the right ones whichever steps it missed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        moving = dict(model.moving_weights()) if hasattr(model, "moving_weights") else {}
+        self.names += moving.keys()
+        self.parameters += moving.values()
+        self.numel += sum(weights.numel() for weights in moving.values())

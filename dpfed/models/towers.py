@@ -19,6 +19,7 @@ from dpfed.errors import UserError
 from dpfed.models.blueprints import CONFIG, LOCAL_DIR, Blueprint, quiet
 from dpfed.models.contrastive import MIN_TEMPERATURE, per_view
 from dpfed.models.lora import add_adapters
+from dpfed.objectives import UNNORMALISED
 
 _NOT_TEXT = ("visual.", "logit_", "text_decoder.")
 
@@ -32,7 +33,7 @@ class ClipModel(nn.Module):
     Args:
         clip: the open_clip module.
         model_cfg: its description, as open_clip would read it.
-        objective: temperature and bias, fixed or where learning starts.
+        objective: temperature and bias, fixed or where learning starts; whether `forward` gives embeddings of unit length.
     """
 
     def __init__(self, clip: nn.Module, model_cfg: dict[str, Any], objective: ObjectiveConfig) -> None:
@@ -43,6 +44,7 @@ class ClipModel(nn.Module):
             raise UserError(
                 f"a learnt temperature stays at {MIN_TEMPERATURE} or above, but it starts at {objective.temperature}."
             )
+        self._unit_length = objective.name not in UNNORMALISED
         self._least = MIN_TEMPERATURE if objective.learn_temperature else 0.0
         with torch.no_grad():
             clip.logit_scale.fill_(-math.log(objective.temperature))
@@ -64,8 +66,10 @@ class ClipModel(nn.Module):
         return None if bias is None else bias.reshape(())
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` -> ``{"image": (S, V, D), "text": (S, W, D)}`` of unit length."""
-        return {"image": per_view(self.embed_images, views["image"]), "text": per_view(self.embed_text, views["text"])}
+        """``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` -> ``{"image": (S, V, D), "text": (S, W, D)}``."""
+        unit, raw = (self.embed_images, self.embed_text), (self.features, self.clip.encode_text)
+        image, text = unit if self._unit_length else raw
+        return {"image": per_view(image, views["image"]), "text": per_view(text, views["text"])}
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Image features ``(n, D)`` of normalised images ``(n, 3, H, W)``: what open_clip's ``encode_image`` gives."""

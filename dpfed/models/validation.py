@@ -1,4 +1,8 @@
-"""Refuses models whose layers mix records: then one record would change the embeddings of others, beyond its own group."""
+"""Refuses models whose layers mix records: then one record would change the embeddings of others, beyond its own group.
+
+The one exception is `AnchoredBatchNorm`, which mixes the records of one group: whoever runs such a model must give it one group
+at a time (`dpfed.models.norm.mixes_records`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from dpfed.errors import UserError
+from dpfed.models.norm import AnchoredBatchNorm
 
 _TOLERANCE = 1e-5  # float32 rounding between equal inputs; a layer that mixes moves embeddings by far more
 
@@ -23,12 +28,18 @@ def validate(model: nn.Module) -> None:
         model: any module.
 
     Raises:
-        UserError: for BatchNorm of any kind, or InstanceNorm with running statistics; names the module and the fix.
+        UserError: for BatchNorm of any kind but that of an `AnchoredEncoder`, or InstanceNorm with running statistics; names
+            the module and the fix.
     """
     for path, module in model.named_modules():
         where = f"{type(module).__name__} at '{path or 'the model itself'}'"
         if isinstance(module, _BatchNorm):
-            raise UserError(f"{where} mixes records through batch statistics: replace it by GroupNorm or LayerNorm.")
+            raise UserError(
+                f"{where} mixes records through batch statistics: replace it by GroupNorm or LayerNorm, or by "
+                "AnchoredBatchNorm in an AnchoredEncoder (model.normalisation = 'batch' in our own models)."
+            )
+        if isinstance(module, AnchoredBatchNorm) and not module.anchors:
+            raise UserError(f"{where} has no anchors: wrap the encoder that holds it in an AnchoredEncoder.")
         if isinstance(module, _InstanceNorm) and module.track_running_stats:
             raise UserError(
                 f"{where} keeps running statistics of private records: set track_running_stats=False, or use GroupNorm."
@@ -57,7 +68,9 @@ def random_group(size: int, text: tuple[int, int] | None = None, records: int = 
 def check_independence(model: nn.Module, views: Views) -> None:
     """Runs the model in training mode and checks that a record changes no embedding but its own.
 
-    This catches layers of one's own that `validate` cannot know. The model's mode, buffers and the random state are put back.
+    This catches layers of one's own that `validate` cannot know. Layers that mix a group on purpose (`AnchoredBatchNorm`) take
+    their statistics from the anchors alone meanwhile, so that only what else mixes shows. The model's mode, buffers and the
+    random state are put back.
 
     Args:
         model: a model of docs/architecture.md.
@@ -72,13 +85,16 @@ def check_independence(model: nn.Module, views: Views) -> None:
     modes = {module: module.training for module in model.modules()}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.train()
+    for module in modes:
+        if isinstance(module, AnchoredBatchNorm):
+            module.eval()
     try:
         before = _run(model, views)
         _check_buffers(model, buffers)
         for changed in range(records):
             another = _with_another(views, changed)
             if _moved(before, _run(model, another), changed, records):
-                culprit = _first_mixing(_activations(model, views), _activations(model, another), changed, records)
+                culprit = _first_mixing(_activations(model, views), _activations(model, another), changed, views)
                 raise UserError(
                     f"{culprit} mixes records: changing record {changed} of a group moved the embeddings of others. "
                     "Let each record be embedded by itself (for normalisation: GroupNorm or LayerNorm)."
@@ -141,9 +157,11 @@ def _others_differ(before: torch.Tensor, after: torch.Tensor, changed: int, reco
     return not torch.allclose(first, second, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
 
 
-def _first_mixing(before: list, after: list, changed: int, records: int) -> str:
+def _first_mixing(before: list, after: list, changed: int, views: Views) -> str:
+    records = len(views["image"])
+    rows = {records, *(view.shape[:2].numel() for view in views.values())}  # outputs that have a row per record or view
     for (name, first), (_, second) in zip(before, after, strict=False):
-        comparable = first.dim() > 0 and first.shape == second.shape and len(first) and len(first) % records == 0
+        comparable = first.dim() > 0 and first.shape == second.shape and len(first) in rows
         if comparable and _others_differ(first, second, changed, records):
             return name
     return "the model's own forward"

@@ -73,12 +73,12 @@ class Coordinator:
         self._ledger, self._releases = ledger, releases
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(f"{ledger.path} was started for another plan: noise and accounting must follow from the same one.")
-        self._vector = TrainableVector(model)
+        self._model, self._vector = model, TrainableVector(model)
         self.optimizer = build_optimizer(config, self._vector.parameters)
         self.average: Tensor | None = self._vector.gather() if config.ema else None
 
     def apply(self, step: int, total: BoundedSum) -> StepSummary:
-        """One step: noise once, charge, divide by the public K, update.
+        """One step: noise once, charge, divide by the public divisor, update.
 
         Args:
             step: 0 .. T - 1.
@@ -172,7 +172,7 @@ class Coordinator:
 
     def _update(self, step: int, noisy: Tensor) -> StepSummary:
         rate = learning_rate(self._config, step, self._plan.steps)
-        gradient = noisy.div_(self._plan.groups)
+        gradient = noisy.div_(self._plan.divisor)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         for parameter, part in zip(self._vector.parameters, self._vector.split(gradient), strict=True):
@@ -180,6 +180,8 @@ class Coordinator:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._check_parameters(step)
+        if hasattr(self._model, "move"):
+            self._model.move()
         if self.average is not None:
             # The average's own warm-up: a long memory must not hold on to the untrained weights.
             decay = min(self._config.ema, (1 + step) / (10 + step))

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfed.bounding.engines import ENGINES, Engine, GroupBatch, fastest_engine
+from dpfed import objectives
+from dpfed.bounding.engines import Engine, GroupBatch, fastest_engine, require_fitting
+from dpfed.bounding.method import Build
 from dpfed.config import Config
 from dpfed.data.batches import ViewMaker
 from dpfed.data.opening import open_records
@@ -23,9 +25,10 @@ from dpfed.data.views import ImageViews
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, evaluate, tasks_of
 from dpfed.models.building import Tokenizer, build_model, preprocessing_of, settled, tokenizer_for
+from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import check_independence, random_group, validate
-from dpfed.objectives import OBJECTIVES, GroupLoss
+from dpfed.objectives import GroupLoss
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
@@ -113,7 +116,7 @@ class Parts:
         return Worker(
             plan=self.plan,
             model=model,
-            engine=engine or self._engine(model),
+            engine=engine or self.plan.how.engine(Build(model, self.plan, self.config, randomness, share.owner)),
             views=ViewMaker(
                 self.store,
                 self.read,
@@ -135,9 +138,6 @@ class Parts:
     def _share(self) -> Share:
         rows = rows_of_owner(self.store.split("train"), owner_keys(self.store, self.config.privacy), self.owner, self.owners)
         return Share(self.owner, rows, self.plan.groups_of(self.owner, self.owners))
-
-    def _engine(self, model: nn.Module) -> Engine:
-        return ENGINES[self.config.bounding.engine](model, self.config.training.precision, loss_of(self.config))
 
     def stand_in(self, device: torch.device) -> GroupBatch:
         """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
@@ -188,12 +188,13 @@ def assemble(
     if terms:
         plan = terms.privacy_plan
     else:
-        plan = PrivacyPlan.from_config(protected_count(store, config.privacy), config.privacy, config.bounding)
+        plan = PrivacyPlan.from_config(protected_count(store, config.privacy), config)
     if owners > plan.groups:
         raise UserError(
-            f"{owners} workers would share {plan.groups} groups (privacy.batch / bounding.group_size), and each needs one: "
-            f"use at most {plan.groups} workers."
+            f"{owners} workers would share {plan.groups} groups (privacy.batch / bounding.group_size, or 1 where the "
+            f"whole batch is contrasted), and each needs one: use at most {plan.groups} workers."
         )
+    _check_engine(config, plan)
     tasks_of(store, config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
@@ -201,13 +202,20 @@ def assemble(
             config.model, config.objective, config.adaptation, config.data.size, load_weights=randomness is not None
         )
     validate(model)
+    if not plan.how.picks_engine:
+        refuse_mixing(model, f"bounding.method = '{plan.method}'")
+    if config.bounding.engine not in ("auto", "loop"):
+        refuse_mixing(model, f"bounding.engine = '{config.bounding.engine}'")
     text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
     with torch.random.fork_rng(devices=[]):
         check_independence(model, random_group(config.data.size, text))
     sharded = config.training.sharding != "none"
     model.to("cpu" if sharded else device)
-    if config.bounding.engine == "auto" and not sharded:  # a sharded model has an engine of its own
-        engine = fastest_engine(model, _stand_in(config, plan, text, device), config.training.precision, loss_of(config))
+    engine, chosen_on = config.bounding.engine, (config.training.precision, loss_of(config))
+    if engine == "layerwise" and not sharded:  # it has rules for kinds of layers, and must not misread one
+        require_fitting(engine, model, _stand_in(config, plan, text, device), *chosen_on)
+    if engine == "auto" and plan.how.picks_engine and not sharded:  # a sharded model has its own engine
+        engine = fastest_engine(model, _stand_in(config, plan, text, device), *chosen_on)
         config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
     config = config.model_copy(update={"training": config.training.model_copy(update={"device": device.type})})
     preprocessing = preprocessing_of(config)
@@ -217,7 +225,17 @@ def assemble(
 
 def loss_of(config: Config) -> GroupLoss:
     """The loss of one group that a configuration names."""
-    return OBJECTIVES[config.objective.name]
+    return objectives.loss_of(config.objective)
+
+
+def _check_engine(config: Config, plan: PrivacyPlan) -> None:
+    """Methods with an engine of their own have no choice of one."""
+    if plan.how.picks_engine:
+        return
+    if config.bounding.engine != "auto":
+        raise UserError(f"bounding.method = '{plan.method}' has its own engine: leave bounding.engine out.")
+    if config.training.sharding != "none":
+        raise UserError(f"training.sharding needs bounding.method = 'group' or 'none', got '{plan.method}'.")
 
 
 def _views_per_image(config: Config) -> int:

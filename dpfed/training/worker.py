@@ -39,14 +39,14 @@ class Worker:
     """Holds private records; releases nothing but `BoundedSum`.
 
     Args:
-        plan: the sampling rate, the groups and the clip norm.
+        plan: the sampling rate, the groups and what is clipped.
         model: shared with the coordinator in one process, a replica elsewhere.
-        engine: computes the clipped group gradients of `model`.
+        engine: computes the sum of clipped gradients of `model`.
         views: makes the views of this owner's store.
         rows: ``(n,)`` training rows that this owner holds.
         keys: ``(n,)`` their record keys.
         randomness: the owner's secret randomness.
-        microbatch: records whose views are in memory at a time.
+        microbatch: records whose views are in memory at a time; one group is never divided.
         owner: this owner's number.
         groups: K_w, how many of the plan's K groups are this owner's; ``None``: all.
         observe: receives raw, private figures of each step; off unless the user asked for them in words.
@@ -114,7 +114,7 @@ class Worker:
         for first, end in ranges:
             starts = (draw.starts[first : end + 1] - draw.starts[first]).tolist()
             views = self._views(draw.between(first, end), self._randomness, step, self._vector.device)
-            norms.append(self._engine.add_clipped(GroupBatch(views, starts), self._plan.bound, total))
+            norms.append(self._engine.add_clipped(GroupBatch(views, starts, step), self._plan.bound, total))
         return norms
 
     def _drawn(self, step: int) -> StepDraw:

@@ -163,6 +163,7 @@ def test_a_submitted_job_leaves_the_run_that_one_process_would_and_no_private_wo
         assert marker.encode() not in content and not any(text in content for text in secret), path
 
 
+@pytest.mark.slow
 def test_nobody_is_let_in_without_the_token(head, settings, folder):
     for header in ({}, {"Authorization": f"Bearer {secrets.token_hex(32)}"}):
         body = json.dumps({"entrypoint": "true"}).encode()

@@ -147,6 +147,7 @@ def test_a_key_that_a_crash_left_behind_is_forgotten(tiny_config, tmp_path, monk
     assert not (tmp_path / "run" / "secret.key").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_bits(seeded, tmp_path, undisturbed):
     weights, _ = undisturbed(seeded)
     folder, source = tmp_path / "run", tmp_path / "config.toml"

@@ -1,0 +1,50 @@
+"""Barlow Twins inside one group (Zbontar et al. 2021, "Barlow Twins: Self-Supervised Learning via Redundancy Reduction").
+
+The cross-correlation between the two views' embeddings, over the records of one group, should be the identity: each dimension
+says the same of both views, and no two dimensions say the same. It couples all records of the group, and of no other, so the
+group stays the unit that is clipped. A correlation over few records is mostly chance (over two it is always 1 or -1): groups
+of 16 and more serve better than the smallest.
+Shapes: S records in the group (padding included), V image views, W text views, D embedding dimensions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dpfed.objectives.two_views import centred, first_two_views, off_diagonal_squares, sum_over_records
+
+_EPSILON = 1e-5  # added to variances, as in the batch normalisation of the paper: a constant dimension has a finite gradient
+
+
+def group_loss(
+    embeddings: dict[str, Tensor],
+    present: Tensor,
+    temperature: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    redundancy: float = 5e-3,
+) -> Tensor:
+    """The loss of one group: equation 1, times the number of its records, like a sum over records.
+
+    Args:
+        embeddings: ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``; not normalised.
+        present: ``(S,)`` bool, False for padding, which takes no part.
+        temperature: ignored, as is `bias`: nothing is contrasted.
+        bias: ignored.
+        redundancy: lambda, the weight of the terms off the diagonal.
+
+    Returns:
+        Scalar; exactly 0 for a group of one, whose correlation does not exist.
+    """
+    first, second = (_standardised(view, present) for view in first_two_views(embeddings))
+    correlation = first.T @ second / present.sum().clamp(min=1)
+    loss = (1 - correlation.diagonal()).square().sum() + redundancy * off_diagonal_squares(correlation)
+    return sum_over_records(loss, present)
+
+
+def _standardised(view: Tensor, present: Tensor) -> Tensor:
+    """Mean 0 and variance 1 in each dimension, over the records that are present; zeros elsewhere."""
+    residuals = centred(view, present)
+    variance = residuals.square().sum(dim=0) / present.sum().clamp(min=1)
+    return residuals * torch.rsqrt(variance + _EPSILON)

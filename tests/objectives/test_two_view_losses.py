@@ -1,0 +1,184 @@
+"""Barlow Twins, VICReg and BYOL of one group: each against its formula written as loops, and what must hold for all three."""
+
+import math
+
+import pytest
+import torch
+from torch.func import grad, vmap
+from torch.nn.functional import normalize
+
+from dpfed.objectives import OBJECTIVES
+
+KINDS = {"barlow_twins": ("image", "pair"), "vicreg": ("image", "pair"), "byol": ("target",)}
+CASES = [(name, kind) for name, kinds in KINDS.items() for kind in kinds]
+STATISTICS = [case for case in CASES if case[0] != "byol"]
+NAMES = {"image": ("image",), "pair": ("image", "text"), "target": ("image", "target")}
+EVERYBODY = torch.ones(5, dtype=torch.bool)
+SUBSETS = [[1, 1, 1, 1, 1], [1, 0, 1, 1, 0], [0, 1, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]
+
+
+def group(kind, seed=0, size=5):
+    generator = torch.Generator().manual_seed(seed)
+    views = {"image": 1, "text": 1} if kind == "pair" else dict.fromkeys(NAMES[kind], 2)
+    z = {name: torch.randn(size, count, 3, dtype=torch.float64, generator=generator) for name, count in views.items()}
+    return {name: normalize(x, dim=2) for name, x in z.items()} if kind == "target" else z
+
+
+def two(z, present):
+    """The two views of the records that are present, as lists of lists of scalars."""
+    here = [i for i in range(len(present)) if present[i]]
+    first, second = (z["image"], z["text"]) if "text" in z else (z["image"][:, :1], z["image"][:, 1:])
+    return [list(first[i, 0]) for i in here], [list(second[i, 0]) for i in here]
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def barlow_twins(z, present, redundancy=5e-3):
+    a, b = two(z, present)
+    n, dimensions, loss = len(a), range(len(z["image"][0, 0])), 0
+
+    def score(view, i, d):
+        column = [row[d] for row in view]
+        return (view[i][d] - mean(column)) / torch.sqrt(mean([(x - mean(column)) ** 2 for x in column]) + 1e-5)
+
+    for d in dimensions:
+        for e in dimensions:
+            correlation = mean([score(a, i, d) * score(b, i, e) for i in range(n)])
+            loss = loss + ((1 - correlation) ** 2 if d == e else redundancy * correlation**2)
+    return n * loss
+
+
+def vicreg(z, present, invariance=25.0, variance=25.0, covariance=1.0, deviation=1.0):
+    a, b = two(z, present)
+    n, dimensions = len(a), range(len(z["image"][0, 0]))
+    loss = invariance * mean([(a[i][d] - b[i][d]) ** 2 for i in range(n) for d in dimensions])
+    for view in (a, b):
+        columns = [[row[d] for row in view] for d in dimensions]
+
+        def covary(x, y):
+            return sum((p - mean(x)) * (q - mean(y)) for p, q in zip(x, y, strict=True)) / (n - 1)
+
+        for column in columns:
+            loss = loss + variance / len(columns) * (deviation - torch.sqrt(covary(column, column) + 1e-4)).clamp(min=0)
+        off = [covary(x, y) ** 2 for i, x in enumerate(columns) for j, y in enumerate(columns) if i != j]
+        loss = loss + covariance * sum(off) / len(columns)
+    return n * loss
+
+
+def byol(z, present):
+    loss = 0
+    for i in range(len(present)):
+        for view in (0, 1):
+            if present[i]:
+                loss = loss + ((z["image"][i, view] - z["target"][i, 1 - view].detach()) ** 2).sum()
+    return loss
+
+
+ORACLES = {"barlow_twins": barlow_twins, "vicreg": vicreg, "byol": byol}
+OPTIONS = {
+    "barlow_twins": {"redundancy": 0.3},
+    "vicreg": {"invariance": 2.0, "variance": 3.0, "covariance": 5.0, "deviation": 0.7},
+    "byol": {},
+}
+
+
+def where_it_belongs(loss):
+    """On the sphere where the loss expects it: there a distance and a cosine say the same, and have the same gradients."""
+
+    def of_views(z, present, **options):
+        return loss({name: normalize(x, dim=2) for name, x in z.items()} if "target" in z else z, present, **options)
+
+    return of_views
+
+
+def value_and_gradients(loss, z, present, **options):
+    z = {name: x.clone().requires_grad_() for name, x in z.items()}
+    value = where_it_belongs(loss)(z, present, **options)
+    if not (isinstance(value, torch.Tensor) and value.requires_grad):
+        return torch.as_tensor(value, dtype=torch.float64), {name: torch.zeros_like(x) for name, x in z.items()}
+    gradients = torch.autograd.grad(value, list(z.values()), allow_unused=True, materialize_grads=True)
+    return value.detach(), dict(zip(z, gradients, strict=True))
+
+
+@pytest.mark.parametrize("chosen", [False, True], ids=["usual weights", "other weights"])
+@pytest.mark.parametrize("present", SUBSETS, ids=str)
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_value_and_gradients_equal_the_formula(name, kind, present, chosen):
+    z, options = group(kind), OPTIONS[name] if chosen else {}
+    value, gradients = value_and_gradients(OBJECTIVES[name], z, torch.tensor(present, dtype=torch.bool), **options)
+    if name != "byol" and sum(present) < 2:
+        assert value == 0 and not any(gradient.any() for gradient in gradients.values())
+        return
+    expected, right = value_and_gradients(ORACLES[name], z, present, **options)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-12)
+    assert (value > 0.05) == (sum(present) > 0)
+    for view, gradient in gradients.items():
+        assert torch.allclose(gradient, right[view], rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_padding_changes_nothing_and_gets_no_gradient_whatever_it_holds(name, kind):
+    z = group(kind)
+    value, gradients = value_and_gradients(OBJECTIVES[name], z, EVERYBODY)
+    padded = {view: torch.cat([x[:2], torch.full_like(x[:3], 1e3), x[2:]]) for view, x in z.items()}
+    present = torch.tensor([1, 1, 0, 0, 0, 1, 1, 1], dtype=torch.bool)
+    same, found = value_and_gradients(OBJECTIVES[name], padded, present)
+    assert same.item() == pytest.approx(value.item(), rel=1e-12)
+    for view, gradient in gradients.items():
+        assert torch.allclose(found[view][present], gradient, rtol=1e-10, atol=1e-12)
+        assert not found[view][~present].any()
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_the_order_of_the_records_does_not_matter(name, kind):
+    z, present, order = group(kind), torch.tensor([1, 1, 0, 1, 1], dtype=torch.bool), torch.tensor([3, 0, 4, 2, 1])
+    value = OBJECTIVES[name](z, present)
+    shuffled = OBJECTIVES[name]({view: x[order] for view, x in z.items()}, present[order])
+    assert shuffled.item() == pytest.approx(value.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_gradients_are_finite_where_records_or_dimensions_are_all_alike(name, kind, dtype):
+    z = {view: x.to(dtype) for view, x in group(kind).items()}
+    alike = {view: x[:1].expand_as(x) for view, x in z.items()}
+    flat = {view: torch.cat([torch.zeros_like(x[..., :1]), x[..., 1:]], dim=2) for view, x in z.items()}
+    for case in (alike, flat, {view: torch.zeros_like(x) for view, x in z.items()}):
+        value, gradients = value_and_gradients(OBJECTIVES[name], case, EVERYBODY)
+        assert math.isfinite(value.item())
+        assert all(gradient.isfinite().all() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_vectorised_gradients_over_groups_equal_one_group_at_a_time(name, kind):
+    groups = [group(kind, seed) for seed in range(4)]
+    stacked = {view: torch.stack([z[view] for z in groups]) for view in groups[0]}
+    present = torch.tensor([SUBSETS[0], SUBSETS[1], SUBSETS[3], SUBSETS[4]], dtype=torch.bool)
+    together = vmap(grad(where_it_belongs(OBJECTIVES[name])))(stacked, present)
+    for index, z in enumerate(groups):
+        _, alone = value_and_gradients(OBJECTIVES[name], z, present[index])
+        for view, gradient in alone.items():
+            assert torch.allclose(together[view][index], gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "kind"), STATISTICS)
+def test_descent_brings_views_together_and_does_not_collapse(name, kind):
+    z = {view: (0.1 * torch.randn(40, *x.shape[1:], dtype=torch.float64)).requires_grad_() for view, x in group(kind).items()}
+    everybody, optimizer = torch.ones(40, dtype=torch.bool), torch.optim.Adam(z.values(), lr=0.02)
+    for _ in range(400):
+        optimizer.zero_grad()
+        OBJECTIVES[name](z, everybody).backward()
+        optimizer.step()
+    first, second = z["image"][:, 0].detach(), (z["text"][:, 0] if kind == "pair" else z["image"][:, 1]).detach()
+    across = torch.corrcoef(torch.cat([first, second], dim=1).T)[:3, 3:]
+    assert across.diagonal().min() > 0.99
+    assert (across - torch.diag(across.diagonal())).abs().max() < 0.2
+    if name == "vicreg":
+        assert first.std(dim=0).min() > 0.95
+
+
+def test_no_gradient_passes_through_the_target():
+    _, gradients = value_and_gradients(OBJECTIVES["byol"], group("target"), EVERYBODY)
+    assert gradients["image"].norm() > 0.1 and not gradients["target"].any()
