@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from dpfed.cli import data, federation, privacy, runs, sweep
+from dpfed.cli import audit, data, federation, privacy, reproduce, runs, sweep
 from dpfed.cli.entry import run
 
 app = typer.Typer(
@@ -17,8 +17,10 @@ app = typer.Typer(
 )
 runs.register(app)
 sweep.register(app)
+reproduce.register(app)
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(data.app, name="data")
+app.add_typer(audit.app, name="audit")
 app.add_typer(federation.federation, name="federation")
 app.add_typer(federation.site, name="site")
 

@@ -47,12 +47,15 @@ def _show(plan: dict, fixed: dict, as_json: bool) -> None:
     from rich.table import Table
 
     from dpfed.cli.terminal import console
-    from dpfed.config import BoundingConfig, PrivacyConfig
+    from dpfed.config import BoundingConfig, Config, PrivacyConfig
     from dpfed.plan import PrivacyPlan
 
     privacy = {key: value for key, value in plan.items() if key != "records"} | fixed
+    groups = BoundingConfig(group_size=1)
     plans = {
-        name: PrivacyPlan.from_config(plan["records"], PrivacyConfig(accountant=name, **privacy), BoundingConfig(group_size=1))
+        name: PrivacyPlan.from_config(
+            plan["records"], Config(privacy=PrivacyConfig(accountant=name, **privacy), bounding=groups)
+        )
         for name in ("rdp", "pld")
     }
     figures = {name: {"noise_multiplier": p.noise_multiplier, "epsilon": p.epsilon()} for name, p in plans.items()}

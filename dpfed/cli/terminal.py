@@ -97,6 +97,8 @@ def show_run(run: RunDirectory) -> None:
         )
     else:
         reason = "trained without privacy" if privacy.get("method") == "none" else "the seed was fixed"
+        if not privacy.get("sound", True):
+            reason = f"the claim of method '{privacy['method']}' does not hold"
         promise = f"[bold red]no guarantee[/]: {reason}"
     console.print(f"[bold]{escape(results['name'])}: {promise}[/]", highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
@@ -106,7 +108,9 @@ def show_run(run: RunDirectory) -> None:
         if "rank" not in result.name:
             table.add_row(escape(result.name), _number(result.untrained), _number(result.trained), result.difference)
     console.print(table)
-    for name, path in (("model", run.model), ("report", run.report), ("privacy card", run.card)):
+    page = run.no_card if run.no_card.exists() else run.card
+    card = ("privacy card" if privacy["guarantee"] else "no guarantee", page)
+    for name, path in (("model", run.model), ("report", run.report), card):
         console.print(f"[dim]{name:>12}[/]  {path}", highlight=False, soft_wrap=True)
 
 

@@ -1,0 +1,196 @@
+"""Membership inference on a finished run: can an adversary with its weights tell who was trained on?
+
+Members are training records, non-members held-out ones. Half of either is known to the adversary, which fits its attacks to
+them; what is reported comes from the other half. The same attacks are made on the weights before training, from which nothing
+can be learnt about anybody: where they succeed, the two sides differ of themselves, and the figures speak of that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from dpfed.audit import RECORDS
+from dpfed.audit.attacks import ATTACKS, Attack
+from dpfed.audit.keeping import keep
+from dpfed.audit.rates import CONFIDENCE, Rate, auc, best_threshold, least_epsilon, most_tpr, tpr_at_fpr
+from dpfed.audit.sides import Sides
+from dpfed.audit.signals import Signals, signals_of
+from dpfed.errors import UserError
+from dpfed.randomness import Randomness
+from dpfed.run import RunDirectory
+from dpfed.training.checkpoint import Checkpoints, load_weights
+from dpfed.training.session import assemble, loss_of
+from dpfed.watching import Silent, Watcher
+
+Weights = Literal["trained", "untrained"]
+FPRS = (0.01, 0.001)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a run guarantees.
+
+    Attributes:
+        epsilon: ``None``: nothing.
+        delta: its companion; also what `least_epsilon` reckons with where nothing is promised.
+    """
+
+    epsilon: float | None
+    delta: float
+
+    def most_tpr(self, fpr: float) -> float | None:
+        """The highest true positive rate that it leaves room for; ``None`` without a guarantee."""
+        return None if self.epsilon is None else most_tpr(fpr, self.epsilon, self.delta)
+
+
+@dataclass(frozen=True)
+class Operating:
+    """An attack at one false positive rate.
+
+    Attributes:
+        fpr: the rate.
+        tpr: true positive rate.
+        most: the highest that the run's (epsilon, delta) allows any attack; ``None`` without a guarantee.
+    """
+
+    fpr: float
+    tpr: Rate
+    most: float | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one attack achieved on one set of weights.
+
+    Attributes:
+        attack: its name.
+        title: the same for people.
+        weights: the run's, or those before training.
+        auc: area under the curve of true over false positive rates.
+        points: at the false positive rates that so many records can resolve.
+        epsilon_shown: no run with a smaller epsilon is compatible with this outcome, at the joint confidence of all attacks;
+            0 says that the attack shows nothing, never that there is nothing.
+    """
+
+    attack: str
+    title: str
+    weights: Weights
+    auc: Rate
+    points: tuple[Operating, ...]
+    epsilon_shown: float
+
+
+@dataclass(frozen=True)
+class MembershipAudit:
+    """Result of an audit: private, as it follows from the records exactly.
+
+    Attributes:
+        name: of the run.
+        public: all records that were looked at are public.
+        members: attacked members; as many again, or one more, were known to the adversary, and the references.
+        non_members: attacked non-members.
+        promise: of the run.
+        outcomes: of every attack on the trained and on the untrained weights.
+    """
+
+    name: str
+    public: bool
+    members: int
+    non_members: int
+    promise: Promise
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def differ_untrained(self) -> bool:
+        """Whether the two sides can be told apart without any training, so that nothing follows for the run."""
+        untrained = [outcome for outcome in self.outcomes if outcome.weights == "untrained"]
+        return any(outcome.epsilon_shown > 0 for outcome in untrained)
+
+
+def audit_membership(
+    folder: str | Path,
+    non_members: str | Path | None = None,
+    records: int = RECORDS,
+    watcher: Watcher | None = None,
+    randomness: Randomness | None = None,
+) -> tuple[Path, MembershipAudit]:
+    """Attacks a finished run, and writes what comes of it to ``RUN/audit/membership.json``, for its owner's eyes only.
+
+    Args:
+        folder: a run directory, on the machine where its records are.
+        non_members: a store of records that the run never saw; default: the held-out records of its own store.
+        records: at most so many of either side; 0: all.
+        watcher: sees the stages.
+        randomness: of the choice of records and of their views; default: fresh.
+
+    Returns:
+        The file, and what is in it.
+
+    Raises:
+        UserError: for a run that is unfinished or whose records are elsewhere, or too few records on either side.
+    """
+    run = _finished(folder)
+    parts, watcher = assemble(run.config()), watcher or Silent()
+    sides = Sides.draw(parts, non_members, records, randomness or Randomness.fresh())
+    privacy = json.loads(run.results.read_text(encoding="utf-8"))["privacy"]
+    promise = Promise(privacy["epsilon"] if privacy["guarantee"] else None, privacy["delta"])
+    outcomes: list[Outcome] = []
+    for weights, path in _weights(run).items():
+        load_weights(path, parts.model)
+        advance = watcher.stage(f"{weights} model", len(sides.member))
+        signals = signals_of(parts.model, loss_of(parts.config), sides.views(), sides.reference_views(), advance)
+        outcomes += attack_all(signals, sides.member, sides.known, weights, promise)
+    attacked = (int((~sides.known & side).sum()) for side in (sides.member, ~sides.member))
+    audit = MembershipAudit(parts.config.name, sides.public, *attacked, promise, tuple(outcomes))
+    return keep(run, "membership", dataclasses.asdict(audit)), audit
+
+
+def _finished(folder: str | Path) -> RunDirectory:
+    run = RunDirectory.open(folder)
+    if run.terms.is_file() and not run.simulation.is_file():
+        raise UserError(
+            f"{folder} is the run of a federation: its training records are at the sites, and none can be audited here."
+        )
+    if not run.finished:
+        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` goes on with it; audit it then.")
+    return run
+
+
+def _weights(run: RunDirectory) -> dict[Weights, Path]:
+    saved = Checkpoints(run.checkpoints, 1).paths()
+    if len(saved) < 2:
+        raise UserError(f"{run.checkpoints} must hold the weights before training and the last ones: restore the checkpoints.")
+    return {"trained": saved[-1], "untrained": saved[0]}
+
+
+def attack_all(
+    signals: Signals, member: Tensor, known: Tensor, weights: Weights, promise: Promise, attacks: Sequence[Attack] = ATTACKS
+) -> list[Outcome]:
+    """Makes every attack on one set of weights.
+
+    Args:
+        signals: of n records.
+        member: ``(n,)`` bool.
+        known: ``(n,)`` bool: to these the attacks are fitted, the others are attacked.
+        weights: which these are.
+        promise: of the run.
+        attacks: which.
+    """
+    error = (1 - CONFIDENCE) / len(attacks)  # so that all lower bounds of epsilon hold together
+    outcomes = []
+    for attack in attacks:
+        scores = attack.fit(signals.rows(known), member[known])(signals)
+        yes, no, fit_yes, fit_no = (scores[(side & half).numpy()] for half in (~known, known) for side in (member, ~member))
+        threshold = best_threshold(fit_yes, fit_no, promise.delta, error)
+        counts = int((yes > threshold).sum()), len(yes), int((no > threshold).sum()), len(no)
+        points = tuple(Operating(fpr, tpr_at_fpr(yes, no, fpr), promise.most_tpr(fpr)) for fpr in FPRS if fpr * len(no) >= 1)
+        shown = float(least_epsilon(*counts, promise.delta, error))
+        outcomes.append(Outcome(attack.name, attack.title, weights, auc(yes, no), points, shown))
+    return outcomes

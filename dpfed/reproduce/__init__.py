@@ -1,0 +1,1 @@
+"""Runs the experiments of the papers and puts our figures beside theirs."""

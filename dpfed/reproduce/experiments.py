@@ -1,0 +1,273 @@
+"""The experiments that `dpfed reproduce` knows, each a few lines: which runs it compares and what it draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dpfed.errors import UserError, nearest
+from dpfed.reproduce.checkout import in_checkout
+from dpfed.reproduce.datasets import CAPTIONED, IMAGES, SHAPES
+from dpfed.toml_file import read_toml
+
+Chart = Literal["bars", "steps", "loss", "line", "snr", "mechanism"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run of an experiment, for each epsilon.
+
+    Attributes:
+        label: of the run or of its curve; the method's name in the paper.
+        changes: to the configuration, by key such as ``bounding.group_size``.
+        setting: the column of the published figures that tells runs of one method apart.
+        x: where the run stands on the horizontal axis of a line.
+        untrained: the figures of the model before that run: the paper's "Base".
+    """
+
+    label: str
+    changes: dict[str, Any]
+    setting: str = ""
+    x: float | None = None
+    untrained: bool = False
+
+    @property
+    def method(self) -> str:
+        """``bounding.method``."""
+        return self.changes.get("bounding.method", "group")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of a paper, or one of our own.
+
+    Attributes:
+        name: on the command line.
+        title: for people.
+        data: the data sets that it is run on.
+        variants: the runs that it compares.
+        charts: what is drawn.
+        epsilons: the promises at which every variant is trained.
+        table: of the DP-GCL paper, whose figures stand beside ours; ``None`` for a figure, of which no numbers are printed.
+        axis: the name of `Variant.x`.
+        largest_on_cpu: variants beyond this `x` are left out at ``--scale cpu``.
+        on_the_way: evaluations (or, for the loss, checkpoints) during training.
+        raw: needs raw diagnostics, and so public records.
+        timed: the steps of the methods are timed in turns, which wants public records, too.
+        sweep: the file in ``configs/sweeps/`` that has the variants.
+        pretrained: it is about the pretrained towers, which ``--scale cpu`` does not have.
+    """
+
+    name: str
+    title: str
+    data: tuple[str, ...]
+    variants: tuple[Variant, ...] = ()
+    charts: tuple[Chart, ...] = ("bars",)
+    epsilons: tuple[float, ...] = (10.0,)
+    table: str | None = None
+    axis: str = ""
+    largest_on_cpu: float | None = None
+    on_the_way: int = 0
+    raw: bool = False
+    timed: bool = False
+    sweep: str | None = None
+    pretrained: bool = False
+
+    @property
+    def needs_public(self) -> bool:
+        """Whether it looks at what no epsilon covers: raw figures of single steps, and how long they take."""
+        return self.raw or self.timed
+
+    @property
+    def all_variants(self) -> tuple[Variant, ...]:
+        """Its own variants, or those of its sweep file.
+
+        Raises:
+            UserError: if that file is not there.
+        """
+        if self.sweep is None:
+            return self.variants
+        runs = read_toml(in_checkout("configs", "sweeps", f"{self.sweep}.toml"), "sweep")["run"]
+        return tuple(Variant("DP-GCL", run["set"], setting=run["name"]) for run in runs)
+
+    def chosen(self, scale: str, methods: Iterable[str] | None) -> tuple[Variant, ...]:
+        """The variants that are run.
+
+        Args:
+            scale: ``cpu`` or ``gpu``.
+            methods: values of ``bounding.method``; ``None``: all.
+
+        Raises:
+            UserError: for a method that the experiment does not compare.
+        """
+        variants = self.all_variants
+        offered = {variant.method for variant in variants}
+        wanted = offered if methods is None else set(methods)
+        for method in sorted(wanted - offered):
+            raise UserError(f"{self.name} does not compare a method '{method}'; {nearest(method, offered)}")
+        limit = self.largest_on_cpu if scale == "cpu" else None
+        return tuple(v for v in variants if v.method in wanted and (limit is None or v.x is None or v.x <= limit))
+
+    def count(self, scale: str) -> int:
+        """How many runs it trains: one for each variant and epsilon, and a single one where there is no privacy."""
+        trained = [variant for variant in self.chosen(scale, None) if not variant.untrained]
+        without = sum(variant.method == "none" for variant in trained)
+        return without + (len(trained) - without) * len(self.epsilons)
+
+
+def _method(label: str, method: str, **rest: Any) -> Variant:
+    return Variant(label, {"bounding.method": method}, **rest)
+
+
+BASE = _method("Base", "group", untrained=True)
+GROUP = _method("DP-GCL", "group")
+BASELINES = (_method("DP-SGD", "sample"), _method("Logit-DP", "logit"), _method("DP-CLIP", "batch"))
+COMPARED = (*BASELINES, GROUP)
+EVERYWHERE = (*IMAGES, *CAPTIONED, SHAPES.name)
+_BATCHES = tuple(16 * 2**power for power in range(8))
+_GROUP_SIZES = tuple(2**power for power in range(1, 9))
+
+
+def _along(key: str, values: Iterable[float], variants: Iterable[Variant]) -> tuple[Variant, ...]:
+    """Every variant at every value of a key."""
+    return tuple(Variant(v.label, {**v.changes, key: value}, x=value) for v in variants for value in values)
+
+
+def _group_sizes(augmentations: int) -> tuple[Variant, ...]:
+    """Figures 4 and 9: each group size with a promise and without any."""
+    with_views = {"objective.augmentations": augmentations}
+    words = "with" if augmentations else "without"
+    private = Variant(f"epsilon 10, {words} augmentation", {"bounding.method": "group", **with_views})
+    return _along("bounding.group_size", _GROUP_SIZES, [private])
+
+
+_EXPERIMENTS = (
+    Experiment(
+        "table1",
+        "Linear probe and 3-NN accuracy of every method (DP-GCL, Table 1)",
+        IMAGES,
+        (BASE, *COMPARED),
+        epsilons=(1.0, 10.0),
+        table="1",
+    ),
+    Experiment(
+        "table3",
+        "Retrieval accuracy of every method (DP-GCL, Table 3)",
+        (*CAPTIONED, SHAPES.name),
+        (BASE, *COMPARED),
+        epsilons=(1.0, 10.0),
+        table="3",
+    ),
+    Experiment(
+        "table4",
+        "What groups (BGC) and further views of negatives (ISA) add (DP-GCL, Table 4)",
+        EVERYWHERE,
+        (
+            _method("DP-CLIP", "batch", setting="neither"),
+            Variant("DP-GCL", {"objective.augmentations": 0}, setting="bgc"),
+            Variant("DP-GCL", {"objective.augmentations": 1}, setting="bgc+isa"),
+        ),
+        table="4",
+    ),
+    Experiment(
+        "table5",
+        "Which attention projections get adapters (DP-GCL, Table 5)",
+        CAPTIONED,
+        table="5",
+        sweep="table5",
+        pretrained=True,
+    ),
+    Experiment("table6", "How many further views of each negative (DP-GCL, Table 6)", CAPTIONED, table="6", sweep="table6"),
+    Experiment(
+        "table7",
+        "One image and one text augmentation at a time (DP-GCL, Table 7)",
+        ("cuhk-pedes",),
+        table="7",
+        sweep="table7",
+    ),
+    Experiment(
+        "table13",
+        "What privacy costs: epsilon 10 and no privacy (DP-GCL, Table 13)",
+        EVERYWHERE,
+        (_method("Non-Private", "none"), GROUP),
+        table="13",
+    ),
+    Experiment(
+        "figure2",
+        "Accuracy during training (DP-GCL, Figure 2)",
+        EVERYWHERE,
+        COMPARED,
+        charts=("steps",),
+        on_the_way=10,
+    ),
+    Experiment(
+        "figure3",
+        "Accuracy against batch size (DP-GCL, Figure 3)",
+        EVERYWHERE,
+        _along("privacy.batch", _BATCHES, COMPARED),
+        charts=("line",),
+        axis="batch B",
+        largest_on_cpu=512,
+    ),
+    Experiment(
+        "figure4",
+        "Accuracy and signal-to-noise ratio of the first gradient against group size (DP-GCL, Figures 4 and 9)",
+        EVERYWHERE,
+        (
+            *_along("bounding.group_size", _GROUP_SIZES, [_method("without privacy", "none")]),
+            *_group_sizes(augmentations=0),
+            *_group_sizes(augmentations=1),
+        ),
+        charts=("line", "snr"),
+        axis="group size S",
+        largest_on_cpu=64,
+        raw=True,
+    ),
+    Experiment("figure5", "Which image tower (DP-GCL, Figure 5)", CAPTIONED, sweep="figure5", pretrained=True),
+    Experiment(
+        "figure6",
+        "Accuracy against epsilon (DP-GCL, Figure 6)",
+        EVERYWHERE,
+        _along("privacy.epsilon", (0.2, 1.0, 5.0, 10.0, 15.0, 20.0), [GROUP]),
+        charts=("line",),
+        axis="epsilon",
+    ),
+    Experiment(
+        "figure8",
+        "Loss on held-out groups over that before training (DP-GCL, Figure 8)",
+        EVERYWHERE,
+        COMPARED,
+        charts=("loss",),
+        on_the_way=20,
+    ),
+    Experiment(
+        "methods",
+        "Every method on the same records at the same promise; only bounding.method differs",
+        (SHAPES.name,),
+        (
+            _method("group", "group"),
+            _method("batch", "batch"),
+            _method("sample", "sample"),
+            _method("logit", "logit"),
+            _method("released", "released"),
+            _method("dpcl", "dpcl"),
+            _method("none", "none"),
+        ),
+        charts=("mechanism",),
+        epsilons=(8.0,),
+        timed=True,
+    ),
+)
+EXPERIMENTS = {experiment.name: experiment for experiment in _EXPERIMENTS}
+
+
+def experiment(name: str) -> Experiment:
+    """An experiment by name.
+
+    Raises:
+        UserError: if there is none.
+    """
+    if name not in EXPERIMENTS:
+        raise UserError(f"there is no experiment '{name}': {nearest(name, EXPERIMENTS)} `dpfed reproduce --list` has them all.")
+    return EXPERIMENTS[name]

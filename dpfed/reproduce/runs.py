@@ -1,0 +1,191 @@
+"""The runs of an experiment: their configurations, where each is kept, and training what is not there yet."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfed.config import Config, parse_config
+from dpfed.data.importers import detect
+from dpfed.data.layout import is_store
+from dpfed.data.opening import open_records
+from dpfed.errors import UserError
+from dpfed.models.building import settled
+from dpfed.pretraining import pretrain, with_absolute_paths
+from dpfed.reproduce.checkout import in_checkout
+from dpfed.reproduce.datasets import DataSet, Scale
+from dpfed.reproduce.experiments import Experiment, Variant
+from dpfed.run import RunDirectory
+from dpfed.toml_file import read_toml
+from dpfed.watching import Watcher, import_progress
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for.
+
+    Attributes:
+        experiment: which.
+        data: on which data set.
+        scale: the paper's settings, or what a CPU can do.
+        epsilons: the promises.
+        methods: values of ``bounding.method``; ``None``: all that the experiment compares.
+        path: where the records are.
+        public: the user says that anyone may see them.
+        out: the folder for runs and results.
+    """
+
+    experiment: Experiment
+    data: DataSet
+    scale: Scale
+    epsilons: tuple[float, ...]
+    methods: tuple[str, ...] | None
+    path: Path
+    public: bool
+    out: Path
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that an experiment needs.
+
+    Attributes:
+        variant: what it is in the experiment.
+        epsilon: of its promise, infinity without privacy.
+        config: its configuration, named after its data, its method and a hash of everything else.
+        folder: of the run; runs with one configuration share it, whatever experiment asks for them.
+    """
+
+    variant: Variant
+    epsilon: float
+    config: Config
+    folder: Path
+
+
+def plan_runs(request: Request) -> list[Planned]:
+    """All runs of an experiment, nothing trained yet.
+
+    Raises:
+        UserError: for records that are not there, for private ones where an experiment needs public ones, and for whatever a
+            configuration refuses.
+    """
+    experiment = request.experiment
+    if experiment.pretrained and request.scale == "cpu":
+        raise UserError(f"{experiment.name} is about pretrained towers, which --scale cpu replaces by small ones: --scale gpu.")
+    if experiment.needs_public and not (request.public or request.data.generated):
+        raise UserError(
+            f"{experiment.name} writes raw figures of single steps, which no epsilon covers: say --public if everyone may see "
+            f"the records of {request.data.name}, or choose another experiment."
+        )
+    own = experiment.axis == "epsilon"
+    if own and request.epsilons != experiment.epsilons:
+        raise UserError(f"{experiment.name} goes through values of epsilon of its own: leave --epsilon out.")
+    base = _base(request)
+    planned: dict[tuple[str, str, Path], Planned] = {}  # without privacy, or with an epsilon of its own, a variant is one run
+    for epsilon in request.epsilons:
+        for variant in experiment.chosen(request.scale, request.methods):
+            config = _config(base, request, variant, epsilon)
+            spent, folder = config.privacy.epsilon, request.out / "runs" / config.name
+            item = Planned(variant, math.inf if spent is None else spent, config, folder)
+            planned.setdefault((variant.label, variant.setting, folder), item)
+    return list(planned.values())
+
+
+def train(planned: list[Planned], watcher: Watcher) -> None:
+    """Trains every run once: finished ones are kept, interrupted ones resumed.
+
+    Raises:
+        UserError: whatever `pretrain` refuses; runs that are finished by then stay.
+    """
+    runs = {item.folder: item.config for item in planned}
+    advance = watcher.stage("runs", len(runs))
+    for done, (folder, config) in enumerate(runs.items(), start=1):
+        watcher.note(f"{config.name}: {'is there' if RunDirectory(folder).finished else 'is trained'}")
+        pretrain(config, folder, watcher, again=True)
+        advance(done)
+
+
+def require_public(planned: list[Planned], watcher: Watcher) -> None:
+    """Refuses private records: what the user says of a path is not what the store says of its records.
+
+    Raises:
+        UserError: if the store of the records is not marked as public.
+    """
+    store = open_records(settled(planned[0].config).data, import_progress(watcher))
+    if not store.public:
+        raise UserError(
+            f"the records of {store.name} are not marked as public, and raw figures of single steps give them away: import "
+            "them with data.public = true if everyone may see them."
+        )
+
+
+def differences(request: Request, planned: list[Planned]) -> str:
+    """What the scale is, in a sentence, for every output."""
+    if request.data.generated:
+        return f"{request.data.name}: generated records and a small model, {_size(planned[0].config)}."
+    if request.scale == "gpu":
+        return f"Scale gpu: the paper's settings ({_size(planned[0].config)})."
+    whole = plan_runs(dataclasses.replace(request, scale="gpu"))[0].config
+    return (
+        f"Scale cpu: {_size(planned[0].config)}, where the paper has {_size(whole)}. The figures are not comparable with the "
+        "paper's; only the order of the methods may be."
+    )
+
+
+def _size(config: Config) -> str:
+    model = config.model.architecture or f"{config.model.image} of width {config.model.width}"
+    return f"{model}, B = {config.privacy.batch:,}, T = {config.privacy.steps:,}"
+
+
+def _base(request: Request) -> dict[str, Any]:
+    """The data set's configuration at the scale, before any variant's changes."""
+    tree = read_toml(in_checkout("configs", request.data.config), "config")
+    if not request.data.generated:
+        if not request.path.exists():
+            raise UserError(f"there is nothing at {request.path}: give the place of {request.data.name} with --path.")
+        source = "store" if is_store(request.path) else detect(request.path)
+        for key, value in {"source": source, "path": str(request.path), "public": request.public}.items():
+            _put(tree, f"data.{key}", value)
+    if request.scale == "cpu":
+        for key, value in request.data.cpu.items():
+            _put(tree, key, value)
+    return tree
+
+
+def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: float) -> Config:
+    tree = copy.deepcopy(base)
+    _put(tree, "privacy.epsilon", epsilon)
+    for key, value in variant.changes.items():
+        _put(tree, key, value)
+    method = variant.method
+    steps = tree["privacy"]["steps"]
+    if method == "none":
+        _put(tree, "privacy.epsilon", None)
+    elif request.experiment.raw:
+        _put(tree, "diagnostics", "raw")
+    every = max(1, steps // request.experiment.on_the_way) if request.experiment.on_the_way else 0
+    if "loss" in request.experiment.charts:
+        _put(tree, "training.checkpoint_every", every)
+        _put(tree, "training.keep", steps)
+    else:
+        _put(tree, "evaluation.every", every)
+    tree["name"] = "unnamed"
+    config = with_absolute_paths(parse_config(tree, f"{request.experiment.name}, {variant.label}"))
+    digest = hashlib.blake2b(config.dump().encode(), digest_size=5).hexdigest()
+    return config.model_copy(update={"name": f"{request.data.name}-{method}-{digest}"})
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Sets ``section.key``, or a whole section; ``None`` takes it out."""
+    *sections, last = key.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+    if value is None:
+        tree.pop(last, None)
+    else:
+        tree[last] = copy.deepcopy(value)

@@ -1,0 +1,199 @@
+"""The audit of a run: whom it looks at, what it writes and who may read that, and what it refuses."""
+
+import json
+import shutil
+import stat
+import sys
+
+import numpy as np
+import pytest
+
+from dpfed.audit.membership import audit_membership
+from dpfed.audit.sides import Sides
+from dpfed.audit.signals import REFERENCES
+from dpfed.cli import main
+from dpfed.cli.terminal import console
+from dpfed.data.shapes import write_shapes
+from dpfed.errors import UserError
+from dpfed.privacy.accounting import epsilon as accounted
+from dpfed.randomness import Randomness
+from dpfed.run import RunDirectory
+from dpfed.training.session import assemble
+
+
+@pytest.fixture(scope="module")
+def audit(audited):
+    return audited, *audit_membership(audited.path, records=200)
+
+
+@pytest.fixture
+def run(audited, tmp_path) -> RunDirectory:
+    """A copy of the run, to break."""
+    shutil.copytree(audited.path, tmp_path / "run", ignore=shutil.ignore_patterns("audit"))
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.fixture
+def parts(audited):
+    return assemble(audited.config())
+
+
+def command(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
+    monkeypatch.setattr(console, "width", 160)
+    monkeypatch.setattr(sys, "argv", ["dpfed", "audit", "membership", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    captured = capsys.readouterr()
+    return ended.value.code or 0, captured.out, captured.err
+
+
+def test_the_file_is_for_its_owner_only_and_the_card_says_so_once(audit, at_chance):
+    run, path, _ = audit
+    assert path == run.path / "audit" / "membership.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert [file.name for file in path.parent.iterdir()] == ["membership.json"]
+    audit_membership(run.path, records=200)
+    card = run.card.read_text()
+    assert card.count("dpfed audit") == 1 and card.startswith("# Privacy card of audited\n")
+
+
+def test_the_file_holds_figures_and_nothing_about_any_record(audit, shapes):
+    _, path, result = audit
+    text = path.read_text()
+    written = json.loads(text)
+    assert (written["members"], written["non_members"]) == (result.members, result.non_members) == (100, 100)
+    assert [(o["attack"], o["weights"]) for o in written["outcomes"]] == [(o.attack, o.weights) for o in result.outcomes]
+    assert {o.weights for o in result.outcomes} == {"trained", "untrained"} and len(result.outcomes) == 10
+    assert not any(id in text for id in shapes.ids(np.arange(len(shapes))))
+    assert not any(isinstance(value, list) and len(value) > 10 for value in written.values())
+
+
+def test_the_promise_is_the_run_s(audit):
+    run, _, result = audit
+    plan = assemble(run.config()).plan
+    assert result.promise.delta == plan.delta
+    spent = accounted(plan.noise_multiplier, plan.sampling_rate, 2, plan.delta)
+    assert result.promise.epsilon == pytest.approx(spent)
+    assert result.outcomes[0].points[0].most == pytest.approx(min(1, np.exp(spent) * 0.01 + plan.delta), rel=1e-6)
+
+
+def test_sides_keep_apart(parts):
+    sides = Sides.draw(parts, None, 0, Randomness.from_seed(3))
+    train = set(parts.store.split("train"))
+    members, unseen = map(set, sides.rows)
+    assert members <= train and not unseen & train and set(sides.references) <= train - members
+    assert (len(members), len(unseen)) == (600 - REFERENCES, 200)
+    halves = [int((side & half).sum()) for side in (sides.member, ~sides.member) for half in (sides.known, ~sides.known)]
+    assert halves == [285, 284, 100, 100]
+    other = Sides.draw(parts, None, 200, Randomness.from_seed(4))
+    assert set(other.rows[0]) < train and set(other.rows[0]) != set(sorted(train)[:200])  # drawn, not the first
+
+
+def test_records_that_share_a_unit_or_an_id_with_a_member_are_no_non_members(parts, monkeypatch):
+    store = parts.store
+    held_out, train = np.flatnonzero(~np.isin(np.arange(len(store)), store.split("train"))), store.split("train")
+    store.units = store.keys.copy()
+    store.units[held_out[0]] = store.units[train[0]]
+    with pytest.raises(UserError, match="got 199 held-out records"):
+        Sides.draw(parts, None, 0, Randomness.fresh())
+    monkeypatch.setattr("dpfed.audit.sides._LEAST", 199)
+    assert held_out[0] not in Sides.draw(parts, None, 0, Randomness.fresh()).rows[1]
+    with pytest.raises(UserError, match="got 200 held-out"):  # the run's own store: its training records are never non-members
+        monkeypatch.setattr("dpfed.audit.sides._LEAST", 201)
+        Sides.draw(parts, store.path, 0, Randomness.fresh())
+
+
+def test_non_members_may_come_from_another_store(audited, tmp_path, at_chance):
+    write_shapes(tmp_path / "other", train=820, validation=0, test=10)  # its first 600 have the ids of the members
+    _, audit = audit_membership(audited.path, tmp_path / "other", records=0)
+    assert (audit.members, audit.non_members) == ((600 - REFERENCES) // 2, 230 // 2)
+
+
+def test_views_of_a_side_are_the_models_and_differ_between_draws(parts):
+    sides = Sides.draw(parts, None, 200, Randomness.from_seed(3))
+    views = next(sides.views())
+    assert views["image"].shape == (5, 1, 3, 16, 16) and views["text"].shape[:2] == (5, 1)
+    assert not views["image"][0].equal(views["image"][1])
+
+
+def test_figures_of_private_records_are_printed_only_on_request(run, monkeypatch, capsys, at_chance):
+    code, out, _ = command(monkeypatch, capsys, run.path, "--records", 200)
+    assert code == 0 and "EncoderMI" in out and "epsilon shown" in out and "most that the promise allows" in out
+    monkeypatch.setattr(Sides, "public", False)
+    code, out, err = command(monkeypatch, capsys, run.path, "--records", 200)
+    assert (
+        code == 0
+        and "--show" in out
+        and "membership.json" in "".join(out.split())
+        and "EncoderMI" not in out
+        and "%" not in out
+    )
+    code, out, _ = command(monkeypatch, capsys, run.path, "--records", 200, "--json")
+    assert code == 0 and json.loads(out).keys() == {"file"}
+    code, out, _ = command(monkeypatch, capsys, run.path, "--records", 200, "--show", "--json")
+    assert code == 0 and json.loads(out)["members"] == 100
+
+
+def test_a_run_without_a_guarantee_has_no_bound(run, at_chance):
+    results = json.loads(run.results.read_text())
+    results["privacy"]["guarantee"] = False
+    run.results.write_text(json.dumps(results))
+    _, audit = audit_membership(run.path, records=200)
+    assert audit.promise.epsilon is None and all(point.most is None for o in audit.outcomes for point in o.points)
+
+
+def _unfinished(run):
+    run.results.unlink()
+    return [], "is not finished"
+
+
+def _federated(run):
+    run.terms.write_text("{}")
+    return [], "federation"
+
+
+def _no_checkpoints(run):
+    shutil.rmtree(run.checkpoints)
+    return [], "restore the checkpoints"
+
+
+def _too_few(run):
+    return ["--records", 50], "at least 200 non-members"
+
+
+def _no_such_store(run):
+    return ["--non-members", run.path / "nothing"], "nothing"
+
+
+def _records_are_gone(run):
+    config = run.path / "config.toml"
+    config.write_text(config.read_text().replace('/shapes"', '/moved"'))
+    return [], "moved"
+
+
+@pytest.mark.parametrize(
+    "damage", [_unfinished, _federated, _no_checkpoints, _too_few, _no_such_store, _records_are_gone], ids=lambda f: f.__name__
+)
+def test_what_cannot_be_audited_is_refused_in_one_sentence(run, damage, monkeypatch, capsys):
+    arguments, expected = damage(run)
+    code, _, err = command(monkeypatch, capsys, run.path, *arguments)
+    assert code == 2 and err.startswith("error: ") and expected in err and "Traceback" not in err
+    assert not (run.path / "audit").exists()
+
+
+@pytest.mark.slow
+def test_a_model_that_overfits_is_found_out_and_a_private_one_is_not(tmp_path):
+    """The whole way, with a real model: 400 records learnt by heart."""
+    from benchmarks.membership import configuration
+    from dpfed.config import parse_config
+    from dpfed.pretraining import pretrain
+
+    write_shapes(tmp_path / "shapes", train=431, validation=0, test=400)
+    shown = {}
+    for method, promise in {"none": {}, "group": {"epsilon": 2.0}}.items():
+        tree = configuration(tmp_path / "shapes", method, promise)
+        tree["privacy"] |= {"batch": 128, "steps": 300}
+        _, audit = audit_membership(pretrain(parse_config(tree), tmp_path / method).path)
+        assert not audit.differ_untrained
+        shown[method] = max(o.epsilon_shown for o in audit.outcomes if o.weights == "trained")
+    assert shown["none"] > 0.5 and shown["group"] <= 2.0

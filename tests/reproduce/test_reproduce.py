@@ -1,0 +1,265 @@
+"""Experiments: what is trained and how often, what is refused, and that every output says what it is."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+import typer
+from typer.testing import CliRunner
+
+from dpfed.cli import reproduce as command
+from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.errors import UserError
+from dpfed.reproduce.datasets import DATA_SETS, RETRIEVAL, DataSet
+from dpfed.reproduce.experiments import EXPERIMENTS, Experiment, Variant, experiment
+from dpfed.reproduce.held_out import relative_losses
+from dpfed.reproduce.outcome import reproduce
+from dpfed.reproduce.page import write
+from dpfed.reproduce.runs import Request, plan_runs
+from dpfed.run import RunDirectory
+from dpfed.training.coordinator import Coordinator
+
+BASE = Variant("Base", {"bounding.method": "group"}, untrained=True)
+GROUP = Variant("DP-GCL", {"bounding.method": "group"})
+NONE = Variant("Non-Private", {"bounding.method": "none"})
+SMALL = Experiment("small", "Small", ("fashion-mnist",), (BASE, GROUP, NONE), epsilons=(4.0, 10.0))
+
+
+class Killed(BaseException):
+    """Stands for the process ending right here."""
+
+
+@pytest.fixture
+def data(tiny, tmp_path) -> DataSet:
+    """The tiny configuration as a data set that needs no path, by the name of one that the paper has."""
+    tiny["privacy"]["steps"] = 4
+    tiny["evaluation"] = {"tasks": ["retrieval"], "records": 50}
+    path = tmp_path / "tiny.toml"
+    path.write_text(tomli_w.dumps(tiny))
+    return DataSet("fashion-mnist", str(path), RETRIEVAL, generated=True)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    """Where runs are kept from test to test: what one has trained, the next one finds."""
+    return tmp_path_factory.mktemp("reproduce")
+
+
+@pytest.fixture
+def request_for(data, kept):
+    def make(chosen: Experiment = SMALL, **changes) -> Request:
+        whole = Request(chosen, data, "cpu", chosen.epsilons, None, kept / "none", False, kept)
+        return dataclasses.replace(whole, **changes)
+
+    return make
+
+
+@pytest.fixture
+def steps(monkeypatch) -> list[int]:
+    """One entry for each noisy step that is taken."""
+    real, taken = Coordinator.apply, []
+
+    def apply(self, step, total):
+        taken.append(step)
+        return real(self, step, total)
+
+    monkeypatch.setattr(Coordinator, "apply", apply)
+    return taken
+
+
+def test_each_configuration_is_trained_once_and_kept(request_for, steps, kept):
+    assert not list(kept.iterdir()), "this test must come first"
+    outcome = reproduce(request_for())
+    assert len(steps) == SMALL.count("cpu") * 4 == 3 * 4  # two promises and, once, no privacy; "Base" is no run of its own
+    assert {row.method for row in outcome.rows} == {"group", "none"}
+    again = reproduce(request_for())
+    assert len(steps) == 12
+    assert again.rows == outcome.rows
+    reproduce(request_for(dataclasses.replace(SMALL, name="other"), epsilons=(10.0,)))
+    assert len(steps) == 12, "a run that another experiment has made was made again"
+
+
+def test_curves_at_several_promises_are_told_apart(request_for):
+    outcome = reproduce(request_for())
+    assert sorted(outcome.labels.values()) == ["DP-GCL, epsilon 10", "DP-GCL, epsilon 4", "Non-Private"]
+    names = [(row.label, row.epsilon) for row in outcome.rows if row.metric == RETRIEVAL[0]]
+    assert len(names) == len(set(names)) == 2 * 2 + 1
+
+
+def test_base_is_the_untrained_model_of_the_run(request_for):
+    outcome = reproduce(request_for(epsilons=(10.0,), methods=("group",)))
+    base, trained = (next(row for row in outcome.rows if row.label == name) for name in ("Base", "DP-GCL"))
+    assert base.run == trained.run
+    evaluations = outcome.runs[base.run].evaluations
+    for row, model in ((base, "untrained"), (trained, "trained")):
+        assert row.ours == 100 * next(e["value"] for e in evaluations if (e["name"], e["model"]) == (row.metric, model))
+
+
+def test_an_interrupted_experiment_goes_on(request_for, monkeypatch, tmp_path):
+    real, calls = Coordinator.apply, itertools.count(1)
+
+    def apply(self, step, total):
+        if next(calls) == 4:
+            raise Killed
+        return real(self, step, total)
+
+    monkeypatch.setattr(Coordinator, "apply", apply)
+    request = request_for(epsilons=(10.0,), methods=("group",), out=tmp_path)
+    with pytest.raises(Killed):
+        reproduce(request)
+    outcome = reproduce(request)
+    assert next(calls) == 4 + 1 + 1, "steps that were released before were taken again"
+    assert outcome.runs.popitem()[1].results["privacy"]["steps_charged"] == 4
+
+
+def test_raw_figures_are_for_public_records_only(request_for, shapes, kept, tmp_path):
+    raw = dataclasses.replace(SMALL, charts=("snr",), raw=True)
+    mine = DataSet("cifar10", request_for().data.config, RETRIEVAL)
+    with pytest.raises(UserError, match="--public"):
+        plan_runs(request_for(raw, data=mine, path=shapes.path))
+    private = tmp_path / "private"
+    with StoreWriter(private, name="private", kind="image-text", size=16) as writer:
+        for number in range(100):
+            image = np.full((16, 16, 3), number, dtype=np.uint8)
+            writer.add(
+                RecordInput(str(number), image, captions=(f"number {number}",), split="test" if number < 20 else "train")
+            )
+    with pytest.raises(UserError, match="not marked as public"):
+        reproduce(request_for(raw, data=mine, path=private, public=True))
+    assert not list(kept.rglob("diagnostics.jsonl"))
+
+
+def test_records_must_be_there(request_for):
+    with pytest.raises(UserError, match="--path"):
+        plan_runs(request_for(experiment("table1"), data=DATA_SETS["cifar10"], path=Path("/nowhere")))
+
+
+@pytest.mark.parametrize("scale", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_valid_configurations(name, scale, shapes, tmp_path):
+    chosen = experiment(name)
+    for data in chosen.data:
+        request = Request(chosen, DATA_SETS[data], scale, chosen.epsilons, None, shapes.path, True, tmp_path)
+        if chosen.pretrained and scale == "cpu":
+            with pytest.raises(UserError, match="--scale gpu"):
+                plan_runs(request)
+            continue
+        planned = plan_runs(request)
+        assert len({item.folder for item in planned}) == chosen.count(scale)
+        for item in planned:
+            assert (item.epsilon == math.inf) == (item.config.bounding.method == "none")
+            assert (item.config.diagnostics == "raw") == (chosen.raw and item.config.bounding.method != "none")
+
+
+def test_the_paper_s_scale_is_the_paper_s_and_the_small_one_is_smaller(shapes, tmp_path):
+    for data in experiment("table1").data:
+        whole, small = (
+            plan_runs(Request(experiment("table1"), DATA_SETS[data], scale, (10.0,), ("group",), shapes.path, False, tmp_path))[
+                0
+            ]
+            for scale in ("gpu", "cpu")
+        )
+        config = whole.config
+        assert (config.model.image, config.privacy.batch, config.privacy.steps) == ("resnet18", 2048, 1200)
+        assert (config.bounding.group_size, config.objective.augmentations, config.privacy.epsilon) == (16, 1, 10.0)
+        assert small.config.privacy.batch < 2048
+        assert small.config.privacy.steps < 1200
+        assert small.config.model.image == "cnn"
+        assert small.config.objective == config.objective
+
+
+def test_methods_differ_in_their_method_alone(shapes, tmp_path):
+    chosen = experiment("methods")
+    planned = plan_runs(Request(chosen, DATA_SETS["shapes"], "cpu", (8.0,), None, shapes.path, False, tmp_path))
+    assert [item.config.bounding.method for item in planned] == [v.method for v in chosen.variants]
+    trees = [item.config.model_dump() for item in planned]
+    for tree in trees:
+        tree.pop("name")
+        tree["bounding"].pop("method")
+        tree["privacy"].pop("epsilon")
+    assert all(tree == trees[0] for tree in trees)
+
+
+def test_published_figures_stand_beside_ours(request_for, shapes):
+    beside_ours = dataclasses.replace(SMALL, table="1", epsilons=(10.0,))
+    measured = dataclasses.replace(request_for().data, metrics=("linear_probe_accuracy", "knn3_accuracy"))
+    outcome = reproduce(request_for(beside_ours, data=measured, methods=("group",)))
+    found = {(row.label, row.metric): row.published for row in outcome.rows}
+    assert found["Base", "linear_probe_accuracy"] == 76.0
+    assert found["DP-GCL", "knn3_accuracy"] == 82.8
+    none = reproduce(request_for(epsilons=(10.0,), methods=("none",)))  # an experiment that no table of the paper is beside
+    assert {row.published for row in none.rows} == {None}
+
+
+def test_every_output_says_what_it_is(request_for):
+    timed = dataclasses.replace(SMALL, epsilons=(10.0,), timed=True, charts=("bars", "mechanism"))
+    outcome = reproduce(request_for(timed))
+    files = write(outcome)
+    with open(files["figures"], newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["scale"], row["data"]) for row in rows} == {("cpu", "fashion-mnist")}
+    page = files["page"].read_text()
+    assert "B = 60, T = 4" in page
+    assert "because no guarantee holds for fashion-mnist-none" in page
+    assert "<style>" in page and "max-width: 1000px" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert sum(name.startswith("chart") for name in files) == 2
+
+
+def test_a_mechanism_is_that_of_the_run_s_plan(request_for):
+    timed = dataclasses.replace(SMALL, epsilons=(10.0,), timed=True)
+    group, none = reproduce(request_for(timed)).mechanisms
+    sigma = (
+        reproduce(request_for(epsilons=(10.0,), methods=("group",))).runs.popitem()[1].results["privacy"]["noise_multiplier"]
+    )
+    assert group.sensitivity == 2.0  # C = 1
+    assert group.noise == pytest.approx(2 * sigma / 15)  # K = 60 / 4
+    assert group.sound
+    assert 9.0 < group.epsilon <= 10.0
+    assert group.cost == 1.0
+    assert (none.sound, none.sensitivity, none.noise, none.epsilon) == (False, None, None, None)
+    assert none.seconds > 0
+
+
+def test_the_held_out_loss_starts_at_one_and_falls_without_noise(request_for):
+    curves = dataclasses.replace(SMALL, charts=("loss",), on_the_way=2, epsilons=(10.0,))
+    outcome = reproduce(request_for(curves, methods=("none",)))
+    ((name, curve),) = outcome.losses.items()
+    assert [step for step, _ in curve] == [0, 2, 4]
+    assert curve[0][1] == 1.0
+    assert curve[-1][1] < 1.0
+    assert relative_losses(RunDirectory.open(request_for().out / "runs" / name)) == curve
+
+
+def test_the_first_signal_to_noise_ratio_is_read(request_for):
+    sizes = tuple(Variant("DP-GCL", {"bounding.group_size": size}, x=float(size)) for size in (4, 10))
+    raw = dataclasses.replace(SMALL, variants=sizes, charts=("line", "snr"), raw=True, epsilons=(10.0,), axis="S")
+    outcome = reproduce(request_for(raw))
+    files = write(outcome)
+    assert len(outcome.ratios) == 2
+    assert all(ratio > 0 for ratio in outcome.ratios.values())
+    assert {"chart 1", "chart 2"} <= files.keys()
+
+
+def test_the_list_names_every_experiment():
+    app = typer.Typer()
+    command.register(app)
+    printed = CliRunner().invoke(app, ["--list"]).output
+    for name, chosen in EXPERIMENTS.items():
+        assert name in printed
+        assert chosen.title in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "methods", "message"), [("table99", None, "no experiment"), ("table1", ("dpcl",), "does not compare")]
+)
+def test_unknown_names_are_refused(name, methods, message, request_for):
+    with pytest.raises(UserError, match=message):
+        plan_runs(request_for(experiment(name), methods=methods))
