@@ -208,7 +208,7 @@ def carry_out(
     def keep_metrics(summary: StepSummary) -> None:
         if _due(summary, plan, max(1, plan.steps // _CURVE_POINTS)):
             run.append(
-                run.metrics, {"step": summary.done, "epsilon": ledger.epsilon if plan.private else None, **summary.figures()}
+                run.metrics, {"step": summary.done, "epsilon": ledger.epsilon if plan.promises else None, **summary.figures()}
             )
 
     def keep_checkpoint(summary: StepSummary) -> None:
@@ -314,6 +314,8 @@ def with_absolute_paths(config: Config) -> Config:
     model = config.model
     if model.weights is not None and Path(model.weights).expanduser().is_file():
         model = model.model_copy(update={"weights": str(Path(model.weights).expanduser().resolve())})
+    if model.anchors is not None:
+        model = model.model_copy(update={"anchors": str(Path(model.anchors).expanduser().resolve())})
     name = model.architecture or ""
     if name.startswith(LOCAL_DIR) or name.endswith(".json"):
         prefix = LOCAL_DIR if name.startswith(LOCAL_DIR) else ""

@@ -206,7 +206,7 @@ def _refuse_another_run(path: Path, config: Config) -> None:
         return
     kept = dict(_leaves(RunDirectory.open(path).config().model_dump(mode="json")))
     asked = dict(_leaves(config.model_dump(mode="json")))
-    changed = [key for key, value in asked.items() if not _agrees(key, value, kept[key])]
+    changed = [key for key in asked | kept if not _agrees(key, asked.get(key), kept.get(key))]
     if changed:
         raise UserError(
             f"{path} holds a run with another {', '.join(changed)}: choose another folder for this sweep, or another name."

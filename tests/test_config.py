@@ -104,3 +104,14 @@ def test_settings_that_would_be_ignored_are_refused(tree, words):
 def test_a_resolved_open_clip_configuration_reads_back():
     config = parse_config({"model": {"kind": "open_clip", "architecture": "ViT-B-32"}, "adaptation": {"image": "frozen"}})
     assert parse_config(tomllib.loads(config.dump())) == config
+
+
+def test_an_assignment_without_a_value_takes_a_key_out():
+    path = Path(__file__).parents[1] / "configs" / "quickstart.toml"
+    assert load_config(path).privacy.epsilon == 8.0
+    assert load_config(path, ["privacy.epsilon="]).privacy.epsilon is None
+
+
+def test_an_option_that_is_no_number_is_named():
+    with pytest.raises(UserError, match="'bounding.options.spread_out': expected a finite number"):
+        parse_config({"bounding": {"options": {"spread_out": [1]}}})

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfed.config import BoundingConfig, PrivacyConfig, parse_config
+from dpfed.config import BoundingConfig, Config, PrivacyConfig, parse_config
 from dpfed.data import sharding
 from dpfed.data.records import RecordStore, record_key
 from dpfed.data.sampling import owner_keys, protected_count
@@ -131,7 +131,9 @@ def test_every_owner_has_the_same_plan(stores: tuple[Path, Path], by: str, unit:
     privacy = PrivacyConfig(epsilon=4.0, batch=64, steps=10, unit=unit)
 
     def plan(store: RecordStore) -> PrivacyPlan:
-        return PrivacyPlan.from_config(protected_count(store, privacy), privacy, BoundingConfig(group_size=4))
+        return PrivacyPlan.from_config(
+            protected_count(store, privacy), Config(privacy=privacy, bounding=BoundingConfig(group_size=4))
+        )
 
     whole = RecordStore.open(stores[0])
     rows = whole.split("train")
