@@ -25,9 +25,13 @@ def figures(outcome: Outcome) -> dict[str, object]:
     """What the table says of each method, and the plan that they share."""
     methods = {}
     for mechanism in outcome.mechanisms:
-        rows = [row for row in outcome.rows if row.method == mechanism.method]
-        own = dataclasses.asdict(mechanism)
-        methods[own.pop("method")] = own | {row.metric: round(row.ours / 100, 4) for row in rows}
+        own, best = dataclasses.asdict(mechanism), outcome.best(mechanism.method)
+        retrieved = {
+            row.setting: {other.metric: round(other.ours / 100, 4) for other in outcome.rows if other.run == row.run}
+            for row in outcome.rows
+            if row.method == mechanism.method
+        }
+        methods[own.pop("method")] = own | {"best": best[0].setting, "R@10": retrieved}
     return {"scale": outcome.scale, "methods": methods}
 
 

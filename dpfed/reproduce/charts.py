@@ -108,9 +108,8 @@ def _mechanism(outcome: Outcome) -> Figure:
     shades = (1.0, 0.55)
     for y, mechanism in enumerate(methods):
         colour = TRAINED if mechanism.sound else UNTRAINED
-        for index, metric in enumerate(metrics):
-            own = [row for row in outcome.rows if row.metric == metric and row.method == mechanism.method]
-            value = own[0].ours or 0.0
+        for index, row in enumerate(outcome.best(mechanism.method)):
+            value = row.ours or 0.0
             at = y + (index - 0.5) * 0.36
             left.barh(at, value, height=0.34, color=colour, alpha=shades[index])
             _annotate(left, f"{value:.1f}", (value, at), INK)

@@ -110,6 +110,14 @@ class Outcome:
     losses: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
 
+    def best(self, method: str) -> list[Row]:
+        """A method's figures in the run that did best on average over its metrics."""
+        runs: dict[tuple[str, str], list[Row]] = {}
+        for row in self.rows:
+            if row.method == method:
+                runs.setdefault((row.name, row.run), []).append(row)
+        return max(runs.values(), key=lambda rows: sum(row.ours or 0.0 for row in rows))
+
     def write_csv(self, path: Path) -> None:
         """One figure a row."""
         columns = ("experiment", "scale", "data", "method", "setting", "x", "epsilon", "metric", "ours", "published", "run")

@@ -175,11 +175,15 @@ def test_the_paper_s_scale_is_the_paper_s_and_the_small_one_is_smaller(shapes, t
         assert small.config.objective == config.objective
 
 
-def test_methods_differ_in_their_method_alone(shapes, tmp_path):
+def test_methods_differ_in_their_method_and_rate_alone(shapes, tmp_path):
     chosen = experiment("methods")
     planned = plan_runs(Request(chosen, DATA_SETS["shapes"], "cpu", (8.0,), None, shapes.path, False, tmp_path))
-    assert [item.config.bounding.method for item in planned] == [v.method for v in chosen.variants]
     trees = [item.config.model_dump() for item in planned]
+    rates: dict[str, list[float]] = {}
+    for tree in trees:
+        rates.setdefault(tree["bounding"]["method"], []).append(tree["optimizer"].pop("learning_rate"))
+    assert {"group", "batch", "sample", "logit", "released", "none"} <= rates.keys()
+    assert all(tried == rates["group"] and len(set(tried)) > 1 for tried in rates.values())
     for tree in trees:
         tree.pop("name")
         tree["bounding"].pop("method")
@@ -236,6 +240,21 @@ def test_the_held_out_loss_starts_at_one_and_falls_without_noise(request_for):
     assert curve[0][1] == 1.0
     assert curve[-1][1] < 1.0
     assert relative_losses(RunDirectory.open(request_for().out / "runs" / name)) == curve
+
+
+def test_the_best_run_of_a_method_is_that_with_the_best_average(request_for):
+    outcome = reproduce(request_for(methods=("group",)))
+    own = [row for row in outcome.rows if row.label == "DP-GCL"]
+    first, second = dict.fromkeys(row.run for row in own)
+    assert first != second
+
+    def valued(values):
+        rows = [dataclasses.replace(row, ours=values[row.run, row.metric]) for row in own]
+        return dataclasses.replace(outcome, rows=rows).best("group")
+
+    one, other = RETRIEVAL
+    best = valued({(first, one): 9.0, (first, other): 1.0, (second, one): 6.0, (second, other): 5.0})
+    assert [(row.run, row.metric) for row in best] == [(second, one), (second, other)]
 
 
 def test_the_first_signal_to_noise_ratio_is_read(request_for):
