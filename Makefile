@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := runs/quickstart
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .PHONY: install quickstart adapt federation test test-slow bench lint clean
 
@@ -12,7 +13,7 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 		{ $(PYTHON) -m venv .uv && .uv/bin/pip install --quiet uv; }
 	@uv=$$(command -v uv || { test -x .uv/bin/uv && echo .uv/bin/uv; } || echo "$(PYTHON) -m uv"); \
 		$$uv venv --quiet --allow-existing --python $$($(PYTHON) -c 'import sys; print(sys.executable)') $(VENV) && \
-		$$uv pip install --quiet --python $(VENV)/bin/python --require-hashes -r requirements.lock && \
+		$$uv pip install --quiet --compile-bytecode --python $(VENV)/bin/python --require-hashes -r requirements.lock && \
 		$$uv pip install --quiet --python $(VENV)/bin/python --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -30,11 +31,12 @@ adapt: install
 federation: install
 	@$(VENV)/bin/python -m server.demo configs/federation.toml --run runs/federation
 
+# A file's tests stay in one process; real clusters and federations want memory, so there are four processes at most.
 test: install
-	$(VENV)/bin/python -m pytest
+	$(PYTEST)
 
 test-slow: install
-	$(VENV)/bin/python -m pytest -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 bench: install
 	$(VENV)/bin/python -m benchmarks.step

@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from cluster.sharded_vector import ShardedVector, shard_model
 from cluster.sharding import ShardedEngine
 from dpfed.models.parameters import TrainableVector
-from dpfed.training.session import Parts, loss_of, pick_device
+from dpfed.objectives import loss_of
+from dpfed.training.session import Parts, pick_device
 
 
 class Shards:
@@ -54,5 +55,7 @@ def shard(parts: Parts) -> tuple[Shards, nn.Module, ShardedEngine]:
     device = pick_device(parts.config.training.device)
     model = copy.deepcopy(parts.model) if dist.get_rank() == 0 else parts.model
     shard_model(model, init_device_mesh(device.type, (dist.get_world_size(),)))
-    engine = ShardedEngine(model, parts.config.training.precision, loss_of(parts.config), stand_in=parts.stand_in(device))
+    engine = ShardedEngine(
+        model, parts.config.training.precision, loss_of(parts.config.objective), stand_in=parts.stand_in(device)
+    )
     return Shards(parts.model, engine.vector), model, engine

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
+from dpfed.dotted_keys import put
 from dpfed.errors import UserError, nearest
 from dpfed.sections import (
     AdaptationConfig,
@@ -102,16 +103,7 @@ def _assign(tree: dict[str, Any], assignment: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    *sections, last = key.strip().split(".")
-    remove = not text.strip()
-    for name in sections:
-        tree = tree.setdefault(name, {})
-        if not isinstance(tree, dict):
-            raise UserError(f"--set {assignment!r}: '{name}' is a value, not a section.")
-    if remove:
-        tree.pop(last, None)
-    else:
-        tree[last] = value
+    put(tree, key.strip(), value if text.strip() else None, f"--set {assignment!r}")
 
 
 def _explain(error: ValidationError, origin: str) -> str:

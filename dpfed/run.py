@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.config import Config, load_config
+from dpfed.dotted_keys import leaves
 from dpfed.errors import UserError
 from dpfed.randomness import KEY_BYTES, Randomness
 
@@ -137,7 +138,7 @@ class RunDirectory:
         Raises:
             UserError: naming the first key that differs.
         """
-        given, there = _leaves(config.model_dump()), _leaves(self.config().model_dump())
+        given, there = leaves(config.model_dump()), leaves(self.config().model_dump())
         for key in given | there:  # a method's options may be on one side only
             value, kept = given.get(key), there.get(key)
             if value not in ("auto", kept):
@@ -227,10 +228,3 @@ class RunDirectory:
         temporary = file.with_name(f".{file.name}.partial")
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, file)
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return leaves

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpfed.config import Config, parse_config
+from dpfed.dotted_keys import leaves, put
 from dpfed.errors import UserError, nearest
 from dpfed.evaluation.suite import Evaluation
 from dpfed.pretraining import pretrain, resume
@@ -175,25 +176,11 @@ def _changed(base: Config, changes: Any, name: str, where: str) -> Config:
     if not isinstance(changes, dict):
         raise UserError(f"{where}: 'set' must be a table of keys such as \"adaptation.rank\"; got {changes!r}.")
     tree = base.model_dump(mode="json")
-    for key, value in _leaves(changes):
-        *sections, last = key.split(".")
-        if sections == [] and last == "name":
+    for key, value in leaves(changes).items():
+        if key == "name":
             raise UserError(f"{where}: 'set' cannot change 'name', which is the run's own.")
-        branch = tree
-        for section in sections:
-            branch = branch.setdefault(section, {})
-            if not isinstance(branch, dict):
-                raise UserError(f"{where}: unknown key '{key}': '{section}' is a value, not a section.")
-        branch[last] = value
+        put(tree, key, value, where)
     return parse_config({**tree, "name": name}, where)
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _is_there(path: Path) -> bool:
@@ -204,8 +191,7 @@ def _refuse_another_run(path: Path, config: Config) -> None:
     """A run that was kept must be the one that is asked for now, or the comparison would be of something else."""
     if not _is_there(path):
         return
-    kept = dict(_leaves(RunDirectory.open(path).config().model_dump(mode="json")))
-    asked = dict(_leaves(config.model_dump(mode="json")))
+    kept, asked = (leaves(tree.model_dump(mode="json")) for tree in (RunDirectory.open(path).config(), config))
     changed = [key for key in asked | kept if not _agrees(key, asked.get(key), kept.get(key))]
     if changed:
         raise UserError(

@@ -23,10 +23,11 @@ from dpfed.audit.rates import CONFIDENCE, Rate, auc, best_threshold, least_epsil
 from dpfed.audit.sides import Sides
 from dpfed.audit.signals import Signals, signals_of
 from dpfed.errors import UserError
+from dpfed.objectives import loss_of
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
 from dpfed.training.checkpoint import Checkpoints, load_weights
-from dpfed.training.session import assemble, loss_of
+from dpfed.training.session import assemble
 from dpfed.watching import Silent, Watcher
 
 Weights = Literal["trained", "untrained"]
@@ -145,7 +146,7 @@ def audit_membership(
     for weights, path in _weights(run).items():
         load_weights(path, parts.model)
         advance = watcher.stage(f"{weights} model", len(sides.member))
-        signals = signals_of(parts.model, loss_of(parts.config), sides.views(), sides.reference_views(), advance)
+        signals = signals_of(parts.model, loss_of(parts.config.objective), sides.views(), sides.reference_views(), advance)
         outcomes += attack_all(signals, sides.member, sides.known, weights, promise)
     attacked = (int((~sides.known & side).sum()) for side in (sides.member, ~sides.member))
     audit = MembershipAudit(parts.config.name, sides.public, *attacked, promise, tuple(outcomes))

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from dpfed.audit.signals import DRAWS, REFERENCES
-from dpfed.data.batches import ViewMaker
 from dpfed.data.records import RecordStore
-from dpfed.data.text_views import TextViews
 from dpfed.errors import UserError
 from dpfed.randomness import Randomness
 from dpfed.training.session import Parts
@@ -99,9 +97,7 @@ class Sides:
 
     def _draws(self, parts: Parts, rows: np.ndarray) -> dict[str, Tensor]:
         # The fewest views that a contrast needs: two images, or an image and a text.
-        count = 1 if parts.config.model.reads_text else 2
-        texts = TextViews(parts.config.text_views)
-        make = ViewMaker(parts.store, parts.read, parts.views, count, parts.tokenizer, texts)
+        make = parts.view_maker(augmentations=0)
         draws = [make(rows, self.randomness, draw, parts.device) for draw in range(DRAWS)]
         return {name: torch.stack([views[name] for views in draws], 1) for name in draws[0]}
 

@@ -44,9 +44,8 @@ def pretrain(
 ) -> None:
     """Pretrain an encoder privately: a model, a report and a privacy card."""
     from dpfed.config import load_config
-    from dpfed.pretraining import pretrain as carry_out
 
-    loaded = load_config(config, assignments)
+    loaded = load_config(config, assignments)  # before torch, so that a mistake is answered at once
     folder = run or Path("runs") / loaded.name
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)
@@ -56,6 +55,8 @@ def pretrain(
         _watch(lambda watcher: simulate(loaded, folder, simulation, watcher, again), as_json)
         return
     if cluster is None:
+        from dpfed.pretraining import pretrain as carry_out
+
         _watch(lambda watcher: carry_out(loaded, folder, watcher, again), as_json)
         return
     _watch(lambda watcher: on_cluster(cluster, folder, loaded, again, watcher, **options), as_json)

@@ -109,7 +109,6 @@ def calibrate(
     Raises:
         UserError: if no reasonable amount of noise keeps the promise.
     """
-
     try:
         found = _search(target, sampling_rate, steps, delta, "rdp", _FINE, (LEAST_NOISE, 1.0), fixed_of)
         if accountant == "pld":  # RDP's bound is looser, so its answer lies above, by less than a factor of two as a rule

@@ -138,7 +138,7 @@ def _group_sizes(augmentations: int) -> tuple[Variant, ...]:
     """Figures 4 and 9: each group size with a promise and without any."""
     with_views = {"objective.augmentations": augmentations}
     words = "with" if augmentations else "without"
-    private = Variant(f"epsilon 10, {words} augmentation", {"bounding.method": "group", **with_views})
+    private = Variant(f"private, {words} augmentation", {"bounding.method": "group", **with_views})
     return _along("bounding.group_size", _GROUP_SIZES, [private])
 
 

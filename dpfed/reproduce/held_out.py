@@ -10,14 +10,13 @@ import numpy as np
 import torch
 
 from dpfed.bounding.engines import LossOfViews
-from dpfed.data.batches import ViewMaker
-from dpfed.data.text_views import TextViews
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import subset
+from dpfed.objectives import loss_of
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
 from dpfed.training.checkpoint import Checkpoints, load_weights
-from dpfed.training.session import assemble, loss_of
+from dpfed.training.session import assemble
 
 RECORDS, GROUP = 512, 16
 
@@ -26,27 +25,18 @@ def relative_losses(run: RunDirectory) -> list[tuple[int, float]]:
     """(steps, loss over the loss before training) at every checkpoint of a run, oldest first."""
     config = run.config()
     parts = assemble(config)
-    views = ViewMaker(
-        parts.store,
-        parts.read,
-        parts.views,
-        config.objective.augmentations + (1 if config.model.reads_text else 2),
-        parts.tokenizer,
-        TextViews(config.text_views),
-    )
     rows = subset(parts.store, parts.store.split(config.evaluation.split), RECORDS)
     if len(rows) < GROUP:
         raise UserError(f"the loss on held-out records takes {GROUP} of them at least, and {parts.store.name} has {len(rows)}.")
     rows = rows[: len(rows) // GROUP * GROUP].reshape(-1, GROUP)
     # Held-out records and a loss that is no release: the views need to be the same every time, not secret.
-    batch = views(rows.reshape(-1), Randomness.from_seed(0), 0, parts.device)
-    losses = []
+    batch = parts.view_maker()(rows.reshape(-1), Randomness.from_seed(0), 0, parts.device)
+    loss, losses = loss_of(config.objective), []
     for path in Checkpoints(run.checkpoints, config.training.keep).paths():
         load_weights(path, parts.model)
-        losses.append(
-            (int(path.stem.removeprefix("step-")), _mean(LossOfViews(parts.model, "fp32", loss_of(config)), batch, rows))
-        )
-    return [(step, loss / losses[0][1]) for step, loss in losses]
+        mean = _mean(LossOfViews(parts.model, "fp32", loss), batch, rows)
+        losses.append((int(path.stem.removeprefix("step-")), mean))
+    return [(step, mean / losses[0][1]) for step, mean in losses]
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from dpfed.config import Config, parse_config
 from dpfed.data.importers import detect
 from dpfed.data.layout import is_store
 from dpfed.data.opening import open_records
+from dpfed.dotted_keys import put
 from dpfed.errors import UserError
 from dpfed.models.building import settled
 from dpfed.pretraining import pretrain, with_absolute_paths
@@ -150,42 +151,31 @@ def _base(request: Request) -> dict[str, Any]:
             raise UserError(f"there is nothing at {request.path}: give the place of {request.data.name} with --path.")
         source = "store" if is_store(request.path) else detect(request.path)
         for key, value in {"source": source, "path": str(request.path), "public": request.public}.items():
-            _put(tree, f"data.{key}", value)
+            put(tree, f"data.{key}", value)
     if request.scale == "cpu":
         for key, value in request.data.cpu.items():
-            _put(tree, key, value)
+            put(tree, key, value)
     return tree
 
 
 def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: float) -> Config:
     tree = copy.deepcopy(base)
-    _put(tree, "privacy.epsilon", epsilon)
+    put(tree, "privacy.epsilon", epsilon)
     for key, value in variant.changes.items():
-        _put(tree, key, value)
+        put(tree, key, value)
     method = variant.method
     steps = tree["privacy"]["steps"]
     if method == "none":
-        _put(tree, "privacy.epsilon", None)
+        put(tree, "privacy.epsilon", None)
     elif request.experiment.raw:
-        _put(tree, "diagnostics", "raw")
+        put(tree, "diagnostics", "raw")
     every = max(1, steps // request.experiment.on_the_way) if request.experiment.on_the_way else 0
     if "loss" in request.experiment.charts:
-        _put(tree, "training.checkpoint_every", every)
-        _put(tree, "training.keep", steps)
+        put(tree, "training.checkpoint_every", every)
+        put(tree, "training.keep", steps)
     else:
-        _put(tree, "evaluation.every", every)
+        put(tree, "evaluation.every", every)
     tree["name"] = "unnamed"
     config = with_absolute_paths(parse_config(tree, f"{request.experiment.name}, {variant.label}"))
     digest = hashlib.blake2b(config.dump().encode(), digest_size=5).hexdigest()
     return config.model_copy(update={"name": f"{request.data.name}-{method}-{digest}"})
-
-
-def _put(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Sets ``section.key``, or a whole section; ``None`` takes it out."""
-    *sections, last = key.split(".")
-    for section in sections:
-        tree = tree.setdefault(section, {})
-    if value is None:
-        tree.pop(last, None)
-    else:
-        tree[last] = copy.deepcopy(value)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfed import objectives
 from dpfed.bounding.engines import Engine, GroupBatch, fastest_engine, require_fitting
 from dpfed.bounding.method import Build
 from dpfed.config import Config
@@ -28,7 +27,7 @@ from dpfed.models.building import Tokenizer, build_model, preprocessing_of, sett
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import check_independence, random_group, validate
-from dpfed.objectives import GroupLoss
+from dpfed.objectives import loss_of
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
@@ -93,6 +92,15 @@ class Parts:
         wanted = self.preprocessing
         return self.store.images(rows, self.config.data.size, resize=wanted.resize, interpolation=wanted.interpolation)
 
+    def view_maker(self, augmentations: int | None = None) -> ViewMaker:
+        """Makes the views of training.
+
+        Args:
+            augmentations: N_a, further views of each image; default: those of the configuration.
+        """
+        count = _views_per_image(self.config, augmentations)
+        return ViewMaker(self.store, self.read, self.views, count, self.tokenizer, TextViews(self.config.text_views))
+
     def worker(
         self,
         randomness: Randomness,
@@ -117,14 +125,7 @@ class Parts:
             plan=self.plan,
             model=model,
             engine=engine or self.plan.how.engine(Build(model, self.plan, self.config, randomness, share.owner)),
-            views=ViewMaker(
-                self.store,
-                self.read,
-                self.views,
-                _views_per_image(self.config),
-                self.tokenizer,
-                TextViews(self.config.text_views),
-            ),
+            views=self.view_maker(),
             rows=rows,
             keys=self.store.keys[rows],
             randomness=randomness,
@@ -211,7 +212,7 @@ def assemble(
         check_independence(model, random_group(config.data.size, text))
     sharded = config.training.sharding != "none"
     model.to("cpu" if sharded else device)
-    engine, chosen_on = config.bounding.engine, (config.training.precision, loss_of(config))
+    engine, chosen_on = config.bounding.engine, (config.training.precision, loss_of(config.objective))
     if engine == "layerwise" and not sharded:  # it has rules for kinds of layers, and must not misread one
         require_fitting(engine, model, _stand_in(config, plan, text, device), *chosen_on)
     if engine == "auto" and plan.how.picks_engine and not sharded:  # a sharded model has its own engine
@@ -221,11 +222,6 @@ def assemble(
     preprocessing = preprocessing_of(config)
     views = ImageViews(config.views, preprocessing)
     return Parts(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms)
-
-
-def loss_of(config: Config) -> GroupLoss:
-    """The loss of one group that a configuration names."""
-    return objectives.loss_of(config.objective)
 
 
 def _check_engine(config: Config, plan: PrivacyPlan) -> None:
@@ -238,8 +234,9 @@ def _check_engine(config: Config, plan: PrivacyPlan) -> None:
         raise UserError(f"training.sharding needs bounding.method = 'group' or 'none', got '{plan.method}'.")
 
 
-def _views_per_image(config: Config) -> int:
-    return config.objective.augmentations + (1 if config.model.reads_text else 2)
+def _views_per_image(config: Config, augmentations: int | None = None) -> int:
+    further = config.objective.augmentations if augmentations is None else augmentations
+    return further + (1 if config.model.reads_text else 2)
 
 
 def pick_device(name: str) -> torch.device:

@@ -10,39 +10,20 @@ from dpfed.bounding.engines import GroupBatch
 from dpfed.bounding.method import Build, method_named
 from dpfed.bounding.published_dpcl import PublishedMoments, PublishedSimilarity
 from dpfed.bounding.record_gradients import StatisticsEngine
-from dpfed.bounding.released_embeddings import ReleasedEmbeddings, ReleaseNoise
+from dpfed.bounding.released_embeddings import ReleasedEmbeddings
 from dpfed.bounding.released_moments import ReleasedMoments
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.plan import PrivacyPlan
 from dpfed.randomness import Randomness
+from tests.bounding.released_lab import MODELS, batch_for, silent
 
-MODELS = {
-    "one tower": {"width": 8, "embedding": 16, "head_hidden": 16},
-    "two towers": {
-        "kind": "image-text",
-        "width": 8,
-        "text_width": 16,
-        "text_layers": 1,
-        "vocabulary": 128,
-        "embedding": 16,
-        "context": 8,
-    },
-}
 COUNT = 10
 
 
-def silent() -> ReleaseNoise:
-    return ReleaseNoise(Randomness.from_seed(1), 0.0, 0, "")
-
-
 def views_for(kind: str) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    if kind == "one tower":
-        return {"image": torch.randn(COUNT, 2, 3, 16, 16, generator=generator)}
-    image = torch.randn(COUNT, 1, 3, 16, 16, generator=generator)
-    return {"image": image, "text": torch.randint(1, 128, (COUNT, 1, 8), generator=generator)}
+    return batch_for(kind, COUNT).views
 
 
 def config_for(kind: str, objective: str = "infonce", **bounding):

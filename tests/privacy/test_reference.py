@@ -14,6 +14,7 @@ from dpfed.cli import terminal
 from dpfed.config import BoundingConfig, Config, OptimizerConfig, PrivacyConfig, parse_config
 from dpfed.data.sampling import draw_step
 from dpfed.errors import UserError
+from dpfed.objectives import loss_of
 from dpfed.plan import PrivacyPlan
 from dpfed.pretraining import pretrain, resume
 from dpfed.privacy.ledger import Ledger
@@ -22,7 +23,7 @@ from dpfed.report.html import write_report
 from dpfed.report.run_view import RunView
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.session import assemble, loss_of
+from dpfed.training.session import assemble
 
 NONE = BoundingConfig(method="none", group_size=4)
 
@@ -86,7 +87,7 @@ def test_the_sum_is_that_of_the_plain_gradients(without, engine):
         members = draw.members(group)
         embeddings = parts.model(worker._views(members, randomness, 0, torch.device("cpu")))
         present = torch.ones(len(members), dtype=torch.bool)
-        losses.append(loss_of(parts.config)(embeddings, present, parts.model.temperature, None))
+        losses.append(loss_of(parts.config.objective)(embeddings, present, parts.model.temperature, None))
     trainable = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(sum(losses), trainable)])
     assert torch.allclose(total.values, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())

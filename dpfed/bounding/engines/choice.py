@@ -37,7 +37,7 @@ def fastest_engine(model: nn.Module, batch: GroupBatch, precision: Precision = "
     """
     few = batch.first(2 * torch.get_num_threads())
     names = set(ENGINES)
-    if VmapEngine(model, precision, loss).chunk == 1:
+    if not mixes_records(model) and VmapEngine(model, precision, loss).chunk == 1:
         names.remove("vmap")  # a large model: nothing is left to vectorise over
     engines = fitting_engines(model, batch.first(_FEW), precision, loss, names)
     slow = _seconds(engines["loop"], few) > _SLOW
