@@ -35,7 +35,7 @@ from dpfed.models.contrastive import SimCLRModel
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives.infonce import group_loss
 
-CLIP = 0.1
+CLIP = 0.1  # where only the time counts, which it does not change
 VIEWS = ViewsConfig(crop_scale=(0.5, 1.0), flip=0.5, jitter=0.8)
 FRACTIONS = (0.1, 0.5, 0.9)
 
@@ -74,10 +74,10 @@ def loop_over_pairs(model: SimCLRModel, images: Tensor, clip_norm: float) -> Ten
     return total / model.temperature
 
 
-def summed(engine: LogitEngine | SampleEngine | BatchEngine, batch: GroupBatch) -> Tensor:
+def summed(engine: LogitEngine | SampleEngine | BatchEngine, batch: GroupBatch, clip_norm: float = CLIP) -> Tensor:
     """One step's sum."""
     into = engine.zeros()
-    engine.add_clipped(batch, CLIP, into)
+    engine.add_clipped(batch, clip_norm, into)
     return into
 
 
@@ -96,14 +96,20 @@ def fast_path(images: Tensor, repeats: int) -> dict:
     """Agreement with the loop over pairs, and times as fast, on the paper's net and its one-sided contrast."""
     model, batch = paper_net(), whole(images)
     engine = LogitEngine(model, len(images), "exact", one_sided=True)
-    expected = loop_over_pairs(model, images, CLIP).double()
-    found = summed(engine, batch).double()
-    seconds = fastest({"loop": lambda: loop_over_pairs(model, images, CLIP), "exact": lambda: summed(engine, batch)}, repeats)
+    norms = engine.add_clipped(batch, CLIP, engine.zeros())
+    clip_norm = norms.median().item()  # half of the pairs are clipped, and half are not
+    expected = loop_over_pairs(model, images, clip_norm).double()
+    found = summed(engine, batch, clip_norm).double()
+    contenders = {
+        "loop": lambda: loop_over_pairs(model, images, clip_norm),
+        "exact": lambda: summed(engine, batch, clip_norm),
+    }
+    seconds = fastest(contenders, repeats)
     return {
         "records": len(images),
         "parameters": TrainableVector(model).numel,
         "relative_error": float((found - expected).norm() / expected.norm()),
-        "pairs_clipped": float((engine.add_clipped(batch, CLIP, engine.zeros()) > CLIP).double().mean()),
+        "pairs_clipped": float((norms > clip_norm).double().mean()),
         "times_as_fast": round(seconds["loop"] / seconds["exact"], 1),
     }
 
