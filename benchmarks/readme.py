@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import RESULTS
+from benchmarks.guides import GUIDES, there
+from benchmarks.record import RESULTS, figures
 
 README = RESULTS.parents[1] / "README.md"
-GUIDE = RESULTS.parents[1] / "docs" / "federation.md"
-
-
-def figures(name: str) -> dict[str, Any]:
-    """The figures of one result file."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["figures"]
 
 
 def first_and_last(run: dict[str, Any], metric: str) -> tuple[float, float]:
@@ -133,66 +127,6 @@ def methods() -> str:
     return "\n".join(lines)
 
 
-def faults() -> str:
-    """What each fault did to a step, in each mode."""
-    steps = figures("federation-faults")["steps"]
-    lines = ["| what happened | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
-    names = [step["fault"] for step in steps["central"] if step["fault"]]
-    for fault in names:
-        cells = (_fate(next(step for step in mode if step["fault"] == fault)) for mode in steps.values())
-        lines.append(f"| {fault} | {' | '.join(cells)} |")
-    every = [step for mode in steps.values() for step in mode]
-    if not all(step["charged"][0] for step in every):
-        raise SystemExit("a step was not charged: benchmarks/results/federation-faults.json")
-    undisturbed = [step["noise"] for step in every if step["outcome"] == "collected" and not step["fault"]]
-    lines += [
-        "",
-        "Three sites, real processes over TLS, `drops = 1`, `colluders = 1`; the first site, another one's SuperNode, or the "
-        "server is what the fault happens to. Each cell says how many sites' sums were used, of the sites that were there (the "
-        "third comes late, and one that was killed takes a while to come back), and the measured variance of the noise in the "
-        "released sum over the plan's, a figure with a standard deviation of about 0.01; without a fault it was "
-        f"{min(undisturbed):.2f} at least. `distributed` and `secure` discard a step of fewer than two sites, and `secure` "
-        "also one in which a site that was counted on sends what does not add up. Every step was charged in the run's ledger.",
-    ]
-    return "\n".join(lines)
-
-
-_SITES = 3  # of benchmarks.federation_faults
-
-
-def _fate(step: dict[str, Any]) -> str:
-    if step["outcome"] == "discarded":
-        return "discarded, charged"
-    there = _SITES - list(step["missing"].values()).count("not there")
-    return f"{len(step['arrived'])} of {there} sites, noise {step['noise']:.2f}"
-
-
-def rounds() -> str:
-    """How long a round takes, and what it consists of."""
-    lines = ["| 45 MB out and back, three sites | central | secure |", "|---|---|---|"]
-    result = figures("federation")
-    modes = [result[mode] for mode in ("central", "secure")]
-    for name, carrier in (
-        ("a round over the sum of an empty round, Flower's bare transfer and all computing", "flower"),
-        ("the same with the bytes through nothing but TLS", "tls"),
-    ):
-        ratios = [f"{mode['ratio'][carrier]:.2f}" for mode in modes]
-        lines.append(f"| {name} | {' | '.join(ratios)} |")
-    shares = ("empty", "flower", "compute", "apply")
-    names = (
-        "an empty round",
-        "Flower's transfer of the vectors",
-        "gradients at the slowest site",
-        "noise and update at the server",
-    )
-    for name, share in zip(names, shares, strict=True):
-        part = (mode["seconds"].get(share, mode["seconds_at_server"].get(share)) / mode["seconds"]["round"] for mode in modes)
-        lines.append(f"| {name}, part of a round | {' | '.join(f'{value:.0%}' for value in part)} |")
-    hours = " and ".join(f"{mode['hours_for_1200_rounds']:.1f}" for mode in modes)
-    lines += ["", f"At that rate T = 1,200 rounds take {hours} hours here, on two cores that all parties share."]
-    return "\n".join(lines)
-
-
 def fill(path: Path, blocks: dict[str, str]) -> None:
     """Fills those of the parts that a file has."""
     text = path.read_text(encoding="utf-8")
@@ -204,16 +138,11 @@ def fill(path: Path, blocks: dict[str, str]) -> None:
 
 def main() -> None:
     """Fills the marked parts of README and guides."""
-    blocks = {"quickstart": quickstart(), "adaptation": adaptation(), "cluster": cluster(), "results": results()}
-    later = {
-        "federation": ("institutions", institutions),
-        "methods": ("methods", methods),
-        "faults": ("federation-faults", faults),
-        "rounds": ("federation", rounds),
-    }
-    guide = {name: write() for name, (result, write) in later.items() if (RESULTS / f"{result}.json").exists()}
-    fill(README, blocks | guide)
-    fill(GUIDE, guide)
+    always = {"quickstart": quickstart(), "adaptation": adaptation(), "cluster": cluster(), "results": results()}
+    later = {"federation": ("institutions", institutions), "methods": ("methods", methods)}
+    fill(README, always | there(later))
+    for guide, blocks in GUIDES.items():
+        fill(README.parent / "docs" / guide, there(blocks))
 
 
 if __name__ == "__main__":

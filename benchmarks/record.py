@@ -32,6 +32,11 @@ def write_result(name: str, figures: dict[str, Any], seeds: list[int]) -> Path:
     return path
 
 
+def figures(name: str) -> dict[str, Any]:
+    """The figures of a result file."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["figures"]
+
+
 def module_name() -> str:
     """The module that was started with ``python -m``."""
     spec = sys.modules["__main__"].__spec__

@@ -1,0 +1,170 @@
+"""The tables of the guides in docs/, from the result files; `python -m benchmarks.readme` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.record import RESULTS, figures
+
+Blocks = dict[str, tuple[str, Callable[[], str]]]  # by the name of its marks: the result file, and what writes it
+
+
+def there(blocks: Blocks) -> dict[str, str]:
+    """Those blocks whose result files are there."""
+    return {name: write() for name, (result, write) in blocks.items() if (RESULTS / f"{result}.json").exists()}
+
+
+def faults() -> str:
+    """What each fault did to a step, in each mode."""
+    steps = figures("federation-faults")["steps"]
+    lines = ["| what happened | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
+    names = [step["fault"] for step in steps["central"] if step["fault"]]
+    for fault in names:
+        cells = (_fate(next(step for step in mode if step["fault"] == fault)) for mode in steps.values())
+        lines.append(f"| {fault} | {' | '.join(cells)} |")
+    every = [step for mode in steps.values() for step in mode]
+    if not all(step["charged"][0] for step in every):
+        raise SystemExit("a step was not charged: benchmarks/results/federation-faults.json")
+    undisturbed = [step["noise"] for step in every if step["outcome"] == "collected" and not step["fault"]]
+    lines += [
+        "",
+        "Three sites, real processes over TLS, `drops = 1`, `colluders = 1`; the first site, another one's SuperNode, or the "
+        "server is what the fault happens to. Each cell says how many sites' sums were used, of the sites that were there (the "
+        "third comes late, and one that was killed takes a while to come back), and the measured variance of the noise in the "
+        "released sum over the plan's, a figure with a standard deviation of about 0.01; without a fault it was "
+        f"{min(undisturbed):.2f} at least. `distributed` and `secure` discard a step of fewer than two sites, and `secure` "
+        "also one in which a site that was counted on sends what does not add up. Every step was charged in the run's ledger.",
+    ]
+    return "\n".join(lines)
+
+
+_SITES = 3  # of benchmarks.federation_faults
+
+
+def _fate(step: dict[str, Any]) -> str:
+    if step["outcome"] == "discarded":
+        return "discarded, charged"
+    there = _SITES - list(step["missing"].values()).count("not there")
+    return f"{len(step['arrived'])} of {there} sites, noise {step['noise']:.2f}"
+
+
+def rounds() -> str:
+    """How long a round takes, and what it consists of."""
+    lines = ["| 45 MB out and back, three sites | central | secure |", "|---|---|---|"]
+    result = figures("federation")
+    modes = [result[mode] for mode in ("central", "secure")]
+    for name, carrier in (
+        ("a round over the sum of an empty round, Flower's bare transfer and all computing", "flower"),
+        ("the same with the bytes through nothing but TLS", "tls"),
+    ):
+        ratios = [f"{mode['ratio'][carrier]:.2f}" for mode in modes]
+        lines.append(f"| {name} | {' | '.join(ratios)} |")
+    shares = ("empty", "flower", "compute", "apply")
+    names = (
+        "an empty round",
+        "Flower's transfer of the vectors",
+        "gradients at the slowest site",
+        "noise and update at the server",
+    )
+    for name, share in zip(names, shares, strict=True):
+        part = (mode["seconds"].get(share, mode["seconds_at_server"].get(share)) / mode["seconds"]["round"] for mode in modes)
+        lines.append(f"| {name}, part of a round | {' | '.join(f'{value:.0%}' for value in part)} |")
+    hours = " and ".join(f"{mode['hours_for_1200_rounds']:.1f}" for mode in modes)
+    lines += ["", f"At that rate T = 1,200 rounds take {hours} hours here, on two cores that all parties share."]
+    return "\n".join(lines)
+
+
+def logit() -> str:
+    """What clipping similarities costs."""
+    result = figures("logit")
+    fast, price = result["fast_path"], result["price_of_the_bound"]
+    lines = [
+        f"The exact path comes to the sum of a loop over all pairs (relative difference {fast['relative_error']:.0e}, half of the "
+        f"pairs clipped) and is **{fast['times_as_fast']:.0f} times** as fast at B = {fast['records']} on the paper's embedding net.",
+        "",
+        "| a step over one of group clipping (S = 16), same records | " + " | ".join(result["beside_groups"]) + " |",
+        "|---" * (len(result["beside_groups"]) + 1) + "|",
+        "| B | " + " | ".join(f"{net['records']:,}" for net in result["beside_groups"].values()) + " |",
+    ]
+    for method in next(iter(result["beside_groups"].values()))["over_group"]:
+        cells = (net["over_group"].get(method) for net in result["beside_groups"].values())
+        lines.append(f"| {method} | {' | '.join('' if cell is None else f'{cell:.1f} x' for cell in cells)} |")
+    lines += ["", "| linear path on the small CNN | time | memory |", "|---|---|---|"]
+    smallest = next(iter(result["growth"].values()))
+    for batch, step in result["growth"].items():
+        lines.append(
+            f"| B = {int(batch):,} | {step['seconds'] / smallest['seconds']:.2f} x | "
+            f"{step['peak_mb'] - step['before_mb']:,} MB for the step |"
+        )
+    lines += [
+        "",
+        f"| bound over norm, {price['records']} pictures, the paper's net | 10% | median | 90% | length of the sum | cosine |",
+    ]
+    lines.append("|---|---|---|---|---|---|")
+    for when, found in price.items():
+        if isinstance(found, dict):
+            ratios = " | ".join(f"{ratio:.2f}" for ratio in found["bound_over_norm"].values())
+            lines.append(f"| {when} | {ratios} | {found['length_of_sum']:.2f} | {found['cosine_of_sums']:.3f} |")
+    return "\n".join(lines)
+
+
+def membership() -> str:
+    """What the attacks find, with and without privacy."""
+    result = figures("membership")
+    audits = {name: audit for name, audit in result.items() if isinstance(audit, dict)}
+    lines = [
+        "| attack | without privacy: TPR at 1% FPR | AUC | epsilon 8: TPR at 1% FPR | AUC |",
+        "|---|---|---|---|---|",
+    ]
+    trained = [[one for one in audit["outcomes"] if one["weights"] == "trained"] for audit in audits.values()]
+    for outcomes in zip(*trained, strict=True):
+        cells = []
+        for one in outcomes:
+            rate = one["points"][0]["tpr"]
+            cells += [f"{rate['value']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})", f"{one['auc']['value']:.2f}"]
+        lines.append(f"| {outcomes[0]['title']} | {' | '.join(cells)} |")
+    untrained = [one["auc"]["value"] for audit in audits.values() for one in audit["outcomes"] if one["weights"] == "untrained"]
+    shown = {name: max(one["epsilon_shown"] for one in audit["outcomes"]) for name, audit in audits.items()}
+    lines += [
+        "",
+        f"On the weights before training, AUCs are between {min(untrained):.2f} and {max(untrained):.2f}. The epsilon shown is "
+        f"{shown['none']:.2f} at most without privacy, and {shown['group']:.2f} with it.",
+    ]
+    return "\n".join(lines)
+
+
+def noise_injection() -> str:
+    """Accuracy with noise on the weights."""
+    result = figures("noise-injection")
+    levels = list(next(iter(result["accuracy"].values())))
+    lines = ["| test accuracy, percent; noise on the weights: | " + " | ".join(levels) + " |", "|---" * (len(levels) + 1) + "|"]
+    for network, row in result["accuracy"].items():
+        lines.append(f"| {network} | {' | '.join(f'{row[level]:.1f}' for level in levels)} |")
+    lines += ["", f"{result['train']:,} CIFAR-10 images, {result['epochs']} passes, learning rate {result['learning_rate']:g}."]
+    return "\n".join(lines)
+
+
+def table1() -> str:
+    """The DP-GCL paper's Table 1 at the small scale."""
+    result = figures("table1-cifar10-cpu")
+    metrics = list(dict.fromkeys(row["metric"] for row in result["rows"]))
+    lines = ["| | " + " | ".join(f"{metric}, ours | paper" for metric in metrics) + " |", "|---" * (2 * len(metrics) + 1) + "|"]
+    for name in dict.fromkeys(row["name"] for row in result["rows"]):
+        rows = {row["metric"]: row for row in result["rows"] if row["name"] == name}
+        cells = (_percent(rows[metric][whose]) for metric in metrics for whose in ("ours", "published"))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", result["scale"]])
+
+
+def _percent(value: Any) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+GUIDES: dict[str, Blocks] = {
+    "federation.md": {"faults": ("federation-faults", faults), "rounds": ("federation", rounds)},
+    "logit-dp.md": {"logit": ("logit", logit)},
+    "audit.md": {"membership": ("membership", membership)},
+    "normalisation.md": {"noise-injection": ("noise-injection", noise_injection)},
+    "reproduce.md": {"table1": ("table1-cifar10-cpu", table1)},
+}

@@ -1,0 +1,92 @@
+"""A table or figure of a paper as `dpfed reproduce` gives it, kept as a result file and pictures.
+
+    python -m benchmarks.reproduced table1 --data cifar10 --path ../shared/data/cifar10 --epsilon 10
+
+writes ``benchmarks/results/table1-cifar10-cpu.json`` and ``docs/pictures/table1-cifar10-cpu-1.png``. The runs stay in
+``runs/reproduce``; what is there already is not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import write_result
+from dpfed.cli.terminal import watching
+from dpfed.errors import UserError
+from dpfed.report.style import png_bytes
+from dpfed.reproduce.charts import charts
+from dpfed.reproduce.datasets import data_set
+from dpfed.reproduce.experiments import experiment
+from dpfed.reproduce.outcome import Outcome, reproduce
+from dpfed.reproduce.page import write
+from dpfed.reproduce.runs import Request
+
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+
+
+def figures(outcome: Outcome) -> dict[str, Any]:
+    """Every row, and what else the charts show."""
+    rows = [
+        {
+            "name": row.name,
+            "method": row.method,
+            "x": row.x,
+            "epsilon": None if math.isinf(row.epsilon) else row.epsilon,
+            "metric": row.metric,
+            "ours": None if row.ours is None else round(row.ours, 2),
+            "published": row.published,
+        }
+        for row in outcome.rows
+    ]
+    more: dict[str, Any] = {}
+    if outcome.losses:
+        more["relative_loss"] = {outcome.labels[name]: curve for name, curve in outcome.losses.items()}
+    if outcome.ratios:
+        more["first_signal_to_noise"] = [
+            {"curve": outcome.labels[row.run], "x": row.x, "ratio": outcome.ratios[row.run]}
+            for row in outcome.rows
+            if row.run in outcome.ratios and row.metric == outcome.request.data.metrics[0]
+        ]
+    return {"title": outcome.request.experiment.title, "scale": outcome.scale, "promise": outcome.promise, "rows": rows} | more
+
+
+def main() -> None:
+    """Trains, and writes the result file, the pictures and the page of `dpfed reproduce`."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("experiment", help="such as table1; `dpfed reproduce --list` has them all")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--path", type=Path, default=Path("data"), help="where the records are")
+    parser.add_argument("--epsilon", type=float, action="append")
+    parser.add_argument("--scale", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--methods", help="only these, such as group,batch")
+    parser.add_argument("--public", action="store_true", help="anyone may see the records")
+    chosen = parser.parse_args()
+    try:
+        wanted = experiment(chosen.experiment)
+        request = Request(
+            wanted,
+            data_set(chosen.data, wanted.data),
+            chosen.scale,
+            tuple(chosen.epsilon or wanted.epsilons),
+            tuple(chosen.methods.split(",")) if chosen.methods else None,
+            chosen.path,
+            chosen.public,
+            Path("runs/reproduce"),
+        )
+        with watching() as watcher:
+            outcome = reproduce(request, watcher)
+    except UserError as error:
+        parser.exit(2, f"error: {error}\n")
+    print(write(outcome)["page"])
+    name = f"{wanted.name}-{request.data.name}-{request.scale}"
+    for number, canvas in enumerate(charts(outcome).values(), start=1):
+        (PICTURES / f"{name}-{number}.png").write_bytes(png_bytes(canvas))
+    # Keys and noise are secret and fresh in every run, so there is no seed to give.
+    print(write_result(name, figures(outcome), seeds=[]))
+
+
+if __name__ == "__main__":
+    main()
