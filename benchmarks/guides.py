@@ -80,8 +80,9 @@ def logit() -> str:
     result = figures("logit")
     fast, price = result["fast_path"], result["price_of_the_bound"]
     lines = [
-        f"The exact path comes to the sum of a loop over all pairs (relative difference {fast['relative_error']:.0e}, half of the "
-        f"pairs clipped) and is **{fast['times_as_fast']:.0f} times** as fast at B = {fast['records']} on the paper's embedding net.",
+        f"The exact path comes to the sum of a loop over all pairs (relative difference {fast['relative_error']:.0e}, half of "
+        f"the pairs clipped) and is **{fast['times_as_fast']:.0f} times** as fast at B = {fast['records']} on the paper's "
+        "embedding net.",
         "",
         "| a step over one of group clipping (S = 16), same records | " + " | ".join(result["beside_groups"]) + " |",
         "|---" * (len(result["beside_groups"]) + 1) + "|",
@@ -100,8 +101,8 @@ def logit() -> str:
     lines += [
         "",
         f"| bound over norm, {price['records']} pictures, the paper's net | 10% | median | 90% | length of the sum | cosine |",
+        "|---|---|---|---|---|---|",
     ]
-    lines.append("|---|---|---|---|---|---|")
     for when, found in price.items():
         if isinstance(found, dict):
             ratios = " | ".join(f"{ratio:.2f}" for ratio in found["bound_over_norm"].values())

@@ -51,9 +51,11 @@ def results() -> str:
     lines += ["", "| a private step over the best non-private one (2 CPU cores) | S = 4 | S = 16 |", "|---|---|---|"]
     step = figures("step")
     for model, result in step["overhead"].items():
-        for engine in ("loop", "vmap"):
+        for engine in ("loop", "vmap", "layerwise"):
             ratios = (f"{result['ratio'][f'{engine}, S = {size}']:.2f}" for size in (4, 16))
             lines.append(f"| {model}, {engine} engine | {' | '.join(ratios)} |")
+        chosen = (f"{result['chosen_engine'][f'S = {size}']}" for size in (4, 16))
+        lines.append(f"| {model}, the automatic choice | {' | '.join(chosen)} |")
     memory = [f"{figure['peak_mb']:.0f} MB at B = {int(batch):,}" for batch, figure in step["memory"].items()]
     lines += ["", f"Peak memory of a step of the small CNN: {', '.join(memory)}."]
     return "\n".join(lines)
