@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := runs/quickstart
-PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: install quickstart adapt federation test test-slow bench lint clean
 
