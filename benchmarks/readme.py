@@ -125,7 +125,7 @@ def methods() -> str:
         noise = "" if run["noise"] is None else f"{run['noise']:.2g}"
         lines.append(f"| {run['title']} | {' | '.join(found)} | {sensitivity} | {noise} | {run['cost']:.1f} x |")
     rates = " and ".join(next(iter(result["methods"].values()))["R@10"])
-    lines += ["", f"The better of two runs each ({rates}). {result['scale']}"]
+    lines += ["", f"The better of two runs ({rates}), but for per-record and similarity clipping. {result['scale']}"]
     return "\n".join(lines)
 
 

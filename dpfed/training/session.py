@@ -179,6 +179,9 @@ def assemble(
             impossible evaluation.
     """
     device = pick_device(config.training.device)
+    # On GPUs TF32 rounds products in convolutions to 11 bits, so that a norm and the gradient that it clips, which different
+    # operations compute, could differ by a thousandth. Who wants speed instead takes bf16, whose rounding both have in common.
+    torch.backends.cudnn.allow_tf32 = False
     if config.privacy.epsilon is not None and config.privacy.epsilon <= 0:
         raise UserError(f"impossible plan: privacy.epsilon must be positive, got {config.privacy.epsilon}.")
     config = settled(config)
