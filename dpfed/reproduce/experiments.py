@@ -248,7 +248,7 @@ _EXPERIMENTS = (
         tuple(
             Variant(method, {"bounding.method": method, "optimizer.learning_rate": rate}, setting=f"rate {rate:g}")
             for method in ("group", "batch", "sample", "logit", "released", "dpcl", "none")
-            # Group's best, and the best without noise. Sample and logit take 20 times as long, and more noise than any rate bears.
+            # The best for group, and without noise. Sample and logit take 20 times as long, and their noise drowns any rate.
             for rate in ((4e-3,) if method in ("sample", "logit") else (4e-3, 1e-3))
         ),
         charts=("mechanism",),
