@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+import dpfed
 from dpfed.cli import audit, data, federation, privacy, reproduce, runs, sweep
 from dpfed.cli.entry import run
 
 app = typer.Typer(
     name="dpfed",
-    help="Contrastive pretraining on private records, under differential privacy.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dpfed {dpfed.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Contrastive pretraining on private records, under differential privacy."""
+
+
 runs.register(app)
 sweep.register(app)
 reproduce.register(app)

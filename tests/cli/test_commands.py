@@ -1,5 +1,6 @@
 """The command as people use it: real processes, exit codes, one sentence for a mistake, JSON for scripts."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -131,6 +132,10 @@ def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(run, tmp_path
 def test_a_mistake_shows_no_traceback_in_a_real_process(tmp_path):
     result = dpfed("pretrain", "nowhere.toml", cwd=tmp_path)
     assert result.returncode == 2 and result.stdout == "" and "Traceback" not in result.stderr
+
+
+def test_version_is_that_of_the_package():
+    assert dpfed("--version").stdout.split() == ["dpfed", importlib.metadata.version("dpfed")]
 
 
 def test_help_names_every_command():
