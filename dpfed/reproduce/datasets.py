@@ -24,7 +24,7 @@ _SMALL: dict[str, Any] = {
 _SMALL_IMAGE = {
     **_SMALL,
     "data.size": 32,
-    "model": {"kind": "image", "image": "cnn", "width": 32, "embedding": 16},
+    "model": {"kind": "image", "image": "cnn", "width": 32, "embedding": 8},
     "evaluation.bank": 10_000,
 }
 # From scratch, at a temperature and a clip norm that suit it: those of the paper are for a pretrained tower.
