@@ -124,8 +124,13 @@ def methods() -> str:
         sensitivity = "" if run["sensitivity"] is None else f"{run['sensitivity']:,.0f}"
         noise = "" if run["noise"] is None else f"{run['noise']:.2g}"
         lines.append(f"| {run['title']} | {' | '.join(found)} | {sensitivity} | {noise} | {run['cost']:.1f} x |")
-    rates = " and ".join(next(iter(result["methods"].values()))["R@10"])
-    lines += ["", f"The better of two runs ({rates}), but for per-record and similarity clipping. {result['scale']}"]
+    rates = " and ".join(setting.removeprefix("rate ") for setting in next(iter(result["methods"].values()))["R@10"])
+    lines += [
+        "",
+        f"Of two learning rates ({rates}) the better, but one only for per-record and similarity clipping. The sound form of DPCL "
+        "has quiet gradients, but they pull towards embeddings that are mostly noise. "
+        f"{result['scale'][0].upper()}{result['scale'][1:]}",
+    ]
     return "\n".join(lines)
 
 
