@@ -127,8 +127,8 @@ def methods() -> str:
     rates = " and ".join(setting.removeprefix("rate ") for setting in next(iter(result["methods"].values()))["R@10"])
     lines += [
         "",
-        f"Of two learning rates ({rates}) the better, but one only for per-record and similarity clipping. The sound form of DPCL "
-        "has quiet gradients, but they pull towards embeddings that are mostly noise. "
+        f"Of two learning rates ({rates}) the better, but one only for per-record and similarity clipping. The sound form of "
+        "DPCL has quiet gradients, but they pull towards embeddings that are mostly noise. "
         f"{result['scale'][0].upper()}{result['scale'][1:]}",
     ]
     return "\n".join(lines)
