@@ -82,8 +82,8 @@ def of_the_batch(channels: int) -> nn.Module:
 
 NETWORKS: dict[str, tuple[Callable[[int], nn.Module], bool]] = {
     "no normalisation": (no_norm, False),
-    "weight standardisation": (no_norm, True),
     "LayerNorm": (layer_norm, False),
+    "LayerNorm, weight standardisation": (layer_norm, True),
     "BatchNorm, of the batch": (of_the_batch, False),
     "BatchNorm with anchors": (AnchoredBatchNorm, False),
 }
