@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.record import RESULTS, figures
+from dpfed.report.results import label
 
 Blocks = dict[str, tuple[str, Callable[[], str]]]  # by the name of its marks: the result file, and what writes it
 
@@ -150,7 +151,10 @@ def table1() -> str:
     """The DP-GCL paper's Table 1 at the small scale."""
     result = figures("table1-cifar10-cpu")
     metrics = list(dict.fromkeys(row["metric"] for row in result["rows"]))
-    lines = ["| | " + " | ".join(f"{metric}, ours | paper" for metric in metrics) + " |", "|---" * (2 * len(metrics) + 1) + "|"]
+    lines = [
+        "| | " + " | ".join(f"{label(metric)}, ours | paper" for metric in metrics) + " |",
+        "|---" * (2 * len(metrics) + 1) + "|",
+    ]
     for name in dict.fromkeys(row["name"] for row in result["rows"]):
         rows = {row["metric"]: row for row in result["rows"] if row["name"] == name}
         cells = (_percent(rows[metric][whose]) for metric in metrics for whose in ("ours", "published"))
