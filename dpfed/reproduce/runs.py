@@ -170,11 +170,10 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
     elif request.experiment.raw:
         put(tree, "diagnostics", "raw")
     every = max(1, steps // request.experiment.on_the_way) if request.experiment.on_the_way else 0
-    if "loss" in request.experiment.charts:
+    put(tree, "evaluation.every", every)
+    if every:
         put(tree, "training.checkpoint_every", every)
         put(tree, "training.keep", steps)
-    else:
-        put(tree, "evaluation.every", every)
     tree["name"] = "unnamed"
     config = with_absolute_paths(parse_config(tree, f"{request.experiment.name}, {variant.label}"))
     digest = hashlib.blake2b(config.dump().encode(), digest_size=5).hexdigest()
