@@ -148,16 +148,35 @@ def noise_injection() -> str:
 
 
 def table1() -> str:
-    """The DP-GCL paper's Table 1 at the small scale."""
-    result = figures("table1-cifar10-cpu")
+    """The DP-GCL paper's Table 1 at the small scale, a table for each promise."""
+    return "\n\n".join(_beside_published(f"table1-cifar10-cpu-epsilon{epsilon}", epsilon) for epsilon in (10, 1))
+
+
+def _beside_published(name: str, epsilon: float) -> str:
+    result = figures(name)
     metrics = list(dict.fromkeys(row["metric"] for row in result["rows"]))
     lines = [
-        "| | " + " | ".join(f"{label(metric)}, ours | paper" for metric in metrics) + " |",
+        f"| epsilon {epsilon:g} | " + " | ".join(f"{label(metric)}, ours | paper" for metric in metrics) + " |",
         "|---" * (2 * len(metrics) + 1) + "|",
     ]
-    for name in dict.fromkeys(row["name"] for row in result["rows"]):
-        rows = {row["metric"]: row for row in result["rows"] if row["name"] == name}
+    for method in dict.fromkeys(row["name"] for row in result["rows"]):
+        rows = {row["metric"]: row for row in result["rows"] if row["name"] == method}
         cells = (_percent(rows[metric][whose]) for metric in metrics for whose in ("ours", "published"))
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", result["scale"]])
+
+
+def objectives() -> str:
+    """What other losses and BatchNorm with anchors give, before and after."""
+    result = figures("objectives-cifar10-cpu")
+    values = {(row["name"], row["metric"]): row["ours"] for row in result["rows"]}
+    metrics = list(dict.fromkeys(metric for _, metric in values))
+    lines = [
+        "| CIFAR-10, epsilon 10 | " + " | ".join(f"{label(metric)} before | after" for metric in metrics) + " |",
+        "|---" * (2 * len(metrics) + 1) + "|",
+    ]
+    for name in (name for name, metric in values if metric == metrics[0] and not name.endswith(", before")):
+        cells = (f"{values[which, metric]:.1f}" for metric in metrics for which in (f"{name}, before", name))
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", result["scale"]])
 
@@ -171,5 +190,6 @@ GUIDES: dict[str, Blocks] = {
     "logit-dp.md": {"logit": ("logit", logit)},
     "audit.md": {"membership": ("membership", membership)},
     "normalisation.md": {"noise-injection": ("noise-injection", noise_injection)},
-    "reproduce.md": {"table1": ("table1-cifar10-cpu", table1)},
+    "methods.md": {"objectives": ("objectives-cifar10-cpu", objectives)},
+    "reproduce.md": {"table1": ("table1-cifar10-cpu-epsilon1", table1)},
 }

@@ -2,8 +2,8 @@
 
     python -m benchmarks.reproduced table1 --data cifar10 --path ../shared/data/cifar10 --epsilon 10
 
-writes ``benchmarks/results/table1-cifar10-cpu.json`` and ``docs/pictures/table1-cifar10-cpu-1.png``. The runs stay in
-``runs/reproduce``; what is there already is not trained again.
+writes ``benchmarks/results/table1-cifar10-cpu-epsilon10.json`` and ``docs/pictures/table1-cifar10-cpu-epsilon10-1.png``. The
+runs stay in ``runs/reproduce``; what is there already is not trained again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def main() -> None:
     except UserError as error:
         parser.exit(2, f"error: {error}\n")
     print(write(outcome)["page"])
-    name = f"{wanted.name}-{request.data.name}-{request.scale}"
+    promises = "".join(f"-epsilon{epsilon:g}" for epsilon in chosen.epsilon or ())
+    name = f"{wanted.name}-{request.data.name}-{request.scale}{promises}"
     for number, canvas in enumerate(charts(outcome).values(), start=1):
         (PICTURES / f"{name}-{number}.png").write_bytes(png_bytes(canvas))
     # Keys and noise are secret and fresh in every run, so there is no seed to give.

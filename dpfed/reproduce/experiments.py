@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dpfed.errors import UserError, nearest
@@ -57,6 +57,7 @@ class Experiment:
         timed: the steps of the methods are timed in turns, which wants public records, too.
         sweep: the file in ``configs/sweeps/`` that has the variants.
         pretrained: it is about the pretrained towers, which ``--scale cpu`` does not have.
+        small: what ``--scale cpu`` changes beyond what the data set does.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Experiment:
     timed: bool = False
     sweep: str | None = None
     pretrained: bool = False
+    small: dict[str, Any] = field(default_factory=dict)
 
     @property
     def needs_public(self) -> bool:
@@ -140,6 +142,11 @@ def _group_sizes(augmentations: int) -> tuple[Variant, ...]:
     words = "with" if augmentations else "without"
     private = Variant(f"private, {words} augmentation", {"bounding.method": "group", **with_views})
     return _along("bounding.group_size", _GROUP_SIZES, [private])
+
+
+def _with_before(label: str, changes: dict[str, Any]) -> tuple[Variant, Variant]:
+    """A run, and its model before training: architectures and initialisations differ, so what counts is the step between."""
+    return Variant(label, changes, setting="before", untrained=True), Variant(label, changes)
 
 
 _EXPERIMENTS = (
@@ -240,6 +247,30 @@ _EXPERIMENTS = (
         COMPARED,
         charts=("loss",),
         on_the_way=20,
+    ),
+    Experiment(
+        "objectives",
+        "Other losses inside a group, and BatchNorm with public anchors, before and after training",
+        IMAGES,
+        (
+            *_with_before("InfoNCE", {"objective": {"name": "infonce", "temperature": 0.2}}),
+            *_with_before(
+                "InfoNCE, BatchNorm",
+                {"objective": {"name": "infonce", "temperature": 0.2}, "model.normalisation": "batch"},
+            ),
+            *_with_before("SigLIP", {"objective": {"name": "siglip"}}),
+            *_with_before("Barlow Twins", {"objective": {"name": "barlow_twins"}}),
+            *_with_before("VICReg", {"objective": {"name": "vicreg"}}),
+            *_with_before("BYOL", {"objective": {"name": "byol"}}),
+        ),
+        # Correlations over four records are chance, and 100 steps of 512 move no model far.
+        small={
+            "privacy.batch": 2048,
+            "bounding.group_size": 16,
+            "model.embedding": 64,
+            "optimizer.learning_rate": 2e-3,
+            "evaluation.records": 5000,
+        },
     ),
     Experiment(
         "methods",

@@ -153,7 +153,7 @@ def _base(request: Request) -> dict[str, Any]:
         for key, value in {"source": source, "path": str(request.path), "public": request.public}.items():
             put(tree, f"data.{key}", value)
     if request.scale == "cpu":
-        for key, value in request.data.cpu.items():
+        for key, value in (request.data.cpu | request.experiment.small).items():
             put(tree, key, value)
     return tree
 
