@@ -81,12 +81,10 @@ def main() -> None:
     except UserError as error:
         parser.exit(2, f"error: {error}\n")
     print(write(outcome)["page"])
-    promises = "".join(f"-epsilon{epsilon:g}" for epsilon in chosen.epsilon or ())
-    name = f"{wanted.name}-{request.data.name}-{request.scale}{promises}"
     for number, canvas in enumerate(charts(outcome).values(), start=1):
-        (PICTURES / f"{name}-{number}.png").write_bytes(png_bytes(canvas))
+        (PICTURES / f"{request.name}-{number}.png").write_bytes(png_bytes(canvas))
     # Keys and noise are secret and fresh in every run, so there is no seed to give.
-    print(write_result(name, figures(outcome), seeds=[]))
+    print(write_result(request.name, figures(outcome), seeds=[]))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dpfed.config import Config
 from dpfed.privacy.ledger import Ledger
 from dpfed.report.run_view import RunView
 from dpfed.reproduce.held_out import relative_losses
@@ -91,7 +92,7 @@ class Outcome:
     Attributes:
         request: what was asked for.
         rows: the figures.
-        mechanisms: of the methods, in the experiment's order.
+        mechanisms: of the methods, in the experiment's order; several of one whose runs differ in promise or noise.
         runs: the finished runs, by name.
         labels: what each run is called in charts of curves.
         losses: curves of the relative loss, by run.
@@ -194,31 +195,32 @@ def _published(request: Request, item: Planned, metric: str) -> float | None:
 
 
 def _mechanisms(timed: bool, trained: list[Planned], views: dict[str, RunView], watcher: Watcher) -> list[Mechanism]:
-    """One for each method: settings that differ within a method are not a mechanism's."""
-    first = {item.variant.method: item for item in reversed(trained)}
-    order = list(dict.fromkeys(item.variant.method for item in trained))
+    """One for each method, or more where its runs differ in what is promised or in how much noise that takes."""
+    first: dict[str, Config] = {}
+    for item in trained:
+        first.setdefault(item.variant.method, item.config)
     seconds: dict[str, float] = {}
     if timed:
         watcher.note("times the steps of the methods in turns")
-        seconds = seconds_per_step({method: first[method].config for method in order})
-    made = []
-    for method in order:
-        item = first[method]
+        seconds = seconds_per_step(first)
+    made: dict[tuple[object, ...], Mechanism] = {}
+    for item in trained:
+        method = item.variant.method
         plan, view = Ledger.open(RunDirectory.open(item.folder).ledger).plan, views[item.config.name]
         own = seconds.get(method)
-        made.append(
-            Mechanism(
-                method,
-                plan.how.title,
-                plan.how.sound and plan.private,
-                None if view.void else view.epsilon,
-                plan.sensitivity if plan.private else None,
-                plan.noise_std / plan.divisor if plan.private else None,
-                own,
-                own / seconds["group"] if own is not None and "group" in seconds else None,
-            )
+        mechanism = Mechanism(
+            method,
+            plan.how.title,
+            plan.how.sound and plan.private,
+            None if view.void else view.epsilon,
+            plan.sensitivity if plan.private else None,
+            plan.noise_std / plan.divisor if plan.private else None,
+            own,
+            own / seconds["group"] if own is not None and "group" in seconds else None,
         )
-    return made
+        made.setdefault((method, item.epsilon, mechanism.sensitivity, mechanism.noise), mechanism)
+    order = list(first)
+    return sorted(made.values(), key=lambda mechanism: order.index(mechanism.method))
 
 
 def _first_ratio(run: RunDirectory) -> float | None:

@@ -47,7 +47,7 @@ def write(outcome: Outcome) -> dict[str, Path]:
         The files by what they are.
     """
     request = outcome.request
-    folder = request.out / f"{request.experiment.name}-{request.data.name}-{request.scale}"
+    folder = request.out / request.name
     folder.mkdir(parents=True, exist_ok=True)
     files = {"figures": folder / "results.csv", "page": folder / "page.html"}
     outcome.write_csv(files["figures"])

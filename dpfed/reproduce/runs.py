@@ -50,6 +50,13 @@ class Request:
     public: bool
     out: Path
 
+    @property
+    def name(self) -> str:
+        """Of the results: experiment, data and scale, and the promises if they are not the experiment's own."""
+        own = () if self.epsilons == self.experiment.epsilons else self.epsilons
+        promises = "".join(f"-epsilon{epsilon:g}" for epsilon in own)
+        return f"{self.experiment.name}-{self.data.name}-{self.scale}{promises}"
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -86,6 +93,8 @@ def plan_runs(request: Request) -> list[Planned]:
     own = experiment.axis == "epsilon"
     if own and request.epsilons != experiment.epsilons:
         raise UserError(f"{experiment.name} goes through values of epsilon of its own: leave --epsilon out.")
+    if experiment.timed and len(request.epsilons) > 1:
+        raise UserError(f"{experiment.name} compares methods at one promise: give one --epsilon, got {len(request.epsilons)}.")
     base = _base(request)
     planned: dict[tuple[str, str, Path], Planned] = {}  # without privacy, or with an epsilon of its own, a variant is one run
     for epsilon in request.epsilons:

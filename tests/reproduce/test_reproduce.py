@@ -93,6 +93,26 @@ def test_curves_at_several_promises_are_told_apart(request_for):
     assert len(names) == len(set(names)) == 2 * 2 + 1
 
 
+def test_every_promise_has_its_own_noise(request_for):
+    strict, lax, none = reproduce(request_for()).mechanisms
+    assert strict.method == lax.method == "group"
+    assert strict.epsilon <= 4.0 < lax.epsilon <= 10.0
+    assert strict.noise > lax.noise > 0
+    assert none.noise is None
+
+
+def test_results_of_some_promises_do_not_replace_those_of_all(request_for):
+    names = [request_for(epsilons=epsilons).name for epsilons in (SMALL.epsilons, (4.0,), (10.0,), (10.0, 4.0))]
+    assert len(set(names)) == 4
+    files = write(reproduce(request_for(epsilons=(10.0,))))
+    assert all(file.parent.name == names[2] for file in files.values())
+
+
+def test_methods_are_compared_at_one_promise(request_for):
+    with pytest.raises(UserError, match="one --epsilon, got 2"):
+        plan_runs(request_for(dataclasses.replace(SMALL, timed=True, charts=("mechanism",))))
+
+
 def test_base_is_the_untrained_model_of_the_run(request_for):
     outcome = reproduce(request_for(epsilons=(10.0,), methods=("group",)))
     base, trained = (next(row for row in outcome.rows if row.label == name) for name in ("Base", "DP-GCL"))
