@@ -30,6 +30,7 @@ _WORKSPACE = 1 << 23  # floats of an intermediate result
 _COLUMNS = 1 << 10  # parameters in a slice
 _BLOCK = 1 << 18  # floats of gradients of pairs, written and read at once: they stay in the cache
 _FLOOR = 1e-6  # of the trace: what float32 may lose where w is nearly orthogonal to all of J
+_CANCELLED = 1e-8  # of the traces: squares that float32 may lose where the rows' parts of a gradient nearly cancel
 
 
 class Norms(Protocol):
@@ -115,16 +116,17 @@ class ExactNorms:
 
     def __init__(self, blocks: dict[str, list[Block]], towers: dict[str, slice], device: torch.device) -> None:
         self._blocks, self._towers = blocks, towers
-        traces = torch.zeros(max(part.stop for part in towers.values()), device=device)
+        self._traces = torch.zeros(max(part.stop for part in towers.values()), device=device)
         for name, part in towers.items():
             for block in blocks[name]:
-                traces[part] += _traces(block)
-        self.finite = torch.isfinite(traces)
+                self._traces[part] += _traces(block)
+        self.finite = torch.isfinite(self._traces)
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
         """See `Norms`."""
         anchors, others = contrast.anchors, contrast.candidates.reshape(-1)
-        squares = torch.zeros(len(anchors), len(others), dtype=torch.float64, device=rows.device)
+        lost = _CANCELLED * self._traces.double()
+        squares = lost[anchors][:, None] + lost[others]
         for name, part in self._towers.items():
             owns = [name == tower for tower in contrast.towers]
             for jacobian in self._slices(name):
@@ -142,7 +144,7 @@ class ExactNorms:
         return torch.cat([self._of_sums(part) for part in cotangents])
 
     def _of_sums(self, cotangents: Tensor) -> Tensor:
-        squares = torch.zeros(len(cotangents), dtype=torch.float64, device=cotangents.device)
+        squares = cotangents.square().sum(2).double() @ (_CANCELLED * self._traces.double())
         for name, part in self._towers.items():
             weights = cotangents[:, part].flatten(1)
             for jacobian in self._slices(name):

@@ -3,8 +3,12 @@
 import pytest
 import torch
 
+from dpfed.bounding.bounded_sum import clip_factors
+from dpfed.bounding.contrasts import contrasts
 from dpfed.bounding.engines import GroupBatch
 from dpfed.bounding.gradient_cache import BatchEngine
+from dpfed.bounding.jacobian_norms import ExactNorms
+from dpfed.bounding.jacobians import Jacobians
 from dpfed.bounding.pair_engines import LogitEngine, SampleEngine
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
@@ -243,3 +247,33 @@ def test_what_a_method_cannot_bound_is_refused(method, section, message):
     tree["bounding"] = {"method": method, "group_size": 2, **section.get("bounding", {})}
     with pytest.raises(UserError, match=message):
         PrivacyPlan.from_config(100, parse_config(tree))
+
+
+def test_released_statistics_are_refused_in_bf16():
+    tree = {"privacy": {"batch": 8, "noise_multiplier": 1.0}, "bounding": {"method": "released", "group_size": 2}}
+    PrivacyPlan.from_config(100, parse_config(tree))
+    with pytest.raises(UserError, match="'fp32'"):
+        PrivacyPlan.from_config(100, parse_config(tree | {"training": {"precision": "bf16"}}))
+
+
+@pytest.mark.parametrize("apart, clip_norm", [(1e-2, 1e-2), (1e-3, 1e-5), (1e-4, 1e-6)], ids=str)
+def test_pairs_that_nearly_cancel_stay_within_the_clip_norm(apart, clip_norm):
+    # Two nearly equal views: the two parts of their similarity's gradient are long and opposite, and what float32 leaves of
+    # their sum is not what it leaves of its norm.
+    for seed in range(10):
+        torch.manual_seed(seed)
+        network = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 16))
+        parameters = list(network.parameters())
+
+        def embed(inputs, network=network):
+            return torch.nn.functional.normalize(network(inputs), dim=1)
+
+        inputs = torch.randn(1, 32) + apart * torch.randn(4, 32)
+        rows, blocks = Jacobians(network, embed, inputs[:1]).all(inputs)
+        contrast = contrasts({"image": (2, 2)}, rows.device)[0]
+        norms = ExactNorms({"image": blocks}, {"image": slice(0, 4)}, rows.device).of_pairs(rows, contrast)
+        factors = clip_factors(norms, clip_norm).float()
+        for pair in torch.eye(4).view(4, 2, 2, 1):
+            cotangents = contrast.cotangents(rows, pair * factors)
+            gradients = torch.autograd.grad(embed(inputs), parameters, cotangents)
+            assert torch.cat([gradient.flatten() for gradient in gradients]).double().norm() <= clip_norm
