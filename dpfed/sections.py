@@ -229,7 +229,7 @@ class TrainingConfig(Section):
     """Where and how the run computes."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="of the forward pass; clipping, sums and noise are fp32")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="of the forward pass; bf16 wants the loop engine")
     sharding: Literal["none", "fsdp"] = Field("none", description="'fsdp': a cluster's workers share one copy of the model")
     checkpoint_every: int = Field(50, ge=1, description="steps")
     keep: int = Field(2, ge=1, description="checkpoints kept")

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from dpfed.bounding.bounded_sum import clip_factors
+from dpfed.bounding.engines.protocol import exact_type
 from dpfed.bounding.record_gradients import Slopes
 from dpfed.randomness import Randomness
 
@@ -51,8 +52,8 @@ def bounded(embeddings: Tensor) -> Tensor:
 
     The release rests on it, and a model may be told not to normalise, or overflow.
     """
-    norms = torch.linalg.vector_norm(embeddings, dim=-1)
-    within = embeddings * clip_factors(norms, 1.0).unsqueeze(-1)
+    norms = torch.linalg.vector_norm(embeddings, dim=-1, dtype=exact_type(embeddings.device))
+    within = embeddings * clip_factors(norms, 1.0).unsqueeze(-1).to(embeddings.dtype)
     return torch.where(torch.isfinite(norms).unsqueeze(-1), within, 0.0)
 
 

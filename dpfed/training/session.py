@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfed.bounding.engines import Engine, GroupBatch, fastest_engine, require_fitting
+from dpfed.bounding.engines import Engine, GroupBatch, fastest_engine, require_fitting, require_fp32
 from dpfed.bounding.method import Build
 from dpfed.config import Config
 from dpfed.data.batches import ViewMaker
@@ -180,7 +180,7 @@ def assemble(
     """
     device = pick_device(config.training.device)
     # On GPUs TF32 rounds products in convolutions to 11 bits, so that a norm and the gradient that it clips, which different
-    # operations compute, could differ by a thousandth. Who wants speed instead takes bf16, whose rounding both have in common.
+    # operations compute, could differ by a thousandth.
     torch.backends.cudnn.allow_tf32 = False
     if config.privacy.epsilon is not None and config.privacy.epsilon <= 0:
         raise UserError(f"impossible plan: privacy.epsilon must be positive, got {config.privacy.epsilon}.")
@@ -228,8 +228,10 @@ def assemble(
 
 
 def _check_engine(config: Config, plan: PrivacyPlan) -> None:
-    """Methods with an engine of their own have no choice of one."""
+    """Methods with an engine of their own have no choice of one, and others none in bf16."""
     if plan.how.picks_engine:
+        if config.bounding.engine not in ("auto", "loop"):
+            require_fp32(config.bounding.engine, config.training.precision)
         return
     if config.bounding.engine != "auto":
         raise UserError(f"bounding.method = '{plan.method}' has its own engine: leave bounding.engine out.")

@@ -12,6 +12,7 @@ from dpfed.bounding.engines import (
     LayerwiseEngine,
     LoopEngine,
     VmapEngine,
+    build_engine,
     fastest_engine,
     require_fitting,
 )
@@ -20,6 +21,7 @@ from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.parameters import TrainableVector
+from dpfed.objectives.infonce import group_loss
 
 STARTS = [0, 4, 5, 12, 14, 20]  # groups of 4, 1, 7, 2 and 6 records
 MODELS = {
@@ -189,11 +191,41 @@ def test_one_groups_contribution_never_exceeds_the_clip_norm(case, name):
         assert into.double().norm() <= 0.01
 
 
+def a_further_group_of_nothing(batch, records):
+    """The batch with one group more, of views that are no numbers: it adds nothing, but shares the others' passes."""
+    further = {
+        k: torch.full((records, *v.shape[1:]), torch.nan) if v.is_floating_point() else v[:1].repeat(records, 1, 1)
+        for k, v in batch.views.items()
+    }
+    views = {k: torch.cat([further[k], v]) for k, v in batch.views.items()}
+    return GroupBatch(views, [0, *(records + start for start in batch.starts)])
+
+
 @pytest.mark.parametrize("name", list(ENGINES))
-def test_bf16_forward_still_clips_in_float32(case, name):
+def test_others_contributions_stay_what_they_are_within_the_slack(case, name):
+    model, batch = case
+    clip_norm, engine = 0.05, build_engine(name, model, "fp32", group_loss, group_size=4)
+    alone = TrainableVector(model).zeros()
+    engine.add_clipped(batch, clip_norm, alone)
+    for records in (2, 7, 40):
+        beside = TrainableVector(model).zeros()
+        engine.add_clipped(a_further_group_of_nothing(batch, records), clip_norm, beside)
+        # The two ends of a clipped group leave 4e-5 C of the sensitivity unused, for the other groups of a whole step.
+        assert (beside.double() - alone.double()).norm() < 1e-6 * clip_norm
+
+
+@pytest.mark.parametrize("name", ["vmap", "layerwise"])
+def test_bf16_is_refused_where_groups_share_a_pass(case, name):
+    model, batch = case
+    with pytest.raises(UserError, match="'fp32'"):
+        ENGINES[name](model, "bf16")
+    assert fastest_engine(model, batch, "bf16") == "loop"
+
+
+def test_bf16_forward_still_clips_in_float32(case):
     model, batch = case
     into = TrainableVector(model).zeros()
-    ENGINES[name](model, "bf16").add_clipped(batch, 0.05, into)
+    LoopEngine(model, "bf16").add_clipped(batch, 0.05, into)
     expected = oracle(model, batch, 0.05)
     assert into.dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(into.double(), expected, dim=0) > 0.9
@@ -255,10 +287,12 @@ def test_the_automatic_choice_is_one_of_the_engines():
 
 
 def test_clip_factors():
-    norms = torch.tensor([0.0, 0.5, 1.0, 2.0, math.inf, math.nan])
+    norms = torch.tensor([0.0, 0.5, 1.0, 2.0, math.inf, math.nan], dtype=torch.float64)
     factors = clip_factors(norms, 1.0)
     assert factors[:2].tolist() == [1, 1] and factors[4:].tolist() == [0, 0]
     assert (norms * factors)[:4].max() <= 1.0 and factors[3] == pytest.approx(0.5, rel=1e-4)
+    short = norms.float() * (1 - 1e-3)  # what float32 sums may lose
+    assert (norms * clip_factors(short, 1.0))[:4].max() <= 1.0
 
 
 def test_sums_of_owners_keep_the_larger_sensitivity_and_add_their_groups():

@@ -6,10 +6,10 @@ engine where writing down every group's gradient would cost more than computing 
 trainable parameters.
 """
 
-from dpfed.bounding.engines.choice import ENGINES, fastest_engine, require_fitting
+from dpfed.bounding.engines.choice import ENGINES, build_engine, fastest_engine, require_fitting
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
-from dpfed.bounding.engines.protocol import Engine, GroupBatch, LossOfViews, Precision, Views
+from dpfed.bounding.engines.protocol import Engine, GroupBatch, LossOfViews, Precision, Views, require_fp32
 from dpfed.bounding.engines.vmap import VmapEngine
 
 __all__ = [
@@ -22,6 +22,8 @@ __all__ = [
     "Precision",
     "Views",
     "VmapEngine",
+    "build_engine",
     "fastest_engine",
     "require_fitting",
+    "require_fp32",
 ]

@@ -21,9 +21,24 @@ from dpfed.objectives.infonce import group_loss
 ENGINES: dict[str, type[LoopEngine] | type[VmapEngine] | type[LayerwiseEngine]] = {
     engine.name: engine for engine in (LoopEngine, VmapEngine, LayerwiseEngine)
 }
-_DIFFERENCE = {"fp32": 1e-3, "bf16": 0.1}  # relative, between engines that compute the same
+_DIFFERENCE = 1e-3  # relative, between engines that compute the same
 _FEW = 8  # groups on which engines are compared: one group alone could not be mistaken for another
 _SLOW = 1.0  # seconds for a few groups, from where on engines are compared on these few only
+
+
+def build_engine(name: str, model: nn.Module, precision: Precision, loss: GroupLoss, group_size: int) -> Engine:
+    """An engine by name.
+
+    Args:
+        name: one of `ENGINES`.
+        model: see `fastest_engine`.
+        precision: see `fastest_engine`.
+        loss: see `fastest_engine`.
+        group_size: S, expected records in a group.
+    """
+    if name == "layerwise":
+        return LayerwiseEngine(model, precision, loss, group_size=group_size)
+    return ENGINES[name](model, precision, loss)
 
 
 def fastest_engine(model: nn.Module, batch: GroupBatch, precision: Precision = "fp32", loss: GroupLoss = group_loss) -> str:
@@ -35,6 +50,8 @@ def fastest_engine(model: nn.Module, batch: GroupBatch, precision: Precision = "
         precision: of the forward pass.
         loss: of one group.
     """
+    if precision != "fp32":
+        return "loop"  # see `require_fp32`
     few = batch.first(2 * torch.get_num_threads())
     names = set(ENGINES)
     if not mixes_records(model) and VmapEngine(model, precision, loss).chunk == 1:
@@ -81,7 +98,7 @@ def fitting_engines(
         names: of the engines to try.
     """
     engines: dict[str, Engine] = {"loop": LoopEngine(model, precision, loss)}
-    if mixes_records(model):  # the others pass records of several groups at once
+    if mixes_records(model) or precision != "fp32":  # the others pass records of several groups at once
         return engines
     norms = engines["loop"].add_clipped(batch, 1.0, engines["loop"].zeros())
     # Low enough to clip: a gradient that was put down to another group would not show in a sum of whole gradients.
@@ -91,13 +108,13 @@ def fitting_engines(
     for name in ENGINES:
         if name == "loop" or name not in names:
             continue
-        engine = ENGINES[name](model, precision, loss)
+        engine = build_engine(name, model, precision, loss, round(batch.starts[-1] / (len(batch.starts) - 1)))
         into = engine.zeros()
         try:
             engine.add_clipped(batch, clip_norm, into)
         except (RuntimeError, UserError):  # no rule for one of the model's operations
             continue
-        if torch.linalg.vector_norm(into - expected) <= _DIFFERENCE[precision] * torch.linalg.vector_norm(expected):
+        if torch.linalg.vector_norm(into - expected) <= _DIFFERENCE * torch.linalg.vector_norm(expected):
             engines[name] = engine
     return engines
 

@@ -11,7 +11,7 @@ from torch.func import vmap
 from torch.nn.utils import parametrize
 
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, Views, draws, exact_type
+from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, Views, draws, exact_type, require_fp32
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.lora import AdaptedWeight
 from dpfed.bounding.layer_rules.refusal import Unsupported
@@ -33,9 +33,10 @@ class LayerwiseEngine:
 
     Args:
         model: every trainable parameter is read once, by a function that has a rule.
-        precision: of the forward pass.
+        precision: of the forward pass; "fp32", see `require_fp32`.
         loss: of one group; torch.func.vmap must be able to batch it.
         records: at a time, or more where a single group has more. By default few on CPUs, and all elsewhere.
+        group_size: S, expected records in a group, see `Grouping.typical`.
     """
 
     name = "layerwise"
@@ -46,9 +47,11 @@ class LayerwiseEngine:
         precision: Precision = "fp32",
         loss: GroupLoss = group_loss,
         records: int | None = None,
+        group_size: int | None = None,
     ) -> None:
         refuse_mixing(model, "bounding.engine = 'layerwise'")
-        self._loss = LossOfViews(model, precision, loss)
+        require_fp32(self.name, precision)
+        self._loss, self._group_size = LossOfViews(model, precision, loss), group_size
         self._vector = TrainableVector(model)
         self._exact = exact_type(self._vector.device)
         on_cpu = self._vector.device.type == "cpu"
@@ -108,7 +111,7 @@ class LayerwiseEngine:
         for groups in chunks:
             ranges = [(batch.starts[g], batch.starts[g + 1]) for g in groups]
             rows = torch.cat([torch.arange(first, end) for first, end in ranges]).to(into.device)
-            grouping = Grouping([end - first for first, end in ranges], into.device, self._exact)
+            grouping = Grouping([end - first for first, end in ranges], into.device, self._exact, self._group_size)
             terms = self._terms({name: view[rows] for name, view in batch.views.items()}, grouping, reading)
             norms.append(_add_weighted(terms, clip_norm, parts))
         return torch.cat(norms)

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from dpfed.errors import UserError
 from dpfed.objectives import GroupLoss
 
 Precision = Literal["fp32", "bf16"]
@@ -70,6 +71,22 @@ class Engine(Protocol):
 def exact_type(device: torch.device) -> torch.dtype:
     """For norms: float32 sums over millions of squares err by a part in a thousand. mps has nothing better."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def require_fp32(name: str, precision: Precision) -> None:
+    """Refuses bf16 to an engine that passes several groups at once: how a group's gradient is rounded depends on the others.
+
+    In float32 such differences stay within the slack of `dpfed.bounding.bounded_sum.clip_factors`; in bf16 one record more was
+    seen to move groups that it is not in by a thousandth of C together, which no noise covers.
+
+    Raises:
+        UserError: for bf16.
+    """
+    if precision != "fp32":
+        raise UserError(
+            f"bounding.engine = '{name}' passes several groups at once, and in {precision} a record would change how others' "
+            "gradients are rounded: set training.precision = 'fp32', or bounding.engine = 'loop'."
+        )
 
 
 def draws(module: nn.Module) -> bool:

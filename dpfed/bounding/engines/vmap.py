@@ -8,7 +8,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, Views, exact_type
+from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, Views, exact_type, require_fp32
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives import GroupLoss
@@ -20,7 +20,7 @@ class VmapEngine:
 
     Args:
         model: must be traceable by torch.func (no data-dependent branches, no in-place tricks).
-        precision: of the forward pass.
+        precision: of the forward pass; "fp32", see `require_fp32`.
         loss: of one group.
         gradient_bytes: memory for the unclipped gradients of a chunk; sets how many groups a chunk has. By default little on
             CPUs, where small chunks stay in the cache and are padded less, and half a gibibyte elsewhere. Frozen parameters
@@ -40,6 +40,7 @@ class VmapEngine:
         gradient_bytes: int | None = None,
     ) -> None:
         refuse_mixing(model, "bounding.engine = 'vmap'")
+        require_fp32(self.name, precision)
         self._vector = TrainableVector(model)
         self._exact = exact_type(self._vector.device)
         gradient_bytes = gradient_bytes or (1 << 25 if self._vector.device.type == "cpu" else 1 << 29)

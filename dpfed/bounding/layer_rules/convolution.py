@@ -118,7 +118,7 @@ class ConvolutionWeight:
         self._positions = gradients.shape[2:]
         self._kernels: list[Tensor] = []
         self.slack: Tensor | float = 0.0
-        rows = grouping.longest * grouping.per_record(inputs) * self._positions.numel()
+        rows = grouping.typical * grouping.per_record(inputs) * self._positions.numel()
         self._taps = geometry.taps(inputs.shape[2:], self._positions)
         entries = len(self._taps) * weight.shape[1]
         if geometry.groups == 1 and len(self._taps) <= _MOST_TAPS and gram_is_cheaper(rows, entries, weight.shape[0]):

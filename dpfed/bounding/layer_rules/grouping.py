@@ -20,15 +20,19 @@ class Grouping:
         sizes: records of each group, at least one group.
         device: of the layers.
         exact: type in which squares are summed.
+        typical: records of a usual group, a public number; by default those of the longest.
 
     Attributes:
+        typical: as given. Layers choose by it how they come to a norm: the ways round differently, and a choice by what was
+            drawn would let one record change how the gradients of other groups are rounded.
         slots: ``(G, S)`` the records of each group, S being the largest; shorter groups repeat their first.
         present: ``(G, S)`` whether a slot is a record, and not repeated.
     """
 
-    def __init__(self, sizes: list[int], device: torch.device, exact: torch.dtype) -> None:
+    def __init__(self, sizes: list[int], device: torch.device, exact: torch.dtype, typical: int | None = None) -> None:
         self.sizes, self.device, self.exact = sizes, device, exact
         self.count, self.records, self.longest = len(sizes), sum(sizes), max(sizes)
+        self.typical = typical or self.longest
         self._even = self.longest * self.count == self.records
         slots, counts = torch.arange(self.longest), torch.tensor(sizes)[:, None]
         self._of_record = torch.arange(self.count).repeat_interleave(torch.tensor(sizes)).to(device)

@@ -135,7 +135,7 @@ class OuterProducts:
         g = self.grouping.stacked(self.gradients)
         (_, rows, d), p = a.shape, g.shape[2]
         self._products: Tensor | None = None
-        if gram_is_cheaper(rows, d, p):
+        if gram_is_cheaper(rows // self.grouping.longest * self.grouping.typical, d, p):
             self.squares, self.slack = gram_squares(a @ a.mT, g @ g.mT, self.grouping.exact)
         else:
             self._products, self.slack = g.mT @ a, 0.0

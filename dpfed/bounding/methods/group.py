@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 def group_engine(build: Build) -> Engine:
     """The configured engine for gradients of groups."""
-    from dpfed.bounding.engines import ENGINES
+    from dpfed.bounding.engines import build_engine
     from dpfed.objectives import loss_of
 
-    config = build.config
-    return ENGINES[config.bounding.engine](build.model, config.training.precision, loss_of(config.objective))
+    config, bounding = build.config, build.config.bounding
+    return build_engine(bounding.engine, build.model, config.training.precision, loss_of(config.objective), bounding.group_size)
 
 
 METHOD = Method(

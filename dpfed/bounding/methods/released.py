@@ -49,6 +49,11 @@ def _options(config: Config) -> dict[str, Any]:
             f"'{name}'."
         )
     refuse_augmentations(config)
+    if config.training.precision != "fp32":
+        raise UserError(
+            f"bounding.method = 'released' embeds records side by side, and in {config.training.precision} one would change "
+            "how others' embeddings are rounded: set training.precision = 'fp32'."
+        )
     try:
         return _OPTIONS[name](**config.bounding.options).model_dump()
     except ValidationError as error:
