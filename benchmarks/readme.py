@@ -113,9 +113,9 @@ def institutions() -> str:
 def methods() -> str:
     """All methods on the same records at the same promise."""
     lines = [
-        "| captioned shapes, epsilon 8 | R@10, image to text | R@10, text to image | sensitivity | noise per coordinate | "
-        "time of a step |",
-        "|---|---|---|---|---|---|",
+        "| captioned shapes | epsilon | R@10, image to text | R@10, text to image | sensitivity (C = 1) | "
+        "noise per coordinate | time of a step |",
+        "|---|---|---|---|---|---|---|",
     ]
     result = figures("methods")
     for run in result["methods"].values():
@@ -123,7 +123,8 @@ def methods() -> str:
         found = (f"{best[f'{metric}_R@10']:.1%}" for metric in ("image_to_text", "text_to_image"))
         sensitivity = "" if run["sensitivity"] is None else f"{run['sensitivity']:,.0f}"
         noise = "" if run["noise"] is None else f"{run['noise']:.2g}"
-        lines.append(f"| {run['title']} | {' | '.join(found)} | {sensitivity} | {noise} | {run['cost']:.1f} x |")
+        promise = "none" if run["noise"] is None else f"{run['epsilon']:.2f}" if run["epsilon"] else "claimed, does not hold"
+        lines.append(f"| {run['title']} | {promise} | {' | '.join(found)} | {sensitivity} | {noise} | {run['cost']:.1f} x |")
     rates = " and ".join(setting.removeprefix("rate ") for setting in next(iter(result["methods"].values()))["R@10"])
     lines += [
         "",

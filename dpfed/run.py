@@ -70,9 +70,11 @@ class RunDirectory:
         """
         path = Path(path)
         cls.refuse_if_in_use(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-        draft.mkdir()
+        try:
+            draft.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"cannot make a run at {path}: {error.strerror or error}.") from None
         try:
             run = cls(draft)
             run._config.write_text(config.dump(), encoding="utf-8")

@@ -173,7 +173,10 @@ class ObjectiveConfig(Section):
         given = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
         for name, users in _ONLY_FOR.items():
             if name in given and self.name not in users:
-                raise ValueError(f"{name} is for name = {' or '.join(map(repr, users))}; '{self.name}' has none")
+                raise ValueError(
+                    f"{name} is for name = {' or '.join(map(repr, users))}; '{self.name}' has none: leave it out "
+                    f"(--set objective.{name}=)"
+                )
         return self
 
 
@@ -184,9 +187,7 @@ class BoundingConfig(Section):
     group_size: int = Field(16, description="S: expected records in a group")
     clip_norm: float = Field(1.0, description="C: the largest L2 norm of what is clipped")
     max_group_size: int | None = Field(None, description="a group keeps at most so many of its own records")
-    max_batch: int | None = Field(
-        None, ge=2, description="methods that contrast the whole batch: its cap; default B + 4 sqrt(B)"
-    )
+    max_batch: int | None = Field(None, ge=2, description="sample and logit: cap of the batch; default B + 4 sqrt(B)")
     options: dict[str, bool | int | float | str] = Field({}, description="of the method's own (docs/methods.md)")
     engine: Literal["auto", "loop", "vmap", "layerwise"] = Field("auto", description="how group gradients are computed")
     microbatch: int = Field(512, ge=1, description="records whose views are in memory at a time")

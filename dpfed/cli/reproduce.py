@@ -19,7 +19,8 @@ def reproduce(
     path: Annotated[Path | None, typer.Option(help="Where its records are; default data/NAME.")] = None,
     epsilon: Annotated[list[float] | None, typer.Option(help="Only this promise; may be repeated.")] = None,
     scale: Annotated[
-        Literal["cpu", "gpu"], typer.Option(help="gpu: the paper's settings; cpu: a smaller model, batch and fewer steps.")
+        Literal["cpu", "gpu"],
+        typer.Option(help="gpu: the paper's hyperparameters; cpu: a smaller model, batch and fewer steps."),
     ] = "cpu",
     methods: Annotated[str | None, typer.Option(help="Only these, such as group,batch.")] = None,
     public: Annotated[bool, typer.Option("--public", help="Anyone may see the records: raw figures may be written.")] = False,
@@ -69,7 +70,7 @@ def _list(scale: Literal["cpu", "gpu"]) -> None:
     for item in EXPERIMENTS.values():
         generated = [name for name in item.data if DATA_SETS[name].generated]
         needs = [f"nothing with --data {name}" for name in generated] or ["your copy of the data (--path)"]
-        needs += ["public records"] * item.needs_public
+        needs += ["public records (generated ones are)" if generated else "public records"] * item.needs_public
         if item.pretrained:
             needs.append("a GPU (--scale gpu)")
         console.print(f"[bold]{item.name}[/]  {item.title}", highlight=False, soft_wrap=True)
@@ -81,8 +82,9 @@ def _list(scale: Literal["cpu", "gpu"]) -> None:
         ):
             console.print(f"    [dim]{words}[/]", highlight=False, soft_wrap=True)
     console.print(
-        f"Runs are counted for one data set, all methods and every epsilon, at --scale {scale}. gpu has the paper's settings; "
-        "cpu has a smaller model, batch and fewer steps, so that its figures are not comparable with the paper's.",
+        f"Runs are counted for one data set, all methods and every epsilon, at --scale {scale}. gpu has the paper's "
+        "hyperparameters; cpu has a smaller model, batch and fewer steps, so that its figures are not comparable "
+        "with the paper's.",
         highlight=False,
         soft_wrap=True,
     )

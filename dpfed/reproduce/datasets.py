@@ -44,10 +44,11 @@ class DataSet:
 
     Attributes:
         name: on the command line and in the published figures.
-        config: its file in ``configs/``, with the paper's settings.
+        config: its file in ``configs/``, with the paper's hyperparameters.
         metrics: what is measured on it.
         cpu: what `--scale cpu` changes in the configuration, by key.
         generated: whether it needs no path, and is public.
+        classes: that its records are labelled with; ``None``: not labelled.
     """
 
     name: str
@@ -55,16 +56,18 @@ class DataSet:
     metrics: tuple[str, ...]
     cpu: dict[str, Any] = field(default_factory=dict)
     generated: bool = False
+    classes: int | None = None
 
 
-IMAGES = ("fashion-mnist", "cifar10", "eurosat", "camelyon")
+_CLASSES = {"fashion-mnist": 10, "cifar10": 10, "eurosat": 10, "camelyon": 2}
+IMAGES = tuple(_CLASSES)
 CAPTIONED = ("cuhk-pedes", "rstpreid", "deepfashion-mm", "roco")
 SHAPES = DataSet("shapes", "methods.toml", RETRIEVAL, generated=True)  # small as it is: both scales are the same
 
 DATA_SETS = {
     data.name: data
     for data in (
-        *(DataSet(name, f"{name}.toml", CLASSIFICATION, _SMALL_IMAGE) for name in IMAGES),
+        *(DataSet(name, f"{name}.toml", CLASSIFICATION, _SMALL_IMAGE, classes=_CLASSES[name]) for name in IMAGES),
         *(DataSet(name, f"{name}.toml", RETRIEVAL, _SMALL_TOWERS) for name in CAPTIONED),
         SHAPES,
     )

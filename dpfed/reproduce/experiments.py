@@ -290,12 +290,22 @@ _EXPERIMENTS = (
 EXPERIMENTS = {experiment.name: experiment for experiment in _EXPERIMENTS}
 
 
+_PUBLISHED_ONLY = "is there as published figures only (benchmarks/published)"
+_ELSEWHERE = {
+    **dict.fromkeys(("table2", "table9", "table11", "table14"), _PUBLISHED_ONLY),
+    "table12": "is what `dpfed audit membership RUN` measures for a run of yours",
+    "figure9": "is drawn with figure4",
+}
+
+
 def experiment(name: str) -> Experiment:
     """An experiment by name.
 
     Raises:
         UserError: if there is none.
     """
+    if name in _ELSEWHERE:
+        raise UserError(f"{name} {_ELSEWHERE[name]}.")
     if name not in EXPERIMENTS:
         raise UserError(f"there is no experiment '{name}': {nearest(name, EXPERIMENTS)} `dpfed reproduce --list` has them all.")
     return EXPERIMENTS[name]

@@ -13,7 +13,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.report.run_view import RunView
 from dpfed.reproduce.held_out import relative_losses
 from dpfed.reproduce.published import beside
-from dpfed.reproduce.runs import Planned, Request, differences, plan_runs, require_public, train
+from dpfed.reproduce.runs import Planned, Request, differences, plan_runs, require_public, require_right_data, train
 from dpfed.reproduce.timing import seconds_per_step
 from dpfed.run import RunDirectory
 from dpfed.sweep import joint_promise
@@ -140,6 +140,7 @@ def reproduce(request: Request, watcher: Watcher | None = None) -> Outcome:
     watcher = watcher or Silent()
     experiment = request.experiment
     planned = plan_runs(request)
+    require_right_data(request, planned, watcher)
     if experiment.needs_public:
         require_public(planned, watcher)
     train(planned, watcher)
@@ -153,7 +154,7 @@ def reproduce(request: Request, watcher: Watcher | None = None) -> Outcome:
         views,
         {name: _label(request, item) for name, item in trained.items()},
         differences(request, planned),
-        joint_promise(list(views.values())),
+        f"{joint_promise(list(views.values()))} Other experiments on the same records add to it.",
         {name: relative_losses(run) for name, run in folders.items()} if "loss" in experiment.charts else {},
         {name: ratio for name, run in folders.items() if (ratio := _first_ratio(run)) is not None} if experiment.raw else {},
     )

@@ -33,7 +33,7 @@ class Request:
     Attributes:
         experiment: which.
         data: on which data set.
-        scale: the paper's settings, or what a CPU can do.
+        scale: the paper's hyperparameters, or what a CPU can do.
         epsilons: the promises.
         methods: values of ``bounding.method``; ``None``: all that the experiment compares.
         path: where the records are.
@@ -93,6 +93,8 @@ def plan_runs(request: Request) -> list[Planned]:
     own = experiment.axis == "epsilon"
     if own and request.epsilons != experiment.epsilons:
         raise UserError(f"{experiment.name} goes through values of epsilon of its own: leave --epsilon out.")
+    if request.out.exists() and not request.out.is_dir():
+        raise UserError(f"{request.out} is a file, and runs and results want a folder: choose another --out.")
     if experiment.timed and len(request.epsilons) > 1:
         raise UserError(f"{experiment.name} compares methods at one promise: give one --epsilon, got {len(request.epsilons)}.")
     base = _base(request)
@@ -115,9 +117,27 @@ def train(planned: list[Planned], watcher: Watcher) -> None:
     runs = {item.folder: item.config for item in planned}
     advance = watcher.stage("runs", len(runs))
     for done, (folder, config) in enumerate(runs.items(), start=1):
-        watcher.note(f"{config.name}: {'is there' if RunDirectory(folder).finished else 'is trained'}")
+        watcher.note(f"{config.name}: {'is there' if RunDirectory(folder).finished else 'training'}")
         pretrain(config, folder, watcher, again=True)
         advance(done)
+
+
+def require_right_data(request: Request, planned: list[Planned], watcher: Watcher) -> None:
+    """Refuses records that cannot be those of the data set, such as another folder's images.
+
+    Raises:
+        UserError: if no label of theirs has as many classes as the data set.
+    """
+    if request.data.classes is None:
+        return
+    store = open_records(settled(planned[0].config).data, import_progress(watcher))
+    found = {name: len(classes) for name, classes in store.label_names.items()}
+    if request.data.classes not in found.values():
+        words = ", ".join(f"{count} classes of '{name}'" for name, count in found.items()) or "no labels"
+        raise UserError(
+            f"{request.data.name} has {request.data.classes} classes, and {request.path} has {words}: give the right place "
+            "with --path."
+        )
 
 
 def require_public(planned: list[Planned], watcher: Watcher) -> None:
@@ -139,7 +159,7 @@ def differences(request: Request, planned: list[Planned]) -> str:
     if request.data.generated:
         return f"{request.data.name}: generated records and a small model, {_size(planned[0].config)}."
     if request.scale == "gpu":
-        return f"Scale gpu: the paper's settings ({_size(planned[0].config)})."
+        return f"Scale gpu: the paper's hyperparameters ({_size(planned[0].config)})."
     whole = plan_runs(dataclasses.replace(request, scale="gpu"))[0].config
     return (
         f"Scale cpu: {_size(planned[0].config)}, where the paper has {_size(whole)}. The figures are not comparable with the "

@@ -299,8 +299,38 @@ def test_the_list_names_every_experiment():
 
 
 @pytest.mark.parametrize(
-    ("name", "methods", "message"), [("table99", None, "no experiment"), ("table1", ("dpcl",), "does not compare")]
+    ("name", "methods", "message"),
+    [
+        ("table99", None, "no experiment"),
+        ("table1", ("dpcl",), "does not compare"),
+        ("table12", None, "audit membership"),
+        ("figure9", None, "figure4"),
+        ("table14", None, "published figures only"),
+    ],
 )
 def test_unknown_names_are_refused(name, methods, message, request_for):
     with pytest.raises(UserError, match=message):
         plan_runs(request_for(experiment(name), methods=methods))
+
+
+def test_another_data_set_s_labels_are_refused(request_for, shapes, tmp_path):
+    store = tmp_path / "colours"
+    with StoreWriter(
+        store, name="colours", kind="image-text", size=16, label_names={"colour": ["red", "green", "blue"]}
+    ) as writer:
+        for number in range(100):
+            image = np.full((16, 16, 3), number, dtype=np.uint8)
+            labels = {"colour": number % 3}
+            writer.add(
+                RecordInput(str(number), image, captions=("a colour",), labels=labels, split="test" if number < 20 else "train")
+            )
+    mine = dataclasses.replace(request_for().data, generated=False, classes=10)
+    with pytest.raises(UserError, match="3 classes of 'colour'"):
+        reproduce(request_for(data=mine, path=store))
+    assert reproduce(request_for(data=dataclasses.replace(mine, classes=3), path=store, methods=("none",), out=tmp_path)).rows
+
+
+def test_results_do_not_go_into_a_file(request_for, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="another --out"):
+        plan_runs(request_for(out=tmp_path / "file"))
