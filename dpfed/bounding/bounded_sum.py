@@ -13,7 +13,7 @@ from dpfed.errors import UserError
 # By the type of the norms. A factor and its product are rounded in float32, and so are the gradients of other groups, which may
 # change in their last bits with who shares a pass: the slack keeps all of it within 2C. A norm in float32 (mps has nothing
 # better) is itself short by up to a part in a thousand.
-_SLACK = {torch.float64: 2e-5, torch.float32: 5e-3}
+_SLACK = {torch.float64: 1e-5, torch.float32: 5e-3}
 
 
 @dataclass(frozen=True)
