@@ -19,7 +19,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import settled
 from dpfed.pretraining import pretrain, with_absolute_paths
 from dpfed.reproduce.checkout import in_checkout
-from dpfed.reproduce.datasets import DataSet, Scale
+from dpfed.reproduce.datasets import WITHOUT_PRIVACY, DataSet, Scale
 from dpfed.reproduce.experiments import Experiment, Variant
 from dpfed.run import RunDirectory
 from dpfed.toml_file import read_toml
@@ -190,9 +190,9 @@ def _base(request: Request) -> dict[str, Any]:
 def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: float) -> Config:
     tree = copy.deepcopy(base)
     put(tree, "privacy.epsilon", epsilon)
-    for key, value in variant.changes.items():
+    method, small = variant.method, request.scale == "cpu" or request.data.generated
+    for key, value in ((WITHOUT_PRIVACY if method == "none" and small else {}) | variant.changes).items():
         put(tree, key, value)
-    method = variant.method
     steps = tree["privacy"]["steps"]
     if method == "none":
         put(tree, "privacy.epsilon", None)

@@ -334,3 +334,14 @@ def test_results_do_not_go_into_a_file(request_for, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="another --out"):
         plan_runs(request_for(out=tmp_path / "file"))
+
+
+def test_without_privacy_the_small_scale_takes_its_own_rate(shapes, tmp_path):
+    def rates(name, scale):
+        chosen = experiment(name)
+        request = Request(chosen, DATA_SETS["cifar10"], scale, chosen.epsilons, None, shapes.path, False, tmp_path)
+        return {item.config.bounding.method: item.config.optimizer.learning_rate for item in plan_runs(request)}
+
+    small, whole = rates("table13", "cpu"), rates("table13", "gpu")
+    assert small["none"] < small["group"]
+    assert whole["none"] == whole["group"]
