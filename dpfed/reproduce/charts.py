@@ -152,7 +152,8 @@ def _panels(rows: int, columns: int, height: float) -> tuple[Figure, list[list[A
 
 
 def _curve_panel(axes: Axes, curves: Curves, across: str, up: str, logarithmic: bool = False) -> None:
-    for (name, points), colour in zip(curves.items(), SERIES, strict=False):
+    ours_first = sorted(curves.items(), key=lambda curve: not curve[0].startswith("DP-GCL"))  # blue in every chart
+    for (name, points), colour in zip(ours_first, SERIES, strict=False):
         axes.plot(*zip(*sorted(points), strict=True), "o-", color=colour, linewidth=2, markersize=4, label=name, clip_on=False)
     axes.set_ylim(0, None)
     axes.yaxis.set_major_locator(MaxNLocator(5))
