@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.record import write_result
 from dpfed.bounding.bounded_sum import BoundedSum
-from dpfed.bounding.engines import ENGINES, GroupBatch, fastest_engine
+from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, fastest_engine
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig
 from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.parameters import TrainableVector
@@ -56,7 +56,7 @@ def gradients(config: ModelConfig, size: int, records: int, device: torch.device
         captions = [f"a photo of thing number {record}, seen from above" for record in range(records)]
         views["text"] = tokenizer(captions)[:, None].to(device)
     batch = GroupBatch(views, list(range(0, records + 1, GROUP)))
-    precision = "bf16" if device.type == "cuda" else "fp32"
+    precision: Precision = "fp32"  # in which groups may share a pass
     name = fastest_engine(model, batch, precision)
     engine = ENGINES[name](model, precision)
     into = engine.zeros()
