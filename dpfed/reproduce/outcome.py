@@ -154,7 +154,7 @@ def reproduce(request: Request, watcher: Watcher | None = None) -> Outcome:
         views,
         {name: _label(request, item) for name, item in trained.items()},
         differences(request, planned),
-        f"{joint_promise(list(views.values()))} Other experiments on the same records add to it.",
+        f"{joint_promise(list(views.values()))} Runs of other experiments on the same records count, too.",
         {name: relative_losses(run) for name, run in folders.items()} if "loss" in experiment.charts else {},
         {name: ratio for name, run in folders.items() if (ratio := _first_ratio(run)) is not None} if experiment.raw else {},
     )
