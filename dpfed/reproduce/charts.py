@@ -13,7 +13,7 @@ from dpfed.report.results import label
 from dpfed.report.style import INK, MUTED, PAPER, RULE, SERIES, TARGET, TRAINED, UNTRAINED, quiet
 from dpfed.reproduce.outcome import Outcome, Row
 
-_WIDTH = 5.0  # inches of one panel
+_WIDTH = 10.0  # inches, whatever stands side by side: so all text on a page has one size
 Curves = dict[str, list[tuple[float, float]]]  # by label
 
 
@@ -61,7 +61,7 @@ def _steps(outcome: Outcome) -> Figure:
         for name, view in outcome.runs.items():
             found = [item for item in view.evaluations if item["name"].partition("[")[0] == metric]
             curves[outcome.labels[name]] = sorted((item["step"], 100 * item["value"]) for item in found)
-        _curve_panel(axes, curves, "step", f"{label(metric)}, percent")
+        _curve_panel(axes, outcome, curves, "step", f"{label(metric)}, percent")
     _legend(canvas, panels[0])
     return canvas
 
@@ -69,7 +69,7 @@ def _steps(outcome: Outcome) -> Figure:
 def _loss(outcome: Outcome) -> Figure:
     canvas, (((axes,),)) = _panels(1, 1, 3.2)
     curves = {outcome.labels[name]: [(float(step), loss) for step, loss in curve] for name, curve in outcome.losses.items()}
-    _curve_panel(axes, curves, "step", "held-out loss over that before training")
+    _curve_panel(axes, outcome, curves, "step", "held-out loss over that before training")
     _legend(canvas, axes)
     return canvas
 
@@ -82,7 +82,7 @@ def _line(outcome: Outcome) -> Figure:
         curves: Curves = {}
         for row in rows:
             curves.setdefault(outcome.labels[row.run], []).append((row.x, row.ours))
-        _curve_panel(axes, curves, outcome.request.experiment.axis, f"{label(metric)}, percent", logarithmic=True)
+        _curve_panel(axes, outcome, curves, outcome.request.experiment.axis, f"{label(metric)}, percent", logarithmic=True)
     _legend(canvas, panels[0])
     return canvas
 
@@ -94,7 +94,7 @@ def _snr(outcome: Outcome) -> Figure:
         if row.run in outcome.ratios and row.metric == outcome.request.data.metrics[0]:
             curves.setdefault(outcome.labels[row.run], []).append((row.x, outcome.ratios[row.run]))
     _curve_panel(
-        axes, curves, outcome.request.experiment.axis, "norm of the first sum over that of its noise", logarithmic=True
+        axes, outcome, curves, outcome.request.experiment.axis, "norm of the first sum over that of its noise", logarithmic=True
     )
     _legend(canvas, axes)
     return canvas
@@ -143,7 +143,7 @@ _CHARTS: dict[str, tuple[str, Callable[[Outcome], Figure]]] = {
 
 
 def _panels(rows: int, columns: int, height: float) -> tuple[Figure, list[list[Axes]]]:
-    canvas = Figure(figsize=(_WIDTH * max(columns, 1), height * rows), facecolor=PAPER, layout="constrained")
+    canvas = Figure(figsize=(_WIDTH, height * rows), facecolor=PAPER, layout="constrained")
     FigureCanvasAgg(canvas)
     grid = canvas.subplots(rows, columns, squeeze=False).tolist()
     for axes in (axes for row in grid for axes in row):
@@ -151,9 +151,11 @@ def _panels(rows: int, columns: int, height: float) -> tuple[Figure, list[list[A
     return canvas, grid
 
 
-def _curve_panel(axes: Axes, curves: Curves, across: str, up: str, logarithmic: bool = False) -> None:
-    ours_first = sorted(curves.items(), key=lambda curve: not curve[0].startswith("DP-GCL"))  # blue in every chart
-    for (name, points), colour in zip(ours_first, SERIES, strict=False):
+def _curve_panel(axes: Axes, outcome: Outcome, curves: Curves, across: str, up: str, logarithmic: bool = False) -> None:
+    # A curve has one colour in all charts, and DP-GCL the first one.
+    names = sorted(dict.fromkeys(outcome.labels.values()), key=lambda name: not name.startswith("DP-GCL"))
+    for name, points in sorted(curves.items(), key=lambda curve: names.index(curve[0])):
+        colour = SERIES[names.index(name) % len(SERIES)]
         axes.plot(*zip(*sorted(points), strict=True), "o-", color=colour, linewidth=2, markersize=4, label=name, clip_on=False)
     axes.set_ylim(0, None)
     axes.yaxis.set_major_locator(MaxNLocator(5))
