@@ -93,9 +93,7 @@ def _snr(outcome: Outcome) -> Figure:
     for row in outcome.rows:
         if row.run in outcome.ratios and row.metric == outcome.request.data.metrics[0]:
             curves.setdefault(outcome.labels[row.run], []).append((row.x, outcome.ratios[row.run]))
-    _curve_panel(
-        axes, outcome, curves, outcome.request.experiment.axis, "norm of the first sum over that of its noise", logarithmic=True
-    )
+    _curve_panel(axes, outcome, curves, outcome.request.experiment.axis, "norm of sum over norm of noise", logarithmic=True)
     _legend(canvas, axes)
     return canvas
 
