@@ -271,9 +271,12 @@ def test_pairs_that_nearly_cancel_stay_within_the_clip_norm(apart, clip_norm):
         inputs = torch.randn(1, 32) + apart * torch.randn(4, 32)
         rows, blocks = Jacobians(network, embed, inputs[:1]).all(inputs)
         contrast = contrasts({"image": (2, 2)}, rows.device)[0]
-        norms = ExactNorms({"image": blocks}, {"image": slice(0, 4)}, rows.device).of_pairs(rows, contrast)
-        factors = clip_factors(norms, clip_norm).float()
+        exact = ExactNorms({"image": blocks}, {"image": slice(0, 4)}, rows.device)
+        norms = exact.of_pairs(rows, contrast)
         for pair in torch.eye(4).view(4, 2, 2, 1):
-            cotangents = contrast.cotangents(rows, pair * factors)
-            gradients = torch.autograd.grad(embed(inputs), parameters, cotangents)
-            assert torch.cat([gradient.flatten() for gradient in gradients]).double().norm() <= clip_norm
+            whole = contrast.cotangents(rows, pair)
+            of_pair, of_sum = norms[pair.bool()], exact.of_sums(iter([whole[None]]))
+            for norm in (of_pair, of_sum):  # as `logit` and as `sample` take it
+                cotangents = clip_factors(norm, clip_norm).float() * whole
+                gradients = torch.autograd.grad(embed(inputs), parameters, cotangents)
+                assert torch.cat([gradient.flatten() for gradient in gradients]).double().norm() <= clip_norm
