@@ -75,7 +75,8 @@ def _list(scale: Literal["cpu", "gpu"]) -> None:
             needs.append("a GPU (--scale gpu)")
         console.print(f"[bold]{item.name}[/]  {item.title}", highlight=False, soft_wrap=True)
         runs = item.count("gpu" if item.pretrained else scale)
-        epsilons = ", ".join(f"{epsilon:g}" for epsilon in item.epsilons)
+        own = [v.x for v in item.variants if v.x is not None] if item.axis == "epsilon" else item.epsilons
+        epsilons = ", ".join(f"{epsilon:g}" for epsilon in own)
         for words in (
             f"{runs} runs; epsilon {epsilons}; needs {', '.join(needs)}",
             f"data: {', '.join(item.data)}",

@@ -131,7 +131,7 @@ def _mechanism(outcome: Outcome) -> Figure:
 
 _TITLE = {"fontsize": 9.5, "color": INK, "loc": "left"}
 _CHARTS: dict[str, tuple[str, Callable[[Outcome], Figure]]] = {
-    "bars": ("Ours (bar) and the paper's (orange line)", _bars),
+    "bars": ("Ours (bar), and the paper's (orange line) where it has one", _bars),
     "steps": ("During training", _steps),
     "loss": ("Relative loss during training", _loss),
     "line": ("Accuracy", _line),
