@@ -181,7 +181,7 @@ def _base(request: Request) -> dict[str, Any]:
         source = "store" if is_store(request.path) else detect(request.path)
         for key, value in {"source": source, "path": str(request.path), "public": request.public}.items():
             put(tree, f"data.{key}", value)
-    if request.scale == "cpu":
+    if request.scale == "cpu" or request.data.generated:
         for key, value in (request.data.cpu | request.experiment.small).items():
             put(tree, key, value)
     return tree
