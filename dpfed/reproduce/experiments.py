@@ -286,7 +286,7 @@ _EXPERIMENTS = (
         epsilons=(8.0,),
         timed=True,
         # The quickstart's, but for its embedding of 64, with which per-record and similarity clipping would take a night.
-        small={"privacy.batch": 2048, "privacy.steps": 100, "model.embedding": 16},
+        small={"privacy.batch": 2048, "privacy.steps": 100, "model.embedding": 8},
     ),
 )
 EXPERIMENTS = {experiment.name: experiment for experiment in _EXPERIMENTS}
