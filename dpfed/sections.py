@@ -79,6 +79,9 @@ class ModelConfig(Section):
     image: Literal["cnn", "resnet18", "resnet34", "resnet50"] = Field("cnn", description="image encoder")
     stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
     width: int = Field(32, ge=4, description="channels of the first stage of 'cnn', or 64 for a standard ResNet")
+    features: Literal["last", "pyramid"] = Field(
+        "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weight)"
+    )
     normalisation: Literal["group", "layer", "batch"] = Field(
         "group", description="behind each convolution; 'batch': over one group and public anchors (docs/normalisation.md)"
     )

@@ -142,9 +142,10 @@ def _image_encoder(model: ModelConfig, size: int, load_anchors: bool) -> SmallCN
     norms = {"group": group_norm, "layer": layer_norm, "batch": AnchoredBatchNorm}
     norm = norms[model.normalisation]
     if model.image == "cnn":
-        encoder = SmallCNN(model.width) if norm is group_norm else SmallCNN(model.width, norm)  # its own: 8 groups
+        own = {} if norm is group_norm else {"norm": norm}  # its own GroupNorm has 8 groups
+        encoder = SmallCNN(model.width, features=model.features, **own)
     else:
-        encoder = resnet(int(model.image.removeprefix("resnet")), model.stem, model.width, norm)
+        encoder = resnet(int(model.image.removeprefix("resnet")), model.stem, model.width, norm, model.features)
     if model.weight_standardisation:
         standardise_weights(encoder)
     if norm is not AnchoredBatchNorm:

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, conv1x1
 
 from dpfed.models.norm import Norm, group_norm
 
 _EIGHT_GROUPS: Norm = functools.partial(group_norm, groups=8)
+Features = Literal["last", "pyramid"]
 _BLOCKS = {18: (BasicBlock, (2, 2, 2, 2)), 34: (BasicBlock, (3, 4, 6, 3)), 50: (Bottleneck, (3, 4, 6, 3))}
+
+
+def read_out(maps: Sequence[torch.Tensor], features: Features) -> torch.Tensor:
+    """What an image becomes: a vector from the feature maps of an encoder's stages.
+
+    The pyramid keeps roughly where things are (spatial pyramids, Lazebnik et al. 2006) and what early stages see
+    (hypercolumns, Hariharan et al. 2015), and has no weights of its own; only the head grows.
+
+    Args:
+        maps: of each stage, ``(n, channels, H, W)``.
+        features: ``last``: the last stage's mean; ``pyramid``: every stage's means over its four quadrants.
+
+    Returns:
+        ``(n, channels of the last stage)``, or ``(n, 4 x channels of all stages)``.
+    """
+    if features == "last":
+        return maps[-1].mean((2, 3))
+    return torch.cat([F.adaptive_avg_pool2d(stage, 2).flatten(1) for stage in maps], dim=1)
+
+
+def _features_dim(channels: Sequence[int], features: Features) -> int:
+    return channels[-1] if features == "last" else 4 * sum(channels)
 
 
 class SmallCNN(nn.Module):
@@ -21,11 +46,13 @@ class SmallCNN(nn.Module):
     Args:
         width: channels of the first stage; the last has four times as many.
         norm: makes the layer behind a convolution from its number of channels.
+        features: see `read_out`.
     """
 
-    def __init__(self, width: int = 32, norm: Norm = _EIGHT_GROUPS) -> None:
+    def __init__(self, width: int = 32, norm: Norm = _EIGHT_GROUPS, features: Features = "last") -> None:
         super().__init__()
-        self.features_dim = 4 * width
+        self._features = features
+        self.features_dim = _features_dim([width, 2 * width, 4 * width, 4 * width], features)
         stages: list[nn.Module] = []
         channels = 3
         for out, stride in ((width, 2), (2 * width, 2), (4 * width, 2), (4 * width, 1)):
@@ -37,7 +64,12 @@ class SmallCNN(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """``(n, 3, H, W)`` normalised images -> ``(n, features_dim)``."""
-        return self.stages(images).mean((2, 3))
+        maps = []
+        for layer in self.stages:
+            images = layer(images)
+            if isinstance(layer, nn.ReLU):
+                maps.append(images)
+        return read_out(maps, self._features)
 
 
 class ResNet(nn.Module):
@@ -46,8 +78,9 @@ class ResNet(nn.Module):
     Parameter names are torchvision's, so that published GroupNorm weights fit. Use `resnet` to make one.
     """
 
-    def __init__(self, depth: int, stem: str, width: int, norm: Norm) -> None:
+    def __init__(self, depth: int, stem: str, width: int, norm: Norm, features: Features) -> None:
         super().__init__()
+        self._features = features
         block, counts = _BLOCKS[depth]
         if stem == "cifar":
             self.conv1, self.maxpool = nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.Identity()
@@ -55,7 +88,7 @@ class ResNet(nn.Module):
             self.conv1, self.maxpool = nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.MaxPool2d(3, 2, 1)
         self.bn1 = norm(width)
         self.relu = nn.ReLU()
-        channels = width
+        channels, ends = width, []
         for stage, count in enumerate(counts):
             planes = width * 2**stage
             layers = []
@@ -64,7 +97,8 @@ class ResNet(nn.Module):
                 layers.append(_block(block, channels, planes, stride, norm))
                 channels = planes * block.expansion
             self.add_module(f"layer{stage + 1}", nn.Sequential(*layers))
-        self.features_dim = channels
+            ends.append(channels)
+        self.features_dim = _features_dim(ends, features)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -72,7 +106,11 @@ class ResNet(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """``(n, 3, H, W)`` normalised images -> ``(n, features_dim)``."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
-        return self.layer4(self.layer3(self.layer2(self.layer1(x)))).mean((2, 3))
+        maps = []
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = layer(x)
+            maps.append(x)
+        return read_out(maps, self._features)
 
 
 def _block(block: type[BasicBlock] | type[Bottleneck], channels: int, planes: int, stride: int, norm: Norm) -> nn.Module:
@@ -89,6 +127,7 @@ def resnet(
     stem: Literal["cifar", "imagenet"] = "cifar",
     width: int = 64,
     norm: Norm = group_norm,
+    features: Features = "last",
 ) -> ResNet:
     """A ResNet (He et al. 2016) with GroupNorm, or another layer, in place of BatchNorm.
 
@@ -97,10 +136,11 @@ def resnet(
         stem: first layer, 3x3 with stride 1 for images of about 32 px, or 7x7 with stride 2 and max-pooling.
         width: channels of the first stage, 64 in the paper.
         norm: makes the layer behind a convolution from its number of channels.
+        features: see `read_out`.
 
     Raises:
         ValueError: for another depth or stem.
     """
     if depth not in _BLOCKS or stem not in ("cifar", "imagenet"):
         raise ValueError(f"expected depth 18, 34 or 50 and stem 'cifar' or 'imagenet', got {depth!r} and {stem!r}")
-    return ResNet(depth, stem, width, norm)
+    return ResNet(depth, stem, width, norm, features)

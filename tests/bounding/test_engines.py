@@ -26,6 +26,7 @@ from dpfed.objectives.infonce import group_loss
 STARTS = [0, 4, 5, 12, 14, 20]  # groups of 4, 1, 7, 2 and 6 records
 MODELS = {
     "cnn": ModelConfig(width=8, embedding=16, head_hidden=16),
+    "pyramid": ModelConfig(width=8, embedding=16, head_hidden=16, features="pyramid"),
     "resnet18": ModelConfig(image="resnet18", width=8, embedding=16, head_hidden=16),
     "two towers": ModelConfig(
         kind="image-text", width=8, text_width=16, text_layers=1, vocabulary=128, embedding=16, context=8
