@@ -19,8 +19,8 @@ from dpfed.errors import UserError
 from dpfed.models.building import settled
 from dpfed.pretraining import pretrain, with_absolute_paths
 from dpfed.reproduce.checkout import in_checkout
+from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import WITHOUT_PRIVACY, DataSet, Scale
-from dpfed.reproduce.experiments import Experiment, Variant
 from dpfed.run import RunDirectory
 from dpfed.toml_file import read_toml
 from dpfed.watching import Watcher, import_progress
@@ -161,9 +161,11 @@ def differences(request: Request, planned: list[Planned]) -> str:
     if request.scale == "gpu":
         return f"Scale gpu: the paper's hyperparameters ({_size(planned[0].config)})."
     whole = plan_runs(dataclasses.replace(request, scale="gpu"))[0].config
+    sizes = {} if request.experiment.axis else {item.variant.label: _size(item.config) for item in planned}
+    other = "".join(f" ({label}: {size})" for label, size in sizes.items() if size != _size(planned[0].config))
     return (
-        f"Scale cpu: {_size(planned[0].config)}, where the paper has {_size(whole)}. The figures are not comparable with the "
-        "paper's; only the order of the methods may be."
+        f"Scale cpu: {_size(planned[0].config)}{other}, where the paper has {_size(whole)}. "
+        "The figures are not comparable with the paper's; only the order of the methods may be."
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
-import math
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,9 @@ from typer.testing import CliRunner
 from dpfed.cli import reproduce as command
 from dpfed.data.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
+from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import DATA_SETS, RETRIEVAL, DataSet
-from dpfed.reproduce.experiments import EXPERIMENTS, Experiment, Variant, experiment
+from dpfed.reproduce.experiments import EXPERIMENTS, experiment
 from dpfed.reproduce.held_out import relative_losses
 from dpfed.reproduce.outcome import reproduce
 from dpfed.reproduce.page import write
@@ -161,58 +161,6 @@ def test_records_must_be_there(request_for):
         plan_runs(request_for(experiment("table1"), data=DATA_SETS["cifar10"], path=Path("/nowhere")))
 
 
-@pytest.mark.parametrize("scale", ["cpu", "gpu"])
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_experiment_has_valid_configurations(name, scale, shapes, tmp_path):
-    chosen = experiment(name)
-    for data in chosen.data:
-        request = Request(chosen, DATA_SETS[data], scale, chosen.epsilons, None, shapes.path, True, tmp_path)
-        if chosen.pretrained and scale == "cpu":
-            with pytest.raises(UserError, match="--scale gpu"):
-                plan_runs(request)
-            continue
-        planned = plan_runs(request)
-        assert len({item.folder for item in planned}) == chosen.count(scale)
-        for item in planned:
-            assert (item.epsilon == math.inf) == (item.config.bounding.method == "none")
-            assert (item.config.diagnostics == "raw") == (chosen.raw and item.config.bounding.method != "none")
-
-
-def test_the_paper_s_scale_is_the_paper_s_and_the_small_one_is_smaller(shapes, tmp_path):
-    for data in experiment("table1").data:
-        whole, small = (
-            plan_runs(Request(experiment("table1"), DATA_SETS[data], scale, (10.0,), ("group",), shapes.path, False, tmp_path))[
-                0
-            ]
-            for scale in ("gpu", "cpu")
-        )
-        config = whole.config
-        assert (config.model.image, config.privacy.batch, config.privacy.steps) == ("resnet18", 2048, 1200)
-        assert (config.bounding.group_size, config.objective.augmentations, config.privacy.epsilon) == (16, 1, 10.0)
-        assert small.config.privacy.batch < 2048
-        assert small.config.privacy.steps < 1200
-        assert small.config.model.image == "cnn"
-        assert small.config.objective == config.objective
-
-
-def test_methods_differ_in_their_method_and_rate_alone(shapes, tmp_path):
-    chosen = experiment("methods")
-    planned = plan_runs(Request(chosen, DATA_SETS["shapes"], "cpu", (8.0,), None, shapes.path, False, tmp_path))
-    trees = [item.config.model_dump() for item in planned]
-    rates: dict[str, list[float]] = {}
-    for tree in trees:
-        rates.setdefault(tree["bounding"]["method"], []).append(tree["optimizer"].pop("learning_rate"))
-    assert {"group", "batch", "sample", "logit", "released", "none"} <= rates.keys()
-    assert len(set(rates["group"])) > 1
-    assert all(tried in (rates["group"], rates["group"][:1]) for tried in rates.values())
-    assert rates["none"] == rates["batch"] == rates["released"] == rates["dpcl"] == rates["group"]
-    for tree in trees:
-        tree.pop("name")
-        tree["bounding"].pop("method")
-        tree["privacy"].pop("epsilon")
-    assert all(tree == trees[0] for tree in trees)
-
-
 def test_published_figures_stand_beside_ours(request_for, shapes):
     beside_ours = dataclasses.replace(SMALL, table="1", epsilons=(10.0,))
     measured = dataclasses.replace(request_for().data, metrics=("linear_probe_accuracy", "knn3_accuracy"))
@@ -334,14 +282,3 @@ def test_results_do_not_go_into_a_file(request_for, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="another --out"):
         plan_runs(request_for(out=tmp_path / "file"))
-
-
-def test_without_privacy_the_small_scale_takes_its_own_rate(shapes, tmp_path):
-    def rates(name, scale):
-        chosen = experiment(name)
-        request = Request(chosen, DATA_SETS["cifar10"], scale, chosen.epsilons, None, shapes.path, False, tmp_path)
-        return {item.config.bounding.method: item.config.optimizer.learning_rate for item in plan_runs(request)}
-
-    small, whole = rates("table13", "cpu"), rates("table13", "gpu")
-    assert small["none"] < small["group"]
-    assert whole["none"] == whole["group"]

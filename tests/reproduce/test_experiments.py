@@ -1,0 +1,107 @@
+"""The experiments' runs, planned and not trained: valid, at the scale that was asked for, and comparable."""
+
+import math
+
+import pytest
+
+from dpfed.config import load_config
+from dpfed.errors import UserError
+from dpfed.reproduce.checkout import in_checkout
+from dpfed.reproduce.datasets import DATA_SETS
+from dpfed.reproduce.experiments import EXPERIMENTS, experiment
+from dpfed.reproduce.runs import Request, differences, plan_runs
+
+
+@pytest.mark.parametrize("scale", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_valid_configurations(name, scale, shapes, tmp_path):
+    chosen = experiment(name)
+    for data in chosen.data:
+        request = Request(chosen, DATA_SETS[data], scale, chosen.epsilons, None, shapes.path, True, tmp_path)
+        if chosen.pretrained and scale == "cpu":
+            with pytest.raises(UserError, match="--scale gpu"):
+                plan_runs(request)
+            continue
+        planned = plan_runs(request)
+        assert len({item.folder for item in planned}) == chosen.count(scale)
+        for item in planned:
+            assert (item.epsilon == math.inf) == (item.config.bounding.method == "none")
+            assert (item.config.diagnostics == "raw") == (chosen.raw and item.config.bounding.method != "none")
+
+
+def test_the_paper_s_scale_is_the_paper_s_and_the_small_one_is_smaller(shapes, tmp_path):
+    for data in experiment("table1").data:
+        whole, small = (
+            plan_runs(Request(experiment("table1"), DATA_SETS[data], scale, (10.0,), ("group",), shapes.path, False, tmp_path))[
+                0
+            ]
+            for scale in ("gpu", "cpu")
+        )
+        config = whole.config
+        assert (config.model.image, config.privacy.batch, config.privacy.steps) == ("resnet18", 2048, 1200)
+        assert (config.bounding.group_size, config.objective.augmentations, config.privacy.epsilon) == (16, 1, 10.0)
+        assert small.config.privacy.batch < 2048
+        assert small.config.privacy.steps < 1200
+        assert small.config.model.image == "cnn"
+        assert small.config.objective == config.objective
+
+
+def test_methods_differ_in_their_method_and_rate_alone(shapes, tmp_path):
+    chosen = experiment("methods")
+    planned = plan_runs(Request(chosen, DATA_SETS["shapes"], "cpu", (8.0,), None, shapes.path, False, tmp_path))
+    trees = [item.config.model_dump() for item in planned]
+    rates: dict[str, list[float]] = {}
+    for tree in trees:
+        rates.setdefault(tree["bounding"]["method"], []).append(tree["optimizer"].pop("learning_rate"))
+    assert {"group", "batch", "sample", "logit", "released", "none"} <= rates.keys()
+    assert len(set(rates["group"])) > 1
+    assert all(tried in (rates["group"], rates["group"][:1]) for tried in rates.values())
+    assert rates["none"] == rates["batch"] == rates["released"] == rates["dpcl"] == rates["group"]
+    for tree in trees:
+        tree.pop("name")
+        tree["bounding"].pop("method")
+        tree["privacy"].pop("epsilon")
+    assert all(tree == trees[0] for tree in trees)
+
+
+def test_without_privacy_the_small_scale_takes_its_own_rate(shapes, tmp_path):
+    def rates(name, scale):
+        chosen = experiment(name)
+        request = Request(chosen, DATA_SETS["cifar10"], scale, chosen.epsilons, None, shapes.path, False, tmp_path)
+        return {item.config.bounding.method: item.config.optimizer.learning_rate for item in plan_runs(request)}
+
+    small, whole = rates("table13", "cpu"), rates("table13", "gpu")
+    assert small["none"] < small["group"]
+    assert whole["none"] == whole["group"]
+
+
+def test_methods_are_compared_at_the_quickstart_s_batch_and_steps(shapes, tmp_path):
+    chosen, quickstart = experiment("methods"), load_config(in_checkout("configs", "quickstart.toml"))
+    for scale in ("cpu", "gpu"):
+        for item in plan_runs(Request(chosen, DATA_SETS["shapes"], scale, (8.0,), None, shapes.path, False, tmp_path)):
+            ours = item.config
+            assert (ours.privacy.batch, ours.privacy.steps) == (quickstart.privacy.batch, quickstart.privacy.steps)
+            assert (ours.data.source, ours.data.records) == (quickstart.data.source, quickstart.data.records)
+            assert (ours.bounding.group_size, ours.bounding.clip_norm) == (4, 1.0)
+
+
+def test_the_recipe_makes_the_same_promise_on_the_same_records_and_is_measured_alike(shapes, tmp_path):
+    chosen = experiment("recipe")
+    request = Request(chosen, DATA_SETS["cifar10"], "cpu", chosen.epsilons, None, shapes.path, False, tmp_path)
+    planned = plan_runs(request)
+    assert len({item.config.evaluation.model_dump_json() for item in planned}) == 1
+    assert len({item.config.data.model_dump_json() for item in planned}) == 1
+    for label in ("DP-GCL", "recipe"):
+        spent = [item.config.privacy for item in planned if item.variant.label == label and not item.variant.untrained]
+        assert sorted(privacy.epsilon for privacy in spent) == [1.0, 10.0]
+        assert {(privacy.delta, privacy.unit) for privacy in spent} == {(None, "record")}
+    assert "B = 2,048" in differences(request, planned), "what the recipe's batch is goes unsaid"
+
+
+def test_the_recipe_is_that_of_the_configuration_for_people(shapes, tmp_path):
+    chosen, own = experiment("recipe"), load_config(in_checkout("configs", "cifar10-cpu.toml"))
+    request = Request(chosen, DATA_SETS["cifar10"], "cpu", (10.0,), None, shapes.path, False, tmp_path)
+    (recipe,) = {item.folder: item.config for item in plan_runs(request) if item.variant.label == "recipe"}.values()
+    for section in ("views", "model", "objective", "privacy", "optimizer"):
+        assert getattr(recipe, section) == getattr(own, section), section
+    assert recipe.bounding.group_size == own.bounding.group_size
