@@ -50,8 +50,8 @@ _RECIPE = _PYRAMID | {
     "bounding.group_size": 4,
     "privacy.accountant": "pld",
     "privacy.batch": 2048,
-    "privacy.steps": 300,
-    "optimizer": {"name": "adam", "learning_rate": 2e-3, "schedule": "cosine", "ema": 0.95},
+    "privacy.steps": 100,
+    "optimizer": {"name": "adam", "learning_rate": 3e-3, "schedule": "cosine", "ema": 0.95},
 }
 
 _EXPERIMENTS = (
