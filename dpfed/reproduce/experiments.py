@@ -121,6 +121,7 @@ _EXPERIMENTS = (
         charts=("line",),
         axis="batch B",
         largest_on_cpu=512,
+        small={"model.embedding": 8},  # what per-record and similarity clipping cost goes with it
     ),
     Experiment(
         "figure4",
