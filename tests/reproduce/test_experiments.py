@@ -55,8 +55,8 @@ def test_methods_differ_in_their_method_and_rate_alone(shapes, tmp_path):
         rates.setdefault(tree["bounding"]["method"], []).append(tree["optimizer"].pop("learning_rate"))
     assert {"group", "batch", "sample", "logit", "released", "none"} <= rates.keys()
     assert len(set(rates["group"])) > 1
-    assert all(tried in (rates["group"], rates["group"][:1]) for tried in rates.values())
-    assert rates["none"] == rates["batch"] == rates["released"] == rates["dpcl"] == rates["group"]
+    assert rates["batch"] == rates["released"] == rates["group"], "a sound method at its best is held against others' chance"
+    assert all(set(tried) <= set(rates["group"]) for tried in rates.values())
     for tree in trees:
         tree.pop("name")
         tree["bounding"].pop("method")
