@@ -125,11 +125,13 @@ def methods() -> str:
         noise = "" if run["noise"] is None else f"{run['noise']:.2g}"
         promise = "none" if run["noise"] is None else f"{run['epsilon']:.2f}" if run["epsilon"] else "claimed, does not hold"
         lines.append(f"| {run['title']} | {promise} | {' | '.join(found)} | {sensitivity} | {noise} | {run['cost']:.1f} x |")
-    rates = " and ".join(setting.removeprefix("rate ") for setting in next(iter(result["methods"].values()))["R@10"])
+    tried = {run["title"]: [setting.removeprefix("rate ") for setting in run["R@10"]] for run in result["methods"].values()}
+    choosers = [title for title, rates in tried.items() if len(rates) > 1]
+    rates = " and ".join(dict.fromkeys(rate for title in choosers for rate in tried[title]))
     lines += [
         "",
-        f"Of two learning rates ({rates}) the better, but one only for per-record and similarity clipping. The sound form of "
-        "DPCL has quiet gradients, but they pull towards embeddings that are mostly noise. "
+        f"The better of two learning rates ({rates}) for {', '.join(choosers)}. The sound form of DPCL has quiet "
+        "gradients, but they pull towards embeddings that are mostly noise. "
         f"{result['scale'][0].upper()}{result['scale'][1:]}",
     ]
     return "\n".join(lines)
