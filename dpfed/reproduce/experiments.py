@@ -42,7 +42,6 @@ def _with_before(label: str, changes: dict[str, Any]) -> tuple[Variant, Variant]
 
 
 _PYRAMID = {"model.features": "pyramid"}
-# What configs/cifar10-cpu.toml has, too.
 _RECIPE = _PYRAMID | {
     "model.embedding": 64,
     "objective.temperature": 0.2,
@@ -50,7 +49,7 @@ _RECIPE = _PYRAMID | {
     "bounding.group_size": 4,
     "privacy.accountant": "pld",
     "privacy.batch": 2048,
-    "privacy.steps": 100,
+    "privacy.steps": 300,
     "optimizer": {"name": "adam", "learning_rate": 3e-3, "schedule": "cosine", "ema": 0.95},
 }
 

@@ -96,12 +96,3 @@ def test_the_recipe_makes_the_same_promise_on_the_same_records_and_is_measured_a
         assert sorted(privacy.epsilon for privacy in spent) == [1.0, 10.0]
         assert {(privacy.delta, privacy.unit) for privacy in spent} == {(None, "record")}
     assert "B = 2,048" in differences(request, planned), "what the recipe's batch is goes unsaid"
-
-
-def test_the_recipe_is_that_of_the_configuration_for_people(shapes, tmp_path):
-    chosen, own = experiment("recipe"), load_config(in_checkout("configs", "cifar10-cpu.toml"))
-    request = Request(chosen, DATA_SETS["cifar10"], "cpu", (10.0,), None, shapes.path, False, tmp_path)
-    (recipe,) = {item.folder: item.config for item in plan_runs(request) if item.variant.label == "recipe"}.values()
-    for section in ("views", "model", "objective", "privacy", "optimizer"):
-        assert getattr(recipe, section) == getattr(own, section), section
-    assert recipe.bounding.group_size == own.bounding.group_size
