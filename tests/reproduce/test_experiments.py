@@ -54,9 +54,7 @@ def test_methods_differ_in_their_method_and_rate_alone(shapes, tmp_path):
     for tree in trees:
         rates.setdefault(tree["bounding"]["method"], []).append(tree["optimizer"].pop("learning_rate"))
     assert {"group", "batch", "sample", "logit", "released", "none"} <= rates.keys()
-    assert len(set(rates["group"])) > 1
-    assert rates["batch"] == rates["released"] == rates["group"], "a sound method at its best is held against others' chance"
-    assert all(set(tried) <= set(rates["group"]) for tried in rates.values())
+    assert set(rates["batch"]) == set(rates["released"]) > set(rates["group"]), "the others have less of a choice than ours"
     for tree in trees:
         tree.pop("name")
         tree["bounding"].pop("method")
