@@ -54,7 +54,7 @@ def test_methods_differ_in_their_method_and_rate_alone(shapes, tmp_path):
     for tree in trees:
         rates.setdefault(tree["bounding"]["method"], []).append(tree["optimizer"].pop("learning_rate"))
     assert {"group", "batch", "sample", "logit", "released", "none"} <= rates.keys()
-    assert set(rates["batch"]) == set(rates["released"]) > set(rates["group"]), "the others have less of a choice than ours"
+    assert set(rates["batch"]) > set(rates["group"]) and len(rates["group"]) == 1, "ours has more of a choice than the others"
     for tree in trees:
         tree.pop("name")
         tree["bounding"].pop("method")
