@@ -14,5 +14,5 @@ def run(app: typer.Typer) -> None:
     try:
         app()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error} {error.command}".rstrip(), file=sys.stderr)
         sys.exit(2)
