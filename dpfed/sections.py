@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, mode
 from dpfed.bounding.method import METHODS
 from dpfed.wording import has_control_characters
 
+_DIGITS = 10**20  # a seed may have 64 bits
+
 
 class Section(BaseModel):
     """Base of all sections: frozen, no key that it does not know, and no value of another type, such as true for 1."""
@@ -20,7 +22,9 @@ class Section(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _texts(cls, value: Any) -> Any:
+    def _sensible(cls, value: Any) -> Any:
+        if type(value) is int and abs(value) >= _DIGITS:
+            raise ValueError("expected a whole number of fewer digits")
         for text in value if isinstance(value, tuple) else (value,):
             if text == "":
                 raise ValueError("expected a text that is not empty")

@@ -18,6 +18,7 @@ _WORDS = {
     "float_type": "expected a number",
     "finite_number": "expected a finite number",
     "int_type": "expected a whole number, such as 100",
+    "int_parsing_size": "expected a whole number of fewer digits",
     "bool_type": "expected true or false",
     "string_type": "expected a text, in quotes",
     "string_unicode": "expected a text of valid Unicode characters",
@@ -86,7 +87,7 @@ def problem(error: ValidationError, schema: type[BaseModel] | None = None) -> st
 def complaint(error: ValidationError) -> str:
     """What is wrong with the first wrong value, such as ``expected a number; got true``, without saying where it stands."""
     first = error.errors()[0]
-    context = first.get("ctx", {})
+    context = {name: int(limit) if limit in (0.0, 1.0) else limit for name, limit in first.get("ctx", {}).items()}
     words = _PATTERNS.get(context.get("pattern", "")) or _WORDS.get(first["type"], first["msg"]).format(**context)
     if first["type"] == "too_short" and context["min_length"] == 1:
         words = "give at least one"

@@ -116,6 +116,12 @@ def calibrate(
                 target, sampling_rate, steps, delta, "pld", max(_FINEST, _FINE * min(1.0, target)), (0.5 * found, 0.95 * found)
             )
     except (NoBracketIntervalFoundError, OverflowError) as error:
+        least = epsilon(LEAST_NOISE, sampling_rate, steps, delta, "rdp", fixed_of)
+        if least <= target:
+            raise UserError(
+                f"epsilon {target:g} promises nothing: the least noise multiplier there is, {LEAST_NOISE}, keeps epsilon "
+                f"{math.ceil(least):,} over {steps} steps at sampling rate {sampling_rate:.3g}. Give a smaller epsilon, such as 8."
+            ) from error
         raise UserError(
             f"no noise multiplier keeps epsilon {target} over {steps} steps at sampling rate {sampling_rate:.3g} and delta "
             f"{delta:.3g}: raise epsilon, or lower the batch or the number of steps."
