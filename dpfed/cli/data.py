@@ -52,6 +52,15 @@ def import_(
     console.print(f"{report.path}: {report.kind} records from {report.format}: {counts}", highlight=False, soft_wrap=True)
     for group in by_reason(report.skipped):
         console.print(f"[yellow]left out[/] {escape(group)}", highlight=False, soft_wrap=True)
+    for what, count in report.converted.items():
+        console.print(f"[yellow]converted[/] {what} ({count:,})", highlight=False, soft_wrap=True)
+    if report.converted:
+        console.print(
+            "Stock open_clip does not read these images so: before you give such files to it, make 8-bit RGB of them in the "
+            "same way (docs/data.md says how).",
+            highlight=False,
+            soft_wrap=True,
+        )
     for sentence in _what_is_protected(report):
         console.print(sentence, highlight=False, soft_wrap=True)
     if report.unused:
@@ -136,6 +145,8 @@ def inspect(
         "labels": {name: len(store.label_names.get(name, [])) or None for name in store.labels},
         "left_out": len(store.skipped),
     }
+    if store.converted:
+        facts["converted"] = store.converted
     tokenizer = _tokenizer(config, context)
     if store.kind == "image-text":
         facts["captions"] = _captions(store, tokenizer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow as pa
 from dpfed.data.holdout import hold_out_hash, selected
 from dpfed.data.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS
 from dpfed.data.new_directory import cannot_write, name_directory, start_directory
-from dpfed.data.pixels import BrokenImage, ImageInput, decode, decoders, encode_png, memory, square
+from dpfed.data.pixels import BrokenImage, ImageInput, decode_and_tell, decoders, encode, memory, square
 from dpfed.data.reasons import by_reason
 from dpfed.data.records import KINDS, SPLITS, is_text, record_key
 from dpfed.errors import UserError
@@ -47,6 +48,15 @@ class RecordInput:
     unit: str | None = None
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """The bytes of an image in a store, and what was done to it."""
+
+    content: bytes
+    converted: str | None
+    resized: bool = False
+
+
 class StoreWriter:
     """Writes a record store; a context manager.
 
@@ -65,6 +75,7 @@ class StoreWriter:
 
     Attributes:
         broken: (id, reason) of the unreadable records met so far.
+        converted: what was done to images that stock open_clip cannot read sensibly -> how many they are (`dpfed.data.modes`).
 
     Raises:
         UserError: when `path` exists, an id occurs twice, a class number is out of range, no record is left, or records are
@@ -88,6 +99,8 @@ class StoreWriter:
             raise ValueError(f"unknown kind {kind!r}, expected one of {KINDS}")
         self.path = Path(path).absolute()
         self.broken: list[tuple[str, str]] = []
+        self.converted: Counter[str] = Counter()
+        self._resized = False
         self._name, self._kind, self._size, self._public, self._skip_broken = name, kind, size, public, skip_broken
         self._label_names = {label: list(names) for label, names in (label_names or {}).items()}
         self._unit_name = unit_name
@@ -215,9 +228,11 @@ class StoreWriter:
         for record, stored in zip(pending, encoded, strict=True):
             if isinstance(stored, BrokenImage):
                 self.broken.append((record.id, str(stored)))
-            else:
-                kept.append(record)
-                images.append(stored)
+                continue
+            kept.append(record)
+            images.append(stored.content)
+            self.converted.update([stored.converted] if stored.converted else [])
+            self._resized |= stored.resized
         if not kept:
             return
         columns = [[record.id for record in kept], images, [list(record.captions) for record in kept]]
@@ -231,13 +246,13 @@ class StoreWriter:
             for label, numbers in self._labels.items():
                 numbers.append(record.labels.get(label, -1))
 
-    def _encode(self, record: RecordInput) -> bytes | BrokenImage:
-        """The bytes to store, or what is wrong with the image."""
+    def _encode(self, record: RecordInput) -> _Stored | BrokenImage:
+        """What to store, or what is wrong with the image."""
         try:
+            image, converted = decode_and_tell(record.image)
             if self._size is not None:
-                return square(decode(record.image, self._size), self._size).tobytes()
-            decoded = decode(record.image)
-            return record.image if isinstance(record.image, bytes) else encode_png(decoded)
+                return _Stored(square(image, self._size).tobytes(), converted, image.size != (self._size, self._size))
+            return _Stored(record.image if isinstance(record.image, bytes) else encode(image), converted)
         except BrokenImage as error:
             return error
 
@@ -266,6 +281,8 @@ class StoreWriter:
             writer.write_table(table)
 
     def _header(self, sizes: dict[str, int]) -> dict[str, object]:
+        images: dict[str, object] = {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size}
+        # What does not apply to most stores is left out of them: they then have the header, and the fingerprint, of before.
         return {
             "dpfed_store": FORMAT_VERSION,
             "name": self._name,
@@ -273,11 +290,12 @@ class StoreWriter:
             "public": self._public,
             "records": len(self._keys),
             "splits": {split: self._splits.count(number) for number, split in enumerate(SPLITS)},
-            "images": {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size},
+            "images": images | ({"resized": True} if self._resized else {}),
             "label_names": self._label_names,
             "unit_name": self._unit_name,
             "skipped": [{"id": id, "reason": reason} for id, reason in self.broken],
             "files": sizes,
+            **({"converted": dict(self.converted)} if self.converted else {}),
         }
 
     def _broken_sentence(self) -> str:

@@ -64,6 +64,7 @@ class ImportReport:
         seconds: how long it took.
         unit_name: what records share, such as ``"person"``; ``None``: nothing that the source names.
         unused: columns of the source that were not used.
+        converted: what was done to images that stock open_clip would destroy -> to how many.
     """
 
     path: Path
@@ -74,6 +75,7 @@ class ImportReport:
     seconds: float
     unit_name: str | None
     unused: tuple[str, ...]
+    converted: dict[str, int]
 
 
 def importers() -> dict[str, Importer]:
@@ -157,7 +159,9 @@ def import_records(
     store = RecordStore.open(dest)
     counts = {split: len(store.split(split)) for split in SPLITS}
     seconds = time.monotonic() - started
-    return ImportReport(store.path, format, store.kind, counts, store.skipped, seconds, store.unit_name, opened.unused)
+    return ImportReport(
+        store.path, format, store.kind, counts, store.skipped, seconds, store.unit_name, opened.unused, store.converted
+    )
 
 
 def _copy(source: Source, writer: StoreWriter, progress: Progress | None) -> None:
