@@ -25,7 +25,9 @@ def plan(
     workers: Annotated[list[int], typer.Option(help="W: workers, one GPU each; may be repeated.", show_default=False)],
     bandwidth: Annotated[float, typer.Option(help="GB/s over the slowest link between two workers.", show_default=False)],
     gpu_price: Annotated[float, typer.Option(help="Dollars per GPU and hour.", show_default=False)],
-    config: Annotated[Path | None, typer.Option(help="A TOML file: the plan, and the parameters of its model.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file, or a name such as imagenet: the plan, and the parameters of its model.")
+    ] = None,
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
     records: Annotated[int | None, typer.Option(help="N: training records; default: the store's, where it is.")] = None,
     batch: Annotated[int | None, typer.Option(help="B: expected records in a step.")] = None,
