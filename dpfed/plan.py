@@ -311,9 +311,9 @@ def _positive(value: float) -> bool:
 def _check_delta(delta: float, records: int, unit: str) -> None:
     """Refuses a delta above 1/N, of new plans only: one that was made before must still open, and its card says so."""
     _check(
-        not records >= 2 or not 1 / records < delta < 1,
-        f"delta = {delta:.3g} is more than 1/N = {1 / max(records, 1):.3g} (N = {records:,}), and somebody who published a whole {unit}, "
-        "drawn at random, would keep such a promise; leave delta out for the default, 1/(N ln N), or give less than 1/N",
+        records < 2 or not 1 / records < delta < 1,
+        f"delta = {delta:.3g} is more than 1/N (N = {records:,}), and whoever published one whole {unit}, drawn at random, "
+        "would keep such a promise; leave delta out for the default, 1/(N ln N), or give less than 1/N",
     )
 
 

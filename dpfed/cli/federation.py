@@ -138,10 +138,7 @@ def status(folder: SiteDirectory) -> None:
         ("terms", terms.fingerprint),
         ("steps answered", f"{ledger.charged} of {plan.steps}"),
         ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(plan.delta)}, of {round_up(plan.epsilon())} planned"),
-        (
-            "budget",
-            ("none set" if budget is None else f"{budget:g}") + f", at a delta of {opened.most_delta(plan):.3g} at most",
-        ),
+        ("budget", f"{'none set' if budget is None else f'{budget:g}'}, at a delta of {opened.most_delta(plan):.3g} at most"),
     ):
         console.print(f"{name:>15}  {value}", highlight=False, soft_wrap=True)
 

@@ -261,8 +261,8 @@ def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None
     """
     if declared is not None and declared < store.training_records:
         raise UserError(
-            f"{where} {declared:,} is less than the {store.training_records:,} training records of {store.path}: declare as many, "
-            "or more, which hides the true number."
+            f"{where} {declared:,} is less than the {store.training_records:,} training records of {store.path}: declare "
+            "as many, or more, which hides the true number."
         )
 
 
