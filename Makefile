@@ -42,7 +42,7 @@ bench: install
 	$(VENV)/bin/python -m benchmarks.step
 
 lint: install
-	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
 # The lock file: exact versions and hashes for every supported Python, no registry addresses.
 lock:

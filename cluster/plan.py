@@ -60,12 +60,13 @@ def plan(
         figures[name] = figures.get(name) if value is None else value
     if missing := [f"--{name.replace('_', '-')}" for name, value in figures.items() if value is None]:
         raise UserError(f"nothing is known of {', '.join(missing)}: give a value, or a measured file with --measured.")
+    known = {name: value for name, value in figures.items() if value is not None}
     machines = Machines(
-        throughput=figures["throughput"],
+        throughput=known["throughput"],
         bandwidth=bandwidth * 1e9,
-        latency=figures["latency"] * 1e-6,
-        noise=figures["noise_seconds_per_million"],
-        bookkeeping=figures["bookkeeping_seconds_per_million"],
+        latency=known["latency"] * 1e-6,
+        noise=known["noise_seconds_per_million"],
+        bookkeeping=known["bookkeeping_seconds_per_million"],
         price=gpu_price,
         gpus_per_node=gpus_per_node,
     )

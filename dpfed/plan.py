@@ -150,7 +150,7 @@ class PrivacyPlan:
         """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
         privacy, bounding = config.privacy, config.bounding
         method = method_named(bounding.method)
-        rest = {
+        rest: dict[str, Any] = {
             "group_size": bounding.group_size,
             "clip_norm": bounding.clip_norm,
             "max_group_size": bounding.max_group_size,
@@ -171,13 +171,15 @@ class PrivacyPlan:
                 "(on the command line: --set privacy.epsilon=)",
             )
             return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=0.0, delta=delta, **rest)
+        sigma = privacy.noise_multiplier
         _check(
-            (privacy.epsilon is None) != (privacy.noise_multiplier is None),
+            (privacy.epsilon is None) != (sigma is None),
             "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
         )
         if privacy.epsilon is not None:
             return cls.calibrate(records, privacy.batch, privacy.steps, privacy.epsilon, privacy.delta, **rest)
-        return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=privacy.noise_multiplier, delta=delta, **rest)
+        assert sigma is not None  # see above
+        return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=sigma, delta=delta, **rest)
 
     @property
     def how(self) -> Method:
@@ -213,6 +215,13 @@ class PrivacyPlan:
     def cap(self) -> int | None:
         """At most so many members of a group take part; ``None``: all."""
         return self.max_batch if self.how.whole_batch else self.max_group_size
+
+    @property
+    def whole_batch_cap(self) -> int:
+        """`max_batch`, of a method that has it."""
+        if self.max_batch is None:
+            raise ValueError(f"method '{self.method}' caps no batch")
+        return self.max_batch
 
     @property
     def bound(self) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -63,7 +63,7 @@ def main(
             if not RunDirectory.unused(place) or {path.name for path in parties.iterdir()} - ours:
                 raise UserError(f"{parties} is in use: choose another --run.")
             shutil.rmtree(parties)
-        options = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline}
+        options: dict[str, Any] = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline}
         _found(loaded, parties, sites, 0.8 if skew is None else skew, options)
         (parties / _READY).touch()
     with tempfile.TemporaryDirectory(prefix="dpfed-") as folder:

@@ -125,8 +125,9 @@ def show_run(run: RunDirectory) -> None:
         promise = f"[bold red]no guarantee[/]: {reason}"
     console.print(f"[bold]{escape(results['name'])}: {promise}[/]", highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for column, justify in (("", "left"), ("before", "right"), ("after", "right"), ("change", "right")):
-        table.add_column(column, justify=justify)
+    table.add_column("")
+    for column in ("before", "after", "change"):
+        table.add_column(column, justify="right")
     for result in results_of(results["evaluations"]):
         if "rank" not in result.name:
             table.add_row(escape(result.name), _number(result.untrained), _number(result.trained), result.difference)

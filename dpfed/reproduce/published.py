@@ -6,6 +6,7 @@ import csv
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from dpfed import shipped
 
@@ -57,7 +58,8 @@ def beside(paper: str, table: str, **key: str | float) -> Published | None:
 
 def _figure(row: dict[str, str]) -> Published:
     epsilon, std = (float(row[name]) if row[name] else None for name in ("epsilon", "std"))
-    return Published(**{**row, "epsilon": epsilon, "std": std, "value": _value(row["value"])})
+    figure: dict[str, Any] = {**row, "epsilon": epsilon, "std": std, "value": _value(row["value"])}
+    return Published(**figure)
 
 
 def _value(text: str) -> float | str | None:
