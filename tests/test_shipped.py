@@ -56,7 +56,10 @@ def test_a_link_to_nowhere_is_the_users_and_not_passed_over(elsewhere):
     ("given", "words"),
     [
         ("quickstar", "no file quickstar, and dpfed ships no config of that name; did you mean 'quickstart'?"),
-        ("configs/quickstart.toml", "no file configs/quickstart.toml, .*did you mean 'quickstart'?"),  # in a checkout, it is one
+        (
+            "configs/quickstart.toml",
+            "no file configs/quickstart.toml, .*did you mean 'quickstart'?",
+        ),  # in a checkout, it is one
         ("adapt/shape", "did you mean 'adapt/shapes'?"),
         ("something-else", "valid: "),
         ("adapt", "no config of that name"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
@@ -11,6 +12,8 @@ from dpfed.errors import UserError
 
 def run(app: typer.Typer) -> None:
     """Runs a command line: a user's mistake is one sentence and exit code 2, never a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal does not know must not end a run
+        sys.stdout.reconfigure(errors="replace")
     try:
         app()
     except UserError as error:
