@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,8 +52,7 @@ def show(
     """Print a shipped configuration, sweep or tower as it is: `dpfed config show quickstart > mine.toml`."""
     from dpfed.shipped import shipped_file
 
-    sys.stdout.buffer.write(shipped_file(name).read_bytes())  # as it is, whatever the terminal's encoding
-    sys.stdout.flush()
+    typer.echo(shipped_file(name).read_bytes(), nl=False)  # as it is, whatever the terminal's encoding
 
 
 @app.command()
