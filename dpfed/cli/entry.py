@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
 import typer
@@ -17,6 +19,8 @@ def run(app: typer.Typer) -> None:
     What the machine refuses (a full disk, a folder that is not ours, too little memory) is for the user to mend as well.
     A mistake in dpfed itself keeps its traceback.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal does not know must not end a run
+        sys.stdout.reconfigure(errors="replace")
     try:
         for number, word in enumerate(sys.argv[1:], start=1):
             _require_utf8(number, word)
@@ -39,8 +43,8 @@ def run(app: typer.Typer) -> None:
 
 def _require_utf8(number: int, word: str) -> None:
     try:
-        word.encode()
-    except UnicodeEncodeError:
+        os.fsencode(word).decode()
+    except UnicodeError:
         raise UserError(f"argument {number}, {word!r}, is not UTF-8; files and folders need names that are: rename it.") from None
 
 
