@@ -235,21 +235,17 @@ class RunDirectory:
         Raises:
             UserError: for a file that is damaged otherwise.
         """
-        number = 0
         try:
             if not self.metrics.exists():
                 return []
             text = self.metrics.read_text(encoding="utf-8")
-            lines = []
-            for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
-                lines.append(json.loads(line))
-                if not isinstance(lines[-1]["step"], int):
-                    raise TypeError("step")
+            lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+            if not all(isinstance(line["step"], int) for line in lines):
+                raise TypeError
             return lines
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            where = f" at line {number}" if number else ""
             raise UserError(
-                f"{self.metrics} is damaged{where}: restore it, or delete it; the run then goes on without the earlier part of "
+                f"{self.metrics} is damaged: restore it, or delete it; the run then goes on without the earlier part of "
                 "its curves."
             ) from error
 

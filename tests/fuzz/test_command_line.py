@@ -110,37 +110,67 @@ def _option(name: str, value: st.SearchStrategy) -> st.SearchStrategy[list[str]]
 
 def _command(*words: object) -> st.SearchStrategy[list[str]]:
     """A command line of fixed words, drawn ones, and drawn lists of words."""
-    drawn = [st.just([word]) if isinstance(word, str) else word.map(lambda x: x if isinstance(x, list) else [x]) for word in words]
+    drawn = [
+        st.just([word]) if isinstance(word, str) else word.map(lambda x: x if isinstance(x, list) else [x]) for word in words
+    ]
     return st.tuples(*drawn).map(lambda parts: [word for part in parts for word in part])
 
 
 _WHOLE = st.one_of(st.sampled_from(["0", "-1", "1", "3", "100000", "10000000000", "x", "1.5", "nan", ""]), NUMBERS.map(spelt))
+_CLUSTER, _TASK = st.sampled_from(["torchrun", "", "slurm"]), st.one_of(TEXTS, st.sampled_from(["knn", "zero_shot"]))
+_NEW = st.sampled_from(["new", "store", "done", "tiny.toml", "new/er", "/proc/x", ""])
+_ADAPTERS = st.sampled_from([[], ["--adapters"]])
 COMMANDS = st.one_of(
-    _command("pretrain", PLACES, _option("--run", PLACES), _option("--set", _SETS), _option("--set", _SETS), _option("--set", TEXTS)),
+    _command(
+        "pretrain", PLACES, _option("--run", PLACES), _option("--set", _SETS), _option("--set", _SETS), _option("--set", TEXTS)
+    ),
     _command("pretrain", "tiny.toml", "--run", "new", _option("--set", _SETS), _option("--set", _SETS)),
     _command(
-        "pretrain", "tiny.toml", "--run", "new", "--federated", _WHOLE, _option("--drops", _WHOLE), _option("--colluders", _WHOLE),
-        _option("--skew", _WHOLE), _option("--trust", st.sampled_from(["central", "secure", "x"])),
+        "pretrain",
+        "tiny.toml",
+        "--run",
+        "new",
+        "--federated",
+        _WHOLE,
+        _option("--drops", _WHOLE),
+        _option("--colluders", _WHOLE),
+        _option("--skew", _WHOLE),
+        _option("--trust", st.sampled_from(["central", "secure", "x"])),
     ),
-    _command("pretrain", "tiny.toml", "--run", "new", _option("--cluster", st.sampled_from(["torchrun", "", "slurm"])), _option("--workers", _WHOLE)),
+    _command("pretrain", "tiny.toml", "--run", "new", _option("--cluster", _CLUSTER), _option("--workers", _WHOLE)),
     _command("resume", PLACES),
-    _command("evaluate", PLACES, _option("--split", TEXTS), _option("--task", st.one_of(TEXTS, st.sampled_from(["knn", "zero_shot"])))),
-    _command("report", PLACES, "--out", st.sampled_from(["new", "store", "done", "tiny.toml", "new/er", "/proc/x", ""])),
-    _command("export", PLACES, st.sampled_from(["new", "store", "done", "tiny.toml", "/proc/x", ""]), st.sampled_from([[], ["--adapters"]])),
+    _command("evaluate", PLACES, _option("--split", TEXTS), _option("--task", _TASK)),
+    _command("report", PLACES, "--out", _NEW),
+    _command("export", PLACES, _NEW, _ADAPTERS),
     _command("sweep", PLACES, PLACES, "--runs", "new", _option("--set", _SETS)),
-    _command("privacy", st.sampled_from(["calibrate", "account"]), "--records", _WHOLE, "--batch", _WHOLE, "--steps", _WHOLE,
-             _option("--epsilon", _WHOLE), _option("--noise-multiplier", _WHOLE), _option("--delta", _WHOLE)),
-    _command("data", "import", PLACES, PLACES, _option("--size", _WHOLE), _option("--validation", _WHOLE), _option("--format", TEXTS)),
+    _command(
+        "privacy",
+        st.sampled_from(["calibrate", "account"]),
+        "--records",
+        _WHOLE,
+        "--batch",
+        _WHOLE,
+        "--steps",
+        _WHOLE,
+        _option("--epsilon", _WHOLE),
+        _option("--noise-multiplier", _WHOLE),
+        _option("--delta", _WHOLE),
+    ),
+    _command(
+        "data", "import", PLACES, PLACES, _option("--size", _WHOLE), _option("--validation", _WHOLE), _option("--format", TEXTS)
+    ),
     _command("data", "shard", PLACES, PLACES, "--shards", _WHOLE),
     _command("data", "divide", PLACES, PLACES, _option("--sites", _WHOLE), _option("--skew", _WHOLE), _option("--by", TEXTS)),
     _command("data", "inspect", PLACES, _option("--context", _WHOLE), _option("--config", PLACES)),
     _command("audit", "membership", PLACES, _option("--non-members", PLACES), "--records", _WHOLE),
-    _command("site", "create", PLACES, "--name", TEXTS, "--store", PLACES, _option("--budget", _WHOLE), _option("--declared", _WHOLE)),
+    _command(
+        "site", "create", PLACES, "--name", TEXTS, "--store", PLACES, _option("--budget", _WHOLE), _option("--declared", _WHOLE)
+    ),
     _command("site", st.sampled_from(["join", "status"]), PLACES, _option("--x", TEXTS)),
     _command("federation", "create", PLACES, PLACES, PLACES, _option("--deadline", _WHOLE), _option("--drops", _WHOLE)),
     _command("federation", "show", PLACES),
     st.lists(ANYTHING, max_size=4),
-)  # fmt: skip
+)
 _MADE = ("new", "stores", "runs", "comparison.html")  # where a command that works may put something
 
 
@@ -161,7 +191,9 @@ def test_anything_that_can_be_typed(effort, desk, bounded_memory) -> None:
             changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
             assert code == 0 and _meant(words, changed), (words, sorted(changed))
             for name in set(after) - set(before):
-                shutil.rmtree(name) if Path(name).is_dir() and not Path(name).is_symlink() else Path(name).unlink(missing_ok=True)
+                shutil.rmtree(name) if Path(name).is_dir() and not Path(name).is_symlink() else Path(name).unlink(
+                    missing_ok=True
+                )
             before.update({name: told for name, told in _lies_there(desk).items() if name in before})
         for name in _MADE:
             shutil.rmtree(desk / name, ignore_errors=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import random
+import tomllib
 from pathlib import Path
 
 import pytest
-import tomli_w
 from hypothesis import strategies as st
 
 from dpfed.config import Config, load_config, parse_config
@@ -29,17 +29,13 @@ def understood(config: Config) -> None:
 
 
 def parse_config_of(text: str) -> Config:
-    import tomllib
-
     return parse_config(tomllib.loads(text))
 
 
 @efforts
 def test_any_value_under_any_key(effort) -> None:
     def check(base: str, changes: dict[str, object]) -> None:
-        import tomllib
-
-        tree = tomllib.loads(base)
+            tree = tomllib.loads(base)
         for key, value in changes.items():
             if isinstance(answer(lambda key=key, value=value: put(tree, key, value)), UserError):
                 return
@@ -54,7 +50,9 @@ def test_any_value_under_any_key(effort) -> None:
 
 @efforts
 def test_any_assignment_on_the_command_line(effort) -> None:
-    keys = st.one_of(st.sampled_from(KEYS), st.text(max_size=8), st.sampled_from(["data", "data.", ".data", "a.b.c.d", "x" * 300]))
+    keys = st.one_of(
+        st.sampled_from(KEYS), st.text(max_size=8), st.sampled_from(["data", "data.", ".data", "a.b.c.d", "x" * 300])
+    )
     assignments = st.lists(
         st.one_of(st.builds("{}={}".format, keys, VALUES.map(spelt)), st.text(max_size=30)), min_size=1, max_size=3
     )
@@ -132,7 +130,9 @@ def test_any_plan_keeps_its_promise_or_is_refused(effort) -> None:
             assert epsilon <= target
         if accountant == "pld" and math.isfinite(epsilon) and steps <= 10_000:
             # More steps, or less noise, never cost less (within what rounding to a grid moves).
-            fewer = answer(lambda: accounting.epsilon(plan.noise_multiplier, plan.sampling_rate, max(1, steps // 2), plan.delta))
+            fewer = answer(
+                lambda: accounting.epsilon(plan.noise_multiplier, plan.sampling_rate, max(1, steps // 2), plan.delta)
+            )
             assert isinstance(fewer, UserError) or fewer <= epsilon * (1 + 1e-6) + 1e-9
 
     effort.tries(

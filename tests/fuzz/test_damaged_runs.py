@@ -54,7 +54,18 @@ def runs(tmp_path_factory) -> Path:
     return folder
 
 
-ACCIDENTS = ["cut", "empty", "flip", "lost", "a folder", "a link to nowhere", "a link to itself", "a pipe", "another file", "a line"]
+ACCIDENTS = [
+    "cut",
+    "empty",
+    "flip",
+    "lost",
+    "a folder",
+    "a link to nowhere",
+    "a link to itself",
+    "a pipe",
+    "another file",
+    "a line",
+]
 ASKED = {
     "resume": lambda run: dpfed.pretraining.resume(run),
     "evaluate": lambda run: evaluate_run(run),
@@ -112,4 +123,6 @@ def test_any_accident_to_a_run(effort, runs, which, tmp_path) -> None:
             # Whatever was damaged, no step that was spent is forgotten. (A finished run is only shown.)
             assert Ledger.open(run / "ledger.jsonl").charged >= spent
 
-    effort.tries(40, check, st.sampled_from(names), st.sampled_from(ACCIDENTS), st.sampled_from(list(ASKED)), st.integers(0, 2**32))
+    effort.tries(
+        40, check, st.sampled_from(names), st.sampled_from(ACCIDENTS), st.sampled_from(list(ASKED)), st.integers(0, 2**32)
+    )
