@@ -35,7 +35,7 @@ def parse_config_of(text: str) -> Config:
 @efforts
 def test_any_value_under_any_key(effort) -> None:
     def check(base: str, changes: dict[str, object]) -> None:
-            tree = tomllib.loads(base)
+        tree = tomllib.loads(base)
         for key, value in changes.items():
             if isinstance(answer(lambda key=key, value=value: put(tree, key, value)), UserError):
                 return
