@@ -22,6 +22,7 @@ from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
+from dpfed.shipped import find_tower
 from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.releases import Releases
@@ -283,7 +284,7 @@ def _pick_up(
     """Ledger, first step and coordinator: from the last checkpoint if there is one."""
     saved = checkpoints.paths()
     marks = {"fixed_seed": parts.config.privacy.seed is not None, "raw_diagnostics": parts.config.diagnostics == "raw"}
-    if run.ledger.exists() and b"\n" in run.ledger.read_bytes():
+    if _has_header(run.ledger):
         ledger = Ledger.open(run.ledger)
     elif saved:
         raise UserError(
@@ -314,6 +315,16 @@ def _pick_up(
     return ledger, progress.step, coordinator
 
 
+def _has_header(ledger: Path) -> bool:
+    """Whether there is a ledger, of which a crash has not cut even the first line short."""
+    try:
+        return b"\n" in ledger.read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"cannot read the ledger {ledger}: {error.strerror or error}. Restore it.") from error
+
+
 def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> None:
     known = {(line["step"], line["evaluation"]["name"]) for line in run.metric_lines() if "evaluation" in line}
     for figure in figures:
@@ -324,7 +335,7 @@ def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> N
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """The same configuration, meaning the same files wherever it is read."""
+    """The same configuration, meaning the same files wherever it is read. What dpfed ships keeps its name."""
     data = config.data
     path = data.path if data.path is None or is_url(data.path) else str(Path(data.path).expanduser().resolve())
     data = data.model_copy(update={"path": path, "stores": str(Path(data.stores).expanduser().resolve())})
@@ -334,7 +345,7 @@ def with_absolute_paths(config: Config) -> Config:
     if model.anchors is not None:
         model = model.model_copy(update={"anchors": str(Path(model.anchors).expanduser().resolve())})
     name = model.architecture or ""
-    if name.startswith(LOCAL_DIR) or name.endswith(".json"):
+    if name.startswith(LOCAL_DIR) or (name.endswith(".json") and find_tower(name) is None):
         prefix = LOCAL_DIR if name.startswith(LOCAL_DIR) else ""
         place = Path(name.removeprefix(LOCAL_DIR)).expanduser().resolve()
         model = model.model_copy(update={"architecture": f"{prefix}{place}"})

@@ -23,7 +23,8 @@ from tests.data.files_of_all_modes import colours, encoded, files, tiff
 pytest.importorskip("open_clip")
 
 WAYS = {"crop": "shortest", "squash": "squash", "pad": "longest"}
-SIDES = [(75, 52), (41, 67), (48, 48), (32, 32), (133, 9), (20, 31), (150, 130)]  # the last: a JPEG that could be decoded at half
+# Landscape, portrait, square, fitting, a ribbon, small, and one whose JPEG could be decoded at half its size.
+SIDES = [(75, 52), (41, 67), (48, 48), (32, 32), (133, 9), (20, 31), (150, 130)]
 SIZE = 32
 
 
@@ -194,7 +195,8 @@ def test_a_run_that_imports_its_source_sees_what_stock_open_clip_sees(tmp_path: 
     store = opened_for(folder, tmp_path, resize, interpolation)
     assert (store.size is None) == ((resize, interpolation) != ("crop", "bicubic"))
     seen = store.images(np.arange(len(SIDES)), SIZE, resize, interpolation)
-    assert unlike(store.ids(np.arange(len(SIDES))), seen, [transform(Image.open(folder / f"{n}.png")) for n in range(len(SIDES))]) == []
+    ids = store.ids(np.arange(len(SIDES)))
+    assert unlike(ids, seen, [transform(Image.open(folder / id)) for id in ids]) == []
 
 
 def test_squares_that_were_made_in_another_way_are_refused(tmp_path: Path) -> None:
