@@ -8,12 +8,16 @@ from pathlib import Path
 
 from dpfed.config import DataConfig
 from dpfed.data.importers import Progress, detect, import_records, importers
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.listing import walk
 from dpfed.data.layout import FORMAT_VERSION, is_store
+from dpfed.data.place import local_path
 from dpfed.data.records import RecordStore, open_or_write
 from dpfed.data.remote import fetch_store, is_url
 from dpfed.data.shapes import shapes_store
 from dpfed.errors import UserError, nearest
 
+_NAMES = 2  # how an import names its records; it was by row before, and a store made then is not used again
 _ORIGINALS_FROM = 64  # pixels; smaller images are read raw far faster than their files are decoded
 _SQUARED = ("crop", "bicubic")  # how an import makes images square
 _SQUARES = 2  # part of the fingerprint of stores of raw squares: what an older dpfed made otherwise is not used again
@@ -79,10 +83,10 @@ def _from_path(
                 "the files with `dpfed data import`, upload the store, and set data.source = 'store'."
             )
         return RecordStore.open(fetch_store(config.path, config.stores, owner, owners, progress), owner, owners)
-    path = Path(config.path).absolute()
+    path = local_path(config.path, "data.path")
     if format == "store" or is_store(path):
         return RecordStore.open(path, owner, owners)
-    if not path.exists():
+    if not os.path.exists(path):
         raise UserError(f"data.path: there is nothing at {path}; give the path of a local file or folder.")
     format = format or detect(path)
 
@@ -114,14 +118,14 @@ def _stored_size(config: DataConfig) -> int | None:
 def _fingerprint(path: Path, config: DataConfig, size: int | None) -> str:
     """A short hash of everything that the imported store depends on; files count by name, size and time of change."""
     digest = hashlib.blake2b(digest_size=6)
-    digest.update(
-        repr((FORMAT_VERSION, str(path), size and (size, _SQUARES), config.validation, config.test, config.public)).encode()
-    )
+    squares = size and (size, _SQUARES)
+    options = (FORMAT_VERSION, _NAMES, str(path), squares, config.validation, config.test, config.public)
+    digest.update(repr(options).encode())
     if path.is_file():
         # A table's or a Parquet file's images may lie beside it, but the file that lists them is what is watched.
         files = [path]
     else:
-        files = sorted(Path(folder, name) for folder, _, names in os.walk(path, followlinks=True) for name in names)
+        files = sorted(walk(path, Access.to(path)))
     for file in files:
         try:
             status = file.stat()
