@@ -67,7 +67,7 @@ def value_of(type: pa.DataType, row: int, name: str, world: Path) -> object:
         return bytes(4)
     if pa.types.is_dictionary(type) or "string" in str(type):
         return name.replace("OUTSIDE", str(world)).encode("utf-8", "replace").decode()
-    return {"bool": True, "double": float("nan"), "null": None}.get(str(type), row - 1)
+    return {"bool": True, "double": float("nan"), "null": None}.get(str(type), row if "uint" in str(type) else row - 1)
 
 
 @efforts
