@@ -267,7 +267,7 @@ def _pick_up(
     """Ledger, first step and coordinator: from the last checkpoint if there is one."""
     saved = checkpoints.paths()
     marks = {"fixed_seed": parts.config.privacy.seed is not None, "raw_diagnostics": parts.config.diagnostics == "raw"}
-    if run.ledger.exists() and b"\n" in run.ledger.read_bytes():
+    if _has_header(run.ledger):
         ledger = Ledger.open(run.ledger)
     elif saved:
         raise UserError(
@@ -296,6 +296,16 @@ def _pick_up(
         )
     run.rewind_metrics(progress.step)
     return ledger, progress.step, coordinator
+
+
+def _has_header(ledger: Path) -> bool:
+    """Whether there is a ledger, of which a crash has not cut even the first line short."""
+    try:
+        return b"\n" in ledger.read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"cannot read the ledger {ledger}: {error.strerror or error}. Restore it.") from error
 
 
 def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> None:

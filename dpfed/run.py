@@ -110,9 +110,10 @@ class RunDirectory:
         """Opens an existing run.
 
         Raises:
-            UserError: if there is none.
+            UserError: if there is none, or something in it is neither a file nor a folder where one belongs.
         """
         run = cls(Path(path))
+        run.refuse_odd_entries()
         if not run._config.is_file():
             raise UserError(f"{path} is not a run: it has no config.toml; `dpfed pretrain CONFIG --run {path}` starts one.")
         return run
@@ -126,6 +127,21 @@ class RunDirectory:
     def identity(self) -> str:
         """What tells this run from any other, such as one at the same path of another machine; empty: no run is there."""
         return self._lock.read_text(encoding="utf-8") if self._lock.is_file() else ""
+
+    def refuse_odd_entries(self) -> None:
+        """Refuses pipes, links that lead nowhere, and folders in the place of files.
+
+        Reading them would fail late, or never end.
+
+        Raises:
+            UserError: naming the first.
+        """
+        known = {self.checkpoints, self.releases, self.model, self.gallery}
+        for entry in (entry for folder in (self.path, *known) if folder.is_dir() for entry in folder.iterdir()):
+            if entry.is_file() or (entry.is_dir() and (entry in known or not entry.suffix)):
+                continue
+            what = "a folder" if entry.is_dir() else "a link that leads nowhere" if entry.is_symlink() else "no regular file"
+            raise UserError(f"{self.path} is damaged: {entry.relative_to(self.path)} is {what}. Restore it, or remove it.")
 
     def config(self) -> Config:
         """The resolved configuration."""
@@ -214,11 +230,24 @@ class RunDirectory:
         self.append(self.diagnostics, {"step": step, **raw})
 
     def metric_lines(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl; a last line that a crash cut short is left out."""
-        if not self.metrics.exists():
-            return []
-        text = self.metrics.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        """All lines of metrics.jsonl; a last line that a crash cut short is left out.
+
+        Raises:
+            UserError: for a file that is damaged otherwise.
+        """
+        try:
+            if not self.metrics.exists():
+                return []
+            text = self.metrics.read_text(encoding="utf-8")
+            lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+            if not all(isinstance(line["step"], int) for line in lines):
+                raise TypeError
+            return lines
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UserError(
+                f"{self.metrics} is damaged: restore it, or delete it; the run then goes on without the earlier part of "
+                "its curves."
+            ) from error
 
     def rewind_metrics(self, step: int) -> None:
         """Forgets metrics beyond a step, which a resumed run will write again."""
