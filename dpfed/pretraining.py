@@ -32,6 +32,7 @@ from dpfed.training.worker import GroupObserver
 from dpfed.watching import Silent, Watcher, import_progress
 
 if TYPE_CHECKING:
+    from dpfed.data.records import RecordStore
     from dpfed.federation.terms import Terms
 
 _CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
@@ -242,6 +243,8 @@ def _say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
     split = parts.config.evaluation.split
     if parts.store.public and split != "none" and parts.store.share_units("train", split):
         watcher.note(f"a {parts.store.unit_name} may stand in both the train and the {split} split here: figures flatter then")
+    if parts.config.model.kind == "open_clip":
+        _say_what_stock_sees(parts.store, parts.config.data.size, watcher)
     if parts.tokenizer is None:
         return
     read = (
@@ -255,6 +258,20 @@ def _say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
         return
     captions = [text for texts in parts.store.captions(parts.store.split("train")) for text in texts]
     watcher.note(f"{read}; {parts.tokenizer.truncated(captions):,} of {len(captions):,} are longer and are cut")
+
+
+def _say_what_stock_sees(store: RecordStore, size: int, watcher: Watcher) -> None:
+    """Which images stock open_clip, given the files, would show to the model otherwise than this run does."""
+    if store.size not in (None, size):
+        watcher.note(
+            f"images are scaled from the store's squares of {store.size} pixels to {size}; stock open_clip scales once"
+        )
+    if not store.public:  # whether there are any is a fact about private records: for whoever asks
+        watcher.note(
+            f"`dpfed data inspect {store.path}` counts images that were converted because stock open_clip misreads them"
+        )
+    for what, count in store.converted.items() if store.public else ():
+        watcher.note(f"{count:,} images: {what}; stock open_clip misreads their files")
 
 
 def _due(summary: StepSummary, plan: PrivacyPlan, every: int) -> bool:

@@ -18,7 +18,7 @@ from dpfed.data.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.identity import Identity
 from dpfed.federation.terms import SiteCard, Terms
-from dpfed.models.building import settled
+from dpfed.models.building import preprocessing_of, settled
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import KEY_BYTES, Randomness
@@ -220,7 +220,8 @@ class CoordinatorFolder:
             UserError: see `Terms.agree`.
         """
         folder = cls(Path(path))
-        open_records(settled(config).data)  # before anything is made: it is where the run is measured
+        # Before anything is made: it is where the run is measured.
+        open_records(settled(config).data, interpolation=preprocessing_of(config).interpolation)
         identity = Identity.fresh()
         terms = Terms.agree(config, [_card(card) for card in cards], identity.signing_key, **options)
         _make(folder.path)
