@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.record import RESULTS, figures
+from dpfed.report.promise import round_down, round_up
 from dpfed.report.results import label
 
 Blocks = dict[str, tuple[str, Callable[[], str]]]  # by the name of its marks: the result file, and what writes it
@@ -131,7 +132,7 @@ def membership() -> str:
     lines += [
         "",
         f"On the weights before training, AUCs are between {min(untrained):.2f} and {max(untrained):.2f}. The epsilon shown is "
-        f"{shown['none']:.2f} at most without privacy, and {shown['group']:.2f} with it.",
+        f"{round_down(shown['none'])} at most without privacy, and {round_down(shown['group'])} with it.",
     ]
     return "\n".join(lines)
 
@@ -156,7 +157,7 @@ def _beside_published(name: str, epsilon: float) -> str:
     result = figures(name)
     metrics = list(dict.fromkeys(row["metric"] for row in result["rows"]))
     lines = [
-        f"| epsilon {epsilon:g} | " + " | ".join(f"{label(metric)}, ours | paper" for metric in metrics) + " |",
+        f"| epsilon {round_up(epsilon)} | " + " | ".join(f"{label(metric)}, ours | paper" for metric in metrics) + " |",
         "|---" * (2 * len(metrics) + 1) + "|",
     ]
     for method in dict.fromkeys(row["name"] for row in result["rows"]):
@@ -187,7 +188,9 @@ def recipe() -> str:
     values = {(row["name"], row["epsilon"], row["metric"]): row["ours"] for row in rows}
     columns = list(dict.fromkeys((epsilon, metric) for _, epsilon, metric in values))
     lines = [
-        "| before, after | " + " | ".join(f"{label(metric)}, epsilon {epsilon:g}" for epsilon, metric in columns) + " |",
+        "| before, after | "
+        + " | ".join(f"{label(metric)}, epsilon {round_up(epsilon)}" for epsilon, metric in columns)
+        + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
     for name in dict.fromkeys(row["name"] for row in rows if not row["name"].endswith(", before")):

@@ -21,6 +21,7 @@ from dpfed.federation.terms import SiteCard, Terms
 from dpfed.models.building import settled
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import KEY_BYTES, Randomness
+from dpfed.report.promise import round_up
 from dpfed.toml_file import read_toml
 
 
@@ -157,7 +158,7 @@ class SiteFolder:
         if terms.run_config().privacy.seed is not None:
             raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
         if budget is not None and plan.epsilon() > budget:
-            raise UserError(f"these terms spend epsilon {plan.epsilon():.3g}, and this site's budget is {budget:g}.")
+            raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}, and this site's budget is {budget!r}.")
         if self.ledger.exists():
             if Ledger.open(self.ledger).charged:
                 raise UserError(f"{self.ledger} has paid for steps of a federation whose terms are gone: restore them.")

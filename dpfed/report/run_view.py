@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.errors import UserError
-from dpfed.report.card import is_void, lead
+from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.gallery import Gallery
 from dpfed.report.results import Result, results_of
 from dpfed.run import RunDirectory
@@ -77,6 +77,25 @@ class RunView:
     def guarantee(self) -> str:
         """The sentence of the privacy card that states the guarantee, or why there is none."""
         return lead(self.card_markdown)
+
+    @property
+    def marks(self) -> list[str]:
+        """What a reader must know beside the guarantee."""
+        return marks_of(self.card_markdown)
+
+    @property
+    def about(self) -> str:
+        """Which run this is, in a line; empty for one of an older dpfed."""
+        made = self.results.get("run")
+        if not isinstance(made, dict) or "data" not in made:
+            return ""
+        last = made["environments"][-1]
+        code = f"dpfed {last['versions']['dpfed']}" + (f" at {last['commit'][:12]}" if last["commit"] else "")
+        if last["commit"] and last["commit"].endswith("-dirty"):
+            code += " (changed)"
+        mark = made["data"]["fingerprint"]
+        data = f"{made['data']['name']} ({mark})" if mark else made["data"]["name"]
+        return f"{data} · run {made['id']} · began {made['began']} · {code} · {last['hardware']}"
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
