@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks.record import RESULTS, figures
+from dpfed.evaluation.intervals import wilson
 from dpfed.report.promise import round_down, round_up
 from dpfed.report.results import label
 
@@ -164,7 +166,7 @@ def _beside_published(name: str, epsilon: float) -> str:
         rows = {row["metric"]: row for row in result["rows"] if row["name"] == method}
         cells = (_percent(rows[metric][whose]) for metric in metrics for whose in ("ours", "published"))
         lines.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", result["scale"]])
+    return "\n".join([*lines, "", f"{result['scale']} {_precision(result['rows'], 2000)}"])
 
 
 def objectives() -> str:
@@ -179,7 +181,7 @@ def objectives() -> str:
     for name in (name for name, metric in values if metric == metrics[0] and not name.endswith(", before")):
         cells = (f"{values[which, metric]:.1f}" for metric in metrics for which in (f"{name}, before", name))
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", result["scale"]])
+    return "\n".join([*lines, "", f"{result['scale']} {_precision(result['rows'], 5000)}"])
 
 
 def recipe() -> str:
@@ -197,7 +199,20 @@ def recipe() -> str:
         cells = (f"{values[f'{name}, before', *column]:.1f}, {values[name, *column]:.1f}" for column in columns)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     ahead = (f"{values['recipe', *column] - values['DP-GCL', *column]:+.1f}" for column in columns)
-    return "\n".join([*lines, f"| recipe over DP-GCL, after | {' | '.join(ahead)} |"])
+    lines.append(f"| recipe over DP-GCL, after | {' | '.join(ahead)} |")
+    return "\n".join([*lines, "", _precision(rows, 10_000)])
+
+
+def _precision(rows: list[dict[str, Any]], records: int) -> str:
+    """How far the figures of a table may be off, at most: by their own intervals, or those of so many held-out records."""
+    ends = []
+    for ours, found in ((row["ours"], row.get("interval")) for row in rows if row["ours"] is not None):
+        low, high = found or (100 * end for end in wilson(ours / 100, records))
+        ends.append(max(high - ours, ours - low))
+    return (
+        f"Ours are of {records:,} held-out records: 95% intervals over their draw reach ± {math.ceil(10 * max(ends)) / 10:.1f} "
+        "points at most, and another run's noise moves figures, too. Smaller differences show nothing."
+    )
 
 
 def _percent(value: Any) -> str:

@@ -134,7 +134,10 @@ class RunDirectory:
     @property
     def provenance(self) -> dict[str, Any] | None:
         """Which run this is and what it was made with, see `dpfed.provenance`; ``None``: an older dpfed began it."""
-        return _json_of(self._provenance)
+        facts = _json_of(self._provenance)
+        if facts is not None and not (isinstance(facts, dict) and facts.keys() >= {"began", "data", "environments"}):
+            raise UserError(f"{self._provenance} is damaged: it does not say what the run was made with; restore or delete it.")
+        return facts
 
     def note_environment(self, environment: dict[str, Any]) -> None:
         """Adds what the run goes on with, if that is not what it was made with last."""
@@ -146,7 +149,10 @@ class RunDirectory:
     @property
     def disclosures(self) -> set[str]:
         """What was made of the run's private records beside training, which the card must say."""
-        return set(_json_of(self._disclosures) or ())
+        names = _json_of(self._disclosures) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError(f"{self._disclosures} is damaged: expected a list of names; restore it.")
+        return set(names)
 
     def disclose(self, what: str) -> None:
         """Writes down, before anything is shown, that more will be known of the private records than epsilon covers.

@@ -125,7 +125,7 @@ def status(folder: SiteDirectory) -> None:
     """What the site has spent."""
     from dpfed.federation.folders import SiteFolder
     from dpfed.privacy.ledger import Ledger
-    from dpfed.report.promise import round_up
+    from dpfed.report.promise import meaning, round_up
 
     opened = SiteFolder.open(folder)
     terms, ledger = opened.terms(), Ledger.open(opened.ledger)
@@ -136,6 +136,7 @@ def status(folder: SiteDirectory) -> None:
         ("terms", terms.fingerprint),
         ("steps answered", f"{ledger.charged} of {plan.steps}"),
         ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(plan.delta)}, of {round_up(plan.epsilon())} planned"),
+        ("which means", meaning(plan.epsilon(), plan.delta, plan.unit, "what all planned steps release")),
         ("budget", "none set" if budget is None else f"{budget!r}"),
     ):
         console.print(f"{name:>15}  {value}", highlight=False, soft_wrap=True)

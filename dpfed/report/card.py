@@ -207,12 +207,12 @@ def _numbers(facts: CardFacts) -> Iterator[str]:
     epsilon, delta = round_up(facts.epsilon_spent), round_up(facts.delta)
     bound, one = float(epsilon), facts.protected
     yield (
-        f"Epsilon {epsilon}: by any one {facts.one}, no result becomes more than e^{epsilon} = {factor(bound)} times as "
-        "likely, or as unlikely. 0 would be perfect; the smaller, the better."
+        f"Epsilon {epsilon}: one {facts.one} makes no result more than e^{epsilon} = {factor(bound)} times as likely, or as "
+        "unlikely. 0 would be perfect; the smaller, the better."
     )
     yield (
-        f"Delta {delta}: beyond that factor, the probability of a result may differ by {delta}. It should be far below 1/N = "
-        f"{1 / facts.records:.3g}, and is {_part(facts.delta * facts.records)} of that."
+        f"Delta {delta}: beyond that factor, the probability of a result may differ by {delta}. It should be far below "
+        f"1/N = 1/{facts.records:,}, and is {_part(facts.delta * facts.records)} of that."
     )
     yield (
         f"Odds: somebody who knows all other records, and finds it as likely as not that one {one} was there, can tell in at "

@@ -93,7 +93,7 @@ def large_delta(delta: float, count: int, one: str = "record") -> str:
     if count < 1 or delta <= 1 / count:
         return ""
     return (
-        f"Do not rely on this promise: its delta of {round_up(delta)} is larger than 1/N = {1 / count:.3g}, and publishing "
+        f"Do not rely on this promise: its delta of {round_up(delta)} is larger than 1/N = 1/{count:,}, and publishing "
         f"every {one} outright with that probability would keep it, too."
     )
 

@@ -213,7 +213,7 @@ def test_the_first_paragraph_says_what_the_number_allows(epsilon, said, unsaid):
 
 def test_a_delta_above_one_in_n_is_said_first():
     card = privacy_card(dataclasses.replace(FACTS, records=1000, delta=0.0011))
-    assert lead(card).startswith("Do not rely on this promise: its delta of 0.00110 is larger than 1/N = 0.001")
+    assert lead(card).startswith("Do not rely on this promise: its delta of 0.00110 is larger than 1/N = 1/1,000")
     assert "Do not rely" not in privacy_card(dataclasses.replace(FACTS, records=1000, delta=0.001))
 
 

@@ -98,6 +98,14 @@ def test_a_run_without_evaluations_still_has_a_report(run_folder, tmp_path):
         ("results.json", '{"privacy": {"epsilon": "8"}, "evaluations": []}', "privacy.epsilon"),
         ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}}', "evaluations"),
         ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}, "evaluations": [{"name": "a"}]}', "no valid 'value'"),
+        ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}, "evaluations": [], "run": {"id": 3}}', "'run'"),
+        ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}, "evaluations": [], "run": {"id": "a", "data": 3}}', "'run'"),
+        (
+            "results.json",
+            '{"privacy": {"epsilon": 8, "delta": 0}, "evaluations": [{"name": "a", "value": 1, "model": "trained", "split": '
+            '"test", "protocol": "", "step": 1, "interval": [1]}]}',
+            "no valid 'interval'",
+        ),
         ("metrics.jsonl", '{"step": 1}\n{"st', "line 2"),
         ("metrics.jsonl", '{"step": "1"}', "whole 'step'"),
         ("config.toml", "name = ", "config.toml is damaged"),
