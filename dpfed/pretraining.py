@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,10 +21,11 @@ from dpfed.models.summary import trained_part
 from dpfed.outcome import write_outcome
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
+from dpfed.provenance import began, environment
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
 from dpfed.shipped import find_tower
-from dpfed.training.checkpoint import Checkpoints, Progress
+from dpfed.training.checkpoint import Checkpoints, Progress, load_weights
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.releases import Releases
 from dpfed.training.session import Parts, assemble, averaged
@@ -150,8 +152,9 @@ def begin(
     randomness = randomness or secret_of(config)
     parts = assemble(with_absolute_paths(config), randomness, import_progress(watcher), owners=owners, terms=terms)
     _say_what_is_trained(parts, watcher)
+    files = {RunDirectory.PROVENANCE: began(parts.store, parts.config.data), **(files or {})}
     if terms:
-        files = {RunDirectory.TERMS: terms.text, **(files or {})}
+        files[RunDirectory.TERMS] = terms.text
     return Job(RunDirectory.create(folder, parts.config, randomness, files), parts, randomness)
 
 
@@ -176,6 +179,7 @@ def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1, terms: Terms |
     if terms is None and run.terms.is_file():
         raise UserError(f"{run.path} is the run of a federation: start its server again (`flwr run`) to go on with it.")
     randomness = run.randomness()
+    run.note_environment(environment())
     return Job(run, assemble(run.config(), randomness, import_progress(watcher), owners=owners, terms=terms), randomness)
 
 
@@ -202,8 +206,9 @@ def carry_out(
     config, plan = parts.config, parts.plan
     checkpoints = Checkpoints(run.checkpoints, config.training.keep)
     ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints)
-    if start == 0:
-        _record(run, parts.evaluate("untrained", 0), watcher)
+    untrained = parts.evaluate("untrained", 0) if start == 0 else None
+    if untrained is not None:
+        _record(run, untrained, watcher)
     advance = watcher.stage("private steps" if plan.private else "steps", plan.steps)
     advance(start)
 
@@ -230,11 +235,24 @@ def carry_out(
     own = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
     train(connect(job), coordinator, range(start, plan.steps), [*own, *observers])
     with averaged(parts.model, coordinator):
-        _record(run, parts.evaluate("trained", plan.steps), watcher)
+        trained = parts.evaluate("trained", plan.steps)
+        # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
+        untrained = _untrained_again(parts, checkpoints) if untrained is None else untrained
+        _record(run, [figure.compared(untrained) for figure in trained], watcher)
         save_encoder(run.model, parts.model, config)
         write_outcome(run, parts, ledger)
     run.forget_key()
     return run
+
+
+def _untrained_again(parts: Parts, checkpoints: Checkpoints) -> list[Evaluation]:
+    """The figures before training, of a run that goes on; none where its first checkpoint is gone."""
+    first = next((path for path in checkpoints.paths() if path.stem == "step-00000000"), None)
+    if first is None or parts.config.evaluation.split == "none":
+        return []
+    before = dataclasses.replace(parts, model=copy.deepcopy(parts.model))
+    load_weights(first, before.model)
+    return before.evaluate("untrained", 0)
 
 
 def _say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
@@ -330,7 +348,7 @@ def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> N
     for figure in figures:
         if (figure.step, figure.name) in known:
             continue  # measured before an interruption
-        run.append(run.metrics, {"step": figure.step, "evaluation": dataclasses.asdict(figure)})
+        run.append(run.metrics, {"step": figure.step, "evaluation": figure.facts()})
     watcher.evaluated(figures)
 
 

@@ -21,8 +21,8 @@ from dpfed.dotted_keys import leaves, put
 from dpfed.errors import UserError, nearest
 from dpfed.evaluation.suite import Evaluation
 from dpfed.pretraining import pretrain, resume
-from dpfed.report.card import round_up
 from dpfed.report.html import write_report
+from dpfed.report.promise import large_delta, meaning, round_up
 from dpfed.report.run_view import RunView
 from dpfed.run import RunDirectory
 from dpfed.shipped import find_sweep
@@ -132,12 +132,16 @@ def joint_promise(runs: list[RunView]) -> str:
         return f"No joint promise holds for these {len(runs)} runs, because no guarantee holds for {', '.join(void)}."
     if len({tomllib.loads(run.config_toml).get("privacy", {}).get("unit", "record") for run in runs}) > 1:
         return f"No joint promise is stated for these {len(runs)} runs: some protect a record and some a unit."
-    epsilon, delta = (round_up(math.fsum(getattr(run, name) for run in runs)) for name in ("epsilon", "delta"))
+    epsilon, delta = (math.fsum(getattr(run, name) for run in runs) for name in ("epsilon", "delta"))
+    unit = tomllib.loads(runs[0].config_toml).get("privacy", {}).get("unit", "record")
+    counts = [count for run in runs if (count := run.results["privacy"].get("records"))]
+    warning = large_delta(delta, min(counts), unit) if counts else ""
     return (
-        f"Joint promise: together these {len(runs)} runs are ({epsilon}, {delta})-differentially private, for on the same "
-        "records epsilons and deltas add up; that, and not one run's own epsilon, covers whoever sees several of the models. "
+        f"{warning} Joint promise: together these {len(runs)} runs are ({round_up(epsilon)}, {round_up(delta)})-differentially "
+        "private, for on the same records epsilons and deltas add up; that, and not one run's own epsilon, covers whoever sees "
+        f"several of the models. {meaning(epsilon, delta, unit, 'what they released together')} "
         "Evaluation figures are exact, and no epsilon covers them."
-    )
+    ).strip()
 
 
 class _Prefixed:

@@ -22,7 +22,7 @@ from dpfed.models.building import preprocessing_of, settled
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import KEY_BYTES, Randomness
-from dpfed.report.card import round_up
+from dpfed.report.promise import round_up
 from dpfed.toml_file import read_toml
 
 
@@ -161,7 +161,7 @@ class SiteFolder:
         if terms.run_config().privacy.seed is not None:
             raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
         if budget is not None and plan.epsilon() > budget:
-            raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}, and this site's budget is {budget:g}.")
+            raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}, and this site's budget is {budget!r}.")
         if plan.delta > self.most_delta(plan):
             raise UserError(
                 f"these terms have delta {round_up(plan.delta)}, and this site agrees to {self.most_delta(plan):.3g} at most "
