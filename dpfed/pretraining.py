@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from dpfed.config import Config
 from dpfed.data.remote import is_url
 from dpfed.data.text import WordTokenizer
+from dpfed.effects import refuse_unmeasured, refuse_without_effect, without_effect
 from dpfed.errors import UserError
-from dpfed.evaluation.suite import Evaluation
+from dpfed.evaluation.suite import Evaluation, tasks_of
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import settled
 from dpfed.models.folder import save_encoder
@@ -106,11 +107,12 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
 
 
 def check(config: Config, folder: str | Path, again: bool) -> None:
-    """Refuses a directory that holds another run, or, unless `again`, any.
+    """Refuses keys that have no effect, and a directory that holds another run, or, unless `again`, any.
 
     Raises:
-        UserError: saying what is there.
+        UserError: naming the keys, or saying what is there.
     """
+    refuse_without_effect(config)
     if again and not RunDirectory.unused(folder):
         RunDirectory.open(folder).refuse_another(settled(with_absolute_paths(config)))
     else:
@@ -120,8 +122,9 @@ def check(config: Config, folder: str | Path, again: bool) -> None:
 def _refuse_sharding(config: Config) -> None:
     if config.training.sharding != "none":
         raise UserError(
-            f"training.sharding = '{config.training.sharding}' divides a model among the workers of a cluster: add --cluster "
-            "ray --workers N, or set it to 'none'."
+            f"training.sharding = '{config.training.sharding}' divides a model among the workers of a cluster: train there, or "
+            "set it to 'none'.",
+            command="On the command line: --cluster ray --workers N",
         )
 
 
@@ -151,6 +154,7 @@ def begin(
     RunDirectory.refuse_if_in_use(folder)
     randomness = randomness or secret_of(config)
     parts = assemble(with_absolute_paths(config), randomness, import_progress(watcher), owners=owners, terms=terms)
+    refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
     _say_what_is_trained(parts, watcher)
     files = {RunDirectory.PROVENANCE: began(parts.store, parts.config.data), **(files or {})}
     if terms:
@@ -356,7 +360,9 @@ def with_absolute_paths(config: Config) -> Config:
     """The same configuration, meaning the same files wherever it is read. What dpfed ships keeps its name."""
     data = config.data
     path = data.path if data.path is None or is_url(data.path) else str(Path(data.path).expanduser().resolve())
-    data = data.model_copy(update={"path": path, "stores": str(Path(data.stores).expanduser().resolve())})
+    data = data.model_copy(update={"path": path})
+    if "data.stores" not in without_effect(config):
+        data = data.model_copy(update={"stores": str(Path(data.stores).expanduser().resolve())})
     model = config.model
     if model.weights is not None and Path(model.weights).expanduser().is_file():
         model = model.model_copy(update={"weights": str(Path(model.weights).expanduser().resolve())})

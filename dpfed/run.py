@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dpfed.config import Config, load_config
+from dpfed.config import Config, read_back
 from dpfed.dotted_keys import leaves
+from dpfed.effects import without_effect
 from dpfed.errors import UserError
 from dpfed.randomness import KEY_BYTES, Randomness
+from dpfed.toml_file import read_toml
 
 
 class RunDirectory:
@@ -106,7 +108,8 @@ class RunDirectory:
         """Raises a `UserError` if the directory holds anything."""
         if not cls.unused(path):
             raise UserError(
-                f"{path} is in use: `dpfed resume {path}` or --resume goes on with that run, --run DIR starts one elsewhere."
+                f"{path} is in use: `dpfed resume {path}` goes on with that run; another one wants a folder of its own.",
+                command="On the command line: --resume or --run DIR",
             )
 
     @classmethod
@@ -189,7 +192,7 @@ class RunDirectory:
 
     def config(self) -> Config:
         """The resolved configuration."""
-        return load_config(self._config)
+        return read_back(read_toml(self._config, "run's configuration"), str(self._config))
 
     def refuse_another(self, config: Config) -> None:
         """Refuses a configuration that is not the run's.
@@ -200,13 +203,16 @@ class RunDirectory:
         Raises:
             UserError: naming the first key that differs.
         """
-        given, there = leaves(config.model_dump()), leaves(self.config().model_dump())
+        own = self.config()
+        given, there = leaves(config.model_dump()), leaves(own.model_dump())
+        idle = without_effect(config).keys() & without_effect(own)  # what an earlier version wrote there does not matter
         for key in given | there:  # a method's options may be on one side only
             value, kept = given.get(key), there.get(key)
-            if value not in ("auto", kept):
+            if key not in idle and value not in ("auto", kept):
                 raise UserError(
                     f"{self.path} holds a run with {key} = {kept!r}, and the configuration now says {value!r}: change it "
-                    "back to go on with that run, or choose another --run."
+                    "back to go on with that run, or choose another folder.",
+                    command="On the command line: --run DIR",
                 )
 
     def refuse_other_terms(self, terms: str) -> None:

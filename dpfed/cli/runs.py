@@ -100,7 +100,7 @@ def _watch(carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool) -
 def evaluate(
     run: RunFolder,
     split: Annotated[str | None, typer.Option(help="validation or test; default: the run's own.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="retrieval, knn or linear; may be repeated.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="retrieval, zero_shot, knn or linear; may be repeated.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a run's model again, beside the one before training."""

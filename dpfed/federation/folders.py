@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 from pydantic import Field, ValidationError
 
-from dpfed.config import Config, Section, first_problem, load_config
+from dpfed.config import Config, Section, first_problem, read_back
 from dpfed.data.opening import open_records
 from dpfed.data.records import RecordStore
 from dpfed.errors import UserError
@@ -248,7 +248,7 @@ class CoordinatorFolder:
 
     def config(self) -> Config:
         """The run's configuration."""
-        return load_config(self._config)
+        return read_back(read_toml(self._config, "coordinator's configuration"), str(self._config))
 
 
 def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None:
