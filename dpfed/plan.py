@@ -168,8 +168,7 @@ class PrivacyPlan:
         if not method.private:
             _check(
                 privacy.epsilon is None and privacy.noise_multiplier is None,
-                "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out "
-                "(on the command line: --set privacy.epsilon=)",
+                "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out",
             )
             return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=0.0, delta=delta, **rest)
         sigma = privacy.noise_multiplier

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING
 from dpfed.config import Config
 from dpfed.data.remote import is_url
 from dpfed.data.text import WordTokenizer
+from dpfed.effects import refuse_unmeasured, refuse_without_effect, without_effect
 from dpfed.errors import UserError
-from dpfed.evaluation.suite import Evaluation
+from dpfed.evaluation.suite import Evaluation, tasks_of
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import settled
 from dpfed.models.folder import save_encoder
@@ -20,10 +22,11 @@ from dpfed.models.summary import trained_part
 from dpfed.outcome import write_outcome
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
+from dpfed.provenance import began, environment
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
 from dpfed.shipped import find_tower
-from dpfed.training.checkpoint import Checkpoints, Progress
+from dpfed.training.checkpoint import Checkpoints, Progress, load_weights
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.releases import Releases
 from dpfed.training.session import Parts, assemble, averaged
@@ -104,11 +107,12 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
 
 
 def check(config: Config, folder: str | Path, again: bool) -> None:
-    """Refuses a directory that holds another run, or, unless `again`, any.
+    """Refuses keys that have no effect, and a directory that holds another run, or, unless `again`, any.
 
     Raises:
-        UserError: saying what is there.
+        UserError: naming the keys, or saying what is there.
     """
+    refuse_without_effect(config)
     if again and not RunDirectory.unused(folder):
         RunDirectory.open(folder).refuse_another(settled(with_absolute_paths(config)))
     else:
@@ -118,8 +122,9 @@ def check(config: Config, folder: str | Path, again: bool) -> None:
 def _refuse_sharding(config: Config) -> None:
     if config.training.sharding != "none":
         raise UserError(
-            f"training.sharding = '{config.training.sharding}' divides a model among the workers of a cluster: add --cluster "
-            "ray --workers N, or set it to 'none'."
+            f"training.sharding = '{config.training.sharding}' divides a model among the workers of a cluster: train there, or "
+            "set it to 'none'.",
+            command="On the command line: --cluster ray --workers N",
         )
 
 
@@ -149,9 +154,11 @@ def begin(
     RunDirectory.refuse_if_in_use(folder)
     randomness = randomness or secret_of(config)
     parts = assemble(with_absolute_paths(config), randomness, import_progress(watcher), owners=owners, terms=terms)
+    refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
     _say_what_is_trained(parts, watcher)
+    files = {RunDirectory.PROVENANCE: began(parts.store, parts.config.data), **(files or {})}
     if terms:
-        files = {RunDirectory.TERMS: terms.text, **(files or {})}
+        files[RunDirectory.TERMS] = terms.text
     return Job(RunDirectory.create(folder, parts.config, randomness, files), parts, randomness)
 
 
@@ -176,6 +183,7 @@ def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1, terms: Terms |
     if terms is None and run.terms.is_file():
         raise UserError(f"{run.path} is the run of a federation: start its server again (`flwr run`) to go on with it.")
     randomness = run.randomness()
+    run.note_environment(environment())
     return Job(run, assemble(run.config(), randomness, import_progress(watcher), owners=owners, terms=terms), randomness)
 
 
@@ -202,8 +210,9 @@ def carry_out(
     config, plan = parts.config, parts.plan
     checkpoints = Checkpoints(run.checkpoints, config.training.keep)
     ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints)
-    if start == 0:
-        _record(run, parts.evaluate("untrained", 0), watcher)
+    untrained = parts.evaluate("untrained", 0) if start == 0 else None
+    if untrained is not None:
+        _record(run, untrained, watcher)
     advance = watcher.stage("private steps" if plan.private else "steps", plan.steps)
     advance(start)
 
@@ -230,11 +239,24 @@ def carry_out(
     own = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
     train(connect(job), coordinator, range(start, plan.steps), [*own, *observers])
     with averaged(parts.model, coordinator):
-        _record(run, parts.evaluate("trained", plan.steps), watcher)
+        trained = parts.evaluate("trained", plan.steps)
+        # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
+        untrained = _untrained_again(parts, checkpoints) if untrained is None else untrained
+        _record(run, [figure.compared(untrained) for figure in trained], watcher)
         save_encoder(run.model, parts.model, config)
         write_outcome(run, parts, ledger)
     run.forget_key()
     return run
+
+
+def _untrained_again(parts: Parts, checkpoints: Checkpoints) -> list[Evaluation]:
+    """The figures before training, of a run that goes on; none where its first checkpoint is gone."""
+    first = next((path for path in checkpoints.paths() if path.stem == "step-00000000"), None)
+    if first is None or parts.config.evaluation.split == "none":
+        return []
+    before = dataclasses.replace(parts, model=copy.deepcopy(parts.model))
+    load_weights(first, before.model)
+    return before.evaluate("untrained", 0)
 
 
 def _say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
@@ -330,7 +352,7 @@ def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> N
     for figure in figures:
         if (figure.step, figure.name) in known:
             continue  # measured before an interruption
-        run.append(run.metrics, {"step": figure.step, "evaluation": dataclasses.asdict(figure)})
+        run.append(run.metrics, {"step": figure.step, "evaluation": figure.facts()})
     watcher.evaluated(figures)
 
 
@@ -338,7 +360,9 @@ def with_absolute_paths(config: Config) -> Config:
     """The same configuration, meaning the same files wherever it is read. What dpfed ships keeps its name."""
     data = config.data
     path = data.path if data.path is None or is_url(data.path) else str(Path(data.path).expanduser().resolve())
-    data = data.model_copy(update={"path": path, "stores": str(Path(data.stores).expanduser().resolve())})
+    data = data.model_copy(update={"path": path})
+    if "data.stores" not in without_effect(config):
+        data = data.model_copy(update={"stores": str(Path(data.stores).expanduser().resolve())})
     model = config.model
     if model.weights is not None and Path(model.weights).expanduser().is_file():
         model = model.model_copy(update={"weights": str(Path(model.weights).expanduser().resolve())})

@@ -140,9 +140,12 @@ def inspect(
     context: Annotated[
         int | None, typer.Option(min=1, help="Count the captions of more than so many words.", show_default=False)
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read all records and compare them with the store's fingerprint.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
-    """Count what is in a record store; no record is shown."""
+    """Count what is in a record store, and show its fingerprint; no record is shown."""
     import json
 
     from dpfed.data.place import local_path
@@ -156,9 +159,13 @@ def inspect(
         "records": {split: len(store.split(split)) for split in SPLITS},
         "labels": {name: len(store.label_names.get(name, [])) or None for name in store.labels},
         "left_out": len(store.skipped),
+        "fingerprint": store.contents or "none",
     }
     if store.converted:
         facts["converted"] = store.converted
+    if check:
+        _check_contents(store)
+        facts["checked"] = True
     tokenizer = _tokenizer(config, context)
     if store.kind == "image-text":
         facts["captions"] = _captions(store, tokenizer)
@@ -208,6 +215,24 @@ def _what_was_not_read(report: ImportReport) -> list[str]:
         some = ", ".join(names[:_CLASSES_NAMED]) + ", ..." * (len(names) > _CLASSES_NAMED)
         sentences.append(f"Classes of {label} without a record ({len(names):,}): {some}.")
     return sentences
+
+
+def _check_contents(store: RecordStore) -> None:
+    """Refuses a store whose records are not those that its fingerprint is of."""
+    from dpfed.data.fingerprint import contents_of, splits_of
+    from dpfed.data.layout import damaged
+
+    if store.contents is None:
+        raise UserError(f"{store.path} has no fingerprint: an older dpfed wrote it. Import the records again for one.")
+    try:
+        found = contents_of(store, store.contents_key).fingerprint(splits_of(store))
+    except ValueError as error:  # the key is no hexadecimal number of a key's length
+        raise damaged(store.path, "the key of its fingerprint cannot be read") from error
+    if found != store.contents:
+        raise UserError(
+            f"the records of {store.path} have the fingerprint {found}, and it says {store.contents}: they were changed since "
+            "they were imported. Import them again, or restore the store."
+        )
 
 
 def _what_is_protected(report: ImportReport) -> list[str]:

@@ -26,7 +26,7 @@ def run(app: typer.Typer) -> None:
             _require_utf8(number, word)
         app()
     except UserError as error:
-        _end(str(error))
+        _end(f"{error} {error.command}".rstrip())
     except BrokenPipeError:  # whoever read what is printed, such as `head`, has gone
         sys.stderr.close()
         sys.exit(1)

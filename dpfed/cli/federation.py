@@ -127,7 +127,7 @@ def status(folder: SiteDirectory) -> None:
     """What the site has spent."""
     from dpfed.federation.folders import SiteFolder
     from dpfed.privacy.ledger import Ledger
-    from dpfed.report.card import round_up
+    from dpfed.report.promise import meaning, round_up
 
     opened = SiteFolder.open(folder)
     terms, ledger = opened.terms(), Ledger.open(opened.ledger)
@@ -138,7 +138,8 @@ def status(folder: SiteDirectory) -> None:
         ("terms", terms.fingerprint),
         ("steps answered", f"{ledger.charged} of {plan.steps}"),
         ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(plan.delta)}, of {round_up(plan.epsilon())} planned"),
-        ("budget", f"{'none set' if budget is None else f'{budget:g}'}, at a delta of {opened.most_delta(plan):.3g} at most"),
+        ("which means", meaning(plan.epsilon(), plan.delta, plan.unit, "what all planned steps release")),
+        ("budget", f"{'none set' if budget is None else repr(budget)}, at a delta of {opened.most_delta(plan):.3g} at most"),
     ):
         console.print(f"{name:>15}  {value}", highlight=False, soft_wrap=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -101,7 +100,7 @@ def _watch(carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool) -
 def evaluate(
     run: RunFolder,
     split: Annotated[str | None, typer.Option(help="validation or test; default: the run's own.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="retrieval, knn or linear; may be repeated.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="retrieval, zero_shot, knn or linear; may be repeated.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a run's model again, beside the one before training."""
@@ -109,14 +108,18 @@ def evaluate(
 
     from dpfed.cli.terminal import console
     from dpfed.reevaluation import evaluate_run
+    from dpfed.report.results import shown
 
     figures = evaluate_run(run, split, task)
     if as_json:
-        print(json.dumps([dataclasses.asdict(figure) for figure in figures], indent=2))
+        print(json.dumps([figure.facts() for figure in figures], indent=2))
         return
     for figure in figures:
         console.print(
-            f"{figure.model:>10}  {escape(figure.name):<28} {figure.value:8.4f}  [dim]{figure.protocol}[/]", highlight=False
+            f"{figure.model:>10}  {escape(figure.name):<28} {shown(figure.value, figure.name, figure.interval):>16}  "
+            f"[dim]{escape(figure.protocol)}[/]",
+            highlight=False,
+            soft_wrap=True,
         )
 
 

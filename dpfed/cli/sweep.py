@@ -41,7 +41,7 @@ def _show(outcome: SweepOutcome) -> None:
     from rich.table import Table
 
     from dpfed.cli.terminal import console
-    from dpfed.report.card import round_up
+    from dpfed.report.promise import round_up
     from dpfed.report.results import headlines, label, shown
 
     tables = [{result.name: result for result in run.table} for run in outcome.runs]

@@ -64,6 +64,8 @@ class RecordStore:
         labels: name -> ``(N,)`` int64, -1 where a record has none.
         label_names: name -> what the numbers mean.
         skipped: (id, reason) of the records that were left out as unreadable when the store was written.
+        contents: fingerprint of all records of the whole store (`dpfed.data.fingerprint`); ``None``: an older dpfed wrote it.
+        contents_key: the secret that it is keyed with, which must not leave the store; ``None``: the records are public.
     """
 
     def __init__(self, path: Path, layout: Layout, index: pa.Table, batches: list[pa.RecordBatch]) -> None:
@@ -77,6 +79,9 @@ class RecordStore:
         self.label_names: dict[str, list[str]] = header["label_names"]
         self.skipped: list[tuple[str, str]] = [(entry["id"], entry["reason"]) for entry in header["skipped"]]
         self.unit_name: str | None = header.get("unit_name")  # absent in stores of format 1
+        contents = header.get("contents") or {}  # absent in older stores
+        self.contents: str | None = contents.get("fingerprint")
+        self.contents_key: str | None = contents.get("key")
         self.index = index
         self.keys: np.ndarray = index["key"].to_numpy()
         self.units: np.ndarray | None = index["unit"].to_numpy() if self.unit_name else None

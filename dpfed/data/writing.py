@@ -14,6 +14,7 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
+from dpfed.data.fingerprint import Contents
 from dpfed.data.holdout import hold_out_hash, selected
 from dpfed.data.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS
 from dpfed.data.limits import LARGEST_SIDE, SMALLEST_SIDE, whole_number
@@ -116,6 +117,7 @@ class StoreWriter:
         self._unit_name = unit_name
         self._keys, self._units, self._splits = array("Q"), array("Q"), array("b")
         self._labels = {label: array("q") for label in self._label_names}
+        self._contents = Contents(public)
         self._hashes = {split: array("Q") for split in SPLITS[1:]}
         self._seen: set[int] = set()
         self._copies: dict[str, int] = {}
@@ -262,7 +264,8 @@ class StoreWriter:
             return
         columns = [[record.id for record in kept], images, [list(record.captions) for record in kept]]
         self._records.write_batch(pa.record_batch(columns, schema=self._schema))
-        for record in kept:
+        for record, image in zip(kept, images, strict=True):
+            self._contents.add(record.id, image, record.captions, record_key(record.unit or record.id), record.labels)
             self._keys.append(record_key(record.id))
             self._units.append(record_key(record.unit or record.id))
             self._splits.append(SPLITS.index(record.split))
@@ -321,6 +324,7 @@ class StoreWriter:
             "skipped": [{"id": id, "reason": reason} for id, reason in self.broken],
             "files": sizes,
             **({"converted": dict(self.converted)} if self.converted else {}),
+            "contents": self._contents.header(np.frombuffer(self._splits, np.int8)),
         }
 
     def _broken_sentence(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 from pydantic import Field, ValidationError
 
-from dpfed.config import Config, Section, first_problem, load_config
+from dpfed.config import Config, Section, first_problem, read_back
 from dpfed.data.opening import open_records
 from dpfed.data.records import RecordStore
 from dpfed.errors import UserError
@@ -22,7 +22,7 @@ from dpfed.models.building import preprocessing_of, settled
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import KEY_BYTES, Randomness
-from dpfed.report.card import round_up
+from dpfed.report.promise import round_up
 from dpfed.toml_file import read_toml
 
 
@@ -161,7 +161,7 @@ class SiteFolder:
         if terms.run_config().privacy.seed is not None:
             raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
         if budget is not None and plan.epsilon() > budget:
-            raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}, and this site's budget is {budget:g}.")
+            raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}, and this site's budget is {budget!r}.")
         if plan.delta > self.most_delta(plan):
             raise UserError(
                 f"these terms have delta {round_up(plan.delta)}, and this site agrees to {self.most_delta(plan):.3g} at most "
@@ -248,7 +248,7 @@ class CoordinatorFolder:
 
     def config(self) -> Config:
         """The run's configuration."""
-        return load_config(self._config)
+        return read_back(read_toml(self._config, "coordinator's configuration"), str(self._config))
 
 
 def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None:

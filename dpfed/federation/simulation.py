@@ -127,10 +127,16 @@ def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation 
         UserError: if the run is none, is another one, or is damaged.
     """
     if not run.simulation.is_file():
-        raise UserError(f"{run.path} is no simulated federation: leave --federated out to go on with it.")
+        raise UserError(
+            f"{run.path} is no simulated federation: resume it without simulated sites.",
+            command="On the command line: leave --federated out.",
+        )
     simulation = Simulation.model_validate(json.loads(run.simulation.read_text(encoding="utf-8")))
     if expected not in (None, simulation):
-        raise UserError(f"{run.path} simulates {simulation}, and now {expected} is asked for: choose another --run.")
+        raise UserError(
+            f"{run.path} simulates {simulation}, and now {expected} is asked for: choose another folder.",
+            command="On the command line: --run DIR",
+        )
     with run.locked():
         if run.finished:
             run.forget_key()

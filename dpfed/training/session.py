@@ -132,6 +132,7 @@ class Parts:
             microbatch=self.config.bounding.microbatch,
             owner=share.owner,
             groups=share.groups,
+            owners=self.owners if self.terms is None else len(self.terms.sites),
             observe=observe,
             units=None if units is None else units[rows],
         )
