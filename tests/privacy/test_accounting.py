@@ -10,6 +10,7 @@ from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import PRVAccountant
 from opacus.accountants.analysis import rdp as opacus_rdp
 
+from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy import accounting
@@ -105,6 +106,21 @@ GOOD = {"records": 1000, "batch": 100, "steps": 10, "group_size": 4, "clip_norm"
 def test_impossible_plans_are_refused(wrong):
     with pytest.raises(UserError, match="impossible plan"):
         PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, **wrong})
+
+
+@pytest.mark.parametrize("delta", [1.01 / 1000, 0.5, 0.999])
+@pytest.mark.parametrize("spent", [{"epsilon": 8.0}, {"noise_multiplier": 1.0}])
+def test_a_delta_above_one_in_n_is_no_promise(delta, spent):
+    config = parse_config({"privacy": {"batch": 100, "steps": 10, "delta": delta, **spent}})
+    with pytest.raises(UserError, match="more than 1/N"):
+        PrivacyPlan.from_config(1000, config)
+    with pytest.raises(UserError, match="more than 1/N"):
+        PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, "delta": delta})
+    PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, "delta": 1 / 1000})
+
+
+def test_the_default_delta_is_never_above_one_in_n():
+    assert all(accounting.default_delta(records) <= 1 / records for records in range(2, 100))
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, 0.01, float("inf"), float("nan")])

@@ -40,7 +40,7 @@ def _options(config: Config) -> dict[str, Any]:
 
 def _sensitivity(plan: PrivacyPlan) -> float:
     given = plan.options
-    change = contrastive_change(plan.max_batch, given["temperature"], given["candidates"])
+    change = contrastive_change(plan.whole_batch_cap, given["temperature"], given["candidates"])
     change += given["spread_out"] * spread_out_change()
     return given["directions"] * change * plan.clip_norm
 
@@ -48,7 +48,7 @@ def _sensitivity(plan: PrivacyPlan) -> float:
 def _spread(plan: PrivacyPlan) -> float:
     """An anchor's weights are 2 / tau at most, added up in absolute value, and those of its regulariser 2."""
     given = plan.options
-    longest = plan.max_batch * given["directions"] * (2 / given["temperature"] + 2 * given["spread_out"]) * plan.clip_norm
+    longest = plan.whole_batch_cap * given["directions"] * (2 / given["temperature"] + 2 * given["spread_out"]) * plan.clip_norm
     return longest / _sensitivity(plan)
 
 
@@ -56,7 +56,7 @@ def _engine(build: Build) -> Engine:
     from dpfed.bounding.pair_engines import LogitEngine
 
     options = options_of(build.config, LogitOptions).model_dump()
-    return LogitEngine(build.model, build.plan.max_batch, microbatch=build.config.bounding.microbatch, **options)
+    return LogitEngine(build.model, build.plan.whole_batch_cap, microbatch=build.config.bounding.microbatch, **options)
 
 
 METHOD = Method(
