@@ -110,3 +110,14 @@ def test_keys_are_secret_fresh_and_never_shown():
     assert one.master.hex() not in repr(one) and "secret" in repr(one)
     with pytest.raises(ValueError):
         Randomness(b"short")
+
+
+def test_whoever_holds_the_owners_key_cannot_tell_the_noise():
+    """Workers get it; with the coordinator's own they could take the noise off."""
+    run = Randomness.from_seed(4)
+    noises = []
+    for randomness in (run, run.for_owners(), run.for_owners().for_owners()):
+        noises.append(torch.zeros(100_000))
+        randomness.add_normal_(noises[-1], 1.0, "noise", 3, context="x")
+    assert abs(np.corrcoef(torch.stack(noises)) - np.eye(3)).max() < 0.02
+    assert len({randomness.master for randomness in (run, run.for_owners())} | {run.key("shares", 0), run.key("shares", 1)}) == 4
