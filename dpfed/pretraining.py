@@ -265,7 +265,7 @@ def _say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
     split = parts.config.evaluation.split
     if parts.store.public and split != "none" and parts.store.share_units("train", split):
         watcher.note(f"a {parts.store.unit_name} may stand in both the train and the {split} split here: figures flatter then")
-    if parts.config.model.kind == "open_clip":
+    if parts.config.model.kind == "open_clip" and parts.config.data.size is not None:
         _say_what_stock_sees(parts.store, parts.config.data.size, watcher)
     if parts.tokenizer is None:
         return

@@ -34,7 +34,7 @@ def chosen_config(given: Path, assignments: list[str] | None) -> Config:
     Raises:
         UserError: see `load_config`.
     """
-    config = load_config(given, assignments)
+    config = load_config(given, assignments or ())
     say_if_shipped(given)
     return config
 

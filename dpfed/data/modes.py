@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
 
 _EIGHT_BITS = 255
 _TWELVE_BITS = 4095
@@ -65,6 +66,6 @@ def _eight_bits(image: Image.Image) -> tuple[Image.Image, str | None]:
     # PIL scales a .pgm to 16 bits, and opens a 16-bit PNG in this mode at times; a TIFF has signed or 32-bit numbers in it.
     if image.mode == "I" and (lowest < 0 or highest > 65535 or image.format == "TIFF"):
         raise UnknownRange("32-bit or signed pixels have no known range")
-    twelve = image.format == "TIFF" and image.tag_v2.get(_BITS_PER_SAMPLE) == (12,)
+    twelve = isinstance(image, TiffImageFile) and image.tag_v2.get(_BITS_PER_SAMPLE) == (12,)
     scaled = Image.fromarray((values >> (4 if twelve else 8)).astype(np.uint8))
     return scaled, DARK if highest <= _TWELVE_BITS and not twelve else SIXTEEN_BITS

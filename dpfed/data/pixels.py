@@ -112,8 +112,8 @@ def _crop(image: Image.Image, size: int, kernel: Image.Resampling) -> Image.Imag
     # A ribbon, hundreds of times as long as it is wide: only its centre is resized, as all of it would not fit in memory. PIL
     # rounds the fractions of a box, which moves a few values by one where nothing is transparent.
     ends = [min(side, (start + size) * side / new) for side, new, start in zip(image.size, resized, starts, strict=True)]
-    starts = [start * side / new for side, new, start in zip(image.size, resized, starts, strict=True)]
-    return image.resize((size, size), kernel, box=(*starts, *ends))
+    first = [start * side / new for side, new, start in zip(image.size, resized, starts, strict=True)]
+    return image.resize((size, size), kernel, box=(first[0], first[1], ends[0], ends[1]))
 
 
 def _pad(image: Image.Image, size: int, kernel: Image.Resampling) -> Image.Image:

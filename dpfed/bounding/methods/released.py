@@ -55,7 +55,7 @@ def _options(config: Config) -> dict[str, Any]:
             "how others' embeddings are rounded: set training.precision = 'fp32'."
         )
     try:
-        return _OPTIONS[name](**config.bounding.options).model_dump()
+        return _OPTIONS[name].model_validate(config.bounding.options).model_dump()
     except ValidationError as error:
         raise UserError(f"bounding.options of method 'released' with objective '{name}': {first_problem(error)}.") from None
 
