@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpfed.config import parse_config
+from dpfed.config import read_back
 from dpfed.disclosures import LABELLED_FIGURES, uses_labelled_bank
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, tasks_of
@@ -34,7 +34,7 @@ def evaluate_run(folder: str | Path, split: str | None = None, tasks: list[str] 
     tree = run.config().model_dump(mode="json")
     tree["evaluation"] |= {"split": split} if split else {}
     tree["evaluation"] |= {"tasks": tasks} if tasks else {}
-    parts = assemble(parse_config(tree, "evaluation"), terms=terms_of(run))
+    parts = assemble(read_back(tree, "evaluation"), terms=terms_of(run))
     saved = Checkpoints(run.checkpoints, 1).paths()
     if not saved:
         raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it.")

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dpfed.config import Config, load_config
+from dpfed.config import Config, read_back
 from dpfed.dotted_keys import leaves
+from dpfed.effects import without_effect
 from dpfed.errors import UserError
 from dpfed.randomness import KEY_BYTES, Randomness
+from dpfed.toml_file import read_toml
 
 
 class RunDirectory:
@@ -106,7 +108,8 @@ class RunDirectory:
         """Raises a `UserError` if the directory holds anything."""
         if not cls.unused(path):
             raise UserError(
-                f"{path} is in use: `dpfed resume {path}` or --resume goes on with that run, --run DIR starts one elsewhere."
+                f"{path} is in use: `dpfed resume {path}` goes on with that run; another one wants a folder of its own.",
+                command="On the command line: --resume or --run DIR",
             )
 
     @classmethod
@@ -114,9 +117,10 @@ class RunDirectory:
         """Opens an existing run.
 
         Raises:
-            UserError: if there is none.
+            UserError: if there is none, or something in it is neither a file nor a folder where one belongs.
         """
         run = cls(Path(path))
+        run.refuse_odd_entries()
         if not run._config.is_file():
             raise UserError(f"{path} is not a run: it has no config.toml; `dpfed pretrain CONFIG --run {path}` starts one.")
         return run
@@ -130,6 +134,21 @@ class RunDirectory:
     def identity(self) -> str:
         """What tells this run from any other, such as one at the same path of another machine; empty: no run is there."""
         return self._lock.read_text(encoding="utf-8") if self._lock.is_file() else ""
+
+    def refuse_odd_entries(self) -> None:
+        """Refuses pipes, links that lead nowhere, and folders in the place of files.
+
+        Reading them would fail late, or never end.
+
+        Raises:
+            UserError: naming the first.
+        """
+        known = {self.checkpoints, self.releases, self.model, self.gallery}
+        for entry in (entry for folder in (self.path, *known) if folder.is_dir() for entry in folder.iterdir()):
+            if entry.is_file() or (entry.is_dir() and (entry in known or not entry.suffix)):
+                continue
+            what = "a folder" if entry.is_dir() else "a link that leads nowhere" if entry.is_symlink() else "no regular file"
+            raise UserError(f"{self.path} is damaged: {entry.relative_to(self.path)} is {what}. Restore it, or remove it.")
 
     @property
     def provenance(self) -> dict[str, Any] | None:
@@ -173,7 +192,7 @@ class RunDirectory:
 
     def config(self) -> Config:
         """The resolved configuration."""
-        return load_config(self._config)
+        return read_back(read_toml(self._config, "run's configuration"), str(self._config))
 
     def refuse_another(self, config: Config) -> None:
         """Refuses a configuration that is not the run's.
@@ -184,13 +203,16 @@ class RunDirectory:
         Raises:
             UserError: naming the first key that differs.
         """
-        given, there = leaves(config.model_dump()), leaves(self.config().model_dump())
+        own = self.config()
+        given, there = leaves(config.model_dump()), leaves(own.model_dump())
+        idle = without_effect(config).keys() & without_effect(own)  # what an earlier version wrote there does not matter
         for key in given | there:  # a method's options may be on one side only
             value, kept = given.get(key), there.get(key)
-            if value not in ("auto", kept):
+            if key not in idle and value not in ("auto", kept):
                 raise UserError(
                     f"{self.path} holds a run with {key} = {kept!r}, and the configuration now says {value!r}: change it "
-                    "back to go on with that run, or choose another --run."
+                    "back to go on with that run, or choose another folder.",
+                    command="On the command line: --run DIR",
                 )
 
     def refuse_other_terms(self, terms: str) -> None:
@@ -253,16 +275,29 @@ class RunDirectory:
         with open(file, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
 
-    def append_diagnostics(self, step: int, raw: dict[str, float]) -> None:
+    def append_diagnostics(self, step: int, raw: dict[str, float | None]) -> None:
         """Adds raw, private figures of a step; called only where the configuration asks for them."""
         self.append(self.diagnostics, {"step": step, **raw})
 
     def metric_lines(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl; a last line that a crash cut short is left out."""
-        if not self.metrics.exists():
-            return []
-        text = self.metrics.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        """All lines of metrics.jsonl; a last line that a crash cut short is left out.
+
+        Raises:
+            UserError: for a file that is damaged otherwise.
+        """
+        try:
+            if not self.metrics.exists():
+                return []
+            text = self.metrics.read_text(encoding="utf-8")
+            lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+            if not all(isinstance(line["step"], int) for line in lines):
+                raise TypeError
+            return lines
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UserError(
+                f"{self.metrics} is damaged: restore it, or delete it; the run then goes on without the earlier part of "
+                "its curves."
+            ) from error
 
     def rewind_metrics(self, step: int) -> None:
         """Forgets metrics beyond a step, which a resumed run will write again."""

@@ -16,6 +16,9 @@ import numpy as np
 
 from dpfed.data.fingerprint import contents_of, splits_of
 from dpfed.data.layout import FORMAT_VERSION, HEADER, Part, read_layout
+from dpfed.data.limits import MOST_SHARDS, whole_number
+from dpfed.data.new_directory import refuse_existing
+from dpfed.data.place import local_path
 from dpfed.data.records import SPLITS, RecordStore, record_key
 from dpfed.data.sharding import all_or_nothing, write_parts
 from dpfed.errors import UserError, nearest
@@ -99,7 +102,12 @@ def divide_store(
         UserError: see `site_of_rows`; when a site or the evaluation would have no record, the source cannot be read, or
             `dest` exists or cannot be written.
     """
-    store, path = RecordStore.open(source), Path(dest).absolute()
+    sites, path = (
+        whole_number(sites, "the number of sites", most=MOST_SHARDS),
+        local_path(dest, "the place of the sites' stores"),
+    )
+    refuse_existing(path)
+    store = RecordStore.open(local_path(source, "the store to divide"))
     part_of_row = site_of_rows(store, sites, skew, by)
     for split in SPLITS[1:]:
         part_of_row[store.split(split)] = sites  # the last part

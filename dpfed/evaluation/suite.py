@@ -46,7 +46,7 @@ def tasks_of(store: RecordStore, config: Config) -> tuple[str, ...]:
         "knn": _no_labels(store, config),
         "linear": _no_labels(store, config),
     }
-    tasks = config.evaluation.tasks
+    tasks: tuple[str, ...] = config.evaluation.tasks
     if not tasks:
         if empty := _no_records(store, config):
             raise UserError(f"{empty}; evaluation.split = 'none' trains without measuring.")
@@ -99,6 +99,7 @@ def evaluate(
         return embed_images(model, read, rows, images_fn, device).to(device)
 
     def texts(captions: list[str]) -> Tensor:
+        assert tokenizer is not None  # see above
         return embed_captions(model, captions, tokenizer, device).to(device)
 
     figures: list[Figure] = []
@@ -183,19 +184,19 @@ def _retrieval(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
     if not captioned.any():
         raise UserError(f"no record of the '{config.evaluation.split}' split of {store.name} has a caption to retrieve.")
     rows = subset(store, rows[captioned], config.evaluation.records)
-    units = store.units[rows] if config.evaluation.match == "unit" else None
-    candidates, *pairs = right_pairs(store.captions(rows), units)
+    units = store.units[rows] if config.evaluation.match == "unit" and store.units is not None else None
+    candidates, of_images, of_captions = right_pairs(store.captions(rows), units)
     image_z, text_z = images(rows), texts(candidates)
     right = "all images with an equal caption" if units is None else f"all that show the same {store.unit_name}"
     protocol = (
         f"cosine, {len(rows)} images against {len(candidates)} captions, equal ones counted once; right are {right}; "
         "ties count against the model"
     )
-    found = retrieval_ranks(image_z, text_z, *(part.to(image_z.device) for part in pairs))
+    found = retrieval_ranks(image_z, text_z, of_images.to(image_z.device), of_captions.to(image_z.device))
     own = _clusters(store, rows)
     # A caption belongs to the first of its images: it stands or falls with whoever is on it.
     of_text = np.full(len(candidates), len(rows))
-    np.minimum.at(of_text, pairs[1].numpy(), pairs[0].numpy())
+    np.minimum.at(of_text, of_captions.numpy(), of_images.numpy())
     clusters = {"image_to_text": own, "text_to_image": own[of_text]}
     return [
         (name, outcomes, protocol)
@@ -228,7 +229,7 @@ def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
 
 def _classification(store: RecordStore, config: Config, features: EmbedRows, tasks: tuple[str, ...]) -> list[Figure]:
     columns = _label_columns(store, config)
-    labelled = np.stack([store.labels[name] >= 0 for name in columns]).any(axis=0)
+    labelled = np.logical_or.reduce([store.labels[name] >= 0 for name in columns])
     sides = []
     for split, limit in (("train", config.evaluation.bank), (config.evaluation.split, config.evaluation.records)):
         rows = store.split(split)
@@ -236,22 +237,28 @@ def _classification(store: RecordStore, config: Config, features: EmbedRows, tas
         sides.append((rows, features(rows)))
     figures = []
     for column in columns:
-        data = [part for rows, x in sides for part in _with_labels(store.labels[column][rows], x)]
-        if not len(data[0]) or not len(data[2]):
+        (bank, known), (held, wanted) = (_with_labels(store.labels[column][rows], x) for rows, x in sides)
+        if not len(bank) or not len(held):
             raise UserError(
                 f"none of the records chosen by evaluation.bank and evaluation.records has a '{column}' label; raise them."
             )
         suffix = _suffix(store, column)
-        counts = f"{len(data[0])} labelled training records, {len(data[2])} held-out records"
+        counts = f"{len(bank)} labelled training records, {len(held)} held-out records"
         clusters = _clusters(store, sides[1][0][store.labels[column][sides[1][0]] >= 0])
         measured = []
         if "knn" in tasks:
-            wide = min(200, len(data[0]))
-            measured.append(("knn3_accuracy", knn_right(*data, k=3), "3-NN, cosine"))
-            votes = knn_right(*data, k=200, temperature=0.1)
+            wide = min(200, len(bank))
+            measured.append(("knn3_accuracy", knn_right(bank, known, held, wanted, k=3), "3-NN, cosine"))
+            votes = knn_right(bank, known, held, wanted, k=200, temperature=0.1)
             measured.append(("knn200_accuracy", votes, f"{wide}-NN, votes weighted by exp(cosine / 0.1)"))
         if "linear" in tasks:
-            measured.append(("linear_probe_accuracy", linear_probe_right(*data), "logistic regression on frozen features"))
+            measured.append(
+                (
+                    "linear_probe_accuracy",
+                    linear_probe_right(bank, known, held, wanted),
+                    "logistic regression on frozen features",
+                )
+            )
         figures += [(f"{name}{suffix}", _shares(right, clusters), f"{how}, {counts}") for name, right, how in measured]
     return figures
 

@@ -17,7 +17,8 @@ from dpfed.run import RunDirectory
 
 _NUMBER = (int, float)
 _SPENT = (int, float, type(None))  # JSON has no infinity
-_FIELDS = {"name": str, "value": _NUMBER, "model": str, "split": str, "protocol": str, "step": int}
+_Kind = type | tuple[type, ...]
+_FIELDS: dict[str, _Kind] = {"name": str, "value": _NUMBER, "model": str, "split": str, "protocol": str, "step": int}
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class RunView:
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"there is no run at {folder}: expected a directory that `dpfed pretrain` wrote.")
+        RunDirectory(folder).refuse_odd_entries()
         config_toml = _text(folder / "config.toml")
         try:
             name = tomllib.loads(config_toml).get("name", folder.name)
@@ -201,5 +203,5 @@ def _object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _is(value: object, kind: type | tuple[type, ...]) -> bool:
+def _is(value: object, kind: _Kind) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
