@@ -149,9 +149,13 @@ def export(
     """Copy a run's model out, for example for `open_clip.create_model("local-dir:DEST")`."""
     from dpfed.cli.terminal import console
     from dpfed.export import export_model
+    from dpfed.run import RunDirectory
 
     for file in export_model(run, dest, adapters):
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)
+    opened = RunDirectory.open(run)
+    page = opened.no_card if opened.no_card.exists() else opened.card
+    console.print(f"[dim]What holds for it, and what does not, is in[/] {page}", highlight=False, soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

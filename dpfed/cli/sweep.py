@@ -52,7 +52,8 @@ def _show(outcome: SweepOutcome) -> None:
     for name in [*(escape(label(name)) for name in columns), "epsilon"]:
         table.add_column(name, justify="right")
     for run, results in zip(outcome.runs, tables, strict=True):
-        figures = [shown(results[name].trained if name in results else None, name) for name in columns]
+        found = [results.get(name) for name in columns]
+        figures = ["–" if item is None else shown(item.trained, item.name, item.trained_interval) for item in found]
         table.add_row(run.name, *figures, "none" if run.void else round_up(run.epsilon))
     console.print(table)
     console.print(outcome.promise, highlight=False)

@@ -68,10 +68,10 @@ def meaning(epsilon: float, delta: float, one: str = "record", released: str = "
     shown = float(round_up(epsilon))
     if shown <= CLOSE:
         return (
-            f"With or without any one {one}, {released} would be about as likely: by a factor of {factor(shown)} at most. "
-            f"So it tells little about that {one}."
+            f"With or without any one {one}, {released} would be about as likely: by a factor of {factor(shown)} at most, "
+            f"delta aside. So it tells little about that {one}."
         )
-    bound = f"With any one {one}, {released} can be up to {factor(shown)} times as likely as without."
+    bound = f"With any one {one}, {released} can be up to {factor(shown)} times as likely as without, delta aside."
     if shown <= LIMITED:
         return f"{bound} That limits what can be learnt about that {one}, and does not rule out that something is."
     return (
