@@ -30,6 +30,7 @@ from dpfed.sections import (
     TrainingConfig,
     ViewsConfig,
 )
+from dpfed.shipped import find_config
 from dpfed.toml_file import read_toml, toml_value
 from dpfed.wording import has_control_characters, problem, shown
 
@@ -37,7 +38,9 @@ from dpfed.wording import has_control_characters, problem, shown
 class Config(Section):
     """A whole run."""
 
-    name: str = Field("run", pattern="^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=100, description="of the run's folder")
+    name: str = Field(
+        "run", pattern="^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=100, description="of the run, and of its folder in runs/"
+    )
     data: DataConfig = DataConfig()
     views: ViewsConfig = ViewsConfig()
     text_views: TextViewsConfig = TextViewsConfig()
@@ -72,7 +75,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Reads a configuration file of a user.
 
     Args:
-        path: a TOML file.
+        path: a TOML file, or the name of a config that dpfed ships, such as ``quickstart``; a file of that name wins.
         overrides: ``section.key=value`` assignments, applied on top; values are TOML, bare words are text, and no value at all
             takes the key out, so that its default holds.
 
@@ -81,7 +84,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     if isinstance(overrides, str):
         raise UserError(f"expected a list of assignments, such as [{overrides!r}].")
-    tree = read_toml(Path(path), "config")
+    tree = read_toml(find_config(path), "config")
     for assignment in overrides or ():
         _assign(tree, assignment)
     return parse_config(tree, str(path))

@@ -22,10 +22,11 @@ from dpfed.effects import without_effect
 from dpfed.errors import UserError, nearest
 from dpfed.evaluation.suite import Evaluation
 from dpfed.pretraining import pretrain, resume
-from dpfed.report.card import round_up
 from dpfed.report.html import write_report
+from dpfed.report.promise import large_delta, meaning, round_up
 from dpfed.report.run_view import RunView
 from dpfed.run import RunDirectory
+from dpfed.shipped import find_sweep
 from dpfed.toml_file import read_toml
 from dpfed.watching import Silent, Watcher
 from dpfed.wording import has_control_characters, shown
@@ -75,7 +76,7 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
     Args:
         base: what all runs have in common.
         file: a TOML file with ``name``, ``about`` and ``[[run]]`` tables of ``name`` and ``set`` (keys such as
-            ``"adaptation.rank"`` to values).
+            ``"adaptation.rank"`` to values), or the name of one that dpfed ships, such as ``table5``.
         folder: holds the sweeps' folders.
         watcher: sees the stages.
 
@@ -107,8 +108,7 @@ def read_sweep(file: str | Path, base: Config) -> Sweep:
     Raises:
         UserError: for a missing or malformed file, a name that occurs twice, an unknown key or a value out of range.
     """
-    file = Path(file)
-    tree = read_toml(file, "sweep")
+    tree = read_toml(find_sweep(file), "sweep")
     _refuse_unknown(tree, ("name", "about", "run"), str(file))
     entries = tree.get("run")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
@@ -137,12 +137,16 @@ def joint_promise(runs: list[RunView]) -> str:
         return f"No joint promise holds for these {len(runs)} runs, because no guarantee holds for {', '.join(void)}."
     if len({tomllib.loads(run.config_toml).get("privacy", {}).get("unit", "record") for run in runs}) > 1:
         return f"No joint promise is stated for these {len(runs)} runs: some protect a record and some a unit."
-    epsilon, delta = (round_up(math.fsum(getattr(run, name) for run in runs)) for name in ("epsilon", "delta"))
+    epsilon, delta = (math.fsum(getattr(run, name) for run in runs) for name in ("epsilon", "delta"))
+    unit = tomllib.loads(runs[0].config_toml).get("privacy", {}).get("unit", "record")
+    counts = [count for run in runs if (count := run.results["privacy"].get("records"))]
+    warning = large_delta(delta, min(counts), unit) if counts else ""
     return (
-        f"Joint promise: together these {len(runs)} runs are ({epsilon}, {delta})-differentially private, for on the same "
-        "records epsilons and deltas add up; that, and not one run's own epsilon, covers whoever sees several of the models. "
+        f"{warning} Joint promise: together these {len(runs)} runs are ({round_up(epsilon)}, {round_up(delta)})-differentially "
+        "private, for on the same records epsilons and deltas add up; that, and not one run's own epsilon, covers whoever sees "
+        f"several of the models. {meaning(epsilon, delta, unit, 'what they released together')} "
         "Evaluation figures are exact, and no epsilon covers them."
-    )
+    ).strip()
 
 
 class _Prefixed:

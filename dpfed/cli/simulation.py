@@ -45,7 +45,7 @@ def simulated(federated: int | None, cluster: str | None, **options: str | float
     from dpfed.wording import complaint
 
     try:
-        return Simulation(sites=federated, **given)
+        return Simulation.model_validate({"sites": federated, **given})
     except ValidationError as error:
         first = error.errors()[0]
         option = {"sites": "federated"}.get(str(first["loc"][0]), str(first["loc"][0]))
