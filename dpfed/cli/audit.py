@@ -70,7 +70,7 @@ def _show(audit: MembershipAudit) -> None:
         if outcome.weights == "trained":
             table.add_row(*_row(outcome, untrained[outcome.attack]))
     if audit.promise.epsilon is not None:
-        most = (percent_up(point.most) for point in audit.outcomes[0].points)
+        most = ("" if point.most is None else percent_up(point.most) for point in audit.outcomes[0].points)
         table.add_row("[dim]most that the promise allows[/]", "", *most, "", "")
     console.print(table)
     console.print(

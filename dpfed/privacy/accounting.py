@@ -120,7 +120,8 @@ def calibrate(
         if least <= target:
             raise UserError(
                 f"epsilon {target:g} promises nothing: the least noise multiplier there is, {LEAST_NOISE}, keeps epsilon "
-                f"{math.ceil(least):,} over {steps} steps at sampling rate {sampling_rate:.3g}. Give a smaller epsilon, such as 8."
+                f"{math.ceil(least):,} over {steps} steps at sampling rate {sampling_rate:.3g}. Give a "
+                "smaller epsilon, such as 8."
             ) from error
         raise UserError(
             f"no noise multiplier keeps epsilon {target} over {steps} steps at sampling rate {sampling_rate:.3g} and delta "
