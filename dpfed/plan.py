@@ -18,6 +18,7 @@ from dpfed.bounding.method import METHODS, Method, method_named
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.accounting import Accountant
+from dpfed.report.promise import round_up
 
 if TYPE_CHECKING:
     from dpfed.config import Config
@@ -311,7 +312,7 @@ def _check_delta(delta: float, records: int, unit: str) -> None:
     """Refuses a delta above 1/N, of new plans only: one that was made before must still open, and its card says so."""
     _check(
         records < 2 or not 1 / records < delta < 1,
-        f"delta = {delta:.3g} is more than 1/N (N = {records:,}), and whoever published one whole {unit}, drawn at random, "
+        f"delta = {round_up(delta)} is more than 1/N (N = {records:,}), and whoever published one whole {unit}, drawn at random, "
         "would keep such a promise; leave delta out for the default, 1/(N ln N), or give less than 1/N",
     )
 
