@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dpfed.data.holdout import hold_out_hash, selected
 from dpfed.data.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS
-from dpfed.data.limits import LARGEST_SIDE, SMALLEST_SIDE, whole_number
+from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.new_directory import cannot_write, name_directory, start_directory
 from dpfed.data.pixels import BrokenImage, ImageInput, decode, decoders, encode_png, memory, square
 from dpfed.data.place import local_path
@@ -95,7 +95,7 @@ class StoreWriter:
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"unknown kind {kind!r}, expected one of {KINDS}")
-        size = None if size is None else whole_number(size, "the side of stored images, pixels,", SMALLEST_SIDE, LARGEST_SIDE)
+        size = stored_side(size)
         self.path = local_path(path, "the place of the new store")
         self.broken: list[tuple[str, str]] = []
         self._name, self._kind, self._size, self._public, self._skip_broken = name, kind, size, public, skip_broken
