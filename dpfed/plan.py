@@ -138,6 +138,7 @@ class PrivacyPlan:
         """
         _check(_positive(epsilon), f"epsilon must be positive, got {epsilon}")
         delta = accounting.default_delta(max(records, 2)) if delta is None else delta
+        _check_delta(delta, records, "record" if rest.get("unit", "record") == "record" else "unit")
         draft = cls(
             records=records, batch=batch, steps=steps, noise_multiplier=1.0, delta=delta, target_epsilon=epsilon, **rest
         )
@@ -150,7 +151,7 @@ class PrivacyPlan:
         """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
         privacy, bounding = config.privacy, config.bounding
         method = method_named(bounding.method)
-        rest = {
+        rest: dict[str, Any] = {
             "group_size": bounding.group_size,
             "clip_norm": bounding.clip_norm,
             "max_group_size": bounding.max_group_size,
@@ -167,17 +168,19 @@ class PrivacyPlan:
         if not method.private:
             _check(
                 privacy.epsilon is None and privacy.noise_multiplier is None,
-                "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out "
-                "(on the command line: --set privacy.epsilon=)",
+                "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out",
             )
             return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=0.0, delta=delta, **rest)
+        sigma = privacy.noise_multiplier
         _check(
-            (privacy.epsilon is None) != (privacy.noise_multiplier is None),
+            (privacy.epsilon is None) != (sigma is None),
             "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
         )
         if privacy.epsilon is not None:
             return cls.calibrate(records, privacy.batch, privacy.steps, privacy.epsilon, privacy.delta, **rest)
-        return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=privacy.noise_multiplier, delta=delta, **rest)
+        _check_delta(delta, records, privacy.unit)
+        assert sigma is not None  # see above
+        return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=sigma, delta=delta, **rest)
 
     @property
     def how(self) -> Method:
@@ -213,6 +216,13 @@ class PrivacyPlan:
     def cap(self) -> int | None:
         """At most so many members of a group take part; ``None``: all."""
         return self.max_batch if self.how.whole_batch else self.max_group_size
+
+    @property
+    def whole_batch_cap(self) -> int:
+        """`max_batch`, of a method that has it."""
+        if self.max_batch is None:
+            raise ValueError(f"method '{self.method}' caps no batch")
+        return self.max_batch
 
     @property
     def bound(self) -> float:
@@ -295,6 +305,15 @@ class PrivacyPlan:
 
 def _positive(value: float) -> bool:
     return math.isfinite(value) and value > 0
+
+
+def _check_delta(delta: float, records: int, unit: str) -> None:
+    """Refuses a delta above 1/N, of new plans only: one that was made before must still open, and its card says so."""
+    _check(
+        records < 2 or not 1 / records < delta < 1,
+        f"delta = {delta:.3g} is more than 1/N (N = {records:,}), and whoever published one whole {unit}, drawn at random, "
+        "would keep such a promise; leave delta out for the default, 1/(N ln N), or give less than 1/N",
+    )
 
 
 def _check(condition: bool, message: str) -> None:

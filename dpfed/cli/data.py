@@ -74,6 +74,7 @@ def import_(
     _say(f"{report.path}: {report.kind} records from {report.format}: {counts}")
     for sentence in (
         *(f"left out {group}" for group in by_reason(report.skipped)),
+        *_what_was_converted(report),
         *_what_is_protected(report),
         *_what_was_not_read(report),
     ):
@@ -139,19 +140,21 @@ def inspect(
     context: Annotated[
         int | None, typer.Option(min=1, help="Count the captions of more than so many words.", show_default=False)
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read all records and compare them with the store's fingerprint.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
-    """Count what is in a record store; no record is shown."""
+    """Count what is in a record store, and show its fingerprint; no record is shown."""
     import json
 
     from rich.text import Text
 
     from dpfed.cli.terminal import console
-    from dpfed.data.place import local_path
     from dpfed.data.reasons import visible
     from dpfed.data.records import SPLITS, RecordStore
 
-    store = RecordStore.open(local_path(dest, "the place of the store"))
+    store = RecordStore.open(dest)
     facts: dict[str, Any] = {
         "name": store.name,
         "kind": store.kind,
@@ -159,7 +162,13 @@ def inspect(
         "records": {split: len(store.split(split)) for split in SPLITS},
         "labels": {name: len(store.label_names.get(name, [])) or None for name in store.labels},
         "left_out": len(store.skipped),
+        "fingerprint": store.contents or "none",
     }
+    if store.converted:
+        facts["converted"] = store.converted
+    if check:
+        _check_contents(store)
+        facts["checked"] = True
     tokenizer = _tokenizer(config, context)
     if store.kind == "image-text":
         facts["captions"] = _captions(store, tokenizer)
@@ -185,6 +194,17 @@ def _say(sentence: str) -> None:
     console.print(visible(sentence), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
+def _what_was_converted(report: ImportReport) -> list[str]:
+    """Images that stock open_clip would not show as they were stored."""
+    sentences = [f"converted {what} ({count:,})" for what, count in report.converted.items()]
+    if sentences:
+        sentences.append(
+            "Stock open_clip does not read these images so: before you give such files to it, make 8-bit RGB of them in the "
+            "same way (docs/data.md says how)."
+        )
+    return sentences
+
+
 def _what_was_not_read(report: ImportReport) -> list[str]:
     """What the source holds beside its records, and what nobody would miss until it is missed."""
     sentences = []
@@ -201,6 +221,24 @@ def _what_was_not_read(report: ImportReport) -> list[str]:
 
 def _some(names: list[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def _check_contents(store: RecordStore) -> None:
+    """Refuses a store whose records are not those that its fingerprint is of."""
+    from dpfed.data.fingerprint import contents_of, splits_of
+    from dpfed.data.layout import damaged
+
+    if store.contents is None:
+        raise UserError(f"{store.path} has no fingerprint: an older dpfed wrote it. Import the records again for one.")
+    try:
+        found = contents_of(store, store.contents_key).fingerprint(splits_of(store))
+    except ValueError as error:  # the key is no hexadecimal number of a key's length
+        raise damaged(store.path, "the key of its fingerprint cannot be read") from error
+    if found != store.contents:
+        raise UserError(
+            f"the records of {store.path} have the fingerprint {found}, and it says {store.contents}: they were changed since "
+            "they were imported. Import them again, or restore the store."
+        )
 
 
 def _what_is_protected(report: ImportReport) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dpfed.data.fingerprint import contents_of, splits_of
 from dpfed.data.layout import FORMAT_VERSION, HEADER, Part, read_layout
 from dpfed.data.limits import MOST_SHARDS, whole_number
 from dpfed.data.new_directory import refuse_existing
@@ -116,6 +117,7 @@ def divide_store(
         write_parts(store, [partial / name for name in names], part_of_row, progress)
         for part, name in enumerate(names):
             _write_header(store, np.flatnonzero(part_of_row == part), partial / name)
+            _add_contents(partial / name)
     return [RecordStore.open(path / name) for name in names]
 
 
@@ -196,5 +198,13 @@ def _write_header(store: RecordStore, rows: np.ndarray, folder: Path) -> None:
         "skipped": [],  # what was left out when the source was written has no site
         "files": {name: (folder / name).stat().st_size for name in Part("", len(rows)).files},
     }
-    header.pop("sharding", None)
+    for inherited in ("sharding", "contents"):  # the whole store's fingerprint is not a part's
+        header.pop(inherited, None)
+    (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+
+def _add_contents(folder: Path) -> None:
+    """Gives the store of a part a fingerprint of its own."""
+    store, header = RecordStore.open(folder), read_layout(folder).header
+    header["contents"] = contents_of(store, None).header(splits_of(store))
     (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")

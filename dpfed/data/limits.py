@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import SupportsIndex
 
 from dpfed.errors import UserError
 
@@ -23,7 +24,7 @@ def whole_number(given: object, what: str, least: int = 0, most: int | None = No
         UserError: when it is no whole number, too small or too large.
     """
     try:
-        number = None if isinstance(given, bool) else operator.index(given)
+        number = None if isinstance(given, bool) or not isinstance(given, SupportsIndex) else operator.index(given)
     except TypeError:
         number = None
     if number is None or number < least or (most is not None and number > most):

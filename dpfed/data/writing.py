@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,11 +14,12 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
+from dpfed.data.fingerprint import Contents
 from dpfed.data.holdout import hold_out_hash, selected
 from dpfed.data.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.new_directory import cannot_write, name_directory, start_directory
-from dpfed.data.pixels import BrokenImage, ImageInput, decode, decoders, encode_png, memory, square
+from dpfed.data.pixels import BrokenImage, ImageInput, decode_and_tell, decoders, encode, memory, square
 from dpfed.data.place import local_path
 from dpfed.data.reasons import by_reason, mending
 from dpfed.data.records import KINDS, SPLITS, is_text, record_key
@@ -56,6 +58,15 @@ class RecordInput:
         return self.place or self.id
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """The bytes of an image in a store, and what was done to it."""
+
+    content: bytes
+    converted: str | None
+    resized: bool = False
+
+
 class StoreWriter:
     """Writes a record store; a context manager.
 
@@ -74,6 +85,7 @@ class StoreWriter:
 
     Attributes:
         broken: (id, reason) of the unreadable records met so far.
+        converted: what was done to images that stock open_clip cannot read sensibly -> how many they are (`dpfed.data.modes`).
 
     Raises:
         UserError: when `path` exists, an id occurs twice, a class number is out of range, no record is left, or records are
@@ -98,11 +110,14 @@ class StoreWriter:
         size = stored_side(size)
         self.path = local_path(path, "the place of the new store")
         self.broken: list[tuple[str, str]] = []
+        self.converted: Counter[str] = Counter()
+        self._resized = False
         self._name, self._kind, self._size, self._public, self._skip_broken = name, kind, size, public, skip_broken
         self._label_names = {label: list(names) for label, names in (label_names or {}).items()}
         self._unit_name = unit_name
         self._keys, self._units, self._splits = array("Q"), array("Q"), array("b")
         self._labels = {label: array("q") for label in self._label_names}
+        self._contents = Contents(public)
         self._hashes = {split: array("Q") for split in SPLITS[1:]}
         self._seen: set[int] = set()
         self._copies: dict[str, int] = {}
@@ -240,14 +255,17 @@ class StoreWriter:
         for record, stored in zip(pending, encoded, strict=True):
             if isinstance(stored, BrokenImage):
                 self.broken.append((record.called, str(stored)))
-            else:
-                kept.append(record)
-                images.append(stored)
+                continue
+            kept.append(record)
+            images.append(stored.content)
+            self.converted.update([stored.converted] if stored.converted else [])
+            self._resized |= stored.resized
         if not kept:
             return
         columns = [[record.id for record in kept], images, [list(record.captions) for record in kept]]
         self._records.write_batch(pa.record_batch(columns, schema=self._schema))
-        for record in kept:
+        for record, image in zip(kept, images, strict=True):
+            self._contents.add(record.id, image, record.captions, record_key(record.unit or record.id), record.labels)
             self._keys.append(record_key(record.id))
             self._units.append(record_key(record.unit or record.id))
             self._splits.append(SPLITS.index(record.split))
@@ -256,13 +274,13 @@ class StoreWriter:
             for label, numbers in self._labels.items():
                 numbers.append(record.labels.get(label, -1))
 
-    def _encode(self, record: RecordInput) -> bytes | BrokenImage:
-        """The bytes to store, or what is wrong with the image."""
+    def _encode(self, record: RecordInput) -> _Stored | BrokenImage:
+        """What to store, or what is wrong with the image."""
         try:
+            image, converted = decode_and_tell(record.image)
             if self._size is not None:
-                return square(decode(record.image, self._size), self._size).tobytes()
-            decoded = decode(record.image)
-            return record.image if isinstance(record.image, bytes) else encode_png(decoded)
+                return _Stored(square(image, self._size).tobytes(), converted, image.size != (self._size, self._size))
+            return _Stored(record.image if isinstance(record.image, bytes) else encode(image), converted)
         except BrokenImage as error:
             return error
 
@@ -291,6 +309,8 @@ class StoreWriter:
             writer.write_table(table)
 
     def _header(self, sizes: dict[str, int]) -> dict[str, object]:
+        images: dict[str, object] = {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size}
+        # What does not apply to most stores is left out of them: they then have the header, and the fingerprint, of before.
         return {
             "dpfed_store": FORMAT_VERSION,
             "name": self._name,
@@ -298,11 +318,13 @@ class StoreWriter:
             "public": self._public,
             "records": len(self._keys),
             "splits": {split: self._splits.count(number) for number, split in enumerate(SPLITS)},
-            "images": {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size},
+            "images": images | ({"resized": True} if self._resized else {}),
             "label_names": self._label_names,
             "unit_name": self._unit_name,
             "skipped": [{"id": id, "reason": reason} for id, reason in self.broken],
             "files": sizes,
+            **({"converted": dict(self.converted)} if self.converted else {}),
+            "contents": self._contents.header(np.frombuffer(self._splits, np.int8)),
         }
 
     def _broken_sentence(self) -> str:

@@ -19,6 +19,7 @@ import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import nn
 
 from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
 from dpfed.data.preprocessing import Preprocessing
@@ -27,7 +28,7 @@ from dpfed.models.adapter_file import adapter_bytes
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import LOCAL_DIR, preprocess_cfg
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
-from dpfed.models.building import Model, build_model, preprocessing_of, settled, tokenizer_for
+from dpfed.models.building import Model, build_model, image_size, preprocessing_of, settled, tokenizer_for
 from dpfed.models.clip_tokenizer import ClipTokenizer
 from dpfed.models.lora import merged_state
 from dpfed.models.towers import ClipModel
@@ -37,7 +38,7 @@ WEIGHTS, DESCRIPTION, ADAPTERS = "model.safetensors", "model.json", "adapters.sa
 _KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256")
 
 
-def save_encoder(folder: str | Path, model: Model, config: Config) -> None:
+def save_encoder(folder: str | Path, model: nn.Module, config: Config) -> None:
     """Writes a trained model.
 
     Args:
@@ -64,12 +65,13 @@ def save_encoder(folder: str | Path, model: Model, config: Config) -> None:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "sha256": hashlib.sha256(weights).hexdigest(),
     }
+    description["digest"] = _digest(description)
     _replace(folder / DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
 
 
 def _save_clip(folder: Path, model: ClipModel, config: Config) -> bytes:
     """Writes what stock open_clip reads, and the adapters alone; returns the bytes of the merged weights."""
-    stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(preprocessing_of(config), config.data.size)}
+    stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(preprocessing_of(config), image_size(config))}
     _replace(folder / CLIP_CONFIG, (json.dumps(stock, indent=2) + "\n").encode())
     weights = save(_portable(merged_state(model.clip)))
     _replace(folder / CLIP_WEIGHTS, weights)
@@ -162,7 +164,8 @@ def describe(folder: str | Path) -> dict[str, Any]:
 
     Returns:
         The keys ``format, model, objective, image_size`` (pixels)``, normalisation`` (mean and std per channel, of pixels in
-        [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number) and ``sha256`` (of the weights).
+        [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number), ``sha256`` (of the weights) and, unless
+        an earlier version of dpfed wrote it, ``digest`` (of all else that is said).
 
     Raises:
         UserError: if there is no description, or it is damaged or of another version.
@@ -178,7 +181,14 @@ def describe(folder: str | Path) -> dict[str, Any]:
     for key in _KEYS:
         if key not in description:
             raise UserError(f"{path} is damaged: it lacks '{key}'.")
+    if "digest" in description and description["digest"] != _digest(description):
+        raise UserError(f"{path} is damaged or was edited: its digest is not that of its content; copy the folder again.")
     return description
+
+
+def _digest(description: dict[str, Any]) -> str:
+    rest = {name: value for name, value in description.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _read(path: Path) -> bytes:

@@ -33,8 +33,8 @@ _FINE, _FINEST = 1e-3, 1e-5
 
 
 def default_delta(records: int) -> float:
-    """1/(N ln N), the paper's choice (DP-GCL, appendix B.1)."""
-    return 1.0 / (records * math.log(records))
+    """1/(N ln N), the paper's choice (DP-GCL, appendix B.1), and never more than 1/N, as it would be for two records."""
+    return 1.0 / (records * max(1.0, math.log(records)))
 
 
 def _fresh(accountant: Accountant, fixed_of: int | None, interval: float = _FINE) -> dp_accounting.PrivacyAccountant:

@@ -22,8 +22,8 @@ from dpfed.data.sampling import owner_keys, protected_count, unit_keys
 from dpfed.data.text_views import TextViews
 from dpfed.data.views import ImageViews
 from dpfed.errors import UserError
-from dpfed.evaluation.suite import Evaluation, evaluate, tasks_of
-from dpfed.models.building import Tokenizer, build_model, preprocessing_of, settled, tokenizer_for
+from dpfed.evaluation.suite import Evaluation, Which, evaluate, tasks_of
+from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, settled, tokenizer_for
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import check_independence, random_group, validate
@@ -90,7 +90,7 @@ class Parts:
     def read(self, rows: np.ndarray) -> torch.Tensor:
         """Images of rows of the store, as the model wants them: uint8 ``(n, 3, size, size)``."""
         wanted = self.preprocessing
-        return self.store.images(rows, self.config.data.size, resize=wanted.resize, interpolation=wanted.interpolation)
+        return self.store.images(rows, image_size(self.config), resize=wanted.resize, interpolation=wanted.interpolation)
 
     def view_maker(self, augmentations: int | None = None) -> ViewMaker:
         """Makes the views of training.
@@ -132,6 +132,7 @@ class Parts:
             microbatch=self.config.bounding.microbatch,
             owner=share.owner,
             groups=share.groups,
+            owners=self.owners if self.terms is None else len(self.terms.sites),
             observe=observe,
             units=None if units is None else units[rows],
         )
@@ -149,7 +150,7 @@ class Parts:
         """The run's coordinator."""
         return Coordinator(self.plan, self.model, self.config.optimizer, randomness, ledger, releases)
 
-    def evaluate(self, which: str, step: int) -> list[Evaluation]:
+    def evaluate(self, which: Which, step: int) -> list[Evaluation]:
         """Measures the model as it is now."""
         return evaluate(
             self.model, self.store, self.read, self.config, self.views.plain, self.tokenizer, which, step, self.device
@@ -186,7 +187,8 @@ def assemble(
         raise UserError(f"impossible plan: privacy.epsilon must be positive, got {config.privacy.epsilon}.")
     config = settled(config)
     tokenizer = tokenizer_for(config.model)
-    store = open_records(config.data, progress, owner, owners)
+    preprocessing = preprocessing_of(config)
+    store = open_records(config.data, progress, owner, owners, preprocessing.interpolation)
     if config.model.reads_text and store.kind != "image-text":
         raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
     if terms:
@@ -212,17 +214,17 @@ def assemble(
         refuse_mixing(model, f"bounding.engine = '{config.bounding.engine}'")
     text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
     with torch.random.fork_rng(devices=[]):
-        check_independence(model, random_group(config.data.size, text))
+        check_independence(model, random_group(image_size(config), text))
     sharded = config.training.sharding != "none"
     model.to("cpu" if sharded else device)
-    engine, chosen_on = config.bounding.engine, (config.training.precision, loss_of(config.objective))
+    engine: str = config.bounding.engine
+    chosen_on = (config.training.precision, loss_of(config.objective))
     if engine == "layerwise" and not sharded:  # it has rules for kinds of layers, and must not misread one
         require_fitting(engine, model, _stand_in(config, plan, text, device), *chosen_on)
     if engine == "auto" and plan.how.picks_engine and not sharded:  # a sharded model has its own engine
         engine = fastest_engine(model, _stand_in(config, plan, text, device), *chosen_on)
         config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
     config = config.model_copy(update={"training": config.training.model_copy(update={"device": device.type})})
-    preprocessing = preprocessing_of(config)
     views = ImageViews(config.views, preprocessing)
     return Parts(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms)
 
@@ -279,7 +281,7 @@ def _stand_in(config: Config, plan: PrivacyPlan, text: tuple[int, int] | None, d
     groups = max(1, min(plan.groups, config.bounding.microbatch // plan.group_size, 128))
     generator = torch.Generator().manual_seed(0)
     sizes = torch.poisson(torch.full((groups,), float(plan.group_size)), generator=generator).clamp(1).int()
-    records, size = int(sizes.sum()), config.data.size
+    records, size = int(sizes.sum()), image_size(config)
     count = _views_per_image(config)
     views = {"image": torch.randn(records, count, 3, size, size, generator=generator).to(device)}
     if text:

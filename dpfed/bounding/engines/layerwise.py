@@ -11,7 +11,7 @@ from torch.func import vmap
 from torch.nn.utils import parametrize
 
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, Views, draws, exact_type, require_fp32
+from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, Views, draws, require_fp32
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.lora import AdaptedWeight
 from dpfed.bounding.layer_rules.refusal import Unsupported
@@ -19,7 +19,7 @@ from dpfed.bounding.layer_rules.term import Materialised, Target, Term
 from dpfed.bounding.layer_rules.watch import Source, Watch
 from dpfed.models.lora import adapted
 from dpfed.models.norm import refuse_mixing
-from dpfed.models.parameters import TrainableVector
+from dpfed.models.parameters import TrainableVector, exact_type
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
@@ -97,7 +97,8 @@ class LayerwiseEngine:
         for name, update in adapted(self._loss.model):
             path, _, leaf = name.rpartition(".")
             module = self._loss.model.get_submodule(path)
-            if module.parametrizations[leaf].original.requires_grad or len(module.parametrizations[leaf]) > 1:
+            adapters = getattr(module.parametrizations, leaf)
+            if adapters.original.requires_grad or len(adapters) > 1:
                 continue  # then the watch will see it being computed, and refuse
             with torch.no_grad():
                 merged = getattr(module, leaf)
@@ -106,7 +107,8 @@ class LayerwiseEngine:
         return sources
 
     def _lane(self, batch: GroupBatch, chunks: list[list[int]], clip_norm: float, into: Tensor, reading: _Reading) -> Tensor:
-        parts = self._vector.split(into)
+        one_pass = torch.zeros_like(into, dtype=torch.float32)  # long sums would lose digits in float32
+        parts = self._vector.split(one_pass)
         norms = [into.new_zeros(0, dtype=self._exact)]
         for groups in chunks:
             ranges = [(batch.starts[g], batch.starts[g + 1]) for g in groups]
@@ -114,6 +116,8 @@ class LayerwiseEngine:
             grouping = Grouping([end - first for first, end in ranges], into.device, self._exact, self._group_size)
             terms = self._terms({name: view[rows] for name, view in batch.views.items()}, grouping, reading)
             norms.append(_add_weighted(terms, clip_norm, parts))
+            into.add_(one_pass)
+            one_pass.zero_()
         return torch.cat(norms)
 
     def _terms(self, views: Views, grouping: Grouping, reading: _Reading) -> list[Term]:
@@ -122,8 +126,10 @@ class LayerwiseEngine:
             embeddings = self._loss.embed(views)
         by_group = {name: z[grouping.slots] for name, z in embeddings.items()}
         scalars = [scalar.of_groups(grouping.count) for scalar in reading.scalars]
+        temperature, bias = scalars
+        assert temperature is not None  # only the bias may be missing
         in_dims = (0, 0, *(None if scalar is None else 0 for scalar in scalars))
-        vmap(self._loss.of, in_dims)(by_group, grouping.present, *scalars).sum().backward()
+        vmap(self._loss.of, in_dims)(by_group, grouping.present, temperature, bias).sum().backward()
         terms = list(watch.terms)
         for scalar, values in zip(reading.scalars, scalars, strict=True):
             terms.extend(scalar.terms(values, grouping))

@@ -40,16 +40,23 @@ def _options(config: Config) -> dict[str, Any]:
 
 def _sensitivity(plan: PrivacyPlan) -> float:
     given = plan.options
-    change = contrastive_change(plan.max_batch, given["temperature"], given["candidates"])
+    change = contrastive_change(plan.whole_batch_cap, given["temperature"], given["candidates"])
     change += given["spread_out"] * spread_out_change()
     return given["directions"] * change * plan.clip_norm
+
+
+def _spread(plan: PrivacyPlan) -> float:
+    """An anchor's weights are 2 / tau at most, added up in absolute value, and those of its regulariser 2."""
+    given = plan.options
+    longest = plan.whole_batch_cap * given["directions"] * (2 / given["temperature"] + 2 * given["spread_out"]) * plan.clip_norm
+    return longest / _sensitivity(plan)
 
 
 def _engine(build: Build) -> Engine:
     from dpfed.bounding.pair_engines import LogitEngine
 
     options = options_of(build.config, LogitOptions).model_dump()
-    return LogitEngine(build.model, build.plan.max_batch, microbatch=build.config.bounding.microbatch, **options)
+    return LogitEngine(build.model, build.plan.whole_batch_cap, microbatch=build.config.bounding.microbatch, **options)
 
 
 METHOD = Method(
@@ -58,6 +65,7 @@ METHOD = Method(
     claim="All drawn records are contrasted, and the gradient of each similarity is clipped to C: a record moves their "
     "weighted sum by G C, G being the most that the weights can change (docs/logit-dp.md).",
     sensitivity=_sensitivity,
+    spread=_spread,
     engine=_engine,
     whole_batch=True,
     capped=True,

@@ -55,7 +55,7 @@ def _options(config: Config) -> dict[str, Any]:
             "how others' embeddings are rounded: set training.precision = 'fp32'."
         )
     try:
-        return _OPTIONS[name](**config.bounding.options).model_dump()
+        return _OPTIONS[name].model_validate(config.bounding.options).model_dump()
     except ValidationError as error:
         raise UserError(f"bounding.options of method 'released' with objective '{name}': {first_problem(error)}.") from None
 
@@ -84,13 +84,16 @@ def _engine(build: Build) -> Engine:
     from dpfed.bounding.released_moments import ReleasedMoments
 
     plan, config = build.plan, build.config
-    kind = ReleasedEmbeddings if config.objective.name == "infonce" else ReleasedMoments
-    std = release_multiplier(plan) * kind.SENSITIVITY
-    noise = ReleaseNoise(build.randomness, std, build.owner, plan.fingerprint)
-    if kind is ReleasedEmbeddings:
-        statistics = ReleasedEmbeddings(plan.options["slots"], plan.batch, noise, build.randomness)
+
+    def noise(sensitivity: float) -> ReleaseNoise:
+        return ReleaseNoise(build.randomness, release_multiplier(plan) * sensitivity, build.owner, plan.fingerprint)
+
+    statistics: ReleasedEmbeddings | ReleasedMoments
+    if config.objective.name == "infonce":
+        of_embeddings = noise(ReleasedEmbeddings.SENSITIVITY)
+        statistics = ReleasedEmbeddings(plan.options["slots"], plan.batch, of_embeddings, build.randomness)
     else:
-        statistics = ReleasedMoments(plan.batch, noise, config.objective.redundancy)
+        statistics = ReleasedMoments(plan.batch, noise(ReleasedMoments.SENSITIVITY), config.objective.redundancy)
     return StatisticsEngine(build.model, config.training.precision, config.bounding.microbatch, statistics)
 
 
@@ -100,6 +103,7 @@ METHOD = Method(
     claim="Noisy statistics of the batch are released first; given them, each record's gradient is its own and is clipped: one "
     "record moves the sum by C. Release and sum are accounted for together.",
     sensitivity=lambda plan: plan.clip_norm,
+    spread=lambda plan: 2 * plan.batch + 100,  # records: a Poisson batch is larger once in 10^60
     engine=_engine,
     whole_batch=True,
     divisor=lambda plan: plan.batch,

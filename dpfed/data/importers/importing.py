@@ -46,6 +46,7 @@ class ImportReport:
         unused: columns of the source, or files of its samples, that were not used.
         passed_over: what lies below the source and holds no records by its name, and how often.
         empty_classes: label -> its classes that no record has.
+        converted: what was done to images that stock open_clip would destroy -> to how many.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class ImportReport:
     unused: tuple[str, ...]
     passed_over: dict[str, int]
     empty_classes: dict[str, list[str]]
+    converted: dict[str, int]
 
 
 def import_records(
@@ -137,6 +139,7 @@ def import_records(
         unused=opened.unused,
         passed_over=dict(opened.passed_over),
         empty_classes=_empty_classes(store),
+        converted=store.converted,
     )
 
 

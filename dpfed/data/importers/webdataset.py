@@ -225,7 +225,7 @@ def _members(
     try:
         with shard.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             while (member := archive.next()) is not None:
-                archive.members.clear()  # tarfile would remember every member
+                archive.members.clear()  # type: ignore[attr-defined]  # public, and untyped; tarfile would remember every member
                 named = _NAME.fullmatch(member.name)
                 if not named or not member.isreg():
                     stray(member)
