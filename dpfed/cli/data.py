@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpfed.data.records import RecordStore
     from dpfed.models.building import Tokenizer
 
-_CLASSES_NAMED = 5
+_CLASSES_NAMED, _PASSED_OVER_NAMED = 5, 12
 _CAPTIONS_AT_ONCE = 65_536  # records whose captions are in memory at a time
 
 app = typer.Typer(
@@ -148,10 +148,13 @@ def inspect(
     """Count what is in a record store, and show its fingerprint; no record is shown."""
     import json
 
-    from dpfed.data.place import local_path
+    from rich.text import Text
+
+    from dpfed.cli.terminal import console
+    from dpfed.data.reasons import visible
     from dpfed.data.records import SPLITS, RecordStore
 
-    store = RecordStore.open(local_path(dest, "the place of the store"))
+    store = RecordStore.open(dest)
     facts: dict[str, Any] = {
         "name": store.name,
         "kind": store.kind,
@@ -180,7 +183,7 @@ def inspect(
         return
     for name, value in facts.items():
         text = ", ".join(f"{_words(key)} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
-        _say(f"{_words(name):>9}  {text}")
+        console.print(Text.assemble((f"{_words(name):>9}  ", "dim"), visible(text)), soft_wrap=True)
 
 
 def _say(sentence: str) -> None:
@@ -206,15 +209,18 @@ def _what_was_not_read(report: ImportReport) -> list[str]:
     """What the source holds beside its records, and what nobody would miss until it is missed."""
     sentences = []
     if report.passed_over:
-        named = ", ".join(f"{name} ({count:,})" for name, count in sorted(report.passed_over.items()))
-        sentences.append(f"Passed over: {named}.")
+        named = [f"{name} ({count:,})" for name, count in report.passed_over.items()]
+        sentences.append(f"Passed over: {_some(named, _PASSED_OVER_NAMED)}.")
     if report.unused:
         what = "Files of samples" if report.format == "webdataset" else "Columns"
         sentences.append(f"{what} that were not used: {', '.join(report.unused)}.")
     for label, names in report.empty_classes.items():
-        some = ", ".join(names[:_CLASSES_NAMED]) + ", ..." * (len(names) > _CLASSES_NAMED)
-        sentences.append(f"Classes of {label} without a record ({len(names):,}): {some}.")
+        sentences.append(f"Classes of {label} without a record ({len(names):,}): {_some(names, _CLASSES_NAMED)}.")
     return sentences
+
+
+def _some(names: list[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def _check_contents(store: RecordStore) -> None:
