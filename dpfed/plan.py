@@ -312,8 +312,8 @@ def _check_delta(delta: float, records: int, unit: str) -> None:
     """Refuses a delta above 1/N, of new plans only: one that was made before must still open, and its card says so."""
     _check(
         records < 2 or not 1 / records < delta < 1,
-        f"delta = {round_up(delta)} is more than 1/N (N = {records:,}), and whoever published one whole {unit}, drawn at random, "
-        "would keep such a promise; leave delta out for the default, 1/(N ln N), or give less than 1/N",
+        f"delta = {round_up(delta)} is more than 1/N (N = {records:,}), and whoever published one whole {unit}, drawn at "
+        "random, would keep such a promise; leave delta out for the default, 1/(N ln N), or give less than 1/N",
     )
 
 
