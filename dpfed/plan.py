@@ -22,6 +22,7 @@ from dpfed.privacy.accounting import Accountant
 if TYPE_CHECKING:
     from dpfed.config import Config
 
+_MOST_RECORDS, _MOST_STEPS = 10**12, 10**9  # beyond these, accounting in numbers of 64 bits means nothing
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 # Fields that came later: at these values a plan keeps the fingerprint, and so the ledger, that it had without them.
 _LATER = {"unit": "record", "per_unit": 1, "method": "group", "max_batch": None, "options": {}}
@@ -79,31 +80,31 @@ class PrivacyPlan:
     def __post_init__(self) -> None:
         _check(self.method in METHODS, f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
         self._check_method()
-        _check(self.records >= 2, f"a plan needs at least 2 training records, got {self.records}")
-        _check(1 <= self.batch <= self.records, f"batch must lie in 1..{self.records} (the training records), got {self.batch}")
-        _check(
-            self.how.whole_batch or 1 <= self.group_size <= self.batch,
-            f"group_size must lie in 1..{self.batch} (the expected batch), got {self.group_size}",
-        )
+        _whole("the number of training records (or units)", self.records, 2, _MOST_RECORDS)
+        _whole("batch", self.batch, 1, self.records, " (the training records)")
+        if not self.how.whole_batch:
+            _whole("group_size", self.group_size, 1, self.batch, " (the expected batch)")
         _check(
             _positive(self.clip_norm) and 1e-9 <= self.clip_norm <= 1e9,
             f"clip_norm must be positive, between 1e-9 and 1e9, got {self.clip_norm}",
         )
-        _check(self.steps >= 1, f"steps must be at least 1, got {self.steps}")
+        _whole("steps", self.steps, 1, _MOST_STEPS)
         sigma = self.noise_multiplier
         if self.private:
             _check(
                 _positive(sigma) and sigma >= accounting.LEAST_NOISE,
                 f"noise_multiplier must be at least {accounting.LEAST_NOISE} (less leaves no promise), got {sigma}",
             )
+            _check(
+                sigma <= accounting.MOST_NOISE,
+                f"noise_multiplier must be at most {accounting.MOST_NOISE:g} (more leaves nothing to learn), got {sigma}",
+            )
         else:
             _check(sigma == 0, f"without privacy there is no noise, so noise_multiplier must be 0, got {sigma}")
-        _check(0 < self.delta < 1, f"delta must lie strictly between 0 and 1, got {self.delta}")
-        _check(
-            self.max_group_size is None or self.max_group_size >= 2,
-            f"max_group_size must be at least 2, got {self.max_group_size}",
-        )
-        _check(self.per_unit >= 1, f"per_unit must be at least 1, got {self.per_unit}")
+        _check(_number(self.delta) and 0 < self.delta < 1, f"delta must lie strictly between 0 and 1, got {self.delta}")
+        if self.max_group_size is not None:
+            _whole("max_group_size", self.max_group_size, 2)
+        _whole("per_unit", self.per_unit, 1)
         _check(
             self.unit == "unit" or self.per_unit == 1,
             f"per_unit = {self.per_unit} is for privacy.unit = 'unit'; leave it out where each record is protected",
@@ -137,47 +138,86 @@ class PrivacyPlan:
             0.9283
         """
         _check(_positive(epsilon), f"epsilon must be positive, got {epsilon}")
-        delta = accounting.default_delta(max(records, 2)) if delta is None else delta
+        delta = _delta(records) if delta is None else delta
         draft = cls(
             records=records, batch=batch, steps=steps, noise_multiplier=1.0, delta=delta, target_epsilon=epsilon, **rest
         )
-        count = steps * draft.how.releases(draft)
-        sigma = accounting.calibrate(epsilon, draft.sampling_rate, count, delta, draft.accountant, draft._of_fixed)
-        return dataclasses.replace(draft, noise_multiplier=sigma)
+        _check_delta(draft)
+        return draft._calibrated()
 
     @classmethod
     def from_config(cls, records: int, config: Config) -> PrivacyPlan:
         """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
+        draft = cls._draft(records, config)
+        _check_delta(draft)
+        return draft if draft.target_epsilon is None else draft._calibrated()
+
+    @classmethod
+    def check_config(cls, config: Config, at_most: int = _MOST_RECORDS) -> None:
+        """Refuses whatever cannot be a plan, however many training records there are, up to `at_most`.
+
+        Raises:
+            UserError: as `from_config` does; what takes long, or the number of records, is left to that.
+        """
+        _check(at_most >= 2, f"the number of training records must be at least 2, got at most {at_most}")
+        draft = cls._draft(at_most, config)
+        if draft.private and draft.accountant == "pld" and config.privacy.delta is not None:
+            accounting.require_resolution(draft.steps * draft.how.releases(draft), draft.delta)
+
+    @classmethod
+    def _draft(cls, records: int, config: Config) -> PrivacyPlan:
+        """A plan whose noise is given, or still to be calibrated for its `target_epsilon`."""
         privacy, bounding = config.privacy, config.bounding
         method = method_named(bounding.method)
-        rest = {
-            "group_size": bounding.group_size,
-            "clip_norm": bounding.clip_norm,
-            "max_group_size": bounding.max_group_size,
-            "accountant": "rdp" if method.sampling == "fixed" else privacy.accountant,  # there is no other for such samples
-            "unit": privacy.unit,
-            "per_unit": privacy.per_unit,
-            "method": bounding.method,
-            "max_batch": bounding.max_batch,
-            "options": method.options(config),
-        }
-        if method.capped and bounding.max_batch is None:
-            rest["max_batch"] = privacy.batch + math.ceil(_SPREAD * math.sqrt(max(0, privacy.batch)))
-        delta = accounting.default_delta(max(records, 2)) if privacy.delta is None else privacy.delta
         if not method.private:
             _check(
                 privacy.epsilon is None and privacy.noise_multiplier is None,
                 "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out "
                 "(on the command line: --set privacy.epsilon=)",
             )
-            return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=0.0, delta=delta, **rest)
-        _check(
-            (privacy.epsilon is None) != (privacy.noise_multiplier is None),
-            "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
+            sigma = 0.0
+        else:
+            _check(
+                (privacy.epsilon is None) != (privacy.noise_multiplier is None),
+                "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
+            )
+            _check(
+                privacy.epsilon is None or _positive(privacy.epsilon), f"privacy.epsilon must be positive, got {privacy.epsilon}"
+            )
+            sigma = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier
+        max_batch = bounding.max_batch
+        if method.capped and max_batch is None:
+            max_batch = privacy.batch + math.ceil(_SPREAD * math.sqrt(max(0, min(privacy.batch, _MOST_RECORDS))))
+        return cls(
+            records=records,
+            batch=privacy.batch,
+            steps=privacy.steps,
+            noise_multiplier=sigma,
+            delta=_delta(records) if privacy.delta is None else privacy.delta,
+            target_epsilon=privacy.epsilon,
+            group_size=bounding.group_size,
+            clip_norm=bounding.clip_norm,
+            max_group_size=bounding.max_group_size,
+            accountant="rdp" if method.sampling == "fixed" else privacy.accountant,  # there is no other for such samples
+            unit=privacy.unit,
+            per_unit=privacy.per_unit,
+            method=bounding.method,
+            max_batch=max_batch,
+            options=method.options(config),
         )
-        if privacy.epsilon is not None:
-            return cls.calibrate(records, privacy.batch, privacy.steps, privacy.epsilon, privacy.delta, **rest)
-        return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=privacy.noise_multiplier, delta=delta, **rest)
+
+    def _calibrated(self) -> PrivacyPlan:
+        """The same plan with the least noise that keeps its `target_epsilon`."""
+        count = self.steps * self.how.releases(self)
+        sigma = accounting.calibrate(
+            self.target_epsilon, self.sampling_rate, count, self.delta, self.accountant, self._of_fixed
+        )
+        return dataclasses.replace(self, noise_multiplier=sigma)
+
+    @property
+    def delta_exceeds_reciprocal(self) -> bool:
+        """Whether delta is above 1/N: whoever publishes a whole record (or unit), drawn at random, keeps such a promise."""
+        return self.private and self.delta > 1 / self.records
 
     @property
     def how(self) -> Method:
@@ -293,8 +333,34 @@ class PrivacyPlan:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _check_delta(plan: PrivacyPlan) -> None:
+    """Refuses a delta above 1/N, of new plans only: one that was made before must still open, and its card says so."""
+    _check(
+        not plan.delta_exceeds_reciprocal,
+        f"delta = {plan.delta:.3g} is more than 1/N = {1 / plan.records:.3g} (N = {plan.records:,}), and somebody who published "
+        f"a whole {plan.unit}, drawn at random, would keep such a promise; leave delta out for the default, 1/(N ln N), or give "
+        "less than 1/N",
+    )
+
+
+def _delta(records: int) -> float:
+    """The default, also of a number of records that no plan can have (which is refused for that)."""
+    return accounting.default_delta(min(max(records, 2), _MOST_RECORDS))
+
+
+def _number(value: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _positive(value: float) -> bool:
-    return math.isfinite(value) and value > 0
+    return _number(value) and 0 < value < math.inf
+
+
+def _whole(name: str, value: int, least: int, most: int | None = None, which: str = "") -> None:
+    """Refuses what is no whole number, too small, or too large."""
+    right = isinstance(value, int) and not isinstance(value, bool) and least <= value and (most is None or value <= most)
+    expected = f"be at least {least}" if most is None else f"lie in {least}..{most:,}{which}"
+    _check(right, f"{name} must {expected}, got {value!r}")
 
 
 def _check(condition: bool, message: str) -> None:
