@@ -20,7 +20,7 @@ LONGEST = 0.2  # seconds; an idle SuperNode then asks five times a second, a sig
 
 def shorten_idling() -> None:
     """Makes the SuperNode that runs in this process look more often. Flower 1.41 has no setting for that."""
-    start_client_internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, LONGEST)))
+    setattr(start_client_internal, "time", SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, LONGEST))))  # noqa: B010
 
 
 def main() -> None:

@@ -89,7 +89,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
         settled = _settled(resources, _machines(), own, watcher)
         task = dataclasses.replace(task, again=True, beside=storage)  # workers may be started again
         try:
-            refusal = _trainer(task, settled, storage, queue).fit().return_value
+            refusal = _trainer(task, settled, storage, queue).fit().return_value  # type: ignore[attr-defined]  # Ray types Train v1
         except WorkerGroupError as error:
             reasons = (
                 f"worker {rank}: {str(reason).strip().splitlines()[-1]}" for rank, reason in error.worker_failures.items()
@@ -108,16 +108,17 @@ def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> Tor
     from ray.train.torch import TorchConfig, TorchTrainer
 
     each = {"CPU": resources.cpus} | ({"GPU": 1} if resources.gpus else {})
+    workers: Any = (resources.least, resources.workers) if resources.least else resources.workers
     return TorchTrainer(
-        _in_worker,
+        _in_worker,  # type: ignore[arg-type]  # Ray types Train v1
         train_loop_config={"task": task, "queue": queue},
         torch_config=TorchConfig(BACKEND_OF[bool(resources.gpus)], timeout_s=TIMEOUT),
         scaling_config=ScalingConfig(
-            num_workers=(resources.least, resources.workers) if resources.least else resources.workers,
+            num_workers=workers,
             use_gpu=bool(resources.gpus),
             resources_per_worker=each,
         ),
-        run_config=RunConfig(
+        run_config=RunConfig(  # type: ignore[call-arg]  # the same
             name=task.folder.name,
             storage_path=str(storage),
             failure_config=FailureConfig(max_failures=resources.restarts),
@@ -150,7 +151,7 @@ def _connected() -> Iterator[bool]:
     if ray.is_initialized():
         yield False
         return
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         ray.init(address="auto", **quiet)
         own = os.environ.get("RAY_ADDRESS") == "local"  # then it was started just now
@@ -218,7 +219,7 @@ def _settled(resources: Resources, machines: list[dict[str, float]], own: bool, 
 
 def _refuse_job_copy(task: Task) -> None:
     """Refuses paths in the temporary copy in which a submitted job runs: it is deleted, and other machines do not see it."""
-    places = {"--run": task.folder}
+    places: dict[str, str | Path | None] = {"--run": task.folder}
     if task.config is not None:
         data, model = task.config.data, task.config.model
         places |= {"data.path": data.path, "model.weights": model.weights, "model.architecture": model.architecture}

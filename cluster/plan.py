@@ -25,7 +25,9 @@ def plan(
     workers: Annotated[list[int], typer.Option(help="W: workers, one GPU each; may be repeated.", show_default=False)],
     bandwidth: Annotated[float, typer.Option(help="GB/s over the slowest link between two workers.", show_default=False)],
     gpu_price: Annotated[float, typer.Option(help="Dollars per GPU and hour.", show_default=False)],
-    config: Annotated[Path | None, typer.Option(help="A TOML file: the plan, and the parameters of its model.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file, or a name such as imagenet: the plan, and the parameters of its model.")
+    ] = None,
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
     records: Annotated[int | None, typer.Option(help="N: training records; default: the store's, where it is.")] = None,
     batch: Annotated[int | None, typer.Option(help="B: expected records in a step.")] = None,
@@ -58,12 +60,13 @@ def plan(
         figures[name] = figures.get(name) if value is None else value
     if missing := [f"--{name.replace('_', '-')}" for name, value in figures.items() if value is None]:
         raise UserError(f"nothing is known of {', '.join(missing)}: give a value, or a measured file with --measured.")
+    known = {name: value for name, value in figures.items() if value is not None}
     machines = Machines(
-        throughput=figures["throughput"],
+        throughput=known["throughput"],
         bandwidth=bandwidth * 1e9,
-        latency=figures["latency"] * 1e-6,
-        noise=figures["noise_seconds_per_million"],
-        bookkeeping=figures["bookkeeping_seconds_per_million"],
+        latency=known["latency"] * 1e-6,
+        noise=known["noise_seconds_per_million"],
+        bookkeeping=known["bookkeeping_seconds_per_million"],
         price=gpu_price,
         gpus_per_node=gpus_per_node,
     )

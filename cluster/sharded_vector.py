@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -110,14 +110,15 @@ class ShardedVector:
         Returns:
             ``(P,)`` float32 in the order of `TrainableVector`, on the CPU of rank 0; ``None`` on the others.
         """
-        collected = []
+        collected, first = [], self.group.rank() == 0
         for parameter, part in zip(self.whole.parameters, self.split(local), strict=True):
             if isinstance(parameter, DTensor):
                 shard = self._padded(parameter, part)
-                received = [torch.empty_like(shard) for _ in range(self.group.size())] if self.group.rank() == 0 else None
+                received = [torch.empty_like(shard) for _ in range(self.group.size())] if first else None
                 dist.gather(shard, received, group=self.group, group_dst=0)
-                part = torch.cat(received)[: len(parameter)] if received else None
-            if self.group.rank() == 0:
+                if received:
+                    part = torch.cat(received)[: len(parameter)]
+            if first:
                 collected.append(part.flatten().cpu())
         return torch.cat(collected) if collected else None
 
@@ -129,16 +130,18 @@ class ShardedVector:
             full: ``(P,)`` float32 in the order of `TrainableVector`, on the CPU of rank 0; ignored on the others.
         """
         first = self.group.rank() == 0
-        parts = self.whole.split(full) if first else itertools.repeat(None, len(self._locals))
+        parts: Iterable[Tensor | None] = itertools.repeat(None, len(self._locals))
+        if first and full is not None:
+            parts = self.whole.split(full)
         for parameter, local, part in zip(self.whole.parameters, self._locals, parts, strict=True):
             if not isinstance(parameter, DTensor):
-                if first:
+                if part is not None:
                     parameter.copy_(part)
                 dist.broadcast(parameter, group=self.group, group_src=0)
                 continue
             shard, rows = self._padded(parameter, local), self._rows(parameter)
             shards = None
-            if first:
+            if part is not None:
                 shards = [shard.new_zeros(shard.shape) for _ in range(self.group.size())]
                 for empty, values in zip(shards, part.split(rows), strict=False):
                     empty[: len(values)] = values

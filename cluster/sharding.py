@@ -24,12 +24,14 @@ merged weights of every block, 2 or 4 bytes per such weight that are not sharded
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter  # no public name for the type that a setter expects
+from torch.distributed.tensor import DTensor
 
 from cluster.sharded_vector import ShardedVector
 from dpfed.bounding.bounded_sum import clip_factors
@@ -63,7 +65,7 @@ class _BlockGradient(ReduceScatter):
         """The next backward pass adds the gradient, multiplied by a scalar factor in [0, 1], to the other ranks'."""
         self._factor = factor
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """See `ReduceScatter`. FSDP2 fills uneven shards up with zeros itself: padding does not count in a norm."""
         return torch.empty(*size, dtype=dtype, device=device)
 
@@ -91,6 +93,8 @@ class _BlockGradient(ReduceScatter):
                 )
             self.squares = _squares(gradient)
             return
+        if self.squares is None:
+            raise RuntimeError("a block of this model got a gradient only after its norm was taken: train it without sharding.")
         gradient.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # a group that is not finite has factor 0, and 0 * inf is not 0
         again = _squares(gradient)
         shorter = torch.where(again > self.squares, (self.squares / again).sqrt(), 1.0)
@@ -193,7 +197,7 @@ class ShardedEngine:
             if parameter in scalars:
                 part.add_(scalars[parameter].nan_to_num(0.0, 0.0, 0.0) * factor.to(part.dtype))
             elif parameter.grad is not None:
-                part.add_(parameter.grad.to_local())
+                part.add_(cast(DTensor, parameter.grad).to_local())
         self._drop_gradients()
         return norm
 

@@ -112,7 +112,7 @@ def _follow(link: Link, folder: Path) -> None:
         trouble = error.public
     with contextlib.suppress(UserError):  # rank 0 knows it, too, says it, and announces the end
         link.agree(_mark(parts) if parts else b"", trouble)
-        if link.announce(None) is None:
+        if link.announce(None) is None or parts is None:
             return
         return _join(link, parts, randomness).serve()
     link.announce(None)

@@ -29,13 +29,14 @@ from dpfed.sections import (
     TrainingConfig,
     ViewsConfig,
 )
+from dpfed.shipped import find_config
 from dpfed.toml_file import read_toml
 
 
 class Config(Section):
     """A whole run."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$")
+    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$", description="of the run, and of its folder in runs/")
     data: DataConfig = DataConfig()
     views: ViewsConfig = ViewsConfig()
     text_views: TextViewsConfig = TextViewsConfig()
@@ -70,14 +71,14 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
     """Reads a configuration file.
 
     Args:
-        path: a TOML file.
+        path: a TOML file, or the name of a config that dpfed ships, such as ``quickstart``; a file of that name wins.
         overrides: ``section.key=value`` assignments, applied on top; values are TOML, bare words are text, and no value at all
             takes the key out, so that its default holds.
 
     Raises:
         UserError: for a missing file, a syntax error, an unknown key or a value out of range.
     """
-    tree = read_toml(Path(path), "config")
+    tree = read_toml(find_config(path), "config")
     for assignment in overrides or []:
         _assign(tree, assignment)
     return parse_config(tree, str(path))

@@ -16,6 +16,7 @@ from dpfed.data.preprocessing import Preprocessing
 from dpfed.data.views import ImageViews
 from dpfed.errors import UserError
 from dpfed.models.building import Tokenizer, tokenizer_for
+from dpfed.models.contract import method_of
 from dpfed.models.folder import describe, load_encoder, model_config, preprocessing_in
 
 
@@ -44,11 +45,11 @@ class Encoder:
         Returns:
             ``(n, F)`` float32.
         """
-        return self._run(self.model.features, images)
+        return self._run("features", images)
 
     def embed_images(self, images: Tensor | list[Image.Image]) -> Tensor:
         """``(n, D)`` L2-normalised embeddings in the space of the contrast."""
-        return self._run(self.model.embed_images, images)
+        return self._run("embed_images", images)
 
     @torch.inference_mode()
     def embed_text(self, captions: list[str]) -> Tensor:
@@ -59,14 +60,14 @@ class Encoder:
         """
         if self._tokenizer is None:
             raise UserError("this encoder has no text tower: it was trained with model.kind = 'image'.")
-        return self.model.embed_text(self._tokenizer(captions).to(self._device))
+        return method_of(self.model, "embed_text")(self._tokenizer(captions).to(self._device))
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
     @torch.inference_mode()
-    def _run(self, function, images: Tensor | list[Image.Image]) -> Tensor:
+    def _run(self, method: str, images: Tensor | list[Image.Image]) -> Tensor:
         if not isinstance(images, Tensor):
             how = (self.size, self.preprocessing.resize, self.preprocessing.interpolation)
             images = torch.from_numpy(np.stack([square(decode(image), *how) for image in images]))
@@ -75,7 +76,7 @@ class Encoder:
                 images.float(), (self.size, self.size), mode=self.preprocessing.interpolation, antialias=True
             )
             images = resized.round().clamp(0, 255).to(torch.uint8)
-        return function(self._views.plain(images.to(self._device)))
+        return method_of(self.model, method)(self._views.plain(images.to(self._device)))
 
 
 def load(folder: str | Path) -> Encoder:

@@ -106,7 +106,7 @@ def card_facts(parts: Parts, ledger: Ledger) -> CardFacts:
     plan, config = parts.plan, parts.config
     other = plan.other_accountant
     trained = trained_part(parts.model, config)
-    protected = _unit_name(parts) if plan.unit == "unit" else "record"
+    protected = (_unit_name(parts) or "unit") if plan.unit == "unit" else "record"
     unit = _CAPTIONED if config.model.reads_text else _IMAGE
     sampler = f"Poisson: every {protected} is drawn independently"
     if plan.how.sampling == "fixed":

@@ -153,16 +153,17 @@ class PrivacyPlan:
         return draft if draft.target_epsilon is None else draft._calibrated()
 
     @classmethod
-    def check_config(cls, config: Config, at_most: int = _MOST_RECORDS) -> None:
-        """Refuses whatever cannot be a plan, however many training records there are, up to `at_most`.
+    def sketch(cls, config: Config, at_most: int = _MOST_RECORDS) -> PrivacyPlan:
+        """A plan before the number of training records is known, with N = `at_most` and noise that is not calibrated yet.
 
         Raises:
-            UserError: as `from_config` does; what takes long, or the number of records, is left to that.
+            UserError: for whatever cannot be a plan, however many records there are, up to `at_most`.
         """
         _check(at_most >= 2, f"the number of training records must be at least 2, got at most {at_most}")
         draft = cls._draft(at_most, config)
         if draft.private and draft.accountant == "pld" and config.privacy.delta is not None:
             accounting.require_resolution(draft.steps * draft.how.releases(draft), draft.delta)
+        return draft
 
     @classmethod
     def _draft(cls, records: int, config: Config) -> PrivacyPlan:
@@ -181,9 +182,8 @@ class PrivacyPlan:
                 (privacy.epsilon is None) != (privacy.noise_multiplier is None),
                 "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
             )
-            _check(
-                privacy.epsilon is None or _positive(privacy.epsilon), f"privacy.epsilon must be positive, got {privacy.epsilon}"
-            )
+            target = privacy.epsilon
+            _check(target is None or _positive(target), f"privacy.epsilon must be positive, got {target}")
             sigma = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier
         max_batch = bounding.max_batch
         if method.capped and max_batch is None:
@@ -209,10 +209,19 @@ class PrivacyPlan:
     def _calibrated(self) -> PrivacyPlan:
         """The same plan with the least noise that keeps its `target_epsilon`."""
         count = self.steps * self.how.releases(self)
-        sigma = accounting.calibrate(
-            self.target_epsilon, self.sampling_rate, count, self.delta, self.accountant, self._of_fixed
-        )
+        target = self.target_epsilon
+        assert target is not None  # only such plans are calibrated
+        sigma = accounting.calibrate(target, self.sampling_rate, count, self.delta, self.accountant, self._of_fixed)
         return dataclasses.replace(self, noise_multiplier=sigma)
+
+    def require_finite(self) -> None:
+        """Refuses noise that is given, and whose epsilon is infinite or cannot be said.
+
+        Raises:
+            UserError: saying which numbers are in the way.
+        """
+        if self.private:
+            _check(math.isfinite(self.epsilon()), f"noise_multiplier {self.noise_multiplier} leaves no finite epsilon")
 
     @property
     def delta_exceeds_reciprocal(self) -> bool:
@@ -255,6 +264,13 @@ class PrivacyPlan:
         return self.max_batch if self.how.whole_batch else self.max_group_size
 
     @property
+    def whole_batch_cap(self) -> int:
+        """`max_batch`, of a method that has it."""
+        if self.max_batch is None:
+            raise ValueError(f"method '{self.method}' caps no batch")
+        return self.max_batch
+
+    @property
     def bound(self) -> float:
         """C, the largest L2 norm of what is clipped; infinity without privacy."""
         return self.clip_norm if self.private else math.inf
@@ -286,7 +302,12 @@ class PrivacyPlan:
         """What cross-checks epsilon; ``None``: nothing can."""
         if self.how.sampling == "fixed":
             return None
-        return "rdp" if self.accountant == "pld" else "pld"
+        other: Accountant = "rdp" if self.accountant == "pld" else "pld"
+        try:
+            self.epsilon(accountant=other)
+        except accounting.Unresolved:
+            return None
+        return other
 
     @property
     def _of_fixed(self) -> int | None:
@@ -337,9 +358,9 @@ def _check_delta(plan: PrivacyPlan) -> None:
     """Refuses a delta above 1/N, of new plans only: one that was made before must still open, and its card says so."""
     _check(
         not plan.delta_exceeds_reciprocal,
-        f"delta = {plan.delta:.3g} is more than 1/N = {1 / plan.records:.3g} (N = {plan.records:,}), and somebody who published "
-        f"a whole {plan.unit}, drawn at random, would keep such a promise; leave delta out for the default, 1/(N ln N), or give "
-        "less than 1/N",
+        f"delta = {plan.delta:.3g} is more than 1/N = {1 / plan.records:.3g} (N = {plan.records:,}), and somebody who "
+        f"published a whole {plan.unit}, drawn at random, would keep such a promise; leave delta out for the default, "
+        "1/(N ln N), or give less than 1/N",
     )
 
 

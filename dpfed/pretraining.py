@@ -22,6 +22,7 @@ from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
+from dpfed.shipped import find_tower
 from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.releases import Releases
@@ -307,7 +308,7 @@ def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> N
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """The same configuration, meaning the same files wherever it is read."""
+    """The same configuration, meaning the same files wherever it is read. What dpfed ships keeps its name."""
     data = config.data
     path = data.path if data.path is None or is_url(data.path) else str(Path(data.path).expanduser().resolve())
     data = data.model_copy(update={"path": path, "stores": str(Path(data.stores).expanduser().resolve())})
@@ -317,7 +318,7 @@ def with_absolute_paths(config: Config) -> Config:
     if model.anchors is not None:
         model = model.model_copy(update={"anchors": str(Path(model.anchors).expanduser().resolve())})
     name = model.architecture or ""
-    if name.startswith(LOCAL_DIR) or name.endswith(".json"):
+    if name.startswith(LOCAL_DIR) or (name.endswith(".json") and find_tower(name) is None):
         prefix = LOCAL_DIR if name.startswith(LOCAL_DIR) else ""
         place = Path(name.removeprefix(LOCAL_DIR)).expanduser().resolve()
         model = model.model_copy(update={"architecture": f"{prefix}{place}"})

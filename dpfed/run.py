@@ -243,7 +243,7 @@ class RunDirectory:
         with open(file, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
 
-    def append_diagnostics(self, step: int, raw: dict[str, float]) -> None:
+    def append_diagnostics(self, step: int, raw: dict[str, float | None]) -> None:
         """Adds raw, private figures of a step; called only where the configuration asks for them."""
         self.append(self.diagnostics, {"step": step, **raw})
 

@@ -37,10 +37,10 @@ class ViewsConfig(Section):
     crop_ratio: tuple[float, float] = Field((1.0, 1.0), description="aspect ratio of the crop, width / height")
     flip: float = Field(0.0, ge=0, le=1, description="probability of a horizontal flip")
     jitter: float = Field(0.0, ge=0, le=1, description="probability of colour jitter")
-    brightness: float = Field(0.4, ge=0, le=1)
-    contrast: float = Field(0.4, ge=0, le=1)
-    saturation: float = Field(0.4, ge=0, le=1)
-    hue: float = Field(0.1, ge=0, le=0.5)
+    brightness: float = Field(0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies brightness by 0.6 to 1.4")
+    contrast: float = Field(0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies contrast by 0.6 to 1.4")
+    saturation: float = Field(0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies saturation by 0.6 to 1.4")
+    hue: float = Field(0.1, ge=0, le=0.5, description="colour jitter: 0.1 turns the hue by up to 36 degrees")
     grayscale: float = Field(0.0, ge=0, le=1, description="probability of losing colour")
     blur: float = Field(0.0, ge=0, le=1, description="probability of Gaussian blur")
     blur_sigma: tuple[float, float] = Field(
@@ -89,9 +89,9 @@ class ModelConfig(Section):
     anchor_count: int = Field(32, ge=2, description="M: public images in every group (normalisation = 'batch')")
     weight_standardisation: bool = Field(False, description="convolutions use weights of mean 0 and variance 1")
     text: Literal["transformer"] = Field("transformer", description="text encoder (kind = 'image-text')")
-    text_width: int = Field(64, ge=8)
-    text_layers: int = Field(2, ge=1)
-    text_heads: int = Field(2, ge=1)
+    text_width: int = Field(64, ge=8, description="dimensions of a word inside the text encoder; a multiple of text_heads")
+    text_layers: int = Field(2, ge=1, description="transformer blocks of the text encoder")
+    text_heads: int = Field(2, ge=1, description="attention heads of each block")
     vocabulary: int = Field(1024, ge=64, description="hash buckets of the word tokenizer")
     context: int = Field(24, ge=4, description="words of a caption that are read")
     embedding: int = Field(64, ge=2, description="dimensions of the space in which views are contrasted")
@@ -125,7 +125,7 @@ class AdaptationConfig(Section):
     """What of an open_clip model is trained. What is frozen costs no gradient, no noise and no traffic."""
 
     image: Training = Field("lora", description="image tower: all weights, low-rank adapters, or nothing (LiT)")
-    text: Training = Field("lora", description="text tower")
+    text: Training = Field("lora", description="text tower: the same choice")
     rank: int = Field(16, ge=1, description="r of the adapters B A (Hu et al. 2022)")
     alpha: float = Field(16.0, gt=0, description="the adapters count alpha / rank times")
     image_layers: tuple[Layer, ...] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
@@ -206,10 +206,10 @@ class BoundingConfig(Section):
 class PrivacyConfig(Section):
     """The promise. Give `epsilon` (the noise is calibrated) or `noise_multiplier` (epsilon follows)."""
 
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
+    epsilon: float | None = Field(None, description="the promise for the whole run: smaller is more private, noisier")
+    noise_multiplier: float | None = Field(None, description="sigma: standard deviation of the noise over the sensitivity")
     delta: float | None = Field(None, description="default 1/(N ln N)")
-    accountant: Literal["pld", "rdp"] = "pld"
+    accountant: Literal["pld", "rdp"] = Field("pld", description="how epsilon is computed; pld is tighter, rdp the papers' way")
     unit: Literal["record", "unit"] = Field("record", description="what is protected: a record, or all that share a unit")
     per_unit: int = Field(1, ge=1, description="unit = 'unit': at most so many records of a unit in a step")
     batch: int = Field(1024, description="B: expected records (or units) in a step; each is drawn with q = B/N")
@@ -220,29 +220,35 @@ class PrivacyConfig(Section):
 class OptimizerConfig(Section):
     """What is done with the private gradient (post-processing: costs no privacy)."""
 
-    name: Literal["sgd", "adam", "adamw", "lars"] = "adam"
-    learning_rate: float = Field(1e-3, gt=0)
+    name: Literal["sgd", "adam", "adamw", "lars"] = Field("adam", description="how the noisy gradient becomes a step")
+    learning_rate: float = Field(1e-3, gt=0, description="size of a step, at the end of the warm-up")
     momentum: float = Field(0.9, ge=0, lt=1, description="for sgd and lars")
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(
+        0.0, ge=0, description="this part of the weights joins the gradient; adamw: shrinks the weights"
+    )
     warmup: int = Field(0, ge=0, description="steps of linear warm-up")
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="learning rate after the warm-up; cosine ends near 0"
+    )
     ema: float = Field(0.0, ge=0, lt=1, description="decay of the weights' moving average; 0 is off")
 
 
 class TrainingConfig(Section):
     """Where and how the run computes."""
 
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="what computes; auto: a GPU if there is one")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="of the forward pass; bf16 wants the loop engine")
     sharding: Literal["none", "fsdp"] = Field("none", description="'fsdp': a cluster's workers share one copy of the model")
-    checkpoint_every: int = Field(50, ge=1, description="steps")
-    keep: int = Field(2, ge=1, description="checkpoints kept")
+    checkpoint_every: int = Field(50, ge=1, description="steps between two checkpoints")
+    keep: int = Field(2, ge=1, description="how many checkpoints are kept, the newest")
 
 
 class EvaluationConfig(Section):
     """What is measured on held-out records, on the untrained and on the trained model."""
 
-    tasks: tuple[Literal["retrieval", "zero_shot", "knn", "linear"], ...] = Field((), description="empty: what is possible")
+    tasks: tuple[Literal["retrieval", "zero_shot", "knn", "linear"], ...] = Field(
+        (), description="what is measured; empty: all that is possible"
+    )
     match: Literal["record", "unit"] = Field("record", description="retrieval: right is the own record, or any of its unit")
     templates: tuple[str, ...] = Field(("a photo of a {}.",), min_length=1, description="zero-shot prompts, {} is the class")
     split: Literal["validation", "test", "none"] = Field("test", description="'none' trains without measuring")

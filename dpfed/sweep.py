@@ -25,6 +25,7 @@ from dpfed.report.card import round_up
 from dpfed.report.html import write_report
 from dpfed.report.run_view import RunView
 from dpfed.run import RunDirectory
+from dpfed.shipped import find_sweep
 from dpfed.toml_file import read_toml
 from dpfed.watching import Silent, Watcher
 
@@ -73,7 +74,7 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
     Args:
         base: what all runs have in common.
         file: a TOML file with ``name``, ``about`` and ``[[run]]`` tables of ``name`` and ``set`` (keys such as
-            ``"adaptation.rank"`` to values).
+            ``"adaptation.rank"`` to values), or the name of one that dpfed ships, such as ``table5``.
         folder: holds the sweeps' folders.
         watcher: sees the stages.
 
@@ -105,8 +106,7 @@ def read_sweep(file: str | Path, base: Config) -> Sweep:
     Raises:
         UserError: for a missing or malformed file, a name that occurs twice, an unknown key or a value out of range.
     """
-    file = Path(file)
-    tree = read_toml(file, "sweep")
+    tree = read_toml(find_sweep(file), "sweep")
     _refuse_unknown(tree, ("name", "about", "run"), str(file))
     entries = tree.get("run")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):

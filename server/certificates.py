@@ -85,6 +85,8 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
     certificate_file, key_file = folder / "ca.crt", folder / "ca.key"
     if certificate_file.exists() and key_file.exists():
         key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise UserError(f"{key_file} holds another kind of key than this program makes: restore the one that it wrote.")
         return x509.load_pem_x509_certificate(certificate_file.read_bytes()), key
     if certificate_file.exists():
         raise UserError(
@@ -133,8 +135,8 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _usage(**what: bool) -> x509.KeyUsage:
-    kinds = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    kinds += ("key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
+    kinds = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"]
+    kinds += ["key_cert_sign", "crl_sign", "encipher_only", "decipher_only"]
     return x509.KeyUsage(**(dict.fromkeys(kinds, False) | what))
 
 

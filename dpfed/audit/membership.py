@@ -148,8 +148,8 @@ def audit_membership(
         advance = watcher.stage(f"{weights} model", len(sides.member))
         signals = signals_of(parts.model, loss_of(parts.config.objective), sides.views(), sides.reference_views(), advance)
         outcomes += attack_all(signals, sides.member, sides.known, weights, promise)
-    attacked = (int((~sides.known & side).sum()) for side in (sides.member, ~sides.member))
-    audit = MembershipAudit(parts.config.name, sides.public, *attacked, promise, tuple(outcomes))
+    members, others = (int((~sides.known & side).sum()) for side in (sides.member, ~sides.member))
+    audit = MembershipAudit(parts.config.name, sides.public, members, others, promise, tuple(outcomes))
     return keep(run, "membership", dataclasses.asdict(audit)), audit
 
 

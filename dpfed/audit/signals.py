@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.functional import normalize
 
+from dpfed.models.contract import bias_of, temperature_of
 from dpfed.objectives import GroupLoss
 
 DRAWS = 5  # with two views each these are the ten views of EncoderMI
@@ -69,14 +70,14 @@ def signals_of(
     losses, gradients, similarities = [], [], []
     with evaluating(model):
         with torch.no_grad():
-            known = [model({name: view[index] for name, view in references.items()}) for index in range(_count(references))]
+            drawn = [model({name: view[index] for name, view in references.items()}) for index in range(_count(references))]
         # (J, R, V, D): the references of each draw.
-        known = {name: torch.stack([z[name] for z in known], 1) for name in known[0]}
+        known = {name: torch.stack([z[name] for z in drawn], 1) for name in drawn[0]}
         present = torch.ones(1 + _count(references), dtype=torch.bool, device=trained[0].device)
         for done, views in enumerate(records, 1):
             embeddings = model(views)
             groups = {name: torch.cat([z[:, None], known[name]], 1) for name, z in embeddings.items()}
-            own = vmap(lambda group: loss(group, present, model.temperature, getattr(model, "bias", None)))(groups)
+            own = vmap(lambda group: loss(group, present, temperature_of(model), bias_of(model)))(groups)
             slopes = torch.autograd.grad(own.mean(), trained, allow_unused=True)
             norms = [torch.zeros((), device=own.device) if slope is None else slope.norm() for slope in slopes]
             losses.append(own.detach().cpu())

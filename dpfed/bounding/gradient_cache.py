@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dpfed.bounding.bounded_sum import clip_factors
 from dpfed.bounding.engines.protocol import GroupBatch, Precision, Views, draws, exact_type
 from dpfed.errors import UserError
+from dpfed.models.contract import bias_of, temperature_of
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives import GroupLoss
 
@@ -124,7 +125,7 @@ class BatchEngine:
         embeddings = {name: z.requires_grad_() for name, z in self._passes.embed(views).items()}
         count = len(next(iter(embeddings.values())))
         present = torch.ones(count, dtype=torch.bool, device=self._passes.vector.device)
-        loss = self._loss(embeddings, present, self._model.temperature, getattr(self._model, "bias", None)) / count
+        loss = self._loss(embeddings, present, temperature_of(self._model), bias_of(self._model)) / count
         parameters = self._passes.vector.parameters
         cotangents = torch.autograd.grad(loss, [*embeddings.values(), *parameters], materialize_grads=True)
         # Temperature and bias, where they are learnt, enter the loss itself; all else goes through the embeddings.

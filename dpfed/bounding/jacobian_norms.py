@@ -176,6 +176,7 @@ def _add_squares(squares: Tensor, of_anchors: Tensor | None, of_others: Tensor |
     for start in range(0, len(anchors), step):
         some = slice(start, start + step)
         if of_others is None:
+            assert of_anchors is not None  # one of them is there
             gradients = others @ of_anchors[some]
         else:
             gradients = (anchors[some] @ of_others).view(-1, len(others), width)
@@ -185,4 +186,5 @@ def _add_squares(squares: Tensor, of_anchors: Tensor | None, of_others: Tensor |
 
 
 def _traces(block: Block) -> Tensor:
-    return sum(part.square().sum((1, 2)) for part in block.slices(_COLUMNS))
+    first, *others = (part.square().sum((1, 2)) for part in block.slices(_COLUMNS))
+    return sum(others, first)

@@ -12,7 +12,7 @@ p parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -150,13 +150,17 @@ class Jacobians:
         outputs = [output for _, output in once.values()]
         wanted = [*outputs, *trainable.values()]
         frozen = not embedding.requires_grad
-        gradients = [None] * len(wanted) if frozen else torch.autograd.grad(embedding.sum(), wanted, allow_unused=True)
+        gradients: Sequence[Tensor | None] = [None] * len(wanted)
+        if not frozen:
+            gradients = torch.autograd.grad(embedding.sum(), wanted, allow_unused=True)
         deltas = dict(zip(once, gradients, strict=False))
-        found = {p: g for p, g in zip(trainable.values(), gradients[len(once) :], strict=True) if g is not None}
+        found: dict[Tensor, Tensor] = {
+            p: g for p, g in zip(trainable.values(), gradients[len(once) :], strict=True) if g is not None
+        }
         self._layers = {
             module: output.shape
             for module, (inputs, output) in once.items()
-            if deltas[module] is not None and _rule_holds(module, inputs, deltas[module], found)
+            if (delta := deltas[module]) is not None and _rule_holds(module, inputs, delta, found)
         }
         ruled = {p for module in self._layers for p in module.parameters()}
         self._rest = [name for name, p in trainable.items() if p in found and p not in ruled]
@@ -198,7 +202,7 @@ class Jacobians:
                         hook.remove()
                 return embedding, inputs
 
-            embedding, pull, inputs = vjp(embed, shifts, rest, has_aux=True)
+            embedding, pull, inputs = vjp(embed, shifts, rest, has_aux=True)  # type: ignore[misc]  # two, says torch: with aux three
             deltas, rows = vmap(pull)(unit)
             return embedding, inputs, deltas, rows
 
@@ -239,6 +243,7 @@ def _has_rule(module: nn.Module) -> bool:
 def _unfolded(module: nn.Module, inputs: Tensor) -> Tensor:
     """``(R, T, I)``: a layer's inputs ``(R, 1, C, H, W)`` or ``(R, ..., I)`` at each position, and a 1 for its bias."""
     if isinstance(module, nn.Conv2d):
+        assert not isinstance(module.padding, str)  # see `_has_rule`
         patches = F.unfold(inputs.flatten(0, 1), module.kernel_size, module.dilation, module.padding, module.stride).mT
     else:
         patches = inputs.reshape(len(inputs), -1, inputs.shape[-1])
@@ -254,8 +259,9 @@ def _positions(module: nn.Module, deltas: Tensor) -> Tensor:
 
 def _rule_holds(module: nn.Module, inputs: Tensor, deltas: Tensor, gradients: dict[Tensor, Tensor]) -> bool:
     """Whether a layer's factors give its gradient, on a probe: not if its weight is also used elsewhere."""
-    expected = [gradients[p].flatten(1) if p.dim() > 1 else gradients[p][:, None] for p in module.parameters()]
+    expected = torch.cat(
+        [gradients[p].flatten(1) if p.dim() > 1 else gradients[p][:, None] for p in module.parameters()], dim=1
+    )
     factors = LayerFactors(_positions(module, deltas[None, None]), _unfolded(module, inputs[None]))
     found = next(factors.slices(factors.inputs.shape[2] * factors.deltas.shape[3])).view(factors.deltas.shape[3], -1)
-    expected = torch.cat(expected, dim=1)
     return bool(torch.dist(found, expected) <= 1e-4 * expected.norm())

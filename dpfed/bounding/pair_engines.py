@@ -20,6 +20,7 @@ from dpfed.bounding.gradient_cache import EmbeddingPasses
 from dpfed.bounding.jacobian_norms import ExactNorms, NormBounds, Norms
 from dpfed.bounding.jacobians import Jacobians
 from dpfed.errors import UserError
+from dpfed.models.contract import method_of, temperature_of
 
 WhichNorms = Literal["auto", "exact", "bound"]
 _MOST_MEMORY = 1 << 31  # bytes of factors of Jacobians up to which exact norms are chosen
@@ -40,7 +41,7 @@ class _PairEngine:
     def __init__(self, model: nn.Module, max_batch: int, norms: WhichNorms = "auto", microbatch: int = 512) -> None:
         self._passes = EmbeddingPasses(model, "fp32", microbatch)
         self._model, self._max_batch, self._asked = model, max_batch, norms
-        self._temperature = float(model.temperature)
+        self._temperature = float(temperature_of(model))
         self._towers: dict[str, Jacobians] = {}
         self.norms = norms
 
@@ -70,7 +71,7 @@ class _PairEngine:
             # the sum of all others.
             kept = {name: view[finite] for name, view in views.items()}
             return self.add_clipped(GroupBatch(kept, [0, int(finite.sum())]), clip_norm, into)
-        shape = {name: tuple(view.shape[:2]) for name, view in views.items() if name in self._towers}
+        shape = {name: (view.shape[0], view.shape[1]) for name, view in views.items() if name in self._towers}
         cotangents, norms = self._clipped(rows, contrasts(shape, rows.device), jacobian_norms, clip_norm)
         split = {name: cotangents[part].unflatten(0, shape[name]) for name, part in _parts(views, self._towers).items()}
         self._passes.pull_back(views, split, into)
@@ -82,9 +83,9 @@ class _PairEngine:
 
     def _prepare(self, views: Views) -> None:
         """Looks at the model's layers, and chooses the norms."""
-        embed = {"image": self._model.embed_images}
+        embed = {"image": method_of(self._model, "embed_images")}
         if "text" in views:
-            embed["text"] = self._model.embed_text
+            embed["text"] = method_of(self._model, "embed_text")
         for name, tower in embed.items():
             probe = views[name][:1, 0]
             probe = torch.randn_like(probe) if probe.is_floating_point() else torch.ones_like(probe)
@@ -179,7 +180,7 @@ class SampleEngine(_PairEngine):
         sums = norms.of_sums(_each_record(rows, directions, weights))
         factors = clip_factors(sums, clip_norm).to(rows.dtype)[:, None, None]
         cotangents = [contrast.cotangents(rows, weight * factors) for contrast, weight in zip(directions, weights, strict=True)]
-        return sum(cotangents), sums
+        return sum(cotangents[1:], cotangents[0]), sums
 
 
 def _each_record(rows: Tensor, directions: list[Contrast], weights: list[Tensor]) -> Iterator[Tensor]:

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dpfed.bounding.bounded_sum import clip_factors
 from dpfed.bounding.engines.protocol import GroupBatch, Precision, Views, exact_type
 from dpfed.bounding.gradient_cache import EmbeddingPasses
+from dpfed.models.contract import temperature_of
 from dpfed.models.parameters import TrainableVector
 
 _CPU_BYTES, _DEVICE_BYTES = 1 << 25, 1 << 29  # of unclipped gradients at a time: on CPUs they should stay in the cache
@@ -75,7 +76,7 @@ class PairOfEmbeddings(nn.Module):
         """See `pair_of_views`; gives ``(n, 2, D)`` float32 embeddings and the scalar temperature."""
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
             embeddings = self.model(views)
-        return torch.cat([z.float() for z in embeddings.values()], dim=1), self.model.temperature
+        return torch.cat([z.float() for z in embeddings.values()], dim=1), temperature_of(self.model)
 
 
 class StatisticsEngine:
@@ -138,7 +139,7 @@ class StatisticsEngine:
         """
         views = pair_of_views(batch.views)
         embeddings = torch.cat(list(self._passes.embed(views).values()), dim=1)
-        slopes = self._statistics.slopes(embeddings, self._pair.model.temperature.detach(), batch.step)
+        slopes = self._statistics.slopes(embeddings, temperature_of(self._pair.model).detach(), batch.step)
         parts = [slopes.of_view(0), slopes.of_view(1)] if self._by_view else [slopes]
         return torch.cat([self._add(views, part, clip_norm, into) for part in parts])
 

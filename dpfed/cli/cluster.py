@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -48,7 +48,7 @@ def carry_out(
     from dpfed.pretraining import with_absolute_paths
 
     task = Task(folder.absolute(), config and with_absolute_paths(config), again)
-    given = {name: value for name, value in options.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if kind == "torchrun":
         from cluster.torchrun import take_part
 

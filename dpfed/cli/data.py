@@ -174,6 +174,7 @@ def _tokenizer(config: Path | None, context: int | None) -> Tokenizer | None:
     from dpfed.models.building import tokenizer_for
 
     if config is None:
+        assert context is not None  # one of them was given
         return WordTokenizer(ModelConfig().vocabulary, context)
     if context is not None:
         raise UserError("--config says how much the model reads, so --context cannot be given as well; choose one.")
@@ -195,7 +196,7 @@ def _captions(store: RecordStore, tokenizer: Tokenizer | None) -> dict[str, int 
         most = max(most, *map(len, captions))
         if tokenizer is not None:
             longer += tokenizer.truncated([text for texts in captions for text in texts])
-    counts = {"total": total, "most_per_record": most}
+    counts: dict[str, int | str] = {"total": total, "most_per_record": most}
     if tokenizer is None:
         return counts
     counted = "words" if isinstance(tokenizer, WordTokenizer) else "tokens"
@@ -207,11 +208,13 @@ def _units(store: RecordStore) -> dict[str, str | int]:
 
     from dpfed.data.records import SPLITS
 
-    _, records = np.unique(store.units, return_counts=True)
-    each = np.concatenate([np.unique(store.units[store.split(split)]) for split in SPLITS])
+    units = store.units
+    assert units is not None  # see `unit_name`
+    _, records = np.unique(units, return_counts=True)
+    each = np.concatenate([np.unique(units[store.split(split)]) for split in SPLITS])
     _, splits = np.unique(each, return_counts=True)
     return {
-        "name": store.unit_name,
+        "name": store.unit_name or "",
         "number": len(records),
         "most_records": int(records.max()),
         "in_several_splits": int((splits > 1).sum()),

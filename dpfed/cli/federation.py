@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dpfed.cli.terminal import console
+from dpfed.cli.terminal import chosen_config, console
 
 if TYPE_CHECKING:
     from dpfed.federation.terms import Terms
@@ -24,7 +24,7 @@ SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder.", show_d
 @federation.command("create")
 def create_federation(
     folder: Annotated[Path, typer.Argument(help="The coordinator's folder to make.", show_default=False)],
-    config: Annotated[Path, typer.Argument(help="A TOML file; its [data] is what the coordinator measures on.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file, or a name; its [data] is what the coordinator measures on.")],
     cards: Annotated[list[Path], typer.Argument(help="card.json of each site.", show_default=False)],
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
     trust: Annotated[
@@ -36,12 +36,11 @@ def create_federation(
     broadcast: Annotated[Literal["fp32", "bf16"], typer.Option(help="How parameters travel to the sites.")] = "fp32",
 ) -> None:
     """Make the terms of a federation from the cards of its sites."""
-    from dpfed.config import load_config
     from dpfed.federation.folders import CoordinatorFolder
     from dpfed.federation.terms import Terms
     from dpfed.pretraining import with_absolute_paths
 
-    loaded = with_absolute_paths(load_config(config, assignments))
+    loaded = with_absolute_paths(chosen_config(config, assignments))
     options = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline, "broadcast": broadcast}
     made = CoordinatorFolder.create(folder, loaded, cards, **options)
     _show_terms(Terms.load(made.terms))

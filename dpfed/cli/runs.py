@@ -24,7 +24,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts
 
 
 def pretrain(
-    config: Annotated[Path, typer.Argument(help="A TOML file, such as configs/quickstart.toml.", show_default=False)],
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file, or a name such as quickstart (see `dpfed config list`).", show_default=False)
+    ],
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
     ] = None,
@@ -43,9 +45,9 @@ def pretrain(
     skew: Skew = None,
 ) -> None:
     """Pretrain an encoder privately: a model, a report and a privacy card."""
-    from dpfed.config import load_config
+    from dpfed.cli.terminal import chosen_config
 
-    loaded = load_config(config, assignments)  # before torch, so that a mistake is answered at once
+    loaded = chosen_config(config, assignments)  # before torch, so that a mistake is answered at once
     folder = run or Path("runs") / loaded.name
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)

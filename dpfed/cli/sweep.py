@@ -12,8 +12,11 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 
 def sweep(
-    base: Annotated[Path, typer.Argument(help="A TOML file, what all runs have in common.", show_default=False)],
-    file: Annotated[Path, typer.Argument(help="A sweep file, such as configs/sweeps/table5.toml.", show_default=False)],
+    base: Annotated[
+        Path,
+        typer.Argument(help="A TOML file, or a name such as cuhk-pedes: what all runs have in common.", show_default=False),
+    ],
+    file: Annotated[Path, typer.Argument(help="A sweep file, or a name such as sweeps/table5.", show_default=False)],
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key of BASE.")
     ] = None,
@@ -23,11 +26,11 @@ def sweep(
 
     The runs spend privacy budget together: the joint promise that is printed at the end is the sum of theirs.
     """
-    from dpfed.cli.terminal import watching
-    from dpfed.config import load_config
+    from dpfed.cli.terminal import chosen_config, say_if_shipped, watching
     from dpfed.sweep import sweep as carry_out
 
-    loaded = load_config(base, assignments)
+    loaded = chosen_config(base, assignments)
+    say_if_shipped(file)
     with watching() as watcher:
         outcome = carry_out(loaded, file, runs, watcher)
     _show(outcome)

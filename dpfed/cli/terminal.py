@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,12 +16,33 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+import dpfed
+from dpfed.config import Config, load_config
+from dpfed.shipped import shipped_name
+
 if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do without
     from dpfed.evaluation.suite import Evaluation
     from dpfed.run import RunDirectory
 
 console = Console()
 _LINE_EVERY = 15.0  # seconds between two lines of progress where there is no terminal
+
+
+def chosen_config(given: Path, assignments: list[str] | None) -> Config:
+    """Reads the configuration that a command was given, and says so where it is one that dpfed ships.
+
+    Raises:
+        UserError: see `load_config`.
+    """
+    config = load_config(given, assignments)
+    say_if_shipped(given)
+    return config
+
+
+def say_if_shipped(given: Path) -> None:
+    """Says, beside the output, that a name was taken for a shipped file: a user's own may have been meant."""
+    if name := shipped_name(given):
+        print(f"{name}: as shipped with dpfed {dpfed.__version__}", file=sys.stderr, flush=True)
 
 
 class TerminalWatcher:
@@ -102,8 +125,9 @@ def show_run(run: RunDirectory) -> None:
         promise = f"[bold red]no guarantee[/]: {reason}"
     console.print(f"[bold]{escape(results['name'])}: {promise}[/]", highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for column, justify in (("", "left"), ("before", "right"), ("after", "right"), ("change", "right")):
-        table.add_column(column, justify=justify)
+    table.add_column("")
+    for column in ("before", "after", "change"):
+        table.add_column(column, justify="right")
     for result in results_of(results["evaluations"]):
         if "rank" not in result.name:
             table.add_row(escape(result.name), _number(result.untrained), _number(result.trained), result.difference)

@@ -96,8 +96,8 @@ class ViewMaker:
         """
         keys = self._store.keys[rows]
         columns = self._views.columns * self._count
-        uniforms = randomness.per_record("views", step, keys, columns).astype(np.float32)
-        uniforms = torch.from_numpy(uniforms).view(len(rows), self._count, self._views.columns).to(device)
+        drawn = randomness.per_record("views", step, keys, columns).astype(np.float32)
+        uniforms = torch.from_numpy(drawn).view(len(rows), self._count, self._views.columns).to(device)
         result = {"image": self._views(self._read(rows).to(device), uniforms)}
         if self._tokenizer is not None:
             result["text"] = self._texts(self._tokenizer, rows, randomness, step).to(device)

@@ -78,9 +78,10 @@ def square(image: Image.Image, size: int, resize: str = "crop", interpolation: s
     elif resize == "squash":
         result = image.resize((size, size), kernel)
     elif resize == "pad":
-        inner = image.resize(tuple(max(1, round(side * size / max(image.size))) for side in image.size), kernel)
+        width, height = (max(1, round(side * size / max(image.size))) for side in image.size)
+        inner = image.resize((width, height), kernel)
         result = Image.new("RGB", (size, size))
-        result.paste(inner, tuple((size - side) // 2 for side in inner.size))
+        result.paste(inner, ((size - width) // 2, (size - height) // 2))
     else:
         raise ValueError(f"unknown resize {resize!r}, expected 'crop', 'squash' or 'pad'")
     return np.ascontiguousarray(np.asarray(result).transpose(2, 0, 1))
@@ -94,7 +95,7 @@ def _centre(sides: tuple[int, int], size: int) -> tuple[float, float, float, flo
         start = round((resized - size) / 2)
         starts.append(start * side / resized)
         ends.append(min(side, (start + size) * side / resized))
-    return (*starts, *ends)
+    return starts[0], starts[1], ends[0], ends[1]
 
 
 def encode_png(image: Image.Image) -> bytes:

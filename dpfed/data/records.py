@@ -78,6 +78,7 @@ class RecordStore:
         self._split: np.ndarray = index["split"].to_numpy()
         self._batches = batches
         self._starts = np.cumsum([0] + [batch.num_rows for batch in batches])
+        self._opened = (path, 0, 1)
 
     @classmethod
     def open(cls, path: str | Path, owner: int = 0, owners: int = 1) -> RecordStore:
@@ -127,14 +128,14 @@ class RecordStore:
         if self.units is None:
             return None
         if self.shards:
-            return sum(part.units for part in self._layout.shards)
+            return sum(part.units or 0 for part in self._layout.shards)
         return len(np.unique(self.units[self.split("train")]))
 
     @property
     def shard_numbers(self) -> np.ndarray | None:
         """``(N,)`` uint64, the shard of every open training record, by its own key or its unit's; ``None``: not sharded."""
         keys = self.units if self._layout.sharded_by == "unit" else self.keys
-        return keys % np.uint64(self.shards) if self.shards else None
+        return keys % np.uint64(self.shards) if self.shards and keys is not None else None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -247,8 +248,9 @@ class RecordStore:
             if part.shard is None:
                 wrong = self.shards is not None and (self._split[rows] == 0).any()
             else:
-                wrong = (numbers[rows] != part.shard).any() or self._split[rows].any()
-                wrong = wrong or (part.units is not None and part.units != len(np.unique(self.units[rows])))
+                wrong = numbers is None or (numbers[rows] != part.shard).any() or self._split[rows].any()
+                if part.units is not None:
+                    wrong = wrong or self.units is None or part.units != len(np.unique(self.units[rows]))
             if wrong:
                 raise damaged(self.path, f"{part.files[0]} names records that belong elsewhere")
 

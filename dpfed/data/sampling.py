@@ -84,7 +84,8 @@ def protected_count(store: RecordStore, privacy: PrivacyConfig) -> int:
     Raises:
         UserError: see `unit_keys`.
     """
-    return store.training_records if unit_keys(store, privacy) is None else store.training_units
+    units = None if unit_keys(store, privacy) is None else store.training_units
+    return store.training_records if units is None else units
 
 
 def owner_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray:

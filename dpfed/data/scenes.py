@@ -59,7 +59,7 @@ def scenes_store(config: DataConfig, open_labelled: Callable[[], RecordStore]) -
 def _write(path: Path, labelled: RecordStore, half: str) -> None:
     label, names = next(iter(labelled.label_names.items()))
     if "cifar10" in labelled.name.lower().replace("-", "") and names == list(map(str, range(len(_CIFAR10)))):
-        names = _CIFAR10
+        names = list(_CIFAR10)
     classes = {"all": range(len(names)), "first": range(len(names) // 2), "second": range(len(names) // 2, len(names))}[half]
     side = _side(labelled)
     name = f"{labelled.name}-scenes" + ("" if half == "all" else f"-{half}")
@@ -113,7 +113,7 @@ def _side(labelled: RecordStore) -> int:
     """The side of a scene's images, pixels: that of the stored ones, or of the first original."""
     if labelled.size is not None:
         return min(labelled.size, _LARGEST_CELL)
-    [original] = labelled.encoded([0])
+    [original] = labelled.encoded(np.array([0]))
     with Image.open(io.BytesIO(original)) as image:
         return min(*image.size, _LARGEST_CELL)
 

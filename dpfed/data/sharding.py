@@ -94,13 +94,14 @@ def write_parts(
 
 def _write(store: RecordStore, path: Path, shards: int, progress: Callable[[int, int | None], None] | None) -> None:
     by_unit = store.units is not None
-    part_of_row = ((store.units if by_unit else store.keys) % np.uint64(shards)).astype(np.int32)
+    owned = store.keys if store.units is None else store.units
+    part_of_row = (owned % np.uint64(shards)).astype(np.int32)
     for split in SPLITS[1:]:
         part_of_row[store.split(split)] = shards  # the last part
     parts = [Part(shard_folder(number), 0) for number in range(shards)] + [Part(HELD_OUT, 0)]
     write_parts(store, [path / part.folder for part in parts], part_of_row, progress)
     records = np.bincount(part_of_row, minlength=len(parts))[:-1].tolist()
-    units = [len(np.unique(store.units[part_of_row == shard])) for shard in range(shards)] if by_unit else None
+    units = [len(np.unique(owned[part_of_row == shard])) for shard in range(shards)] if by_unit else None
     sharding = {"by": "unit" if by_unit else "record", "records": records, "units": units}
     header = read_layout(store.path).header | {
         "dpfed_store": SHARDED_FORMAT_VERSION,

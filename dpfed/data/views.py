@@ -92,7 +92,8 @@ class ImageViews:
         x = _unit(images).repeat_interleave(views, 0)
         flip = draw["flip"] < self.config.flip if "flip" in draw else None
         if self._crop:
-            x = resized_crop(x, *self._boxes(draw, *images.shape[2:]), flip)
+            left, top, width, height = self._boxes(draw, images.shape[2], images.shape[3])
+            x = resized_crop(x, left, top, width, height, flip)
         elif flip is not None:
             x = torch.where(flip[:, None, None, None], x.flip(3), x)
         x = self._colour(x, draw)
@@ -118,11 +119,9 @@ class ImageViews:
         return draw["left"] * (1 - box_width), draw["top"] * (1 - box_height), box_width, box_height
 
     def _colour(self, x: torch.Tensor, draw: dict[str, torch.Tensor]) -> torch.Tensor:
-        chosen = draw["jitter"] < self.config.jitter if "jitter" in draw else None
-
         def factor(name: str) -> torch.Tensor:
             strength = self._jitter[name]
-            return torch.where(chosen, 1 + strength * (2 * draw[name] - 1), 1.0)
+            return torch.where(draw["jitter"] < self.config.jitter, 1 + strength * (2 * draw[name] - 1), 1.0)
 
         if "brightness" in draw:
             x = adjust_brightness(x, factor("brightness"))

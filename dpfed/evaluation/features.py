@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpfed.models.contract import method_of
+
+_Items = TypeVar("_Items", np.ndarray, list[str])
 ReadImages = Callable[[np.ndarray], Tensor]
 ImagesFn = Callable[[Tensor], Tensor]
 Tokenizer = Callable[[list[str]], Tensor]
@@ -50,7 +54,7 @@ def extract(
     Raises:
         ValueError: for no rows.
     """
-    return _in_batches(rows, batch, model, lambda part: model.features(_images(read, part, images_fn, device)))
+    return _in_batches(rows, batch, model, lambda part: method_of(model, "features")(_images(read, part, images_fn, device)))
 
 
 def embed_images(
@@ -62,7 +66,9 @@ def embed_images(
     batch: int = 512,
 ) -> Tensor:
     """Image embeddings of a two-tower model, in the space that it shares with text: ``(n, D)`` float32 on the CPU."""
-    return _in_batches(rows, batch, model, lambda part: model.embed_images(_images(read, part, images_fn, device)))
+    return _in_batches(
+        rows, batch, model, lambda part: method_of(model, "embed_images")(_images(read, part, images_fn, device))
+    )
 
 
 def embed_captions(
@@ -77,7 +83,7 @@ def embed_captions(
         device: where the model is.
         batch: captions in memory at a time.
     """
-    return _in_batches(captions, batch, model, lambda part: model.embed_text(tokenizer(part).to(device)))
+    return _in_batches(captions, batch, model, lambda part: method_of(model, "embed_text")(tokenizer(part).to(device)))
 
 
 def _images(read: ReadImages, rows: np.ndarray, images_fn: ImagesFn, device: torch.device | str) -> Tensor:
@@ -85,9 +91,7 @@ def _images(read: ReadImages, rows: np.ndarray, images_fn: ImagesFn, device: tor
     return images_fn(read(rows).to(device)).to(device)
 
 
-def _in_batches(
-    items: np.ndarray | list[str], batch: int, model: nn.Module, embed: Callable[[np.ndarray | list[str]], Tensor]
-) -> Tensor:
+def _in_batches(items: _Items, batch: int, model: nn.Module, embed: Callable[[_Items], Tensor]) -> Tensor:
     if len(items) == 0:
         raise ValueError("nothing to embed: expected at least one record or caption")
     with frozen(model):

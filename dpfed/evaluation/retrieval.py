@@ -40,8 +40,8 @@ def right_pairs(captions: list[list[str]], units: np.ndarray | None = None) -> t
             of_unit[unit] += texts
         own = [of_unit[unit] for unit in units.tolist()]
     pairs = [(image, text) for image, texts in enumerate(own) for text in dict.fromkeys(texts)]
-    images, texts = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
-    return list(numbers), images, texts
+    right_images, right_texts = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
+    return list(numbers), right_images, right_texts
 
 
 @torch.no_grad()

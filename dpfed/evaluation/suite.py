@@ -67,7 +67,7 @@ def tasks_of(store: RecordStore, config: Config) -> tuple[str, ...]:
         "knn": _no_labels(store, config),
         "linear": _no_labels(store, config),
     }
-    tasks = config.evaluation.tasks
+    tasks: tuple[str, ...] = config.evaluation.tasks
     if not tasks:
         if empty := _no_records(store, config):
             raise UserError(f"{empty}; evaluation.split = 'none' trains without measuring.")
@@ -120,6 +120,7 @@ def evaluate(
         return embed_images(model, read, rows, images_fn, device).to(device)
 
     def texts(captions: list[str]) -> Tensor:
+        assert tokenizer is not None  # see above
         return embed_captions(model, captions, tokenizer, device).to(device)
 
     figures: list[Figure] = []
@@ -201,15 +202,15 @@ def _retrieval(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
     if not captioned.any():
         raise UserError(f"no record of the '{config.evaluation.split}' split of {store.name} has a caption to retrieve.")
     rows = subset(store, rows[captioned], config.evaluation.records)
-    units = store.units[rows] if config.evaluation.match == "unit" else None
-    candidates, *pairs = right_pairs(store.captions(rows), units)
+    units = store.units[rows] if config.evaluation.match == "unit" and store.units is not None else None
+    candidates, right_images, right_texts = right_pairs(store.captions(rows), units)
     image_z, text_z = images(rows), texts(candidates)
     right = "all images with an equal caption" if units is None else f"all that show the same {store.unit_name}"
     protocol = (
         f"cosine, {len(rows)} images against {len(candidates)} captions, equal ones counted once; right are {right}; "
         "ties count against the model"
     )
-    metrics = retrieval_metrics(image_z, text_z, *(part.to(image_z.device) for part in pairs))
+    metrics = retrieval_metrics(image_z, text_z, right_images.to(image_z.device), right_texts.to(image_z.device))
     return [(name, value, protocol) for name, value in metrics.items()]
 
 
@@ -236,7 +237,7 @@ def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
 
 def _classification(store: RecordStore, config: Config, features: EmbedRows, tasks: tuple[str, ...]) -> list[Figure]:
     columns = _label_columns(store, config)
-    labelled = np.stack([store.labels[name] >= 0 for name in columns]).any(axis=0)
+    labelled = np.logical_or.reduce([store.labels[name] >= 0 for name in columns])
     sides = []
     for split, limit in (("train", config.evaluation.bank), (config.evaluation.split, config.evaluation.records)):
         rows = store.split(split)
@@ -244,25 +245,25 @@ def _classification(store: RecordStore, config: Config, features: EmbedRows, tas
         sides.append((rows, features(rows)))
     figures = []
     for column in columns:
-        data = [part for rows, x in sides for part in _with_labels(store.labels[column][rows], x)]
-        if not len(data[0]) or not len(data[2]):
+        (bank, known), (held, wanted) = (_with_labels(store.labels[column][rows], x) for rows, x in sides)
+        if not len(bank) or not len(held):
             raise UserError(
                 f"none of the records chosen by evaluation.bank and evaluation.records has a '{column}' label; raise them."
             )
         suffix = _suffix(store, column)
-        counts = f"{len(data[0])} labelled training records, {len(data[2])} held-out records"
+        counts = f"{len(bank)} labelled training records, {len(held)} held-out records"
         if "knn" in tasks:
-            wide = min(200, len(data[0]))
-            figures.append((f"knn3_accuracy{suffix}", knn_accuracy(*data, k=3), f"3-NN, cosine, {counts}"))
+            wide = min(200, len(bank))
+            figures.append((f"knn3_accuracy{suffix}", knn_accuracy(bank, known, held, wanted, k=3), f"3-NN, cosine, {counts}"))
             figures.append(
                 (
                     f"knn200_accuracy{suffix}",
-                    knn_accuracy(*data, k=200, temperature=0.1),
+                    knn_accuracy(bank, known, held, wanted, k=200, temperature=0.1),
                     f"{wide}-NN, votes weighted by exp(cosine / 0.1), {counts}",
                 )
             )
         if "linear" in tasks:
-            value = linear_probe_accuracy(*data)
+            value = linear_probe_accuracy(bank, known, held, wanted)
             figures.append((f"linear_probe_accuracy{suffix}", value, f"logistic regression on frozen features, {counts}"))
     return figures
 

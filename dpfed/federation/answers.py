@@ -48,9 +48,10 @@ def _decoded(text: Any) -> bytes:
         raise ValueError("no base64") from error
 
 
-def _bytes(length: int) -> Any:
-    as_text = PlainSerializer(lambda content: b64encode(content).decode())
-    return Annotated[bytes, BeforeValidator(_decoded), Field(min_length=length, max_length=length), as_text]
+_Base64 = Annotated[bytes, BeforeValidator(_decoded), PlainSerializer(lambda content: b64encode(content).decode())]
+_Public = Annotated[_Base64, Field(min_length=_PUBLIC_BYTES, max_length=_PUBLIC_BYTES)]
+_Ciphertext = Annotated[_Base64, Field(min_length=_CIPHERTEXT_BYTES, max_length=_CIPHERTEXT_BYTES)]
+_Share = Annotated[_Base64, Field(min_length=_SHARE_BYTES, max_length=_SHARE_BYTES)]
 
 
 class Offer(BaseModel):
@@ -58,8 +59,8 @@ class Offer(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     step: StrictInt
-    public: _bytes(_PUBLIC_BYTES)
-    ciphertexts: dict[int, _bytes(_CIPHERTEXT_BYTES)]
+    public: _Public
+    ciphertexts: dict[int, _Ciphertext]
 
 
 class Hello(Answer):
@@ -82,7 +83,7 @@ class Shares(Answer):
     """What takes masks away."""
 
     step: StrictInt
-    shares: dict[int, _bytes(_SHARE_BYTES)]
+    shares: dict[int, _Share]
 
 
 class Refused(Answer):

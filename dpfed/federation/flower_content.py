@@ -41,6 +41,6 @@ def packet_in(content: RecordDict) -> Packet:
         vector = content.array_records[_VECTOR][_VECTOR].data if _VECTOR in content else b""
     except (KeyError, TypeError, AttributeError) as error:
         raise PacketError("the message holds no packet") from error
-    if not all(isinstance(part, bytes) for part in (header, signature, vector)):
+    if not (isinstance(header, bytes) and isinstance(signature, bytes) and isinstance(vector, bytes)):
         raise PacketError("the message holds no packet")
     return Packet(header, signature, vector)

@@ -14,4 +14,7 @@ _FIRST, _LONGEST = 0.05, 0.4  # seconds
 def shorten_fetching() -> None:
     """Makes this process try again sooner; it gives up as late as before, after two hours, and not after a number of tries."""
     for function in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
-        function.__kwdefaults__.update(initial_backoff=_FIRST, backoff_cap=_LONGEST, max_tries_per_object=None)
+        defaults = function.__kwdefaults__
+        if defaults is None:
+            raise TypeError(f"{function.__name__} of this version of Flower has no pauses to set")
+        defaults.update(initial_backoff=_FIRST, backoff_cap=_LONGEST, max_tries_per_object=None)

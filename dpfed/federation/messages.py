@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from dpfed.federation.identity import Identity, is_signed
-from dpfed.federation.packets import Packet
+from dpfed.federation.packets import Content, Packet
 
 _LONGEST = 1 << 20  # bytes of a header: offers for thousands of sites
 _DOMAIN = b"dpfed message 1\0"  # a signature for this purpose fits no other
@@ -21,7 +21,7 @@ class Untrusted(ValueError):
     """A message that its alleged sender did not sign, or that is none."""
 
 
-def digest_of(vector: bytes | memoryview) -> str:
+def digest_of(vector: Content) -> str:
     """A hash of a vector, as headers hold it."""
     return hashlib.sha256(vector).hexdigest()
 

@@ -33,6 +33,9 @@ class Failure(StrEnum):
     INTERNAL = "internal"  # the site worker's own trouble, which its operator can read in its log
 
 
+Content = bytes | bytearray | memoryview
+
+
 @dataclass(frozen=True)
 class Packet:
     """One message.
@@ -45,7 +48,7 @@ class Packet:
 
     header: bytes
     signature: bytes
-    vector: bytes | bytearray | memoryview = b""
+    vector: Content = b""
 
 
 def failed(reason: Failure) -> Packet:

@@ -23,7 +23,7 @@ from dpfed.federation.identity import Identity
 from dpfed.federation.journal import Journal
 from dpfed.federation.members import Channel, Members
 from dpfed.federation.messages import digest_of, seal
-from dpfed.federation.packets import Packet
+from dpfed.federation.packets import Content, Packet
 from dpfed.federation.site_worker import frozen_digest
 from dpfed.federation.terms import Terms
 from dpfed.federation.vectors import decoded, encoded, grid_of
@@ -125,7 +125,7 @@ class Federation:
                 said = True
             time.sleep(0.2)
 
-    def _ask(self, step: int) -> tuple[dict[int, bytes], dict[str, str]]:
+    def _ask(self, step: int) -> tuple[dict[int, Content], dict[str, str]]:
         """Asks all sites for their sums.
 
         Returns:
@@ -141,7 +141,7 @@ class Federation:
             for number, address in roster.items()
         }
         greetings = self._members.greetings(set(self._channel.sites()) - set(numbers), step + 1)
-        arrived: dict[int, bytes] = {}
+        arrived: dict[int, Content] = {}
         missing = {site.name: "not there" for number, site in enumerate(self._terms.sites) if number not in roster}
         waiting = set(roster)
         for address, reply in self._channel.exchange(greetings | packets, self._terms.deadline):
@@ -152,7 +152,7 @@ class Federation:
             waiting.discard(number)
             try:
                 answer = self._read(reply, Sum, number, step)
-                arrived[number] = self._checked(number, reply.vector)
+                arrived[number] = self._checked(number, reply.vector if reply else b"")
                 self._members.keep(number, answer.offer, step + 1)
             except Rejected as rejected:
                 missing[self._terms.sites[number].name] = str(rejected)
@@ -167,7 +167,7 @@ class Federation:
             self._members.lose(number)
         return arrived, missing
 
-    def _unmasked(self, step: int, arrived: dict[int, bytes], missing: dict[str, str]) -> tuple[Tensor | None, str]:
+    def _unmasked(self, step: int, arrived: dict[int, Content], missing: dict[str, str]) -> tuple[Tensor | None, str]:
         """The total of masked sums, with the help of the sites that sent them; ``None``, and why there is none."""
         from dpfed.federation.unmasking import Unmasking  # what it imports, only secure sums need
 
@@ -195,7 +195,7 @@ class Federation:
                 return (total, "") if norm <= most else (None, "the total is larger than its groups and its noise allow")
         return None, reason
 
-    def _checked(self, number: int, content: bytes) -> bytes:
+    def _checked(self, number: int, content: Content) -> Content:
         """The answer, if it can be a sum of this site.
 
         Raises:
@@ -234,7 +234,7 @@ class Federation:
         return seal(self._identity, self._terms.fingerprint, kind, vector, digest, **fields)
 
 
-def _sum(arrived: dict[int, bytes]) -> Tensor:
+def _sum(arrived: dict[int, Content]) -> Tensor:
     """The sum in the order of the terms: the same, bit for bit, in whatever order the answers came."""
     first, *others = sorted(arrived)
     total = decoded(arrived[first])

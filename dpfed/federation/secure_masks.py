@@ -99,7 +99,7 @@ def add_mask(values: np.ndarray, key: bytes, sign: int) -> None:
     combine = np.add if sign > 0 else np.subtract
     for start in range(0, len(values), _CHUNK):
         part = values[start : start + _CHUNK]
-        stream.update_into(memoryview(zeros)[: 4 * len(part)], memoryview(words).cast("B"))
+        stream.update_into(memoryview(zeros)[: 4 * len(part)], words.data.cast("B"))
         combine(part, words[: len(part)], out=part)
 
 

@@ -47,7 +47,7 @@ def split(secret: bytes, needed: int, sites: int) -> list[bytes]:
     Returns:
         One share of 32 bytes for each site, in the order of their numbers.
     """
-    halves = (Shamir.split(needed, sites, part) for part in (secret[:_HALF], secret[_HALF:]))
+    halves = (Shamir.split(needed, sites, part, False) for part in (secret[:_HALF], secret[_HALF:]))
     return [first + second for (_, first), (_, second) in zip(*halves, strict=True)]
 
 
@@ -61,5 +61,5 @@ def combine(shares: dict[int, bytes]) -> bytes:
         32 bytes.
     """
     # Shamir evaluates its polynomial at 1, 2, ...: the secret itself stands at 0.
-    first = Shamir.combine([(site + 1, share[:_HALF]) for site, share in shares.items()])
-    return first + Shamir.combine([(site + 1, share[_HALF:]) for site, share in shares.items()])
+    first = Shamir.combine([(site + 1, share[:_HALF]) for site, share in shares.items()], False)
+    return first + Shamir.combine([(site + 1, share[_HALF:]) for site, share in shares.items()], False)

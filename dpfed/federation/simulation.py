@@ -141,6 +141,7 @@ def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation 
 
 def _connect(job: Job, simulation: Simulation, watcher: Watcher) -> Federation:
     parts, terms, run = job.parts, job.parts.terms, job.run
+    assert terms is not None  # `begin` and `take_up` were given some
     coordinator, *parties = _identities(job.randomness, simulation.sites)
     run.sites.mkdir(exist_ok=True)
     sites = {}

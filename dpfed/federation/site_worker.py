@@ -15,7 +15,7 @@ from dpfed.errors import UserError
 from dpfed.federation.answers import Reason
 from dpfed.federation.identity import Identity
 from dpfed.federation.messages import Untrusted, seal, unseal
-from dpfed.federation.packets import Packet
+from dpfed.federation.packets import Content, Packet
 from dpfed.federation.secure_masks import BadOffer
 from dpfed.federation.terms import Terms
 from dpfed.federation.vectors import decoded, encoded, grid_of
@@ -78,7 +78,7 @@ class SiteWorker:
         """The answer to one message; a refusal, if it may not be answered. Raises nothing."""
         try:
             header = unseal(packet, self._terms.coordinator, self._terms.fingerprint)
-            answer = self._answers.get(header.get("kind"))
+            answer = self._answers.get(str(header.get("kind")))
             if answer is None:
                 raise Refusal(Reason.UNKNOWN)
             return answer(header, packet.vector)
@@ -95,11 +95,11 @@ class SiteWorker:
         self._log(f"refused: {reason}")
         return self._seal("refusal", reason=reason, about=about)
 
-    def _hello(self, header: dict[str, Any], vector: bytes) -> Packet:
+    def _hello(self, header: dict[str, Any], vector: Content) -> Packet:
         offer = self._offer(_number(header.get("step")))
         return self._seal("hello", nonce=str(header.get("nonce")), frozen=self._frozen, last=self._last, **offer)
 
-    def _step(self, header: dict[str, Any], vector: bytes) -> Packet:
+    def _step(self, header: dict[str, Any], vector: Content) -> Packet:
         step, parameters = self._allowed(_number(header.get("step"))), self._parameters(vector)
         offers = self._offers_in(header)
         # Paid for before a record is drawn: also an answer that then fails says something about the records that it needed.
@@ -109,7 +109,7 @@ class SiteWorker:
         total = self._worker.bounded_sum(step)
         return self._seal("sum", self._protected(step, total.values, offers), step=step, **self._offer(step + 1))
 
-    def _reveal(self, header: dict[str, Any], vector: bytes) -> Packet:
+    def _reveal(self, header: dict[str, Any], vector: Content) -> Packet:
         if self._masking is None:
             raise Refusal(Reason.UNKNOWN)
         step, arrived = _number(header.get("step")), header.get("arrived")
@@ -133,7 +133,7 @@ class SiteWorker:
             raise Refusal(Reason.BUDGET) from error
         return step
 
-    def _parameters(self, vector: bytes) -> Tensor:
+    def _parameters(self, vector: Content) -> Tensor:
         """What the coordinator sent, if it fits the model.
 
         Raises:

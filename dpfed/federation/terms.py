@@ -23,7 +23,6 @@ from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import settled
 from dpfed.plan import PrivacyPlan
 
-FORMAT = 1
 _Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
 _AGREED_DATA = ("size", "resize")
@@ -51,7 +50,7 @@ class Member(SiteCard):
 class Terms(Section):
     """What a federation agreed on. Make them with `Terms.agree`, read them with `Terms.load`."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     config: dict[str, Any]
     plan: dict[str, Any]
     trust: Mode = "central"
@@ -80,15 +79,15 @@ class Terms(Section):
         for card in cards:
             if by_unit and card.units is None:
                 raise UserError(f"privacy.unit = 'unit', and the records of {card.name} name no units.")
-        counts = [card.units if by_unit else card.records for card in cards]
+        counts = [(card.units or 0) if by_unit else card.records for card in cards]
         plan = PrivacyPlan.from_config(sum(counts), config)
         sites = [
             Member(**card.model_dump(), groups=groups) for card, groups in zip(cards, plan.apportioned(counts), strict=True)
         ]
         kept = config.data.model_dump(include=set(_AGREED_DATA))
         model = config.model.model_copy(update={name: _without_folder(getattr(config.model, name)) for name in _FILES})
-        agreed = config.model_copy(update={"data": DataConfig(**kept), "model": model})
-        agreed = agreed.model_dump(mode="json", exclude_defaults=True)
+        shared = config.model_copy(update={"data": DataConfig(**kept), "model": model})
+        agreed = shared.model_dump(mode="json", exclude_defaults=True)
         return cls._checked(
             {"config": agreed, "plan": dataclasses.asdict(plan), "coordinator": coordinator, "sites": sites, **options}
         )
@@ -129,12 +128,12 @@ class Terms(Section):
             raise UserError(f"these are no terms of a federation: {_first(error)}.") from error
         terms.trust_model  # noqa: B018 refuses numbers that cannot be
         config, sites = terms.run_config(), terms.sites
-        counts = [site.units if plan.unit == "unit" else site.records for site in sites]
+        counts = [(site.units or 0) if plan.unit == "unit" else site.records for site in sites]
         same = PrivacyPlan.from_config(plan.records, _without_calibration(config, plan))
         same = dataclasses.replace(same, target_epsilon=config.privacy.epsilon)
         kept = not plan.private or plan.target_epsilon is None or plan.epsilon() <= plan.target_epsilon * (1 + 1e-6)
         _check(same == plan and kept, "the plan is not the configuration's")
-        _check(None not in counts and sum(counts) == plan.records, "the sites' records do not add up to the plan's")
+        _check(all(counts) and sum(counts) == plan.records, "the sites' records do not add up to the plan's")
         _check([site.groups for site in sites] == plan.apportioned(counts), "the groups are not shared out by records")
         _check(plan.private or terms.trust == "central", "without privacy there is no noise to share out")
         _check(all(map(is_exchange_key, (site.exchange_key for site in sites))), "an exchange key agrees on no secret")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dpfed.federation.fixed_point import Grid
+from dpfed.federation.packets import Content
 from dpfed.federation.terms import Terms
 
 
@@ -18,7 +19,7 @@ def encoded(values: Tensor, form: str = "fp32") -> bytes:
     return values.numpy().astype("<f4", copy=False).tobytes()
 
 
-def decoded(content: bytes, form: str = "fp32") -> Tensor:
+def decoded(content: Content, form: str = "fp32") -> Tensor:
     """The vector of `encoded`: flat, float32.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,12 +18,13 @@ from dpfed.models.blueprints import blueprint
 from dpfed.models.byol import BYOLModel
 from dpfed.models.clip_tokenizer import ClipTokenizer, clip_tokenizer
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
-from dpfed.models.encoders import ResNet, SmallCNN, resnet
+from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
 from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, group_norm, layer_norm, standardise_weights
 from dpfed.models.text import TextTransformer
 from dpfed.models.towers import ClipModel, adapt, build_clip
 from dpfed.objectives import UNNORMALISED
 
+_DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
 Model = SimCLRModel | TwoTowerModel | ClipModel
 Tokenizer = WordTokenizer | ClipTokenizer
@@ -42,6 +44,13 @@ def settled(config: Config) -> Config:
         objective = objective.model_copy(update={"bias": -math.log(odds)})
     data = config.data.model_copy(update={"size": size, "resize": preprocessing_of(config).resize})
     return config.model_copy(update={"data": data, "objective": objective, "model": _pinned(config.model)})
+
+
+def image_size(config: Config) -> int:
+    """Side of the images, pixels, in a configuration whose choices are made, see `settled`."""
+    if config.data.size is None:
+        raise ValueError("the size of the images is not settled")
+    return config.data.size
 
 
 def _pinned(model: ModelConfig) -> ModelConfig:
@@ -104,7 +113,7 @@ def build_model(
         return clip
     encoder = _image_encoder(model, size or SIZE, load_weights)
     bias = (objective.bias or 0.0) if objective.name == "siglip" else None
-    rest = {
+    rest: dict[str, Any] = {
         "temperature": objective.temperature,
         "learn_temperature": objective.learn_temperature,
         "bias": bias,
@@ -139,13 +148,13 @@ def _byol(model: ModelConfig, objective: ObjectiveConfig, size: int, load_anchor
 
 
 def _image_encoder(model: ModelConfig, size: int, load_anchors: bool) -> SmallCNN | ResNet | AnchoredEncoder:
-    norms = {"group": group_norm, "layer": layer_norm, "batch": AnchoredBatchNorm}
+    norms: dict[str, Norm] = {"group": group_norm, "layer": layer_norm, "batch": AnchoredBatchNorm}
     norm = norms[model.normalisation]
     if model.image == "cnn":
-        own = {} if norm is group_norm else {"norm": norm}  # its own GroupNorm has 8 groups
-        encoder = SmallCNN(model.width, features=model.features, **own)
+        own: dict[str, Any] = {} if norm is group_norm else {"norm": norm}  # its own GroupNorm has 8 groups
+        encoder: SmallCNN | ResNet = SmallCNN(model.width, features=model.features, **own)
     else:
-        encoder = resnet(int(model.image.removeprefix("resnet")), model.stem, model.width, norm, model.features)
+        encoder = resnet(_DEPTHS[model.image], model.stem, model.width, norm, model.features)
     if model.weight_standardisation:
         standardise_weights(encoder)
     if norm is not AnchoredBatchNorm:

@@ -21,6 +21,8 @@ MIN_TEMPERATURE = 0.01
 class _Contrastive(nn.Module):
     """Holds temperature and bias, fixed (buffers) or learnt (parameters; of the temperature the logarithm of its inverse)."""
 
+    fixed_temperature: torch.Tensor
+
     def __init__(self, temperature: float, learn_temperature: bool, bias: float | None, unit_length: bool) -> None:
         super().__init__()
         self.unit_length = unit_length

@@ -83,9 +83,10 @@ class ResNet(nn.Module):
         self._features = features
         block, counts = _BLOCKS[depth]
         if stem == "cifar":
-            self.conv1, self.maxpool = nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.Identity()
+            self.conv1, pooling = nn.Conv2d(3, width, 3, 1, 1, bias=False), None
         else:
-            self.conv1, self.maxpool = nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.MaxPool2d(3, 2, 1)
+            self.conv1, pooling = nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.MaxPool2d(3, 2, 1)
+        self.maxpool = pooling or nn.Identity()
         self.bn1 = norm(width)
         self.relu = nn.ReLU()
         channels, ends = width, []
@@ -107,7 +108,7 @@ class ResNet(nn.Module):
         """``(n, 3, H, W)`` normalised images -> ``(n, features_dim)``."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         maps = []
-        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+        for layer in map(self.get_submodule, ("layer1", "layer2", "layer3", "layer4")):
             x = layer(x)
             maps.append(x)
         return read_out(maps, self._features)

@@ -19,6 +19,7 @@ import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import nn
 
 from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
 from dpfed.data.preprocessing import Preprocessing
@@ -27,7 +28,7 @@ from dpfed.models.adapter_file import adapter_bytes
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import LOCAL_DIR, preprocess_cfg
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
-from dpfed.models.building import Model, build_model, preprocessing_of, settled, tokenizer_for
+from dpfed.models.building import Model, build_model, image_size, preprocessing_of, settled, tokenizer_for
 from dpfed.models.clip_tokenizer import ClipTokenizer
 from dpfed.models.lora import merged_state
 from dpfed.models.towers import ClipModel
@@ -37,7 +38,7 @@ WEIGHTS, DESCRIPTION, ADAPTERS = "model.safetensors", "model.json", "adapters.sa
 _KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256")
 
 
-def save_encoder(folder: str | Path, model: Model, config: Config) -> None:
+def save_encoder(folder: str | Path, model: nn.Module, config: Config) -> None:
     """Writes a trained model.
 
     Args:
@@ -69,7 +70,7 @@ def save_encoder(folder: str | Path, model: Model, config: Config) -> None:
 
 def _save_clip(folder: Path, model: ClipModel, config: Config) -> bytes:
     """Writes what stock open_clip reads, and the adapters alone; returns the bytes of the merged weights."""
-    stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(preprocessing_of(config), config.data.size)}
+    stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(preprocessing_of(config), image_size(config))}
     _replace(folder / CLIP_CONFIG, (json.dumps(stock, indent=2) + "\n").encode())
     weights = save(_portable(merged_state(model.clip)))
     _replace(folder / CLIP_WEIGHTS, weights)

@@ -113,6 +113,7 @@ def _targets(tower: nn.Module, layers: set[str]) -> tuple[list[_Target], set[str
     modules = dict(tower.named_modules())
     for path, module in modules.items():
         parent, _, leaf = path.rpartition(".")
+        kind: str | None
         if getattr(module, "in_proj_weight", None) is not None:
             name, kind = "in_proj_weight", "packed"
         elif not isinstance(module, nn.Linear):
@@ -124,7 +125,7 @@ def _targets(tower: nn.Module, layers: set[str]) -> tuple[list[_Target], set[str
         if kind == "packed" and chosen:
             targets.append(_Target(module, name, len(BLOCKS), chosen))
             found |= layers & set(BLOCKS)
-        elif kind in layers:
+        elif kind is not None and kind in layers:
             targets.append(_Target(module, name, 1, (0,)))
             found.add(kind)
     return targets, found

@@ -79,9 +79,12 @@ class AnchoredEncoder(nn.Module):
         anchors: uint8 ``(M, 3, H, W)``, M >= 2; anyone may see them.
     """
 
+    anchors: Tensor
+    features_dim: int
+
     def __init__(self, encoder: nn.Module, anchors: Tensor) -> None:
         super().__init__()
-        self.encoder, self.features_dim = encoder, encoder.features_dim
+        self.encoder, self.features_dim = encoder, getattr(encoder, "features_dim")  # noqa: B009
         self.register_buffer("anchors", anchors)
         for layer in encoder.modules():
             if isinstance(layer, AnchoredBatchNorm):

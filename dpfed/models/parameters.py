@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
+from dpfed.models.contract import method_of
 
 
 class TrainableVector:
@@ -53,7 +54,7 @@ class BroadcastVector(TrainableVector):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        moving = dict(model.moving_weights()) if hasattr(model, "moving_weights") else {}
+        moving = dict(method_of(model, "moving_weights")()) if hasattr(model, "moving_weights") else {}
         self.names += moving.keys()
         self.parameters += moving.values()
         self.numel += sum(weights.numel() for weights in moving.values())

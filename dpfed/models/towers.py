@@ -36,7 +36,9 @@ class ClipModel(nn.Module):
         objective: temperature and bias, fixed or where learning starts; whether `forward` gives embeddings of unit length.
     """
 
-    def __init__(self, clip: nn.Module, model_cfg: dict[str, Any], objective: ObjectiveConfig) -> None:
+    clip: Any  # open_clip ships no types
+
+    def __init__(self, clip: Any, model_cfg: dict[str, Any], objective: ObjectiveConfig) -> None:
         super().__init__()
         self.clip = clip
         self.model_cfg = dict(model_cfg)
@@ -112,8 +114,11 @@ def build_clip(plan: Blueprint, objective: ObjectiveConfig, size: int, load_weig
         except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, ImportError) as error:
             raise UserError(f"open_clip cannot build this architecture: {_words(error)}.") from error
     model_cfg = dict(plan.model_cfg, vision_cfg=dict(plan.model_cfg["vision_cfg"], image_size=size))
-    if load_weights and (plan.tag or plan.file):
-        _load(clip, _fetched(plan) if plan.tag else plan.file)
+    file = None
+    if load_weights:
+        file = _fetched(plan) if plan.tag else plan.file
+    if file is not None:
+        _load(clip, file)
     return ClipModel(clip, model_cfg, objective)
 
 

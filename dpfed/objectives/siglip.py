@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from dpfed.errors import UserError
+
 
 def repulsion(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tensor, bias: Tensor) -> Tensor:
     """The negative decisions: each anchor against all views of every *other* record.
@@ -30,7 +32,7 @@ def repulsion(anchors: Tensor, others: Tensor, present: Tensor, temperature: Ten
     return torch.where(pairs[:, :, None], -logsigmoid(-logits), 0.0).sum()
 
 
-def group_loss(embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor) -> Tensor:
+def group_loss(embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None) -> Tensor:
     """The loss of one group.
 
     Image-text records: image i and text j are a positive pair for i = j and a negative one otherwise, each pair counted once.
@@ -46,6 +48,8 @@ def group_loss(embeddings: dict[str, Tensor], present: Tensor, temperature: Tens
     Returns:
         Scalar: the sum over all pairs of records that are present; exactly 0 for a group of one, as it has no negatives.
     """
+    if bias is None:
+        raise UserError("the loss 'siglip' adds a bias to every logit: the model needs an attribute 'bias', a scalar tensor.")
     images = embeddings["image"]
     if "text" in embeddings:
         texts = embeddings["text"]

@@ -81,8 +81,8 @@ def require_resolution(steps: int, delta: float) -> None:
     """
     if delta < ROUNDING * steps:
         raise Unresolved(
-            f"PLD accounting works with 64-bit numbers and resolves no delta below {ROUNDING * steps:.1e} over {steps:,} steps, "
-            f"got {delta:.3g}: set privacy.accountant = 'rdp', or raise delta."
+            f"PLD accounting works with 64-bit numbers and resolves no delta below {ROUNDING * steps:.1e} over {steps:,} "
+            f"steps, got {delta:.3g}: set privacy.accountant = 'rdp', or raise delta."
         )
 
 
@@ -95,9 +95,9 @@ def _interval(noise_multiplier: float, sampling_rate: float, steps: int, wanted:
     found = fitting_interval(noise_multiplier, sampling_rate, steps, wanted, points)
     if found is None:
         raise Unresolved(
-            f"PLD accounting of {steps:,} steps at noise multiplier {noise_multiplier:.4g} and sampling rate {sampling_rate:.3g} "
-            f"needs a grid of more than {points:,} points, which takes too long: set privacy.accountant = 'rdp', or take more "
-            "noise or fewer steps."
+            f"PLD accounting of {steps:,} steps at noise multiplier {noise_multiplier:.4g} and sampling rate "
+            f"{sampling_rate:.3g} takes too long, more than a grid of {points:,} points: set privacy.accountant = 'rdp', or "
+            "take more noise or fewer steps."
         )
     return found
 
@@ -171,8 +171,8 @@ def calibrate(
     if epsilon(LEAST_NOISE, sampling_rate, steps, delta, "rdp", fixed_of) <= target:
         raise _too_generous(target, epsilon(LEAST_NOISE, sampling_rate, steps, delta, "rdp", fixed_of), numbers)
     too_strict = UserError(
-        f"no noise multiplier up to {MOST_NOISE:g} keeps epsilon {target:g} {numbers}: raise epsilon, or lower the batch or the "
-        "number of steps."
+        f"no noise multiplier up to {MOST_NOISE:g} keeps epsilon {target:g} {numbers}: raise epsilon, or lower the batch or "
+        "the number of steps."
     )
     if epsilon(MOST_NOISE, sampling_rate, steps, delta, "rdp", fixed_of) > target:
         raise too_strict

@@ -17,7 +17,8 @@ from dpfed.run import RunDirectory
 
 _NUMBER = (int, float)
 _SPENT = (int, float, type(None))  # JSON has no infinity
-_FIELDS = {"name": str, "value": _NUMBER, "model": str, "split": str, "protocol": str, "step": int}
+_Kind = type | tuple[type, ...]
+_FIELDS: dict[str, _Kind] = {"name": str, "value": _NUMBER, "model": str, "split": str, "protocol": str, "step": int}
 
 
 @dataclass(frozen=True)
@@ -163,5 +164,5 @@ def _object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _is(value: object, kind: type | tuple[type, ...]) -> bool:
+def _is(value: object, kind: _Kind) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)

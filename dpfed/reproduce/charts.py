@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -78,10 +79,10 @@ def _line(outcome: Outcome) -> Figure:
     metrics = outcome.request.data.metrics
     canvas, ((*panels,),) = _panels(1, len(metrics), 3.0)
     for axes, metric in zip(panels, metrics, strict=True):
-        rows = [row for row in outcome.rows if row.metric == metric and row.x is not None and row.ours is not None]
         curves: Curves = {}
-        for row in rows:
-            curves.setdefault(outcome.labels[row.run], []).append((row.x, row.ours))
+        for row in outcome.rows:
+            if row.metric == metric and row.x is not None and row.ours is not None:
+                curves.setdefault(outcome.labels[row.run], []).append((row.x, row.ours))
         _curve_panel(axes, outcome, curves, outcome.request.experiment.axis, f"{label(metric)}, percent", logarithmic=True)
     _legend(canvas, panels[0])
     return canvas
@@ -91,7 +92,7 @@ def _snr(outcome: Outcome) -> Figure:
     canvas, (((axes,),)) = _panels(1, 1, 3.2)
     curves: Curves = {}
     for row in outcome.rows:
-        if row.run in outcome.ratios and row.metric == outcome.request.data.metrics[0]:
+        if row.x is not None and row.run in outcome.ratios and row.metric == outcome.request.data.metrics[0]:
             curves.setdefault(outcome.labels[row.run], []).append((row.x, outcome.ratios[row.run]))
     _curve_panel(axes, outcome, curves, outcome.request.experiment.axis, "norm of sum over norm of noise", logarithmic=True)
     _legend(canvas, axes)
@@ -129,7 +130,7 @@ def _mechanism(outcome: Outcome) -> Figure:
     return canvas
 
 
-_TITLE = {"fontsize": 9.5, "color": INK, "loc": "left"}
+_TITLE: dict[str, Any] = {"fontsize": 9.5, "color": INK, "loc": "left"}
 _CHARTS: dict[str, tuple[str, Callable[[Outcome], Figure]]] = {
     "bars": ("Ours (bar), and the paper's (orange line) where it has one", _bars),
     "steps": ("During training", _steps),
@@ -180,6 +181,6 @@ def _across(axes: Axes, names: list[str]) -> None:
     axes.grid(axis="x", color=RULE, linewidth=0.8)
 
 
-def _annotate(axes: Axes, text: str, at: tuple[float, float], colour: str, **where: object) -> None:
-    style = {"va": "center", "fontsize": 8.5, "color": colour, "annotation_clip": False}
+def _annotate(axes: Axes, text: str, at: tuple[float, float], colour: str, **where: Any) -> None:
+    style: dict[str, Any] = {"va": "center", "fontsize": 8.5, "color": colour, "annotation_clip": False}
     axes.annotate(text, at, (5, 0), textcoords="offset points", **style, **where)

@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dpfed.config import Config
 from dpfed.privacy.ledger import Ledger
@@ -190,7 +191,12 @@ def _rows(request: Request, item: Planned, view: RunView) -> list[Row]:
 def _published(request: Request, item: Planned, metric: str) -> float | None:
     if request.experiment.table is None:
         return None
-    key = {"method": item.variant.label, "setting": item.variant.setting, "epsilon": item.epsilon, "metric": metric}
+    key: dict[str, Any] = {
+        "method": item.variant.label,
+        "setting": item.variant.setting,
+        "epsilon": item.epsilon,
+        "metric": metric,
+    }
     found = beside("dp-gcl", request.experiment.table, data=request.data.name, **key)
     return found.value if found is not None and isinstance(found.value, float) else None
 

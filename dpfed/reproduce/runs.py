@@ -18,10 +18,10 @@ from dpfed.dotted_keys import put
 from dpfed.errors import UserError
 from dpfed.models.building import settled
 from dpfed.pretraining import pretrain, with_absolute_paths
-from dpfed.reproduce.checkout import in_checkout
 from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import WITHOUT_PRIVACY, DataSet, Scale
 from dpfed.run import RunDirectory
+from dpfed.shipped import configs
 from dpfed.toml_file import read_toml
 from dpfed.watching import Watcher, import_progress
 
@@ -176,7 +176,7 @@ def _size(config: Config) -> str:
 
 def _base(request: Request) -> dict[str, Any]:
     """The data set's configuration at the scale, before any variant's changes."""
-    tree = read_toml(in_checkout("configs", request.data.config), "config")
+    tree = read_toml(configs() / request.data.config, "config")
     if not request.data.generated:
         if not request.path.exists():
             raise UserError(f"there is nothing at {request.path}: give the place of {request.data.name} with --path.")

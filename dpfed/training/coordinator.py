@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
+from dpfed.models.contract import method_of
 from dpfed.models.parameters import TrainableVector
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger, Release
@@ -116,7 +117,7 @@ class Coordinator:
         recorded = self._ledger.release_of(step)
         if recorded is not None and recorded.digest == DISCARDED:
             return self._skipped(step)
-        noisy = self._releases.load(step, recorded and recorded.digest)
+        noisy = self._releases.load(step, None if recorded is None else recorded.digest)
         if recorded is None and (latest := self._releases.latest()) is not None and latest > step:
             raise UserError(f"{self._ledger.path} has lost the line of step {step}, which was released: restore it.")
         if noisy is None:
@@ -181,7 +182,7 @@ class Coordinator:
         self.optimizer.zero_grad(set_to_none=True)
         self._check_parameters(step)
         if hasattr(self._model, "move"):
-            self._model.move()
+            method_of(self._model, "move")()
         if self.average is not None:
             # The average's own warm-up: a long memory must not hold on to the untrained weights.
             decay = min(self._config.ema, (1 + step) / (10 + step))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from dpfed.config import OptimizerConfig
 
 def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """The configured optimizer over the trainable parameters."""
-    common = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     match config.name:
         case "sgd":
             return torch.optim.SGD(parameters, momentum=config.momentum, **common)

@@ -6,7 +6,6 @@ import pytest
 
 from dpfed.config import load_config
 from dpfed.errors import UserError
-from dpfed.reproduce.checkout import in_checkout
 from dpfed.reproduce.datasets import DATA_SETS
 from dpfed.reproduce.experiments import EXPERIMENTS, experiment
 from dpfed.reproduce.runs import Request, differences, plan_runs
@@ -74,7 +73,7 @@ def test_without_privacy_the_small_scale_takes_its_own_rate(shapes, tmp_path):
 
 
 def test_methods_are_compared_at_the_quickstart_s_batch_and_steps(shapes, tmp_path):
-    chosen, quickstart = experiment("methods"), load_config(in_checkout("configs", "quickstart.toml"))
+    chosen, quickstart = experiment("methods"), load_config("quickstart")
     for scale in ("cpu", "gpu"):
         for item in plan_runs(Request(chosen, DATA_SETS["shapes"], scale, (8.0,), None, shapes.path, False, tmp_path)):
             ours = item.config

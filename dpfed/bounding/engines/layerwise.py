@@ -97,7 +97,8 @@ class LayerwiseEngine:
         for name, update in adapted(self._loss.model):
             path, _, leaf = name.rpartition(".")
             module = self._loss.model.get_submodule(path)
-            if module.parametrizations[leaf].original.requires_grad or len(module.parametrizations[leaf]) > 1:
+            adapters = getattr(module.parametrizations, leaf)
+            if adapters.original.requires_grad or len(adapters) > 1:
                 continue  # then the watch will see it being computed, and refuse
             with torch.no_grad():
                 merged = getattr(module, leaf)
@@ -122,8 +123,10 @@ class LayerwiseEngine:
             embeddings = self._loss.embed(views)
         by_group = {name: z[grouping.slots] for name, z in embeddings.items()}
         scalars = [scalar.of_groups(grouping.count) for scalar in reading.scalars]
+        temperature, bias = scalars
+        assert temperature is not None  # only the bias may be missing
         in_dims = (0, 0, *(None if scalar is None else 0 for scalar in scalars))
-        vmap(self._loss.of, in_dims)(by_group, grouping.present, *scalars).sum().backward()
+        vmap(self._loss.of, in_dims)(by_group, grouping.present, temperature, bias).sum().backward()
         terms = list(watch.terms)
         for scalar, values in zip(reading.scalars, scalars, strict=True):
             terms.extend(scalar.terms(values, grouping))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
+from dpfed.models.contract import bias_of, temperature_of
 from dpfed.objectives import GroupLoss
 
 Precision = Literal["fp32", "bf16"]
@@ -123,7 +124,7 @@ class LossOfViews(nn.Module):
 
     def scalars(self) -> tuple[Tensor, Tensor | None]:
         """Temperature and bias as the model has them now."""
-        return self.model.temperature, getattr(self.model, "bias", None)
+        return temperature_of(self.model), bias_of(self.model)
 
     def of(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None) -> Tensor:
         """The loss of one group from its embeddings."""

@@ -41,7 +41,9 @@ def attention(
     """Self-attention by ``F.multi_head_attention_forward``: ``(L, n, E)`` in and out, without what is seldom used."""
     rare = (bias_k, bias_v, add_zero or None, key_padding_mask, use_separate_proj_weight or None, *others.values())
     hiding = attn_mask is not None and not attn_mask.is_floating_point()  # torch.nn.MultiheadAttention gives what is added
-    if query is not key or key is not value or need_weights or hiding or any(value is not None for value in rare):
+    if in_weight is None or need_weights or hiding or any(value is not None for value in rare):
+        return NotImplemented
+    if query is not key or key is not value:
         return NotImplemented
     x = query.transpose(0, 1)  # rules want the records first
     qkv = linear(watch, F.linear, x, in_weight, in_bias)

@@ -30,12 +30,16 @@ def add(watch: Watch, _: Any, first: Tensor, second: Any, alpha: float = 1) -> A
     if ours.dim() > x.dim() or ours.dim() == x.dim() and len(ours) > 1:
         return NotImplemented
     target = watch.target(ours)
+    if target is None:
+        return NotImplemented
     return watch.collect(x + ours.detach(), None, lambda g: [_sum(target, g, ours.shape, watch)])
 
 
 def expand(watch: Watch, _: Any, tensor: Tensor, *sizes: Any) -> Any:
     """One copy for each record: ``(1, ...)`` -> ``(n k, ...)``."""
     target = watch.target(tensor)
+    if target is None:
+        return NotImplemented
     copies = tensor.detach().expand(*sizes)
     return watch.collect(copies, None, lambda g: [_sum(target, g, tensor.shape, watch)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ def convolution(
     if isinstance(padding, str):
         return NotImplemented
     output = func(input, weight.detach(), None if bias is None else bias.detach(), stride, padding, dilation, groups)
-    geometry = Geometry(tuple(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation), groups)
+    geometry = Geometry(_pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation), groups)
     weights, biases, x = watch.target(weight), watch.target(bias), input.detach()
 
     def terms(gradient: Tensor) -> Iterator[Term]:
@@ -45,7 +46,8 @@ def convolution(
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)
+    first, second = (value, value) if isinstance(value, int) else value
+    return first, second
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Geometry:
         """For each tap what it sees: ``(n, C, H, W)`` -> ``(n, H', W', C)``, a view."""
         vertical, horizontal = self.padding
         padded = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, horizontal, horizontal, vertical, vertical))
-        for tap in self.taps(inputs.shape[2:], positions):
+        for tap in self.taps(_pair(inputs.shape[2:]), positions):
             spans = (
                 slice(first, first + stride * (count - 1) + 1, stride)
                 for first, stride, count in zip(
@@ -115,11 +117,11 @@ class ConvolutionWeight:
     ) -> None:
         self.target, self._inputs, self._gradients = target, inputs, gradients
         self._weight, self._geometry, self._grouping = weight, geometry, grouping
-        self._positions = gradients.shape[2:]
+        self._positions = _pair(gradients.shape[2:])
         self._kernels: list[Tensor] = []
         self.slack: Tensor | float = 0.0
-        rows = grouping.typical * grouping.per_record(inputs) * self._positions.numel()
-        self._taps = geometry.taps(inputs.shape[2:], self._positions)
+        rows = grouping.typical * grouping.per_record(inputs) * math.prod(self._positions)
+        self._taps = geometry.taps(_pair(inputs.shape[2:]), self._positions)
         entries = len(self._taps) * weight.shape[1]
         if geometry.groups == 1 and len(self._taps) <= _MOST_TAPS and gram_is_cheaper(rows, entries, weight.shape[0]):
             self.squares, self.slack = gram_squares(self._input_gram(), self._gradient_gram(), grouping.exact)
@@ -147,7 +149,7 @@ class ConvolutionWeight:
                 into.add_(kernel, alpha=factor)
             return
         gradients = self._grouping.scaled(self._gradients, factors)
-        if self._positions.numel() > 1 and len(self._taps) > 1:
+        if math.prod(self._positions) > 1 and len(self._taps) > 1:
             into.add_(self._geometry.weight_gradient(self._inputs, gradients, self._weight))
             return
         by_row = gradients.permute(1, 0, 2, 3).flatten(1)

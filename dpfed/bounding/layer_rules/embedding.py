@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpfed.bounding.layer_rules.grouping import Grouping
-from dpfed.bounding.layer_rules.term import Target
+from dpfed.bounding.layer_rules.term import Target, Term
 
 if TYPE_CHECKING:
     from dpfed.bounding.layer_rules.watch import Watch
@@ -31,7 +31,7 @@ def embedding(
     if target is None or max_norm is not None or scale_grad_by_freq:
         return NotImplemented
 
-    def terms(gradient: Tensor) -> list[EmbeddingWeight]:
+    def terms(gradient: Tensor) -> list[Term]:
         if padding_idx is not None:  # torch: the padding's vector is not trained
             gradient = gradient.masked_fill((input == padding_idx % len(weight))[..., None], 0.0)
         return [EmbeddingWeight(target, input, gradient, len(weight), watch.grouping)]

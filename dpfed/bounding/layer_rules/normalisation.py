@@ -20,11 +20,11 @@ def group_norm(watch: Watch, _: Any, input: Tensor, num_groups: int, weight: Ten
     """``F.group_norm`` on ``(n k, C, ...)``."""
     x = input.to(weight.dtype).contiguous()
     rows, channels = x.shape[:2]
-    output, *statistics = torch.native_group_norm(
+    output, mean, inverse = torch.native_group_norm(
         x, weight.detach(), bias.detach(), rows, channels, x[0, 0].numel(), num_groups, eps
     )
     targets = watch.target(weight), watch.target(bias)
-    return watch.collect(output, x, lambda g: group_norm_terms(targets, x, g, statistics, watch.grouping))
+    return watch.collect(output, x, lambda g: group_norm_terms(targets, x, g, (mean, inverse), watch.grouping))
 
 
 def layer_norm(

@@ -53,9 +53,14 @@ class Term(Protocol):
         slack: ``(G,)`` how far rounding may have moved that from the squared norm of what `add_weighted` adds, or 0.
     """
 
-    target: Target
-    squares: Tensor
-    slack: Tensor | float
+    @property
+    def target(self) -> Target: ...  # noqa: D102
+
+    @property
+    def squares(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def slack(self) -> Tensor | float: ...  # noqa: D102
 
     def drop(self, groups: Tensor) -> None:
         """Sets the gradients of some groups to zero: ``(G,)`` bool, those that are not finite."""
@@ -135,10 +140,11 @@ class OuterProducts:
         g = self.grouping.stacked(self.gradients)
         (_, rows, d), p = a.shape, g.shape[2]
         self._products: Tensor | None = None
+        self.slack: Tensor | float = 0.0
         if gram_is_cheaper(rows // self.grouping.longest * self.grouping.typical, d, p):
             self.squares, self.slack = gram_squares(a @ a.mT, g @ g.mT, self.grouping.exact)
         else:
-            self._products, self.slack = g.mT @ a, 0.0
+            self._products = g.mT @ a
             self.squares = self.grouping.squares(self._products)
 
     def drop(self, groups: Tensor) -> None:

@@ -68,7 +68,10 @@ class Watch(TorchFunctionMode):
 
     def alias(self, seen: Tensor, tensor: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
         """Watches ``seen = view(tensor)``, a view of a watched tensor, as well."""
-        self._sources[id(seen)] = (seen, self.target(tensor).through(view))
+        target = self.target(tensor)
+        if target is None:
+            raise Unsupported("a view of something that is not watched")
+        self._sources[id(seen)] = (seen, target.through(view))
         return seen
 
     def collect(self, output: Tensor, inputs: Tensor | None, terms: Terms) -> Tensor:

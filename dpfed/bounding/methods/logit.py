@@ -40,7 +40,7 @@ def _options(config: Config) -> dict[str, Any]:
 
 def _sensitivity(plan: PrivacyPlan) -> float:
     given = plan.options
-    change = contrastive_change(plan.max_batch, given["temperature"], given["candidates"])
+    change = contrastive_change(plan.whole_batch_cap, given["temperature"], given["candidates"])
     change += given["spread_out"] * spread_out_change()
     return given["directions"] * change * plan.clip_norm
 
@@ -49,7 +49,7 @@ def _engine(build: Build) -> Engine:
     from dpfed.bounding.pair_engines import LogitEngine
 
     options = options_of(build.config, LogitOptions).model_dump()
-    return LogitEngine(build.model, build.plan.max_batch, microbatch=build.config.bounding.microbatch, **options)
+    return LogitEngine(build.model, build.plan.whole_batch_cap, microbatch=build.config.bounding.microbatch, **options)
 
 
 METHOD = Method(

@@ -84,13 +84,16 @@ def _engine(build: Build) -> Engine:
     from dpfed.bounding.released_moments import ReleasedMoments
 
     plan, config = build.plan, build.config
-    kind = ReleasedEmbeddings if config.objective.name == "infonce" else ReleasedMoments
-    std = release_multiplier(plan) * kind.SENSITIVITY
-    noise = ReleaseNoise(build.randomness, std, build.owner, plan.fingerprint)
-    if kind is ReleasedEmbeddings:
-        statistics = ReleasedEmbeddings(plan.options["slots"], plan.batch, noise, build.randomness)
+
+    def noise(sensitivity: float) -> ReleaseNoise:
+        return ReleaseNoise(build.randomness, release_multiplier(plan) * sensitivity, build.owner, plan.fingerprint)
+
+    statistics: ReleasedEmbeddings | ReleasedMoments
+    if config.objective.name == "infonce":
+        of_embeddings = noise(ReleasedEmbeddings.SENSITIVITY)
+        statistics = ReleasedEmbeddings(plan.options["slots"], plan.batch, of_embeddings, build.randomness)
     else:
-        statistics = ReleasedMoments(plan.batch, noise, config.objective.redundancy)
+        statistics = ReleasedMoments(plan.batch, noise(ReleasedMoments.SENSITIVITY), config.objective.redundancy)
     return StatisticsEngine(build.model, config.training.precision, config.bounding.microbatch, statistics)
 
 

@@ -36,7 +36,7 @@ def _engine(build: Build) -> Engine:
     from dpfed.bounding.pair_engines import SampleEngine
 
     norms = options_of(build.config, PairOptions).norms
-    return SampleEngine(build.model, build.plan.max_batch, norms, build.config.bounding.microbatch)
+    return SampleEngine(build.model, build.plan.whole_batch_cap, norms, build.config.bounding.microbatch)
 
 
 METHOD = Method(
@@ -44,7 +44,7 @@ METHOD = Method(
     title="per-record clipping (DP-SGD)",
     claim="All drawn records, at most b, are contrasted, and the gradient of each one's loss is clipped: a record changes all "
     "of these gradients, and moves their sum by 2bC.",
-    sensitivity=lambda plan: 2 * plan.max_batch * plan.clip_norm,
+    sensitivity=lambda plan: 2 * plan.whole_batch_cap * plan.clip_norm,
     engine=_engine,
     whole_batch=True,
     capped=True,

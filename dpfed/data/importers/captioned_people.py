@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, file_record, not_utf8
 from dpfed.errors import UserError, nearest
@@ -60,7 +60,7 @@ class _CaptionedPeopleImporter(Importer):
     def _entry(self, raw: Any, where: str, keys: str) -> _Entry:
         if not isinstance(raw, dict):
             raise UserError(f"{where} is no object; expected the keys {keys}.")
-        person, file, captions, split = (raw.get(key) for key in ("id", self.image_key, "captions", "split"))
+        person, file, captions, split = (cast(Any, raw.get(key)) for key in ("id", self.image_key, "captions", "split"))
         faults = {
             "id": isinstance(person, bool) or not isinstance(person, int | str) or not str(person).strip(),
             self.image_key: not isinstance(file, str) or not file,

@@ -162,13 +162,15 @@ def split_files(path: Path, suffix: str, layout: str) -> list[tuple[str, Path]]:
     splits: dict[Path, str | None] = {file: _split_of(file.relative_to(path)) for file in found}
     if not any(splits.values()):
         splits = dict.fromkeys(found, "train")
+    placed: list[tuple[str, Path]] = []
     for file, split in splits.items():
         if split is None:
             raise UserError(f"{file} belongs to no split; start its name with train, validation or test, or move it away.")
+        placed.append((split, file))
     configurations = {_configuration(file.relative_to(path)) for file in found}
     if len(configurations) > 1:
         raise UserError(f"{path} holds several data sets ({', '.join(sorted(configurations))}); choose one of these folders.")
-    return sorted(((split, file) for file, split in splits.items()), key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
+    return sorted(placed, key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
 
 
 def _split_of(file: Path) -> str | None:
@@ -193,8 +195,8 @@ def number_classes(values: Iterable[object]) -> tuple[dict[object, int], list[st
         Class -> number, and the names in the order of the numbers. Small non-negative integers keep their own number.
     """
     present = {value for value in values if value not in (None, "", -1, "-1")}
-    integers = {value: _integer(value) for value in present}
-    if None not in integers.values():
+    integers = {value: number for value in present if (number := _integer(value)) is not None}
+    if len(integers) == len(present):
         if all(0 <= number < _MOST_NUMBERED for number in integers.values()):
             return integers, [str(number) for number in range(max(integers.values(), default=-1) + 1)]
         ordered = sorted(present, key=integers.__getitem__)
@@ -204,7 +206,9 @@ def number_classes(values: Iterable[object]) -> tuple[dict[object, int], list[st
 
 
 def _integer(value: object) -> int | None:
+    if isinstance(value, int):
+        return int(value)
     try:
-        return int(value) if isinstance(value, int) or str(int(value)) == value else None
-    except (TypeError, ValueError):
+        return number if isinstance(value, str) and str(number := int(value)) == value else None
+    except ValueError:
         return None

@@ -179,12 +179,12 @@ def _members(shard: Path, extensions: Collection[str]) -> Iterator[tuple[str, st
     try:
         with shard.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             while (member := archive.next()) is not None:
-                archive.members.clear()  # tarfile would remember every member
+                archive.members.clear()  # type: ignore[attr-defined]  # public, and untyped; tarfile would remember every member
                 named = _NAME.fullmatch(member.name)
                 if named and member.isreg():
                     extension = named[2].lower()
-                    content = archive.extractfile(member).read() if extension in extensions else None
-                    yield named[1], extension, content
+                    opened = archive.extractfile(member) if extension in extensions else None
+                    yield named[1], extension, None if opened is None else opened.read()
             end = archive.offset
         # tarfile takes a header that it cannot read for the end; the real end is a block of zeros.
         with shard.open("rb") as file:
