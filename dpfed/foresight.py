@@ -51,11 +51,25 @@ def foresee(config: Config, watcher: Watcher | None = None, owners: int = 1) -> 
     if records is None:
         return None
     PrivacyPlan.sketch(config, records)
-    if config.privacy.epsilon is not None:
-        (watcher or Silent()).note(f"calibrating the noise to epsilon {config.privacy.epsilon:g} for {records:,} records")
+    (watcher or Silent()).note(f"accounting for {records:,} records")
     plan = PrivacyPlan.from_config(records, config)
     plan.require_finite()
     return plan
+
+
+def refuse_sharding(config: Config, why: str | None = None) -> None:
+    """Refuses a sharded model where one process has the whole model.
+
+    Args:
+        config: of the run.
+        why: what one process does; default: says how to have several.
+
+    Raises:
+        UserError: saying what to do.
+    """
+    if config.training.sharding != "none":
+        what = why or "divides a model among the workers of a cluster: add --cluster ray --workers N, or set it to 'none'"
+        raise UserError(f"training.sharding = '{config.training.sharding}' {what}.")
 
 
 def refuse_many_owners(plan: PrivacyPlan, owners: int) -> None:
@@ -67,7 +81,7 @@ def refuse_many_owners(plan: PrivacyPlan, owners: int) -> None:
     if owners > plan.groups:
         raise UserError(
             f"{owners:,} workers would share {plan.groups} groups (privacy.batch / bounding.group_size, or 1 where the "
-            f"whole batch is contrasted), and each needs one: use at most {plan.groups} workers."
+            f"whole batch is contrasted), and each needs one: use at most {plan.groups} workers (or sites)."
         )
 
 

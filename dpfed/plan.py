@@ -146,6 +146,28 @@ class PrivacyPlan:
         return draft._calibrated()
 
     @classmethod
+    def of_numbers(
+        cls,
+        records: int,
+        batch: int,
+        steps: int,
+        epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        delta: float | None = None,
+        accountant: Accountant = "pld",
+    ) -> PrivacyPlan:
+        """The plan of a promise alone, without anything that only training needs; give `epsilon` or `noise_multiplier`."""
+        rest: dict[str, Any] = {"group_size": 1, "clip_norm": 1.0, "accountant": accountant}
+        if noise_multiplier is None:
+            _check(epsilon is not None, "give epsilon or noise_multiplier")
+            assert epsilon is not None
+            return cls.calibrate(records, batch, steps, epsilon, delta, **rest)
+        delta = _delta(records) if delta is None else delta
+        plan = cls(records, batch, steps=steps, noise_multiplier=noise_multiplier, delta=delta, **rest)
+        _check_delta(plan)
+        return plan
+
+    @classmethod
     def from_config(cls, records: int, config: Config) -> PrivacyPlan:
         """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
         draft = cls._draft(records, config)

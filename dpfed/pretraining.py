@@ -13,6 +13,7 @@ from dpfed.data.remote import is_url
 from dpfed.data.text import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
+from dpfed.foresight import refuse_sharding
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import settled
 from dpfed.models.folder import save_encoder
@@ -29,7 +30,7 @@ from dpfed.training.releases import Releases
 from dpfed.training.session import Parts, assemble, averaged
 from dpfed.training.trainer import InProcess, Transport, train
 from dpfed.training.worker import GroupObserver
-from dpfed.watching import Silent, Watcher, import_progress
+from dpfed.watching import Silent, Watcher
 
 if TYPE_CHECKING:
     from dpfed.federation.terms import Terms
@@ -74,7 +75,7 @@ def pretrain(config: Config, folder: str | Path, watcher: Watcher | None = None,
     """
     watcher = watcher or Silent()
     check(config, folder, again)
-    _refuse_sharding(config)
+    refuse_sharding(config)
     if not RunDirectory.unused(folder):
         return resume(folder, watcher)
     job = begin(config, folder, watcher)
@@ -94,7 +95,7 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
         from dpfed.federation.simulation import resume_simulation  # what it imports, only few runs need
 
         return resume_simulation(run, watcher)
-    _refuse_sharding(run.config())
+    refuse_sharding(run.config())
     with run.locked():
         if run.finished:
             run.forget_key()  # a crash may have come in between
@@ -103,7 +104,7 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
 
 
 def check(config: Config, folder: str | Path, again: bool) -> None:
-    """Refuses a directory that holds another run, or, unless `again`, any.
+    """Refuses a directory that holds another run, or, unless `again`, any, and one where none can be made.
 
     Raises:
         UserError: saying what is there.
@@ -111,15 +112,7 @@ def check(config: Config, folder: str | Path, again: bool) -> None:
     if again and not RunDirectory.unused(folder):
         RunDirectory.open(folder).refuse_another(settled(with_absolute_paths(config)))
     else:
-        RunDirectory.refuse_if_in_use(folder)
-
-
-def _refuse_sharding(config: Config) -> None:
-    if config.training.sharding != "none":
-        raise UserError(
-            f"training.sharding = '{config.training.sharding}' divides a model among the workers of a cluster: add --cluster "
-            "ray --workers N, or set it to 'none'."
-        )
+        RunDirectory.refuse_unusable(folder)
 
 
 def begin(
@@ -145,9 +138,9 @@ def begin(
     Raises:
         UserError: see `pretrain`.
     """
-    RunDirectory.refuse_if_in_use(folder)
+    RunDirectory.refuse_unusable(folder)
     randomness = randomness or secret_of(config)
-    parts = assemble(with_absolute_paths(config), randomness, import_progress(watcher), owners=owners, terms=terms)
+    parts = assemble(with_absolute_paths(config), randomness, watcher, owners=owners, terms=terms)
     _say_what_is_trained(parts, watcher)
     if terms:
         files = {RunDirectory.TERMS: terms.text, **(files or {})}
@@ -175,7 +168,7 @@ def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1, terms: Terms |
     if terms is None and run.terms.is_file():
         raise UserError(f"{run.path} is the run of a federation: start its server again (`flwr run`) to go on with it.")
     randomness = run.randomness()
-    return Job(run, assemble(run.config(), randomness, import_progress(watcher), owners=owners, terms=terms), randomness)
+    return Job(run, assemble(run.config(), randomness, watcher, owners=owners, terms=terms), randomness)
 
 
 def alone(job: Job) -> Transport:
@@ -201,7 +194,10 @@ def carry_out(
     config, plan = parts.config, parts.plan
     checkpoints = Checkpoints(run.checkpoints, config.training.keep)
     ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints)
+    measured = config.evaluation.split != "none"
     if start == 0:
+        if measured:
+            watcher.note("measuring the model before training")
         _record(run, parts.evaluate("untrained", 0), watcher)
     advance = watcher.stage("private steps" if plan.private else "steps", plan.steps)
     advance(start)
@@ -229,6 +225,7 @@ def carry_out(
     own = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
     train(connect(job), coordinator, range(start, plan.steps), [*own, *observers])
     with averaged(parts.model, coordinator):
+        watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
         _record(run, parts.evaluate("trained", plan.steps), watcher)
         save_encoder(run.model, parts.model, config)
         write_outcome(run, parts, ledger)

@@ -12,15 +12,19 @@ from dpfed.evaluation.suite import Evaluation
 from dpfed.run import RunDirectory
 from dpfed.training.checkpoint import Checkpoints, load_weights
 from dpfed.training.session import assemble
+from dpfed.watching import Silent, Watcher
 
 
-def evaluate_run(folder: str | Path, split: str | None = None, tasks: list[str] | None = None) -> list[Evaluation]:
+def evaluate_run(
+    folder: str | Path, split: str | None = None, tasks: list[str] | None = None, watcher: Watcher | None = None
+) -> list[Evaluation]:
     """Measures a run's untrained and trained model; a finished run's results.json takes the new figures in.
 
     Args:
         folder: a run directory. An unfinished run is measured at its last checkpoint and left as it is.
         split: ``validation`` or ``test``; the run's own by default.
         tasks: the run's own by default.
+        watcher: is told what is done.
 
     Raises:
         UserError: if there is nothing to measure.
@@ -29,13 +33,16 @@ def evaluate_run(folder: str | Path, split: str | None = None, tasks: list[str] 
     tree = run.config().model_dump(mode="json")
     tree["evaluation"] |= {"split": split} if split else {}
     tree["evaluation"] |= {"tasks": tasks} if tasks else {}
-    parts = assemble(parse_config(tree, "evaluation"))
     saved = Checkpoints(run.checkpoints, 1).paths()
     if not saved:
         raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it.")
+    watcher = watcher or Silent()
+    parts = assemble(parse_config(tree, "evaluation"), watcher=watcher)
+    watcher.note("measuring the model before training")
     load_weights(saved[0], parts.model)
     figures = parts.evaluate("untrained", 0)
     load_weights(saved[-1], parts.model)
+    watcher.note("measuring the trained model")
     figures += parts.evaluate("trained", int(saved[-1].stem.removeprefix("step-")))
     if run.finished:
         _merge(run, figures)

@@ -124,7 +124,9 @@ class RunDirectory:
         cls.refuse_if_in_use(path)
         path = Path(path).resolve()
         draft = path.parent / _draft_of(path)
-        missing = [folder for folder in (draft, *draft.parents) if not folder.exists()]
+        missing = [
+            folder for folder in (draft, *draft.parents) if not os.path.exists(folder)
+        ]  # which, unlike a `Path`, bears any name
         made = []
         try:
             if os.path.ismount(path):  # an empty one, which the run cannot replace

@@ -137,8 +137,8 @@ def audit_membership(
     Raises:
         UserError: for a run that is unfinished or whose records are elsewhere, or too few records on either side.
     """
-    run = _finished(folder)
-    parts, watcher = assemble(run.config()), watcher or Silent()
+    run, watcher = _finished(folder), watcher or Silent()
+    parts = assemble(run.config(), watcher=watcher)
     sides = Sides.draw(parts, non_members, records, randomness or Randomness.fresh())
     privacy = json.loads(run.results.read_text(encoding="utf-8"))["privacy"]
     promise = Promise(privacy["epsilon"] if privacy["guarantee"] else None, privacy["delta"])

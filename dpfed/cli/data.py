@@ -39,7 +39,9 @@ def import_(
     """Import a data set into a record store."""
     from rich.markup import escape
 
-    from dpfed.cli.terminal import console, watching
+    from dpfed.cli.terminal import console, say, watching
+
+    say(f"importing {source} into {dest}")
     from dpfed.data.importers import import_records
     from dpfed.data.reasons import by_reason
     from dpfed.watching import import_progress
@@ -65,7 +67,9 @@ def shard(
     shards: Annotated[int, typer.Option(min=1, help="Shards; take a multiple of the number of workers.")] = 64,
 ) -> None:
     """Copy a record store in shards, so that each of many workers reads only its own."""
-    from dpfed.cli.terminal import console, watching
+    from dpfed.cli.terminal import console, say, watching
+
+    say(f"copying {source} into {dest}, in {shards:,} shards")
     from dpfed.data.sharding import shard_store
     from dpfed.watching import import_progress
 
@@ -96,7 +100,9 @@ def divide(
     """Divide a record store among simulated institutions that hold unlike records."""
     from rich.markup import escape
 
-    from dpfed.cli.terminal import console, watching
+    from dpfed.cli.terminal import console, say, watching
+
+    say(f"dividing {source} among {sites:,} sites, into {dest}")
     from dpfed.data.division import CAPTION, divide_store, divided_by, largest_share
     from dpfed.watching import import_progress
 
@@ -124,7 +130,9 @@ def inspect(
     """Count what is in a record store; no record is shown."""
     import json
 
-    from dpfed.cli.terminal import console
+    from dpfed.cli.terminal import console, say
+
+    say(f"counting {dest}", as_json)
     from dpfed.data.records import SPLITS, RecordStore
 
     store = RecordStore.open(dest)

@@ -168,8 +168,8 @@ def calibrate(
     numbers = f"over {steps:,} steps at sampling rate {sampling_rate:.3g} and delta {delta:.3g}"
     if accountant == "pld" and fixed_of is None:
         require_resolution(steps, delta)
-    if epsilon(LEAST_NOISE, sampling_rate, steps, delta, "rdp", fixed_of) <= target:
-        raise _too_generous(target, epsilon(LEAST_NOISE, sampling_rate, steps, delta, "rdp", fixed_of), numbers)
+    if (least := epsilon(LEAST_NOISE, sampling_rate, steps, delta, "rdp", fixed_of)) <= target:
+        raise _too_generous(target, least, numbers)
     too_strict = UserError(
         f"no noise multiplier up to {MOST_NOISE:g} keeps epsilon {target:g} {numbers}: raise epsilon, or lower the batch or "
         "the number of steps."
@@ -178,20 +178,47 @@ def calibrate(
         raise too_strict
     try:
         found = _search(target, sampling_rate, steps, delta, "rdp", _FINE, (LEAST_NOISE, 1.0), fixed_of)
-        if accountant == "pld":  # RDP's bound is looser, so its answer lies above, by less than a factor of two as a rule
-            lower = max(LEAST_NOISE, 0.5 * found)
-            wanted = max(_FINEST, _FINE * min(1.0, target))
-            interval = _interval(lower, sampling_rate, steps, wanted, _POINTS_OF_SEARCH)
-            if lower == LEAST_NOISE and (least := epsilon(lower, sampling_rate, steps, delta)) <= target:
-                raise _too_generous(target, least, numbers)
-            found = _search(target, sampling_rate, steps, delta, "pld", interval, (lower, max(0.95 * found, lower)))
     except (NoBracketIntervalFoundError, OverflowError) as error:
         raise too_strict from error
+    if accountant == "pld":
+        found = _by_pld(target, sampling_rate, steps, delta, found, numbers)
     ticks = math.ceil(found / _GRID)
     for tick in range(ticks, ticks + _MOST_TICKS):
+        if tick * _GRID > MOST_NOISE:
+            raise too_strict
         if epsilon(tick * _GRID, sampling_rate, steps, delta, accountant, fixed_of) <= target:
             return round(tick * _GRID, 10)
-    raise too_strict
+    raise _too_coarse(target, numbers)
+
+
+def _by_pld(target: float, sampling_rate: float, steps: int, delta: float, by_rdp: float, numbers: str) -> float:
+    """The noise multiplier by PLD, before it is rounded up; RDP's bound is looser, so RDP's answer lies above."""
+    from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
+
+    lower = max(LEAST_NOISE, 0.5 * by_rdp)  # less than a factor of two, as a rule
+    wanted = max(_FINEST, _FINE * min(1.0, target))
+    while True:
+        interval = _interval(lower, sampling_rate, steps, wanted, _POINTS_OF_SEARCH)
+        spent = _fresh("pld", None, interval).compose(_event(lower, sampling_rate, steps, None)).get_epsilon(delta)
+        if spent > target:
+            break
+        if lower == LEAST_NOISE:
+            raise _too_generous(target, float(spent), numbers)
+        lower = max(LEAST_NOISE, 0.5 * lower)
+    try:
+        found = _search(target, sampling_rate, steps, delta, "pld", interval, (lower, max(0.95 * by_rdp, lower)))
+    except (NoBracketIntervalFoundError, OverflowError) as error:
+        raise _too_coarse(target, numbers) from error
+    if found > by_rdp + _GRID:
+        raise _too_coarse(target, numbers)
+    return found
+
+
+def _too_coarse(target: float, numbers: str) -> Unresolved:
+    return Unresolved(
+        f"PLD accounting on a grid that takes a bearable time is looser than RDP for epsilon {target:g} {numbers}: set "
+        "privacy.accountant = 'rdp'."
+    )
 
 
 def _too_generous(target: float, least: float, numbers: str) -> UserError:

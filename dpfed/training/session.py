@@ -33,8 +33,8 @@ from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.releases import Releases
 from dpfed.training.memory import require_memory
+from dpfed.training.releases import Releases
 from dpfed.training.worker import GroupObserver, Worker, rows_of_owner
 from dpfed.watching import Silent, Watcher, import_progress
 
@@ -188,10 +188,9 @@ def assemble(
     # operations compute, could differ by a thousandth.
     torch.backends.cudnn.allow_tf32 = False
     watcher = watcher or Silent()
-    if terms is None:
-        foresee(config, watcher, owners)
+    foreseen = terms.privacy_plan if terms else foresee(config, owners=owners)
     config = settled(config)
-    require_memory(config)
+    require_memory(config, device)
     tokenizer = tokenizer_for(config.model)
     watcher.note("building the model")
     with torch.random.fork_rng(devices=[]):
@@ -216,7 +215,10 @@ def assemble(
     if terms:
         plan = terms.privacy_plan
     else:
-        plan = PrivacyPlan.from_config(protected_count(store, config.privacy), config)
+        records = protected_count(store, config.privacy)
+        if foreseen is None:
+            watcher.note(f"accounting for {records:,} records")
+        plan = PrivacyPlan.from_config(records, config)
         plan.require_finite()
     refuse_many_owners(plan, owners)
     tasks_of(store, config)
