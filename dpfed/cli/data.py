@@ -51,7 +51,9 @@ def import_(
     public: Annotated[bool, typer.Option("--public", help="Anyone may see these records; reports may show them.")] = False,
 ) -> None:
     """Import a data set into a record store."""
-    from dpfed.cli.terminal import watching
+    from dpfed.cli.terminal import say, watching
+
+    say(f"importing {source} into {dest}")
     from dpfed.data.importers import import_records
     from dpfed.data.reasons import by_reason
     from dpfed.watching import import_progress
@@ -88,7 +90,9 @@ def shard(
     shards: Annotated[int, typer.Option(help="Shards; take a multiple of the number of workers.")] = 64,
 ) -> None:
     """Copy a record store in shards, so that each of many workers reads only its own."""
-    from dpfed.cli.terminal import watching
+    from dpfed.cli.terminal import say, watching
+
+    say(f"copying {source} into {dest}, in {shards:,} shards")
     from dpfed.data.sharding import shard_store
     from dpfed.watching import import_progress
 
@@ -117,7 +121,9 @@ def divide(
     ] = None,
 ) -> None:
     """Divide a record store among simulated institutions that hold unlike records."""
-    from dpfed.cli.terminal import watching
+    from dpfed.cli.terminal import say, watching
+
+    say(f"dividing {source} among {sites:,} sites, into {dest}")
     from dpfed.data.division import CAPTION, divide_store, divided_by, largest_share
     from dpfed.watching import import_progress
 
@@ -150,7 +156,9 @@ def inspect(
 
     from rich.text import Text
 
-    from dpfed.cli.terminal import console
+    from dpfed.cli.terminal import console, say
+
+    say(f"counting {dest}", as_json)
     from dpfed.data.reasons import visible
     from dpfed.data.records import SPLITS, RecordStore
 
@@ -262,6 +270,7 @@ def _tokenizer(config: Path | None, context: int | None) -> Tokenizer | None:
     from dpfed.models.building import tokenizer_for
 
     if config is None:
+        assert context is not None  # one of them was given
         return WordTokenizer(ModelConfig().vocabulary, context)
     if context is not None:
         raise UserError("--config says how much the model reads, so --context cannot be given as well; choose one.")
@@ -283,20 +292,22 @@ def _captions(store: RecordStore, tokenizer: Tokenizer | None) -> dict[str, int 
         most = max(most, *map(len, captions))
         if tokenizer is not None:
             longer += tokenizer.truncated([text for texts in captions for text in texts])
-    counts = {"total": total, "most_per_record": most}
+    counts: dict[str, int | str] = {"total": total, "most_per_record": most}
     if tokenizer is None:
         return counts
     counted = "words" if isinstance(tokenizer, WordTokenizer) else "tokens"
     return counts | {"context": tokenizer.context, "counted_in": counted, "longer_than_context": longer}
 
 
-def _units(store: RecordStore) -> dict[str, str | int]:
+def _units(store: RecordStore) -> dict[str, str | int | None]:
     import numpy as np
 
     from dpfed.data.records import SPLITS
 
-    _, records = np.unique(store.units, return_counts=True)
-    each = np.concatenate([np.unique(store.units[store.split(split)]) for split in SPLITS])
+    units = store.units
+    assert units is not None  # the caller looked
+    _, records = np.unique(units, return_counts=True)
+    each = np.concatenate([np.unique(units[store.split(split)]) for split in SPLITS])
     _, splits = np.unique(each, return_counts=True)
     return {
         "name": store.unit_name,

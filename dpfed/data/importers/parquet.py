@@ -234,10 +234,10 @@ def _record(place: str, row: dict[str, Any], columns: _Columns, split: str, fold
         value = row.get(name)
         number = value if numbers is None else numbers.get(value, -1)
         labels[name] = -1 if number is None else number
-    image, path = row[columns.image], None
+    image, path = row[columns.image], ""
     if isinstance(image, dict):
-        image, path = image.get("bytes"), image.get("path")
-    path = path if isinstance(path, str) and path else None
+        path = image.get("path") if isinstance(image.get("path"), str) else ""
+        image = image.get("bytes")
     if columns.id is None:
         id = f"{split}/{path}#" if path else f"{split}/"
     elif (name := unit_of(row[columns.id])) is None:
