@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,6 +38,9 @@ from dpfed.training.worker import GroupObserver, Worker, rows_of_owner
 
 if TYPE_CHECKING:
     from dpfed.federation.terms import Terms
+
+
+_MOST_TRIED, _PIXELS_TRIED = 64, 64 * 64 * 64  # see `_largest_pass`: 64 records of 64 pixels, or fewer larger ones
 
 
 @dataclass(frozen=True)
@@ -212,7 +216,7 @@ def assemble(
         refuse_mixing(model, f"bounding.engine = '{config.bounding.engine}'")
     text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
     with torch.random.fork_rng(devices=[]):
-        check_independence(model, random_group(image_size(config), text))
+        check_independence(model, random_group(image_size(config), text, records=2), _largest_pass(config, plan))
     sharded = config.training.sharding != "none"
     model.to("cpu" if sharded else device)
     engine: str = config.bounding.engine
@@ -226,6 +230,15 @@ def assemble(
     preprocessing = preprocessing_of(config)
     views = ImageViews(config.views, preprocessing)
     return Parts(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms)
+
+
+def _largest_pass(config: Config, plan: PrivacyPlan) -> int:
+    """Records of a pass that is about as large as training will make, as far as trying it out is cheap."""
+    expected = plan.batch if plan.how.whole_batch else plan.group_size
+    records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.cap or plan.records)
+    if plan.how.whole_batch:
+        records = min(records, config.bounding.microbatch)
+    return min(records, _MOST_TRIED, _PIXELS_TRIED // image_size(config) ** 2)
 
 
 def _check_engine(config: Config, plan: PrivacyPlan) -> None:
