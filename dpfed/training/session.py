@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -40,6 +41,9 @@ from dpfed.watching import Silent, Watcher, import_progress
 
 if TYPE_CHECKING:
     from dpfed.federation.terms import Terms
+
+
+_MOST_TRIED, _PIXELS_TRIED = 64, 64 * 64 * 64  # see `_largest_pass`: 64 records of 64 pixels, or fewer larger ones
 
 
 @dataclass(frozen=True)
@@ -209,7 +213,8 @@ def assemble(
         refuse_mixing(model, f"bounding.engine = '{config.bounding.engine}'")
     text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
     with torch.random.fork_rng(devices=[]):
-        check_independence(model, random_group(image_size(config), text))
+        tried = _largest_pass(config, foreseen or PrivacyPlan.sketch(config))
+        check_independence(model, random_group(image_size(config), text, records=2), tried)
     watcher.note(f"opening the records: {_source(config)}")
     progress = guarded(import_progress(watcher), config) if terms is None else None
     store = open_records(config.data, progress, owner, owners, preprocessing.interpolation)
@@ -245,6 +250,15 @@ def _source(config: Config) -> str:
     if data.source == "shapes":
         return f"{data.records:,} generated shapes"
     return f"{data.source} at {data.path}" if data.path else data.source
+
+
+def _largest_pass(config: Config, plan: PrivacyPlan) -> int:
+    """Records of a pass that is about as large as training will make, as far as trying it out is cheap."""
+    expected = plan.batch if plan.how.whole_batch else plan.group_size
+    records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.cap or plan.records)
+    if plan.how.whole_batch:
+        records = min(records, config.bounding.microbatch)
+    return min(records, _MOST_TRIED, _PIXELS_TRIED // image_size(config) ** 2)
 
 
 def _check_engine(config: Config, how: Method) -> None:

@@ -236,7 +236,7 @@ def _record(place: str, row: dict[str, Any], columns: _Columns, split: str, fold
         labels[name] = -1 if number is None else number
     image, path = row[columns.image], ""
     if isinstance(image, dict):
-        path = image.get("path") if isinstance(image.get("path"), str) else ""
+        path = str(image.get("path") or "")
         image = image.get("bytes")
     if columns.id is None:
         id = f"{split}/{path}#" if path else f"{split}/"
