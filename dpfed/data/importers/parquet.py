@@ -240,10 +240,10 @@ def _record(place: str, row: dict[str, Any], columns: _Columns, split: str, fold
         image = image.get("bytes")
     if columns.id is None:
         id = f"{split}/{path}#" if path else f"{split}/"
-    elif (name := unit_of(row[columns.id])) is None:
+    elif (named := unit_of(row[columns.id])) is None:
         return Unreadable(f"{place} (a row without a name)", f"no {columns.id}")
     else:
-        id = place = f"{split}/{name}"
+        id = place = f"{split}/{named}"
     if image is None and path:
         return FileRecord(id, folder / path, captions, labels, split, unit, place)
     return Unreadable(place, "no image") if image is None else RecordInput(id, image, captions, labels, split, unit, place)
