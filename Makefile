@@ -8,7 +8,7 @@ PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto --m
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: requirements.lock pyproject.toml
+$(VENV)/.installed: requirements.lock pyproject.toml setup.py
 	@command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv || \
 		{ $(PYTHON) -m venv .uv && .uv/bin/pip install --quiet uv; }
 	@uv=$$(command -v uv || { test -x .uv/bin/uv && echo .uv/bin/uv; } || echo "$(PYTHON) -m uv"); \
@@ -19,17 +19,17 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 
 quickstart: install
 	@if test -e $(RUN); then $(VENV)/bin/dpfed resume $(RUN); \
-		else $(VENV)/bin/dpfed pretrain configs/quickstart.toml --run $(RUN); fi
+		else $(VENV)/bin/dpfed pretrain quickstart --run $(RUN); fi
 
 # A public model on half the colours, then its private adaptation to the other half.
 adapt: install
 	@for name in public adapted; do run=runs/shapes-$$name; config=$${name%adapted}; \
 		if test -e $$run; then $(VENV)/bin/dpfed resume $$run; \
-		else $(VENV)/bin/dpfed pretrain configs/adapt/shapes$${config:+-$$config}.toml --run $$run; fi || exit; done
+		else $(VENV)/bin/dpfed pretrain adapt/shapes$${config:+-$$config} --run $$run; fi || exit; done
 
 # Three institutions on this machine, over TLS; the same command goes on after an interruption.
 federation: install
-	@$(VENV)/bin/python -m server.demo configs/federation.toml --run runs/federation
+	@$(VENV)/bin/python -m server.demo federation --run runs/federation
 
 # A file's tests stay in one process; real clusters and federations want memory, so there are four processes at most.
 test: install

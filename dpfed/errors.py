@@ -17,11 +17,13 @@ class UserError(Exception):
     Args:
         message: for whoever is at the machine where the records are.
         public: the same without names of records, for the logs of a cluster; default: the message.
+        command: what to type on the command line, a sentence that only the command line adds: a program has no options.
     """
 
-    def __init__(self, message: str, public: str | None = None) -> None:
+    def __init__(self, message: str, public: str | None = None, command: str = "") -> None:
         super().__init__(message)
         self.public = public or message
+        self.command = command
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:

@@ -138,6 +138,7 @@ class PrivacyPlan:
         """
         _check(_positive(epsilon), f"epsilon must be positive, got {epsilon}")
         delta = accounting.default_delta(max(records, 2)) if delta is None else delta
+        _check_delta(delta, records, "record" if rest.get("unit", "record") == "record" else "unit")
         draft = cls(
             records=records, batch=batch, steps=steps, noise_multiplier=1.0, delta=delta, target_epsilon=epsilon, **rest
         )
@@ -167,8 +168,7 @@ class PrivacyPlan:
         if not method.private:
             _check(
                 privacy.epsilon is None and privacy.noise_multiplier is None,
-                "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out "
-                "(on the command line: --set privacy.epsilon=)",
+                "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out",
             )
             return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=0.0, delta=delta, **rest)
         sigma = privacy.noise_multiplier
@@ -178,6 +178,7 @@ class PrivacyPlan:
         )
         if privacy.epsilon is not None:
             return cls.calibrate(records, privacy.batch, privacy.steps, privacy.epsilon, privacy.delta, **rest)
+        _check_delta(delta, records, privacy.unit)
         assert sigma is not None  # see above
         return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=sigma, delta=delta, **rest)
 
@@ -304,6 +305,15 @@ class PrivacyPlan:
 
 def _positive(value: float) -> bool:
     return math.isfinite(value) and value > 0
+
+
+def _check_delta(delta: float, records: int, unit: str) -> None:
+    """Refuses a delta above 1/N, of new plans only: one that was made before must still open, and its card says so."""
+    _check(
+        records < 2 or not 1 / records < delta < 1,
+        f"delta = {delta:.3g} is more than 1/N (N = {records:,}), and whoever published one whole {unit}, drawn at random, "
+        "would keep such a promise; leave delta out for the default, 1/(N ln N), or give less than 1/N",
+    )
 
 
 def _check(condition: bool, message: str) -> None:

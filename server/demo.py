@@ -1,6 +1,6 @@
 """A federation on one machine, from records to the privacy card: what `make federation` does.
 
-    python -m server.demo configs/federation.toml --run runs/federation
+    python -m server.demo federation --run runs/federation
 
 Every party is a process of its own, as on machines of their own: a SuperLink, a SuperNode and a site worker for each site, and
 the operator's `flwr run`, over TLS on the loopback interface. Only the records are not three institutions' own, but one store
@@ -18,21 +18,21 @@ import typer
 
 from dpfed.cli.entry import run as run_app
 from dpfed.cli.simulation import Skew
-from dpfed.cli.terminal import console, show_run, watching
-from dpfed.config import Config, load_config
+from dpfed.cli.terminal import chosen_config, console, show_run, watching
+from dpfed.config import Config
 from dpfed.data.division import EVALUATION, divide_store, site_folder
 from dpfed.data.opening import open_records
 from dpfed.errors import UserError
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder
 from dpfed.federation.terms import Terms
-from dpfed.models.building import settled
+from dpfed.models.building import preprocessing_of, settled
 from dpfed.pretraining import with_absolute_paths
 from dpfed.run import RunDirectory
 from dpfed.watching import import_progress
+from server.app_folder import make_app_folder
 from server.loopback import RUN, Loopback, loopback
 
 _READY = "ready"  # a file that says that all parties have signed up
-_APP = Path(__file__).resolve().parents[1]
 _FLOWERS = ("\x1b", "DEBUG:", "INFO:", "Using SuperLink", "Successfully")  # lines of Flower's own, also in the processes' logs
 _START = 300.0  # seconds that a site may take to load, on a busy machine
 
@@ -41,7 +41,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    config: Annotated[Path, typer.Argument(help="A TOML file.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file, or a name such as federation.")],
     run: Annotated[Path, typer.Option(help="Where the run goes; the parties' folders go beside it.")],
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
     sites: Annotated[int, typer.Option(min=2, help="Institutions.")] = 3,
@@ -52,7 +52,7 @@ def main(
     deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
 ) -> None:
     """Train with several institutions, all on this machine; again after an interruption, to go on."""
-    loaded, place = with_absolute_paths(load_config(config, assignments)), run.absolute()
+    loaded, place = with_absolute_paths(chosen_config(config, assignments)), run.absolute()
     if not RunDirectory.unused(place) and RunDirectory.open(place).finished:
         show_run(RunDirectory(place))
         return
@@ -70,7 +70,8 @@ def main(
         doors = {site_folder(number): Path(folder) / site_folder(number) / "door" for number in range(sites)}
         with loopback(Path(folder) / "loopback", doors) as federation:
             _serve(federation, parties, doors)
-            federation.submit(_APP, {"federation": str(parties / "coordinator"), "run": str(place)})
+            app_folder = make_app_folder(Path(folder) / "app")
+            federation.submit(app_folder, {"federation": str(parties / "coordinator"), "run": str(place)})
             for line in federation.members.follow(RUN):
                 if not line.startswith(_FLOWERS):
                     console.print(line, end="", markup=False, highlight=False, soft_wrap=True)
@@ -81,7 +82,8 @@ def main(
 def _found(config: Config, parties: Path, sites: int, skew: float, options: dict[str, str | int | float]) -> None:
     """Divides the records, makes the sites, and has them join: five commands for each institution (docs/federation.md)."""
     with watching() as watcher:
-        store = open_records(settled(config).data, import_progress(watcher))
+        interpolation = preprocessing_of(config).interpolation
+        store = open_records(settled(config).data, import_progress(watcher), interpolation=interpolation)
     stores = parties / "stores"
     if not stores.exists():
         divide_store(store.path, stores, sites, skew)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import dpfed
-from dpfed.cli import audit, data, federation, privacy, reproduce, runs, sweep
+from dpfed.cli import audit, config, data, federation, privacy, reproduce, runs, sweep
 from dpfed.cli.entry import run
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ def _options(
 runs.register(app)
 sweep.register(app)
 reproduce.register(app)
+app.add_typer(config.app, name="config")
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(data.app, name="data")
 app.add_typer(audit.app, name="audit")

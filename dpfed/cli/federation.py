@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dpfed.cli.terminal import console
+from dpfed.cli.terminal import chosen_config, console
 
 if TYPE_CHECKING:
     from dpfed.federation.terms import Terms
@@ -24,7 +24,7 @@ SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder.", show_d
 @federation.command("create")
 def create_federation(
     folder: Annotated[Path, typer.Argument(help="The coordinator's folder to make.", show_default=False)],
-    config: Annotated[Path, typer.Argument(help="A TOML file; its [data] is what the coordinator measures on.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file, or a name; its [data] is what the coordinator measures on.")],
     cards: Annotated[list[Path], typer.Argument(help="card.json of each site.", show_default=False)],
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
     trust: Annotated[
@@ -36,12 +36,11 @@ def create_federation(
     broadcast: Annotated[Literal["fp32", "bf16"], typer.Option(help="How parameters travel to the sites.")] = "fp32",
 ) -> None:
     """Make the terms of a federation from the cards of its sites."""
-    from dpfed.config import load_config
     from dpfed.federation.folders import CoordinatorFolder
     from dpfed.federation.terms import Terms
     from dpfed.pretraining import with_absolute_paths
 
-    loaded = with_absolute_paths(load_config(config, assignments))
+    loaded = with_absolute_paths(chosen_config(config, assignments))
     options = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline, "broadcast": broadcast}
     made = CoordinatorFolder.create(folder, loaded, cards, **options)
     _show_terms(Terms.load(made.terms))
@@ -62,9 +61,12 @@ def create_site(
     name: Annotated[str, typer.Option(help="The site's name in the federation.", show_default=False)],
     store: Annotated[Path, typer.Option(help="The site's record store.", show_default=False)],
     budget: Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The largest delta that the site agrees to; default 1/N.", show_default=False)
+    ] = None,
     declared: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of training records to declare, which is public; default: the true one."),
+        typer.Option(help="Number of training records to declare, which is public: the true one (default), or more."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     weights: Annotated[str | None, typer.Option(help="This site's copy of model.weights.", show_default=False)] = None,
@@ -76,7 +78,7 @@ def create_site(
     from dpfed.federation.folders import SiteFolder
 
     made = SiteFolder.create(
-        folder, name, store, declared, budget=budget, device=device, weights=weights, architecture=architecture
+        folder, name, store, declared, budget=budget, delta=delta, device=device, weights=weights, architecture=architecture
     )
     console.print(f"Give {made.card} to the coordinator; all else in {made.path} is secret.", highlight=False, soft_wrap=True)
 
@@ -125,7 +127,7 @@ def status(folder: SiteDirectory) -> None:
     """What the site has spent."""
     from dpfed.federation.folders import SiteFolder
     from dpfed.privacy.ledger import Ledger
-    from dpfed.report.card import round_up
+    from dpfed.report.promise import meaning, round_up
 
     opened = SiteFolder.open(folder)
     terms, ledger = opened.terms(), Ledger.open(opened.ledger)
@@ -136,7 +138,8 @@ def status(folder: SiteDirectory) -> None:
         ("terms", terms.fingerprint),
         ("steps answered", f"{ledger.charged} of {plan.steps}"),
         ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(plan.delta)}, of {round_up(plan.epsilon())} planned"),
-        ("budget", "none set" if budget is None else f"{budget:g}"),
+        ("which means", meaning(plan.epsilon(), plan.delta, plan.unit, "what all planned steps release")),
+        ("budget", f"{'none set' if budget is None else repr(budget)}, at a delta of {opened.most_delta(plan):.3g} at most"),
     ):
         console.print(f"{name:>15}  {value}", highlight=False, soft_wrap=True)
 

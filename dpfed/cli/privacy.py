@@ -49,6 +49,7 @@ def _show(plan: dict, fixed: dict, as_json: bool) -> None:
     from dpfed.cli.terminal import console
     from dpfed.config import BoundingConfig, Config, PrivacyConfig
     from dpfed.plan import PrivacyPlan
+    from dpfed.report.promise import large_delta, meaning, round_up
 
     privacy = {key: value for key, value in plan.items() if key != "records"} | fixed
     groups = BoundingConfig(group_size=1)
@@ -64,9 +65,12 @@ def _show(plan: dict, fixed: dict, as_json: bool) -> None:
         print(json.dumps({**figures, "delta": delta}))
         return
     table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
-    table.title = f"N = {plan['records']:,}, B = {plan['batch']:,}, T = {plan['steps']:,}, delta = {delta:.3g}"
+    table.title = f"N = {plan['records']:,}, B = {plan['batch']:,}, T = {plan['steps']:,}, delta = {round_up(delta)}"
     for column in ("accountant", "noise multiplier", "epsilon"):
         table.add_column(column, justify="left" if column == "accountant" else "right")
     for name, figure in figures.items():
-        table.add_row(name.upper(), f"{figure['noise_multiplier']:.4f}", f"{figure['epsilon']:.4f}")
+        table.add_row(name.upper(), f"{figure['noise_multiplier']:.6g}", round_up(figure["epsilon"]))
     console.print(table)
+    if warning := large_delta(delta, plan["records"]):
+        console.print(warning, style="bold red", highlight=False, soft_wrap=True)
+    console.print(meaning(figures["pld"]["epsilon"], delta), highlight=False, soft_wrap=True)

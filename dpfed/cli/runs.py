@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts
 
 
 def pretrain(
-    config: Annotated[Path, typer.Argument(help="A TOML file, such as configs/quickstart.toml.", show_default=False)],
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file, or a name such as quickstart (see `dpfed config list`).", show_default=False)
+    ],
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
     ] = None,
@@ -43,9 +44,9 @@ def pretrain(
     skew: Skew = None,
 ) -> None:
     """Pretrain an encoder privately: a model, a report and a privacy card."""
-    from dpfed.config import load_config
+    from dpfed.cli.terminal import chosen_config
 
-    loaded = load_config(config, assignments)  # before torch, so that a mistake is answered at once
+    loaded = chosen_config(config, assignments)  # before torch, so that a mistake is answered at once
     folder = run or Path("runs") / loaded.name
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)
@@ -99,7 +100,7 @@ def _watch(carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool) -
 def evaluate(
     run: RunFolder,
     split: Annotated[str | None, typer.Option(help="validation or test; default: the run's own.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="retrieval, knn or linear; may be repeated.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="retrieval, zero_shot, knn or linear; may be repeated.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a run's model again, beside the one before training."""
@@ -107,14 +108,18 @@ def evaluate(
 
     from dpfed.cli.terminal import console
     from dpfed.reevaluation import evaluate_run
+    from dpfed.report.results import shown
 
     figures = evaluate_run(run, split, task)
     if as_json:
-        print(json.dumps([dataclasses.asdict(figure) for figure in figures], indent=2))
+        print(json.dumps([figure.facts() for figure in figures], indent=2))
         return
     for figure in figures:
         console.print(
-            f"{figure.model:>10}  {escape(figure.name):<28} {figure.value:8.4f}  [dim]{figure.protocol}[/]", highlight=False
+            f"{figure.model:>10}  {escape(figure.name):<28} {shown(figure.value, figure.name, figure.interval):>16}  "
+            f"[dim]{escape(figure.protocol)}[/]",
+            highlight=False,
+            soft_wrap=True,
         )
 
 
@@ -144,9 +149,13 @@ def export(
     """Copy a run's model out, for example for `open_clip.create_model("local-dir:DEST")`."""
     from dpfed.cli.terminal import console
     from dpfed.export import export_model
+    from dpfed.run import RunDirectory
 
     for file in export_model(run, dest, adapters):
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)
+    opened = RunDirectory.open(run)
+    page = opened.no_card if opened.no_card.exists() else opened.card
+    console.print(f"[dim]What holds for it, and what does not, is in[/] {page}", highlight=False, soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

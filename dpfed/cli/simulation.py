@@ -42,10 +42,11 @@ def simulated(federated: int | None, cluster: str | None, **options: str | float
     from pydantic import ValidationError
 
     from dpfed.federation.simulation import Simulation
+    from dpfed.wording import complaint
 
     try:
-        return Simulation(sites=federated, **given)
+        return Simulation.model_validate({"sites": federated, **given})
     except ValidationError as error:
         first = error.errors()[0]
         option = {"sites": "federated"}.get(str(first["loc"][0]), str(first["loc"][0]))
-        raise UserError(f"--{option} {first['input']}: {first['msg'].lower()}.") from None
+        raise UserError(f"--{option} {first['input']}: {complaint(error)}.") from None

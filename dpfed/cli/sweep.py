@@ -12,8 +12,11 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 
 def sweep(
-    base: Annotated[Path, typer.Argument(help="A TOML file, what all runs have in common.", show_default=False)],
-    file: Annotated[Path, typer.Argument(help="A sweep file, such as configs/sweeps/table5.toml.", show_default=False)],
+    base: Annotated[
+        Path,
+        typer.Argument(help="A TOML file, or a name such as cuhk-pedes: what all runs have in common.", show_default=False),
+    ],
+    file: Annotated[Path, typer.Argument(help="A sweep file, or a name such as sweeps/table5.", show_default=False)],
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key of BASE.")
     ] = None,
@@ -23,11 +26,11 @@ def sweep(
 
     The runs spend privacy budget together: the joint promise that is printed at the end is the sum of theirs.
     """
-    from dpfed.cli.terminal import watching
-    from dpfed.config import load_config
+    from dpfed.cli.terminal import chosen_config, say_if_shipped, watching
     from dpfed.sweep import sweep as carry_out
 
-    loaded = load_config(base, assignments)
+    loaded = chosen_config(base, assignments)
+    say_if_shipped(file)
     with watching() as watcher:
         outcome = carry_out(loaded, file, runs, watcher)
     _show(outcome)
@@ -38,7 +41,7 @@ def _show(outcome: SweepOutcome) -> None:
     from rich.table import Table
 
     from dpfed.cli.terminal import console
-    from dpfed.report.card import round_up
+    from dpfed.report.promise import round_up
     from dpfed.report.results import headlines, label, shown
 
     tables = [{result.name: result for result in run.table} for run in outcome.runs]
@@ -49,7 +52,8 @@ def _show(outcome: SweepOutcome) -> None:
     for name in [*(escape(label(name)) for name in columns), "epsilon"]:
         table.add_column(name, justify="right")
     for run, results in zip(outcome.runs, tables, strict=True):
-        figures = [shown(results[name].trained if name in results else None, name) for name in columns]
+        found = [results.get(name) for name in columns]
+        figures = ["–" if item is None else shown(item.trained, item.name, item.trained_interval) for item in found]
         table.add_row(run.name, *figures, "none" if run.void else round_up(run.epsilon))
     console.print(table)
     console.print(outcome.promise, highlight=False)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,12 +16,33 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+import dpfed
+from dpfed.config import Config, load_config
+from dpfed.shipped import shipped_name
+
 if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do without
     from dpfed.evaluation.suite import Evaluation
     from dpfed.run import RunDirectory
 
 console = Console()
 _LINE_EVERY = 15.0  # seconds between two lines of progress where there is no terminal
+
+
+def chosen_config(given: Path, assignments: list[str] | None) -> Config:
+    """Reads the configuration that a command was given, and says so where it is one that dpfed ships.
+
+    Raises:
+        UserError: see `load_config`.
+    """
+    config = load_config(given, assignments or ())
+    say_if_shipped(given)
+    return config
+
+
+def say_if_shipped(given: Path) -> None:
+    """Says, beside the output, that a name was taken for a shipped file: a user's own may have been meant."""
+    if name := shipped_name(given):
+        print(f"{name}: as shipped with dpfed {dpfed.__version__}", file=sys.stderr, flush=True)
 
 
 class TerminalWatcher:
@@ -85,35 +108,35 @@ def watching() -> Iterator[TerminalWatcher]:
 
 def show_run(run: RunDirectory) -> None:
     """The short table at the end of a run: what was promised, what was learned, where things are."""
-    from dpfed.report.card import round_up
-    from dpfed.report.results import results_of
+    from dpfed.report.card import lead
+    from dpfed.report.promise import large_delta, meaning, round_up
+    from dpfed.report.results import results_of, shown
 
     results: dict[str, Any] = json.loads(run.results.read_text(encoding="utf-8"))
     privacy = results["privacy"]
+    page = run.no_card if run.no_card.exists() else run.card
     if privacy["guarantee"]:
         promise = (
             f"epsilon {round_up(privacy['epsilon'])}, delta {round_up(privacy['delta'])} ({privacy['accountant'].upper()})"
             + (", for all records of a unit" if privacy.get("unit") == "unit" else "")
         )
+        one = privacy.get("unit", "record")
+        warning = large_delta(privacy["delta"], privacy["records"], one)
+        words = " ".join([warning, meaning(privacy["epsilon"], privacy["delta"], one, "what this run released")]).strip()
     else:
-        reason = "trained without privacy" if privacy.get("method") == "none" else "the seed was fixed"
-        if not privacy.get("sound", True):
-            reason = f"the claim of method '{privacy['method']}' does not hold"
-        promise = f"[bold red]no guarantee[/]: {reason}"
+        promise, words = "[bold red]no guarantee[/]", lead(page.read_text(encoding="utf-8"))
     console.print(f"[bold]{escape(results['name'])}: {promise}[/]", highlight=False, soft_wrap=True)
+    console.print(escape(words), highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for column in ("before", "after", "change"):
         table.add_column(column, justify="right")
     for result in results_of(results["evaluations"]):
         if "rank" not in result.name:
-            table.add_row(escape(result.name), _number(result.untrained), _number(result.trained), result.difference)
+            before = shown(result.untrained, result.name, result.untrained_interval)
+            after = shown(result.trained, result.name, result.trained_interval)
+            table.add_row(escape(result.name), before, after, result.difference)
     console.print(table)
-    page = run.no_card if run.no_card.exists() else run.card
     card = ("privacy card" if privacy["guarantee"] else "no guarantee", page)
     for name, path in (("model", run.model), ("report", run.report), card):
         console.print(f"[dim]{name:>12}[/]  {path}", highlight=False, soft_wrap=True)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"

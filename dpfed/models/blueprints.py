@@ -1,7 +1,8 @@
 """What an open_clip model is made of before it is built: architecture, preprocessing, and where its weights are.
 
-An architecture is a name that open_clip knows, a JSON file in open_clip's format, or ``local-dir:DIR``; weights are a tag that
-open_clip knows, a local file, or those of the ``local-dir``. Nothing is downloaded unless a tag asks for it.
+An architecture is a name that open_clip knows, a JSON file in open_clip's format (the user's, or one that dpfed ships), or
+``local-dir:DIR``; weights are a tag that open_clip knows, a local file, or those of the ``local-dir``. Nothing is downloaded
+unless a tag asks for it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from dpfed.config import ModelConfig
 from dpfed.data.preprocessing import Preprocessing
 from dpfed.errors import UserError, nearest
+from dpfed.shipped import find_tower
 
 LOCAL_DIR = "local-dir:"
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
@@ -84,7 +86,7 @@ def blueprint(config: ModelConfig) -> Blueprint:
     if name.startswith(LOCAL_DIR):
         return _local_dir(Path(name.removeprefix(LOCAL_DIR)).expanduser(), config.weights)
     if name.endswith(".json"):
-        path = Path(name).expanduser()
+        path = find_tower(name) or Path(name).expanduser()
         model_cfg, preprocessing = _read_json(path)
         return Blueprint(name, model_cfg, preprocessing, file=_weights_file(config.weights, f"the architecture of {path}"))
     return _by_name(name, config.weights)

@@ -33,8 +33,8 @@ _FINE, _FINEST = 1e-3, 1e-5
 
 
 def default_delta(records: int) -> float:
-    """1/(N ln N), the paper's choice (DP-GCL, appendix B.1)."""
-    return 1.0 / (records * math.log(records))
+    """1/(N ln N), the paper's choice (DP-GCL, appendix B.1), and never more than 1/N, as it would be for two records."""
+    return 1.0 / (records * max(1.0, math.log(records)))
 
 
 def _fresh(accountant: Accountant, fixed_of: int | None, interval: float = _FINE) -> dp_accounting.PrivacyAccountant:
@@ -116,6 +116,12 @@ def calibrate(
                 target, sampling_rate, steps, delta, "pld", max(_FINEST, _FINE * min(1.0, target)), (0.5 * found, 0.95 * found)
             )
     except (NoBracketIntervalFoundError, OverflowError) as error:
+        least = epsilon(LEAST_NOISE, sampling_rate, steps, delta, "rdp", fixed_of)
+        if least <= target:
+            raise UserError(
+                f"epsilon {target:g} promises nothing: the least noise multiplier there is, {LEAST_NOISE}, keeps epsilon "
+                f"{math.ceil(least):,} over {steps} steps at sampling rate {sampling_rate:.3g}. Give a smaller epsilon, such as 8."
+            ) from error
         raise UserError(
             f"no noise multiplier keeps epsilon {target} over {steps} steps at sampling rate {sampling_rate:.3g} and delta "
             f"{delta:.3g}: raise epsilon, or lower the batch or the number of steps."

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dpfed.errors import UserError, nearest
-from dpfed.reproduce.checkout import in_checkout
+from dpfed.shipped import configs
 from dpfed.toml_file import read_toml
 
 Chart = Literal["bars", "steps", "loss", "line", "snr", "mechanism"]
@@ -82,14 +82,10 @@ class Experiment:
 
     @property
     def all_variants(self) -> tuple[Variant, ...]:
-        """Its own variants, or those of its sweep file.
-
-        Raises:
-            UserError: if that file is not there.
-        """
+        """Its own variants, or those of its sweep file."""
         if self.sweep is None:
             return self.variants
-        runs = read_toml(in_checkout("configs", "sweeps", f"{self.sweep}.toml"), "sweep")["run"]
+        runs = read_toml(configs() / "sweeps" / f"{self.sweep}.toml", "sweep")["run"]
         return tuple(Variant("DP-GCL", run["set"], setting=run["name"]) for run in runs)
 
     def chosen(self, scale: str, methods: Iterable[str] | None) -> tuple[Variant, ...]:

@@ -1,4 +1,4 @@
-"""The figures of the papers, from ``benchmarks/published/*.csv``: one figure a row."""
+"""The figures of the papers, which dpfed ships (in the repository: ``benchmarks/published/*.csv``): one figure a row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dpfed.reproduce.checkout import in_checkout
+from dpfed import shipped
 
 PAPERS = ("dp-gcl", "logit-dp", "dpcl", "batch-norm")
 
@@ -44,12 +44,8 @@ class Published:
 
 @functools.cache
 def published(paper: str, table: str | None = None) -> tuple[Published, ...]:
-    """The figures of a paper, or of one of its tables.
-
-    Raises:
-        UserError: where the repository's files are not there.
-    """
-    with open(in_checkout("benchmarks", "published", f"{paper}.csv"), encoding="utf-8", newline="") as file:
+    """The figures of a paper, or of one of its tables."""
+    with open(shipped.published(paper), encoding="utf-8", newline="") as file:
         rows = [_figure(row) for row in csv.DictReader(file)]
     return tuple(row for row in rows if table in (None, row.table))
 

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfed.config import Config, parse_config
+from dpfed.config import Config, read_back
 from dpfed.data.importers import detect
 from dpfed.data.layout import is_store
 from dpfed.data.opening import open_records
 from dpfed.dotted_keys import put
+from dpfed.effects import effective
 from dpfed.errors import UserError
 from dpfed.models.building import settled
 from dpfed.pretraining import pretrain, with_absolute_paths
-from dpfed.reproduce.checkout import in_checkout
 from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import WITHOUT_PRIVACY, DataSet, Scale
 from dpfed.run import RunDirectory
+from dpfed.shipped import configs
 from dpfed.toml_file import read_toml
 from dpfed.watching import Watcher, import_progress
 
@@ -176,7 +177,7 @@ def _size(config: Config) -> str:
 
 def _base(request: Request) -> dict[str, Any]:
     """The data set's configuration at the scale, before any variant's changes."""
-    tree = read_toml(in_checkout("configs", request.data.config), "config")
+    tree = read_toml(configs() / request.data.config, "config")
     if not request.data.generated:
         if not request.path.exists():
             raise UserError(f"there is nothing at {request.path}: give the place of {request.data.name} with --path.")
@@ -206,6 +207,7 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
         put(tree, "training.checkpoint_every", every)
         put(tree, "training.keep", steps)
     tree["name"] = "unnamed"
-    config = with_absolute_paths(parse_config(tree, f"{request.experiment.name}, {variant.label}"))
+    # One base serves all methods and all places of the records, so a variant may have no use for some of its keys.
+    config = with_absolute_paths(effective(read_back(tree, f"{request.experiment.name}, {variant.label}")))
     digest = hashlib.blake2b(config.dump().encode(), digest_size=5).hexdigest()
     return config.model_copy(update={"name": f"{request.data.name}-{method}-{digest}"})

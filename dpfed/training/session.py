@@ -136,6 +136,7 @@ class Parts:
             microbatch=self.config.bounding.microbatch,
             owner=share.owner,
             groups=share.groups,
+            owners=self.owners if self.terms is None else len(self.terms.sites),
             observe=observe,
             units=None if units is None else units[rows],
         )
@@ -190,7 +191,8 @@ def assemble(
         raise UserError(f"impossible plan: privacy.epsilon must be positive, got {config.privacy.epsilon}.")
     config = settled(config)
     tokenizer = tokenizer_for(config.model)
-    store = open_records(config.data, progress, owner, owners)
+    preprocessing = preprocessing_of(config)
+    store = open_records(config.data, progress, owner, owners, preprocessing.interpolation)
     if config.model.reads_text and store.kind != "image-text":
         raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
     if terms:
@@ -227,7 +229,6 @@ def assemble(
         engine = fastest_engine(model, _stand_in(config, plan, text, device), *chosen_on)
         config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
     config = config.model_copy(update={"training": config.training.model_copy(update={"device": device.type})})
-    preprocessing = preprocessing_of(config)
     views = ImageViews(config.views, preprocessing)
     return Parts(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms)
 

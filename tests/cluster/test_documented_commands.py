@@ -1,5 +1,6 @@
 """Every command of the READMEs and of the manifests is one that its program understands, and prints what is shown."""
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 import typer.main
 import yaml
+
+from dpfed.config import load_config
+from dpfed.sweep import read_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "cluster" / "README.md").read_text()
@@ -24,7 +28,7 @@ def commands():
     config = yaml.safe_load((DEPLOY / "ray-up.yaml").read_text())
     lines += config["head_start_ray_commands"] + config["worker_start_ray_commands"]
     found = dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in lines)
-    return [list(words) for words in found if words[0] in PROGRAMS]
+    return [list(itertools.takewhile(lambda word: word != ">", words)) for words in found if words[0] in PROGRAMS]
 
 
 def parse(words):
@@ -84,8 +88,21 @@ def test_the_readme_shows_each_way_to_start_a_run():
     shown = {tuple(words[:2]) for words in commands()}
     assert shown >= {("dpfed", "pretrain"), ("dpfed", "resume"), ("ray", "start"), ("ray", "job"), ("ray", "up")}
     assert {"torchrun", "python"} <= {words[0] for words in commands()}
-    named = {path for words in commands() for word in words for path in re.findall(r"configs/[\w/.-]+\.toml", word)}
-    assert named and all((ROOT / path).exists() for path in named)
+
+
+def test_the_readme_names_configs_that_are_shipped(tmp_path, monkeypatch):
+    """In any folder, so the commands are also those of who has installed the wheel."""
+    monkeypatch.chdir(tmp_path)
+    before = ("pretrain", "cluster.pretrain", "--config", "--", "show")
+    named = {name for words in commands() for word, name in zip(words, words[1:], strict=False) if word in before}
+    named = {name for name in named if not name.startswith("-") and name != "python"}
+    assert len(named) >= 6
+    for name in named:
+        load_config(name)
+    sweeps = [words[2:4] for words in commands() if words[:2] == ["dpfed", "sweep"]]
+    assert sweeps
+    for base, sweep in sweeps:
+        read_sweep(sweep, load_config(base))
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dpfed import shipped
 from dpfed.config import load_config
-from dpfed.reproduce.checkout import in_checkout
 from dpfed.reproduce.published import PAPERS, Published, beside, published
 
 TEXTS = Path(__file__).resolve().parents[3] / "shared" / "papers"
@@ -55,7 +55,7 @@ def figures(paper: str, table: str, **key: str | float) -> dict[tuple[str, str],
 
 def of(paper: str, table: str) -> list[dict[str, str]]:
     """The rows as they stand in the file."""
-    with open(in_checkout("benchmarks", "published", f"{paper}.csv"), encoding="utf-8", newline="") as file:
+    with open(shipped.published(paper), encoding="utf-8", newline="") as file:
         return [row for row in csv.DictReader(file) if row["table"] == table]
 
 
@@ -162,7 +162,7 @@ def test_the_settings_of_table_9_are_those_of_the_configurations():
         "temperature": "objective.temperature",
     }
     for name in (*IMAGES, "imagenet", *CAPTIONED):
-        config = load_config(in_checkout("configs", f"{name}.toml")).model_dump()
+        config = load_config(name).model_dump()
         for metric, key in keys.items():
             section, field = key.split(".")
             assert config[section][field] == value("dp-gcl", "9", data=name, metric=metric), (name, metric)

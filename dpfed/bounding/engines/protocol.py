@@ -42,7 +42,7 @@ class Engine(Protocol):
     name: str
 
     def zeros(self) -> Tensor:
-        """An empty sum: a flat float32 vector for `add_clipped` to add to."""
+        """An empty sum: a flat vector for `add_clipped` to add to, float64 where the device has it."""
 
     def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
         """Adds every group's clipped gradient to a flat vector.
@@ -50,7 +50,7 @@ class Engine(Protocol):
         Args:
             batch: the groups.
             clip_norm: C.
-            into: ``(P,)`` float32, added to in place.
+            into: ``(P,)``, see `zeros`; added to in place.
 
         Returns:
             Gradient norms before clipping, of the groups that have at least two records: private.
@@ -65,13 +65,8 @@ class Engine(Protocol):
             into: what `add_clipped` added to.
 
         Returns:
-            ``(P,)`` float32, the sum of this owner's clipped gradients.
+            ``(P,)``, the sum of this owner's clipped gradients.
         """
-
-
-def exact_type(device: torch.device) -> torch.dtype:
-    """For norms: float32 sums over millions of squares err by a part in a thousand. mps has nothing better."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def require_fp32(name: str, precision: Precision) -> None:

@@ -1,0 +1,101 @@
+"""`dpfed config list`, `show` and `keys`: the configurations that dpfed ships, and every key that one can have."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dpfed.config_keys import Key
+
+_NARROW = 78  # columns, below which a table of four columns would break words
+_KEY, _DEFAULT = 22, 13  # columns of the longest of each
+
+app = typer.Typer(help="Configurations: those that dpfed ships, and every key with its meaning.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """The configurations that dpfed ships: what each is, its epsilon, and what it needs."""
+    from rich.markup import escape
+
+    from dpfed.catalogue import shipped_configs, shipped_sweeps
+    from dpfed.cli.terminal import console
+
+    trained, sweeps = shipped_configs(), shipped_sweeps()
+    if as_json:
+        entries = {"configs": trained, "sweeps": sweeps}
+        print(json.dumps({kind: [dataclasses.asdict(entry) for entry in found] for kind, found in entries.items()}, indent=2))
+        return
+    for entry in (*trained, *sweeps):
+        promise = f"epsilon {entry.epsilon}; " if entry.epsilon else ""
+        console.print(f"[bold]{entry.name}[/]  {escape(entry.about)}", highlight=False, soft_wrap=True)
+        console.print(f"    [dim]{promise}needs {escape(entry.needs)}[/]", highlight=False, soft_wrap=True)
+    console.print()
+    for line in (
+        "dpfed pretrain NAME                  trains one",
+        "dpfed config show NAME > mine.toml   makes it yours, to be changed",
+        "dpfed config keys                    explains what can be changed",
+    ):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="Such as quickstart; `dpfed config list` has them all.", show_default=False)],
+) -> None:
+    """Print a shipped configuration, sweep or tower as it is: `dpfed config show quickstart > mine.toml`."""
+    from dpfed.shipped import shipped_file
+
+    typer.echo(shipped_file(name).read_bytes(), nl=False)  # as it is, whatever the terminal's encoding
+
+
+@app.command()
+def keys(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="A section, such as privacy, a key, or words to look for; default: all keys.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Every key of a configuration: what it may be, its default, and what it means."""
+    from dpfed.config_keys import matching
+
+    found = matching(words or [])
+    if as_json:
+        print(json.dumps([dataclasses.asdict(key) for key in found], indent=2))
+    else:
+        _show_keys(found)
+
+
+def _show_keys(found: list[Key]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from dpfed.cli.terminal import console
+    from dpfed.config_keys import section_meanings
+
+    if not console.is_terminal or console.width < _NARROW:  # one key after another: for `grep`, and for narrow windows
+        for key in found:
+            default = f"; default {key.default_in_toml}" if key.default_in_toml else ""
+            words = f"[bold]{key.name}[/]  ({escape(key.allowed + default)})  {escape(key.meaning)}"
+            console.print(words, highlight=False, soft_wrap=not console.is_terminal)
+        return
+    left = console.width - _KEY - _DEFAULT - 6  # two columns of air between two columns
+    meanings, allowed, meaning = section_meanings(), left * 2 // 5, left - left * 2 // 5
+    for section in dict.fromkeys(key.section for key in found):
+        title = f"[bold]{escape(f'[{section}]')}[/]  {escape(meanings[section])}" if section else "[bold]above all sections[/]"
+        table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False, width=console.width)
+        for head, width in (("key", _KEY), ("allowed", allowed), ("default", _DEFAULT), ("meaning", meaning)):
+            table.add_column(head, width=width, overflow="fold", header_style="dim")
+        for key in found:
+            if key.section == section:
+                own = key.name.removeprefix(f"{section}.")
+                table.add_row(own, escape(key.allowed), escape(key.default_in_toml), escape(key.meaning))
+        console.print(table)
+        console.print()

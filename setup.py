@@ -1,0 +1,10 @@
+"""What pyproject.toml cannot say: two folders of the repository are installed inside of dpfed (dpfed/shipped.py finds them)."""
+
+from setuptools import find_packages, setup
+
+SHIPPED = {"dpfed.configs": "configs", "dpfed.published": "benchmarks/published"}
+
+setup(
+    packages=[*find_packages(include=["dpfed", "dpfed.*", "cluster", "clients", "server"]), *SHIPPED],
+    package_dir=SHIPPED,
+)
