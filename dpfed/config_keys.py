@@ -11,6 +11,7 @@ import tomli_w
 
 from dpfed.bounding.method import METHODS
 from dpfed.config import Config
+from dpfed.effects import deciding
 from dpfed.errors import UserError, nearest
 from dpfed.sections import Section
 
@@ -45,6 +46,7 @@ class Key:
         choices: the values, where they can be listed; of a list, those of its members.
         default: what holds where the key is left out; ``None``: nothing, or what the meaning says.
         meaning: what it does.
+        depends_on: the keys that decide whether it has an effect; where it has none, giving it is an error.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Key:
     choices: tuple[str, ...]
     default: Any
     meaning: str
+    depends_on: tuple[str, ...]
 
     @property
     def default_in_toml(self) -> str:
@@ -108,7 +111,7 @@ def _key(name: str, section: str, schema: dict[str, Any]) -> Key:
     whole = {**(kinds[0] if len(kinds) == 1 else schema), **_CHECKED_ELSEWHERE.get(name, {})}
     choices = tuple(whole.get("enum") or whole.get("items", {}).get("enum") or ())
     meaning = schema.get("description", "")
-    return Key(name, section, _allowed(whole), choices, schema.get("default"), meaning)
+    return Key(name, section, _allowed(whole), choices, schema.get("default"), meaning, deciding(name))
 
 
 def _allowed(schema: dict[str, Any]) -> str:

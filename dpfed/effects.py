@@ -213,6 +213,12 @@ _RULES = (
 )
 
 
+def deciding(key: str) -> tuple[str, ...]:
+    """The other keys that decide whether one has an effect; none: it always has."""
+    found = [other for rule in _RULES if key in rule.keys.split() for other in rule.because.split()]
+    return tuple(other for other in dict.fromkeys(found) if other != key)
+
+
 def without_effect(config: Config) -> dict[str, Rule]:
     """The keys, given or not, that nothing depends on in a configuration, each with the rule that says so."""
     found: dict[str, Rule] = {}

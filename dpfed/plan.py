@@ -18,10 +18,12 @@ from dpfed.bounding.method import METHODS, Method, method_named
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.accounting import Accountant
+from dpfed.report.promise import round_up
 
 if TYPE_CHECKING:
     from dpfed.config import Config
 
+_MOST_RECORDS, _MOST_STEPS = 10**12, 10**9  # beyond these, accounting in numbers of 64 bits means nothing
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 # Fields that came later: at these values a plan keeps the fingerprint, and so the ledger, that it had without them.
 _LATER = {"unit": "record", "per_unit": 1, "method": "group", "max_batch": None, "options": {}}
@@ -79,31 +81,31 @@ class PrivacyPlan:
     def __post_init__(self) -> None:
         _check(self.method in METHODS, f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
         self._check_method()
-        _check(self.records >= 2, f"a plan needs at least 2 training records, got {self.records}")
-        _check(1 <= self.batch <= self.records, f"batch must lie in 1..{self.records} (the training records), got {self.batch}")
-        _check(
-            self.how.whole_batch or 1 <= self.group_size <= self.batch,
-            f"group_size must lie in 1..{self.batch} (the expected batch), got {self.group_size}",
-        )
+        _whole("the number of training records (or units)", self.records, 2, _MOST_RECORDS)
+        _whole("batch", self.batch, 1, self.records, " (the training records)")
+        if not self.how.whole_batch:
+            _whole("group_size", self.group_size, 1, self.batch, " (the expected batch)")
         _check(
             _positive(self.clip_norm) and 1e-9 <= self.clip_norm <= 1e9,
             f"clip_norm must be positive, between 1e-9 and 1e9, got {self.clip_norm}",
         )
-        _check(self.steps >= 1, f"steps must be at least 1, got {self.steps}")
+        _whole("steps", self.steps, 1, _MOST_STEPS)
         sigma = self.noise_multiplier
         if self.private:
             _check(
                 _positive(sigma) and sigma >= accounting.LEAST_NOISE,
                 f"noise_multiplier must be at least {accounting.LEAST_NOISE} (less leaves no promise), got {sigma}",
             )
+            _check(
+                sigma <= accounting.MOST_NOISE,
+                f"noise_multiplier must be at most {accounting.MOST_NOISE:g} (more leaves nothing to learn), got {sigma}",
+            )
         else:
             _check(sigma == 0, f"without privacy there is no noise, so noise_multiplier must be 0, got {sigma}")
-        _check(0 < self.delta < 1, f"delta must lie strictly between 0 and 1, got {self.delta}")
-        _check(
-            self.max_group_size is None or self.max_group_size >= 2,
-            f"max_group_size must be at least 2, got {self.max_group_size}",
-        )
-        _check(self.per_unit >= 1, f"per_unit must be at least 1, got {self.per_unit}")
+        _check(_number(self.delta) and 0 < self.delta < 1, f"delta must lie strictly between 0 and 1, got {self.delta}")
+        if self.max_group_size is not None:
+            _whole("max_group_size", self.max_group_size, 2)
+        _whole("per_unit", self.per_unit, 1)
         _check(
             self.unit == "unit" or self.per_unit == 1,
             f"per_unit = {self.per_unit} is for privacy.unit = 'unit'; leave it out where each record is protected",
@@ -137,50 +139,116 @@ class PrivacyPlan:
             0.9283
         """
         _check(_positive(epsilon), f"epsilon must be positive, got {epsilon}")
-        delta = accounting.default_delta(max(records, 2)) if delta is None else delta
-        _check_delta(delta, records, "record" if rest.get("unit", "record") == "record" else "unit")
+        delta = _delta(records) if delta is None else delta
         draft = cls(
             records=records, batch=batch, steps=steps, noise_multiplier=1.0, delta=delta, target_epsilon=epsilon, **rest
         )
-        count = steps * draft.how.releases(draft)
-        sigma = accounting.calibrate(epsilon, draft.sampling_rate, count, delta, draft.accountant, draft._of_fixed)
-        return dataclasses.replace(draft, noise_multiplier=sigma)
+        _check_delta(draft)
+        return draft._calibrated()
+
+    @classmethod
+    def of_numbers(
+        cls,
+        records: int,
+        batch: int,
+        steps: int,
+        epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        delta: float | None = None,
+        accountant: Accountant = "pld",
+    ) -> PrivacyPlan:
+        """The plan of a promise alone, without anything that only training needs; give `epsilon` or `noise_multiplier`."""
+        rest: dict[str, Any] = {"group_size": 1, "clip_norm": 1.0, "accountant": accountant}
+        if noise_multiplier is None:
+            _check(epsilon is not None, "give epsilon or noise_multiplier")
+            assert epsilon is not None
+            return cls.calibrate(records, batch, steps, epsilon, delta, **rest)
+        delta = _delta(records) if delta is None else delta
+        plan = cls(records, batch, steps=steps, noise_multiplier=noise_multiplier, delta=delta, **rest)
+        _check_delta(plan)
+        return plan
 
     @classmethod
     def from_config(cls, records: int, config: Config) -> PrivacyPlan:
         """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
+        draft = cls._draft(records, config)
+        _check_delta(draft)
+        return draft if draft.target_epsilon is None else draft._calibrated()
+
+    @classmethod
+    def sketch(cls, config: Config, at_most: int = _MOST_RECORDS) -> PrivacyPlan:
+        """A plan before the number of training records is known, with N = `at_most` and noise that is not calibrated yet.
+
+        Raises:
+            UserError: for whatever cannot be a plan, however many records there are, up to `at_most`.
+        """
+        _check(at_most >= 2, f"the number of training records must be at least 2, got at most {at_most}")
+        draft = cls._draft(at_most, config)
+        if draft.private and draft.accountant == "pld" and config.privacy.delta is not None:
+            accounting.require_resolution(draft.steps * draft.how.releases(draft), draft.delta)
+        return draft
+
+    @classmethod
+    def _draft(cls, records: int, config: Config) -> PrivacyPlan:
+        """A plan whose noise is given, or still to be calibrated for its `target_epsilon`."""
         privacy, bounding = config.privacy, config.bounding
         method = method_named(bounding.method)
-        rest: dict[str, Any] = {
-            "group_size": bounding.group_size,
-            "clip_norm": bounding.clip_norm,
-            "max_group_size": bounding.max_group_size,
-            "accountant": "rdp" if method.sampling == "fixed" else privacy.accountant,  # there is no other for such samples
-            "unit": privacy.unit,
-            "per_unit": privacy.per_unit,
-            "method": bounding.method,
-            "max_batch": bounding.max_batch,
-            "options": method.options(config),
-        }
-        if method.capped and bounding.max_batch is None:
-            rest["max_batch"] = privacy.batch + math.ceil(_SPREAD * math.sqrt(max(0, privacy.batch)))
-        delta = accounting.default_delta(max(records, 2)) if privacy.delta is None else privacy.delta
         if not method.private:
             _check(
                 privacy.epsilon is None and privacy.noise_multiplier is None,
                 "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out",
             )
-            return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=0.0, delta=delta, **rest)
-        sigma = privacy.noise_multiplier
-        _check(
-            (privacy.epsilon is None) != (sigma is None),
-            "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
+            sigma = 0.0
+        else:
+            _check(
+                (privacy.epsilon is None) != (privacy.noise_multiplier is None),
+                "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
+            )
+            target = privacy.epsilon
+            _check(target is None or _positive(target), f"privacy.epsilon must be positive, got {target}")
+            sigma = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier
+        max_batch = bounding.max_batch
+        if method.capped and max_batch is None:
+            max_batch = privacy.batch + math.ceil(_SPREAD * math.sqrt(max(0, min(privacy.batch, _MOST_RECORDS))))
+        return cls(
+            records=records,
+            batch=privacy.batch,
+            steps=privacy.steps,
+            noise_multiplier=sigma,
+            delta=_delta(records) if privacy.delta is None else privacy.delta,
+            target_epsilon=privacy.epsilon,
+            group_size=bounding.group_size,
+            clip_norm=bounding.clip_norm,
+            max_group_size=bounding.max_group_size,
+            accountant="rdp" if method.sampling == "fixed" else privacy.accountant,  # there is no other for such samples
+            unit=privacy.unit,
+            per_unit=privacy.per_unit,
+            method=bounding.method,
+            max_batch=max_batch,
+            options=method.options(config),
         )
-        if privacy.epsilon is not None:
-            return cls.calibrate(records, privacy.batch, privacy.steps, privacy.epsilon, privacy.delta, **rest)
-        _check_delta(delta, records, privacy.unit)
-        assert sigma is not None  # see above
-        return cls(records, privacy.batch, steps=privacy.steps, noise_multiplier=sigma, delta=delta, **rest)
+
+    def _calibrated(self) -> PrivacyPlan:
+        """The same plan with the least noise that keeps its `target_epsilon`."""
+        count = self.steps * self.how.releases(self)
+        target = self.target_epsilon
+        assert target is not None  # only such plans are calibrated
+        sigma = accounting.calibrate(target, self.sampling_rate, count, self.delta, self.accountant, self._of_fixed)
+        return dataclasses.replace(self, noise_multiplier=sigma)
+
+    def require_finite(self) -> None:
+        """Refuses noise that is given, and whose epsilon is infinite or cannot be said.
+
+        Raises:
+            UserError: saying which numbers are in the way.
+        """
+        if self.private:
+            _check(math.isfinite(self.epsilon()), f"noise_multiplier {self.noise_multiplier} leaves no finite epsilon")
+
+    @property
+    def delta_exceeds_reciprocal(self) -> bool:
+        """Whether delta is above 1/N: whoever publishes a whole record (or unit), drawn at random, keeps such a promise."""
+        return self.private and self.delta > 1 / self.records
 
     @property
     def how(self) -> Method:
@@ -256,7 +324,12 @@ class PrivacyPlan:
         """What cross-checks epsilon; ``None``: nothing can."""
         if self.how.sampling == "fixed":
             return None
-        return "rdp" if self.accountant == "pld" else "pld"
+        other: Accountant = "rdp" if self.accountant == "pld" else "pld"
+        try:
+            self.epsilon(accountant=other)
+        except accounting.Unresolved:
+            return None
+        return other
 
     @property
     def _of_fixed(self) -> int | None:
@@ -303,17 +376,33 @@ class PrivacyPlan:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _positive(value: float) -> bool:
-    return math.isfinite(value) and value > 0
-
-
-def _check_delta(delta: float, records: int, unit: str) -> None:
+def _check_delta(plan: PrivacyPlan) -> None:
     """Refuses a delta above 1/N, of new plans only: one that was made before must still open, and its card says so."""
     _check(
-        records < 2 or not 1 / records < delta < 1,
-        f"delta = {delta:.3g} is more than 1/N (N = {records:,}), and whoever published one whole {unit}, drawn at random, "
-        "would keep such a promise; leave delta out for the default, 1/(N ln N), or give less than 1/N",
+        not plan.delta_exceeds_reciprocal,
+        f"delta = {round_up(plan.delta)} is more than 1/N (N = {plan.records:,}), and whoever published one whole {plan.unit}, "
+        "drawn at random, would keep such a promise; leave delta out for the default, 1/(N ln N), or give less than 1/N",
     )
+
+
+def _delta(records: int) -> float:
+    """The default, also of a number of records that no plan can have (which is refused for that)."""
+    return accounting.default_delta(min(max(records, 2), _MOST_RECORDS))
+
+
+def _number(value: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _positive(value: float) -> bool:
+    return _number(value) and 0 < value < math.inf
+
+
+def _whole(name: str, value: int, least: int, most: int | None = None, which: str = "") -> None:
+    """Refuses what is no whole number, too small, or too large."""
+    right = isinstance(value, int) and not isinstance(value, bool) and least <= value and (most is None or value <= most)
+    expected = f"be at least {least}" if most is None else f"lie in {least}..{most:,}{which}"
+    _check(right, f"{name} must {expected}, got {value!r}")
 
 
 def _check(condition: bool, message: str) -> None:

@@ -15,6 +15,7 @@ from dpfed.data.text import WordTokenizer
 from dpfed.effects import refuse_unmeasured, refuse_without_effect, without_effect
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, tasks_of
+from dpfed.foresight import refuse_sharding
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import settled
 from dpfed.models.folder import save_encoder
@@ -32,7 +33,7 @@ from dpfed.training.releases import Releases
 from dpfed.training.session import Parts, assemble, averaged
 from dpfed.training.trainer import InProcess, Transport, train
 from dpfed.training.worker import GroupObserver
-from dpfed.watching import Silent, Watcher, import_progress
+from dpfed.watching import Silent, Watcher
 
 if TYPE_CHECKING:
     from dpfed.data.records import RecordStore
@@ -78,7 +79,7 @@ def pretrain(config: Config, folder: str | Path, watcher: Watcher | None = None,
     """
     watcher = watcher or Silent()
     check(config, folder, again)
-    _refuse_sharding(config)
+    refuse_sharding(config)
     if not RunDirectory.unused(folder):
         return resume(folder, watcher)
     job = begin(config, folder, watcher)
@@ -98,7 +99,7 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
         from dpfed.federation.simulation import resume_simulation  # what it imports, only few runs need
 
         return resume_simulation(run, watcher)
-    _refuse_sharding(run.config())
+    refuse_sharding(run.config())
     with run.locked():
         if run.finished:
             run.forget_key()  # a crash may have come in between
@@ -107,7 +108,7 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
 
 
 def check(config: Config, folder: str | Path, again: bool) -> None:
-    """Refuses keys that have no effect, and a directory that holds another run, or, unless `again`, any.
+    """Refuses keys that have no effect, and a directory that holds another run (unless `again`, any) or cannot be made.
 
     Raises:
         UserError: naming the keys, or saying what is there.
@@ -116,16 +117,7 @@ def check(config: Config, folder: str | Path, again: bool) -> None:
     if again and not RunDirectory.unused(folder):
         RunDirectory.open(folder).refuse_another(settled(with_absolute_paths(config)))
     else:
-        RunDirectory.refuse_if_in_use(folder)
-
-
-def _refuse_sharding(config: Config) -> None:
-    if config.training.sharding != "none":
-        raise UserError(
-            f"training.sharding = '{config.training.sharding}' divides a model among the workers of a cluster: train there, or "
-            "set it to 'none'.",
-            command="On the command line: --cluster ray --workers N",
-        )
+        RunDirectory.refuse_unusable(folder)
 
 
 def begin(
@@ -151,9 +143,9 @@ def begin(
     Raises:
         UserError: see `pretrain`.
     """
-    RunDirectory.refuse_if_in_use(folder)
+    RunDirectory.refuse_unusable(folder)
     randomness = randomness or secret_of(config)
-    parts = assemble(with_absolute_paths(config), randomness, import_progress(watcher), owners=owners, terms=terms)
+    parts = assemble(with_absolute_paths(config), randomness, watcher, owners=owners, terms=terms)
     refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
     _say_what_is_trained(parts, watcher)
     files = {RunDirectory.PROVENANCE: began(parts.store, parts.config.data), **(files or {})}
@@ -184,7 +176,7 @@ def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1, terms: Terms |
         raise UserError(f"{run.path} is the run of a federation: start its server again (`flwr run`) to go on with it.")
     randomness = run.randomness()
     run.note_environment(environment())
-    return Job(run, assemble(run.config(), randomness, import_progress(watcher), owners=owners, terms=terms), randomness)
+    return Job(run, assemble(run.config(), randomness, watcher, owners=owners, terms=terms), randomness)
 
 
 def alone(job: Job) -> Transport:
@@ -210,6 +202,9 @@ def carry_out(
     config, plan = parts.config, parts.plan
     checkpoints = Checkpoints(run.checkpoints, config.training.keep)
     ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints)
+    measured = config.evaluation.split != "none"
+    if start == 0 and measured:
+        watcher.note("measuring the model before training")
     untrained = parts.evaluate("untrained", 0) if start == 0 else None
     if untrained is not None:
         _record(run, untrained, watcher)
@@ -239,6 +234,7 @@ def carry_out(
     own = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
     train(connect(job), coordinator, range(start, plan.steps), [*own, *observers])
     with averaged(parts.model, coordinator):
+        watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
         trained = parts.evaluate("trained", plan.steps)
         # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
         untrained = _untrained_again(parts, checkpoints) if untrained is None else untrained

@@ -13,10 +13,13 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+if TYPE_CHECKING:  # torch takes seconds to import, and a run is refused without it
+    import torch
 
 KEY_BYTES = 32
 _CHUNK = 1 << 20  # normals drawn at a time: bounds the float64 workspace to about 32 MB
@@ -107,6 +110,8 @@ class Randomness:
             owner: who adds it.
             context: other contexts give independent noise.
         """
+        import torch
+
         stream = _Keystream(self._key(purpose, step, owner, context))
         exact = torch.device("cpu") if out.device.type == "mps" else out.device  # mps has no float64
         for start in range(0, out.numel(), _CHUNK):
@@ -124,6 +129,8 @@ class _Keystream:
 
 
 def _box_muller(words: np.ndarray, device: torch.device) -> torch.Tensor:
+    import torch
+
     uniform = torch.from_numpy((words >> np.uint64(11)).astype(np.int64)).to(device)
     u, v = uniform.double().add_(0.5).mul_(2.0**-53).view(2, -1)  # strictly inside (0, 1): the logarithm is finite
     radius, angle = u.log_().mul_(-2).sqrt_(), v.mul_(2 * math.pi)

@@ -14,9 +14,12 @@ from dpfed.outcome import rewrite_papers, terms_of
 from dpfed.run import RunDirectory
 from dpfed.training.checkpoint import Checkpoints, load_weights
 from dpfed.training.session import assemble
+from dpfed.watching import Silent, Watcher
 
 
-def evaluate_run(folder: str | Path, split: str | None = None, tasks: list[str] | None = None) -> list[Evaluation]:
+def evaluate_run(
+    folder: str | Path, split: str | None = None, tasks: list[str] | None = None, watcher: Watcher | None = None
+) -> list[Evaluation]:
     """Measures a run's untrained and trained model; a finished run's results, card and report take the new figures in.
 
     Figures that are functions of private training labels (k-NN, linear probe) are marked on the card. The mark is on disk
@@ -26,6 +29,7 @@ def evaluate_run(folder: str | Path, split: str | None = None, tasks: list[str] 
         folder: a run directory. An unfinished run is measured at its last checkpoint; nothing but the mark is written to it.
         split: ``validation`` or ``test``; the run's own by default.
         tasks: the run's own by default.
+        watcher: is told what is done.
 
     Raises:
         UserError: if there is nothing to measure, or the mark cannot be written.
@@ -34,15 +38,18 @@ def evaluate_run(folder: str | Path, split: str | None = None, tasks: list[str] 
     tree = run.config().model_dump(mode="json")
     tree["evaluation"] |= {"split": split} if split else {}
     tree["evaluation"] |= {"tasks": tasks} if tasks else {}
-    parts = assemble(read_back(tree, "evaluation"), terms=terms_of(run))
     saved = Checkpoints(run.checkpoints, 1).paths()
     if not saved:
         raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it.")
+    watcher = watcher or Silent()
+    parts = assemble(read_back(tree, "evaluation"), watcher=watcher, terms=terms_of(run))
     if not parts.store.public and uses_labelled_bank(tasks_of(parts.store, parts.config)):
         run.disclose(LABELLED_FIGURES)
+    watcher.note("measuring the model before training")
     load_weights(saved[0], parts.model)
     untrained = parts.evaluate("untrained", 0)
     load_weights(saved[-1], parts.model)
+    watcher.note("measuring the trained model")
     step = int(saved[-1].stem.removeprefix("step-"))
     figures = untrained + [figure.compared(untrained) for figure in parts.evaluate("trained", step)]
     if run.finished:

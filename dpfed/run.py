@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -76,12 +77,10 @@ class RunDirectory:
         """
         path = Path(path)
         cls.refuse_if_in_use(path)
-        draft = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+        path = path.resolve()
+        draft = path.parent / _draft_of(path)
         try:
             draft.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(f"cannot make a run at {path}: {error.strerror or error}.") from None
-        try:
             run = cls(draft)
             run._config.write_text(config.dump(), encoding="utf-8")
             run._lock.write_text(secrets.token_hex(16), encoding="utf-8")
@@ -92,6 +91,9 @@ class RunDirectory:
             if path.is_dir():
                 path.rmdir()
             draft.rename(path)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise _cannot_make(path, error) from None
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
@@ -99,9 +101,16 @@ class RunDirectory:
 
     @staticmethod
     def unused(path: str | Path) -> bool:
-        """Whether a run can be created there: there is nothing, or an empty directory."""
+        """Whether a run can be created there: there is nothing, or an empty directory.
+
+        Raises:
+            UserError: if nobody can tell, as for a name that is too long or a folder that this user may not read.
+        """
         path = Path(path)
-        return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+        try:
+            return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
+        except OSError as error:
+            raise _cannot_make(path, error) from None
 
     @classmethod
     def refuse_if_in_use(cls, path: str | Path) -> None:
@@ -111,6 +120,33 @@ class RunDirectory:
                 f"{path} is in use: `dpfed resume {path}` goes on with that run; another one wants a folder of its own.",
                 command="On the command line: --resume or --run DIR",
             )
+
+    @classmethod
+    def refuse_unusable(cls, path: str | Path) -> None:
+        """Refuses a place where no run can be made, by making a folder beside it and taking it away again.
+
+        Raises:
+            UserError: if the directory is in use, or cannot be made.
+        """
+        cls.refuse_if_in_use(path)
+        path = Path(path).resolve()
+        draft = path.parent / _draft_of(path)
+        missing = [
+            folder for folder in (draft, *draft.parents) if not os.path.exists(folder)
+        ]  # which, unlike a `Path`, bears any name
+        made = []
+        try:
+            if os.path.ismount(path):  # an empty one, which the run cannot replace
+                raise OSError(errno.EBUSY, "it is a mount point, give a folder in it")
+            for folder in reversed(missing):
+                folder.mkdir()
+                made.append(folder)
+        except (OSError, ValueError) as error:
+            raise _cannot_make(path, error) from None
+        finally:
+            for folder in reversed(made):
+                with contextlib.suppress(OSError):  # somebody else put something there meanwhile
+                    folder.rmdir()
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
@@ -317,3 +353,13 @@ def _json_of(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     except (OSError, ValueError) as error:
         raise UserError(f"{file} is damaged ({error}): restore it.") from error
+
+
+def _draft_of(path: Path) -> str:
+    """The name, beside a run's directory, under which it is made."""
+    return f".{path.name}.{secrets.token_hex(4)}"
+
+
+def _cannot_make(path: Path, error: OSError | ValueError) -> UserError:
+    reason = error.strerror or error if isinstance(error, OSError) else error
+    return UserError(f"cannot make a run at {path}: {reason}; choose another folder for it.")

@@ -21,7 +21,8 @@ from dpfed.dotted_keys import leaves, put
 from dpfed.effects import without_effect
 from dpfed.errors import UserError, nearest
 from dpfed.evaluation.suite import Evaluation
-from dpfed.pretraining import pretrain, resume
+from dpfed.foresight import foresee, refuse_place, refuse_sharding
+from dpfed.pretraining import pretrain, resume, with_absolute_paths
 from dpfed.report.html import write_report
 from dpfed.report.promise import large_delta, meaning, round_up
 from dpfed.report.run_view import RunView
@@ -89,6 +90,11 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
     target = Path(folder) / asked.name
     for name, config in asked.configs.items():
         _refuse_another_run(target / name, config)
+        if not _is_there(target / name):
+            watcher.note(f"{name}: accounting")
+            refuse_place(target / name)
+            refuse_sharding(config)
+            foresee(with_absolute_paths(config))
     advance = watcher.stage("runs", len(asked.configs))
     runs = []
     for name, config in asked.configs.items():

@@ -37,7 +37,7 @@ class Silent:
 
 
 def import_progress(watcher: Watcher) -> Callable[[int, int | None], None]:
-    """Progress of an import, which becomes a stage when the first records are there: most runs import nothing."""
+    """Progress of an import, which becomes a stage when it is called first: most runs import nothing."""
     advance: Callable[[int], None] | None = None
 
     def progress(done: int, total: int | None) -> None:

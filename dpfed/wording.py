@@ -87,9 +87,8 @@ def problem(error: ValidationError, schema: type[BaseModel] | None = None) -> st
 def complaint(error: ValidationError) -> str:
     """What is wrong with the first wrong value, such as ``expected a number; got true``, without saying where it stands."""
     first = error.errors()[0]
-    limits: dict[str, Any] = first.get("ctx", {})
-    context = {name: int(limit) if limit in (0.0, 1.0) else limit for name, limit in limits.items()}
-    words = _PATTERNS.get(context.get("pattern", "")) or _WORDS.get(first["type"], first["msg"]).format(**context)
+    context = {name: int(limit) if limit in (0.0, 1.0) else limit for name, limit in first.get("ctx", {}).items()}
+    words = _PATTERNS.get(str(context.get("pattern", ""))) or _WORDS.get(first["type"], first["msg"]).format(**context)
     if first["type"] == "too_short" and context["min_length"] == 1:
         words = "give at least one"
     got = "" if first["type"] == "value_error" and isinstance(first["input"], dict) else f"; got {shown(first['input'])}"

@@ -18,7 +18,7 @@ import typer
 
 from dpfed.cli.entry import run as run_app
 from dpfed.cli.simulation import Skew
-from dpfed.cli.terminal import chosen_config, console, show_run, watching
+from dpfed.cli.terminal import chosen_config, console, say, show_run, watching
 from dpfed.config import Config
 from dpfed.data.division import EVALUATION, divide_store, site_folder
 from dpfed.data.opening import open_records
@@ -52,6 +52,7 @@ def main(
     deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
 ) -> None:
     """Train with several institutions, all on this machine; again after an interruption, to go on."""
+    say(f"reading {config}")
     loaded, place = with_absolute_paths(chosen_config(config, assignments)), run.absolute()
     if not RunDirectory.unused(place) and RunDirectory.open(place).finished:
         show_run(RunDirectory(place))

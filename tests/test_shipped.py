@@ -118,6 +118,6 @@ def test_what_is_shipped_says_what_it_is_and_what_it_needs():
         assert ("data.path" in entry.needs) == (config.data.source != "shapes"), name
         assert "your copy" not in entry.needs, f"{name} does not say what DIR is"
         assert ("dpfed[clip]" in entry.needs) == (config.model.kind == "open_clip")
-    assert (told["quickstart"].epsilon, told["quickstart"].needs) == ("8", "nothing")
+    assert (told["quickstart"].epsilon, told["quickstart"].needs) == ("8.00", "nothing")
     assert told["adapt/shapes-public"].epsilon == "none" and "runs/shapes-public/model" in told["adapt/shapes"].needs
     assert "a GPU" in told["deepfashion-mm"].needs and "metadata.csv" in told["camelyon"].needs

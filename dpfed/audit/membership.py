@@ -139,8 +139,8 @@ def audit_membership(
     Raises:
         UserError: for a run that is unfinished or whose records are elsewhere, or too few records on either side.
     """
-    run = _finished(folder)
-    parts, watcher = assemble(run.config(), terms=terms_of(run)), watcher or Silent()
+    run, watcher = _finished(folder), watcher or Silent()
+    parts = assemble(run.config(), watcher=watcher, terms=terms_of(run))
     sides = Sides.draw(parts, non_members, records, randomness or Randomness.fresh())
     results = json.loads(run.results.read_text(encoding="utf-8"))
     privacy = results["privacy"]

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dpfed.bounding.bounded_sum import add_weighted, clip_factors
 from dpfed.bounding.engines.protocol import GroupBatch, Precision, Views
 from dpfed.bounding.gradient_cache import EmbeddingPasses
-from dpfed.models.contract import temperature_of
+from dpfed.models.contract import embeddings_of, temperature_of
 from dpfed.models.parameters import TrainableVector, exact_type
 
 _CPU_BYTES, _DEVICE_BYTES = 1 << 25, 1 << 29  # of unclipped gradients at a time: on CPUs they should stay in the cache
@@ -75,7 +75,7 @@ class PairOfEmbeddings(nn.Module):
     def forward(self, views: Views) -> tuple[Tensor, Tensor]:
         """See `pair_of_views`; gives ``(n, 2, D)`` float32 embeddings and the scalar temperature."""
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
-            embeddings = self.model(views)
+            embeddings = embeddings_of(self.model, views)
         return torch.cat([z.float() for z in embeddings.values()], dim=1), temperature_of(self.model)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,11 +31,16 @@ def membership(
 
     They go to RUN/audit/membership.json, for your eyes only; they are printed where all records are public, or with --show.
     """
-    from dpfed.audit.membership import audit_membership
-    from dpfed.cli.terminal import console, watching
-    from dpfed.watching import Silent
+    from dpfed.cli.terminal import console, say, watching
 
-    with contextlib.nullcontext(Silent()) if as_json else watching() as watcher:
+    say(f"attacking {run}", as_json)
+    from dpfed.run import RunDirectory
+
+    RunDirectory.open(run)  # before torch, which takes seconds to import
+    with watching(as_json) as watcher:
+        watcher.note("loading PyTorch")
+        from dpfed.audit.membership import audit_membership
+
         path, audit = audit_membership(run, non_members, records, watcher)
     printed = audit.public or show
     if as_json:
@@ -70,7 +74,7 @@ def _show(audit: MembershipAudit) -> None:
         if outcome.weights == "trained":
             table.add_row(*_row(outcome, untrained[outcome.attack]))
     if audit.promise.epsilon is not None:
-        most = (percent_up(point.most) for point in audit.outcomes[0].points)
+        most = ("" if point.most is None else percent_up(point.most) for point in audit.outcomes[0].points)
         table.add_row("[dim]most that the promise allows[/]", "", *most, "", "")
     console.print(table)
     console.print(

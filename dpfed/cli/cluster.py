@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from dpfed.config import Config
     from dpfed.run import RunDirectory
     from dpfed.watching import Watcher
+
+_DIGITS = 20  # of a range; there are no clusters beyond
 
 
 def _option(help: str, metavar: str | None = None) -> typer.models.OptionInfo:
@@ -85,9 +88,22 @@ def refuse_without(kind: str | None, **options: str | int | None) -> None:
             raise UserError(f"{flag} {value} is for --cluster ray.")
 
 
+def least_of(kind: str | None, workers: str | None) -> int:
+    """How many processes share the groups at least, as far as the options say."""
+    if kind != "ray" or workers is None:
+        return int(os.environ.get("WORLD_SIZE", "1")) if kind == "torchrun" else 1
+    least, most = _range(workers)
+    return max(1, most if least is None else least)
+
+
+def another_process(kind: str | None) -> bool:
+    """Whether this is one of torchrun's processes, and not the first, which alone speaks."""
+    return kind == "torchrun" and os.environ.get("RANK", "0") != "0"
+
+
 def _range(text: str) -> tuple[int | None, int]:
     """``4`` is exactly four workers, ``2-8`` from two to eight."""
     least, dash, most = text.partition("-")
-    if not (least.isdecimal() and (not dash or most.isdecimal())):
+    if not (least.isdecimal() and (not dash or most.isdecimal())) or len(text) > _DIGITS:
         raise UserError(f"--workers {text}: expected a number, such as 4, or a range, such as 2-8.")
     return (int(least), int(most)) if dash else (None, int(least))

@@ -83,7 +83,7 @@ def _show_keys(found: list[Key]) -> None:
     if not console.is_terminal or console.width < _NARROW:  # one key after another: for `grep`, and for narrow windows
         for key in found:
             default = f"; default {key.default_in_toml}" if key.default_in_toml else ""
-            words = f"[bold]{key.name}[/]  ({escape(key.allowed + default)})  {escape(key.meaning)}"
+            words = f"[bold]{key.name}[/]  ({escape(key.allowed + default)})  {escape(_meaning(key))}"
             console.print(words, highlight=False, soft_wrap=not console.is_terminal)
         return
     left = console.width - _KEY - _DEFAULT - 6  # two columns of air between two columns
@@ -96,6 +96,11 @@ def _show_keys(found: list[Key]) -> None:
         for key in found:
             if key.section == section:
                 own = key.name.removeprefix(f"{section}.")
-                table.add_row(own, escape(key.allowed), escape(key.default_in_toml), escape(key.meaning))
+                table.add_row(own, escape(key.allowed), escape(key.default_in_toml), escape(_meaning(key)))
         console.print(table)
         console.print()
+
+
+def _meaning(key: Key) -> str:
+    """With the keys that decide whether it has an effect."""
+    return f"{key.meaning} [depends on {', '.join(key.depends_on)}]" if key.depends_on else key.meaning

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpfed.data.records import RecordStore
     from dpfed.models.building import Tokenizer
 
-_CLASSES_NAMED = 5
+_CLASSES_NAMED, _PASSED_OVER_NAMED = 5, 12
 _CAPTIONS_AT_ONCE = 65_536  # records whose captions are in memory at a time
 
 app = typer.Typer(
@@ -51,7 +51,9 @@ def import_(
     public: Annotated[bool, typer.Option("--public", help="Anyone may see these records; reports may show them.")] = False,
 ) -> None:
     """Import a data set into a record store."""
-    from dpfed.cli.terminal import watching
+    from dpfed.cli.terminal import say, watching
+
+    say(f"importing {source} into {dest}")
     from dpfed.data.importers import import_records
     from dpfed.data.reasons import by_reason
     from dpfed.watching import import_progress
@@ -88,7 +90,9 @@ def shard(
     shards: Annotated[int, typer.Option(help="Shards; take a multiple of the number of workers.")] = 64,
 ) -> None:
     """Copy a record store in shards, so that each of many workers reads only its own."""
-    from dpfed.cli.terminal import watching
+    from dpfed.cli.terminal import say, watching
+
+    say(f"copying {source} into {dest}, in {shards:,} shards")
     from dpfed.data.sharding import shard_store
     from dpfed.watching import import_progress
 
@@ -117,7 +121,9 @@ def divide(
     ] = None,
 ) -> None:
     """Divide a record store among simulated institutions that hold unlike records."""
-    from dpfed.cli.terminal import watching
+    from dpfed.cli.terminal import say, watching
+
+    say(f"dividing {source} among {sites:,} sites, into {dest}")
     from dpfed.data.division import CAPTION, divide_store, divided_by, largest_share
     from dpfed.watching import import_progress
 
@@ -148,10 +154,15 @@ def inspect(
     """Count what is in a record store, and show its fingerprint; no record is shown."""
     import json
 
-    from dpfed.data.place import local_path
+    from rich.text import Text
+
+    from dpfed.cli.terminal import console, say
+
+    say(f"counting {dest}", as_json)
+    from dpfed.data.reasons import visible
     from dpfed.data.records import SPLITS, RecordStore
 
-    store = RecordStore.open(local_path(dest, "the place of the store"))
+    store = RecordStore.open(dest)
     facts: dict[str, Any] = {
         "name": store.name,
         "kind": store.kind,
@@ -180,7 +191,7 @@ def inspect(
         return
     for name, value in facts.items():
         text = ", ".join(f"{_words(key)} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
-        _say(f"{_words(name):>9}  {text}")
+        console.print(Text.assemble((f"{_words(name):>9}  ", "dim"), visible(text)), soft_wrap=True)
 
 
 def _say(sentence: str) -> None:
@@ -206,15 +217,18 @@ def _what_was_not_read(report: ImportReport) -> list[str]:
     """What the source holds beside its records, and what nobody would miss until it is missed."""
     sentences = []
     if report.passed_over:
-        named = ", ".join(f"{name} ({count:,})" for name, count in sorted(report.passed_over.items()))
-        sentences.append(f"Passed over: {named}.")
+        named = [f"{name} ({count:,})" for name, count in report.passed_over.items()]
+        sentences.append(f"Passed over: {_some(named, _PASSED_OVER_NAMED)}.")
     if report.unused:
         what = "Files of samples" if report.format == "webdataset" else "Columns"
         sentences.append(f"{what} that were not used: {', '.join(report.unused)}.")
     for label, names in report.empty_classes.items():
-        some = ", ".join(names[:_CLASSES_NAMED]) + ", ..." * (len(names) > _CLASSES_NAMED)
-        sentences.append(f"Classes of {label} without a record ({len(names):,}): {some}.")
+        sentences.append(f"Classes of {label} without a record ({len(names):,}): {_some(names, _CLASSES_NAMED)}.")
     return sentences
+
+
+def _some(names: list[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def _check_contents(store: RecordStore) -> None:
@@ -256,6 +270,7 @@ def _tokenizer(config: Path | None, context: int | None) -> Tokenizer | None:
     from dpfed.models.building import tokenizer_for
 
     if config is None:
+        assert context is not None  # one of them was given
         return WordTokenizer(ModelConfig().vocabulary, context)
     if context is not None:
         raise UserError("--config says how much the model reads, so --context cannot be given as well; choose one.")
@@ -277,20 +292,22 @@ def _captions(store: RecordStore, tokenizer: Tokenizer | None) -> dict[str, int 
         most = max(most, *map(len, captions))
         if tokenizer is not None:
             longer += tokenizer.truncated([text for texts in captions for text in texts])
-    counts = {"total": total, "most_per_record": most}
+    counts: dict[str, int | str] = {"total": total, "most_per_record": most}
     if tokenizer is None:
         return counts
     counted = "words" if isinstance(tokenizer, WordTokenizer) else "tokens"
     return counts | {"context": tokenizer.context, "counted_in": counted, "longer_than_context": longer}
 
 
-def _units(store: RecordStore) -> dict[str, str | int]:
+def _units(store: RecordStore) -> dict[str, str | int | None]:
     import numpy as np
 
     from dpfed.data.records import SPLITS
 
-    _, records = np.unique(store.units, return_counts=True)
-    each = np.concatenate([np.unique(store.units[store.split(split)]) for split in SPLITS])
+    units = store.units
+    assert units is not None  # the caller looked
+    _, records = np.unique(units, return_counts=True)
+    each = np.concatenate([np.unique(units[store.split(split)]) for split in SPLITS])
     _, splits = np.unique(each, return_counts=True)
     return {
         "name": store.unit_name,

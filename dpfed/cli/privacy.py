@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,34 +43,49 @@ def account(
     _show({"records": records, "batch": batch, "steps": steps, "delta": delta}, fixed, as_json)
 
 
-def _show(plan: dict, fixed: dict, as_json: bool) -> None:
+def _show(numbers: dict[str, Any], fixed: dict[str, float], as_json: bool) -> None:
+    from dpfed.cli.terminal import say
+
+    say("accounting by RDP and by PLD", as_json)
+    from rich.markup import escape
     from rich.table import Table
 
     from dpfed.cli.terminal import console
-    from dpfed.config import BoundingConfig, Config, PrivacyConfig
-    from dpfed.plan import PrivacyPlan
     from dpfed.report.promise import large_delta, meaning, round_up
 
-    privacy = {key: value for key, value in plan.items() if key != "records"} | fixed
-    groups = BoundingConfig(group_size=1)
-    plans = {
-        name: PrivacyPlan.from_config(
-            plan["records"], Config(privacy=PrivacyConfig(accountant=name, **privacy), bounding=groups)
-        )
-        for name in ("rdp", "pld")
-    }
-    figures = {name: {"noise_multiplier": p.noise_multiplier, "epsilon": p.epsilon()} for name, p in plans.items()}
-    delta = plans["pld"].delta
+    figures, delta, refusals = _figures(numbers, fixed)
     if as_json:
-        print(json.dumps({**figures, "delta": delta}))
+        print(json.dumps({**figures, "delta": delta, **({"refused": refusals} if refusals else {})}))
         return
     table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
-    table.title = f"N = {plan['records']:,}, B = {plan['batch']:,}, T = {plan['steps']:,}, delta = {round_up(delta)}"
+    table.title = f"N = {numbers['records']:,}, B = {numbers['batch']:,}, T = {numbers['steps']:,}, delta = {round_up(delta)}"
     for column in ("accountant", "noise multiplier", "epsilon"):
         table.add_column(column, justify="left" if column == "accountant" else "right")
     for name, figure in figures.items():
         table.add_row(name.upper(), f"{figure['noise_multiplier']:.6g}", round_up(figure["epsilon"]))
     console.print(table)
-    if warning := large_delta(delta, plan["records"]):
+    if warning := large_delta(delta, numbers["records"]):
         console.print(warning, style="bold red", highlight=False, soft_wrap=True)
-    console.print(meaning(figures["pld"]["epsilon"], delta), highlight=False, soft_wrap=True)
+    told = figures["pld" if "pld" in figures else "rdp"]
+    console.print(meaning(told["epsilon"], delta), highlight=False, soft_wrap=True)
+    for name, reason in refusals.items():
+        console.print(escape(f"Not by {name.upper()}: {reason}"), highlight=False, soft_wrap=True)
+
+
+def _figures(numbers: dict[str, Any], fixed: dict[str, Any]) -> tuple[dict[str, dict[str, float]], float, dict[str, str]]:
+    """What each accountant says, delta, and why one says nothing: RDP always can where there is an answer."""
+    from dpfed.plan import PrivacyPlan
+    from dpfed.privacy.accounting import Accountant, Unresolved
+
+    accountants: tuple[Accountant, ...] = ("rdp", "pld")
+    figures: dict[str, dict[str, float]] = {}
+    refusals: dict[str, str] = {}
+    delta = 0.0
+    for name in accountants:
+        try:
+            plan = PrivacyPlan.of_numbers(**numbers, **fixed, accountant=name)
+            delta = plan.delta
+            figures[name] = {"noise_multiplier": plan.noise_multiplier, "epsilon": plan.epsilon()}
+        except Unresolved as error:
+            refusals[name] = str(error)
+    return figures, delta, refusals

@@ -38,15 +38,17 @@ def reproduce(
         return
     if experiment is None:
         raise UserError("name an experiment, such as table1; `dpfed reproduce --list` has them all.")
-    from dpfed.cli.terminal import watching
+    from dpfed.cli.terminal import say, watching
     from dpfed.reproduce.datasets import data_set
     from dpfed.reproduce.experiments import experiment as named
+
+    chosen = named(experiment)
+    asked = data_set(data or chosen.data[0], chosen.data)
+    say(f"{chosen.name} on {asked.name}: planning the runs")
     from dpfed.reproduce.outcome import reproduce as carry_out
     from dpfed.reproduce.page import write
     from dpfed.reproduce.runs import Request
 
-    chosen = named(experiment)
-    asked = data_set(data or chosen.data[0], chosen.data)
     request = Request(
         experiment=chosen,
         data=asked,

@@ -10,11 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpfed.cli.cluster import Cluster, CpusPerWorker, GpusPerWorker, Restarts, Workers, collected
+from dpfed.cli.cluster import (
+    Cluster,
+    CpusPerWorker,
+    GpusPerWorker,
+    Restarts,
+    Workers,
+    another_process,
+    collected,
+    least_of,
+)
 from dpfed.cli.cluster import carry_out as on_cluster
 from dpfed.cli.simulation import Colluders, Drops, Federated, Skew, TrustMode, simulated
 
 if TYPE_CHECKING:
+    from dpfed.config import Config
     from dpfed.run import RunDirectory
     from dpfed.watching import Watcher
 
@@ -44,23 +54,39 @@ def pretrain(
     skew: Skew = None,
 ) -> None:
     """Pretrain an encoder privately: a model, a report and a privacy card."""
-    from dpfed.cli.terminal import chosen_config
+    from dpfed.cli.terminal import chosen_config, say
 
-    loaded = chosen_config(config, assignments)  # before torch, so that a mistake is answered at once
+    if not another_process(cluster):
+        say(f"reading {config}", as_json)
+    loaded = chosen_config(config, assignments)
     folder = run or Path("runs") / loaded.name
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)
-    if simulation is not None:
-        from dpfed.federation.simulation import simulate
 
-        _watch(lambda watcher: simulate(loaded, folder, simulation, watcher, again), as_json)
-        return
-    if cluster is None:
-        from dpfed.pretraining import pretrain as carry_out
+    def carry_out(watcher: Watcher) -> RunDirectory | None:
+        owners = simulation.sites if simulation else least_of(cluster, workers)
+        _foresee(loaded, folder, again, watcher, owners)
+        if simulation is not None:
+            from dpfed.federation.simulation import simulate
 
-        _watch(lambda watcher: carry_out(loaded, folder, watcher, again), as_json)
-        return
-    _watch(lambda watcher: on_cluster(cluster, folder, loaded, again, watcher, **options), as_json)
+            return simulate(loaded, folder, simulation, watcher, again)
+        if cluster is None:
+            from dpfed.pretraining import pretrain
+
+            return pretrain(loaded, folder, watcher, again)
+        return on_cluster(cluster, folder, loaded, again, watcher, **options)
+
+    _watch(carry_out, as_json, another_process(cluster))
+
+
+def _foresee(config: Config, folder: Path, again: bool, watcher: Watcher, owners: int) -> None:
+    """Answers what is wrong with a new run, as far as it shows now, before torch is imported; that takes seconds."""
+    from dpfed.foresight import foresee, refuse_place
+
+    refuse_place(folder, again)
+    if not again:
+        foresee(config, watcher, owners)
+    watcher.note("loading PyTorch")
 
 
 def resume(
@@ -73,21 +99,32 @@ def resume(
     restarts: Restarts = None,
 ) -> None:
     """Go on with a run that was interrupted. A finished run is only shown."""
-    from dpfed.pretraining import resume as carry_on
+    from dpfed.cli.terminal import say
 
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
-    if cluster is None:
-        _watch(lambda watcher: carry_on(run, watcher), as_json)
-    else:
-        _watch(lambda watcher: on_cluster(cluster, run, None, True, watcher, **options), as_json)
+    if not another_process(cluster):
+        say(f"going on with {run}", as_json)
+    from dpfed.run import RunDirectory
+
+    RunDirectory.open(run)
+
+    def carry_out(watcher: Watcher) -> RunDirectory | None:
+        watcher.note("loading PyTorch")
+        if cluster is not None:
+            return on_cluster(cluster, run, None, True, watcher, **options)
+        from dpfed.pretraining import resume
+
+        return resume(run, watcher)
+
+    _watch(carry_out, as_json, another_process(cluster))
 
 
-def _watch(carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool) -> None:
+def _watch(carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool, silently: bool) -> None:
     """Has a run carried out before the user's eyes, and shows what came of it."""
     from dpfed.cli.terminal import show_run, watching
     from dpfed.watching import Silent
 
-    with contextlib.nullcontext(Silent()) if as_json else watching() as watcher:
+    with contextlib.nullcontext(Silent()) if silently else watching(as_json) as watcher:
         finished = carry_out(watcher)
     if finished is None:  # one of several processes, and not the first
         return
@@ -106,11 +143,18 @@ def evaluate(
     """Measure a run's model again, beside the one before training."""
     from rich.markup import escape
 
-    from dpfed.cli.terminal import console
-    from dpfed.reevaluation import evaluate_run
+    from dpfed.cli.terminal import console, say, watching
     from dpfed.report.results import shown
 
-    figures = evaluate_run(run, split, task)
+    say(f"measuring {run} again", as_json)
+    from dpfed.run import RunDirectory
+
+    RunDirectory.open(run)  # before torch, which takes seconds to import
+    with watching(as_json) as watcher:
+        watcher.note("loading PyTorch")
+        from dpfed.reevaluation import evaluate_run
+
+        figures = evaluate_run(run, split, task, watcher)
     if as_json:
         print(json.dumps([figure.facts() for figure in figures], indent=2))
         return
@@ -128,8 +172,10 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Where the page goes; default RUN/report.html or comparison.html.")] = None,
 ) -> None:
     """Write the report of a run, or one that compares several."""
-    from dpfed.cli.terminal import console
+    from dpfed.cli.terminal import console, say
     from dpfed.errors import UserError
+
+    say(f"writing the report of {', '.join(map(str, run))}")
     from dpfed.report.html import write_report
     from dpfed.report.run_view import RunView
 
@@ -147,7 +193,9 @@ def export(
     adapters: Annotated[bool, typer.Option("--adapters", help="Only the adapters, as one file.")] = False,
 ) -> None:
     """Copy a run's model out, for example for `open_clip.create_model("local-dir:DEST")`."""
-    from dpfed.cli.terminal import console
+    from dpfed.cli.terminal import console, say
+
+    say(f"copying the model of {run} to {dest}")
     from dpfed.export import export_model
     from dpfed.run import RunDirectory
 

@@ -9,7 +9,7 @@ import typer
 from dpfed.errors import UserError
 
 if TYPE_CHECKING:
-    from dpfed.federation.simulation import Simulation
+    from dpfed.federation.simulated import Simulation
 
 
 def _option(help: str) -> typer.models.OptionInfo:
@@ -39,13 +39,23 @@ def simulated(federated: int | None, cluster: str | None, **options: str | float
         return None
     if cluster is not None:
         raise UserError(f"--federated {federated} simulates institutions in one process: leave --cluster {cluster} out.")
+    if given.get("trust", "central") in ("central", "local"):
+        for name in ("drops", "colluders"):
+            if name in given:
+                mode = given.get("trust", "central")
+                raise UserError(
+                    f"--{name} {given[name]} has no effect with --trust {mode}, where no noise is shared out: leave it out, or "
+                    "add --trust distributed or secure."
+                )
     from pydantic import ValidationError
 
-    from dpfed.federation.simulation import Simulation
+    from dpfed.federation.simulated import Simulation
     from dpfed.wording import complaint
 
     try:
-        return Simulation.model_validate({"sites": federated, **given})
+        simulation = Simulation.model_validate({"sites": federated, **given})
+        simulation.trust_model  # noqa: B018 refuses numbers that cannot be
+        return simulation
     except ValidationError as error:
         first = error.errors()[0]
         option = {"sites": "federated"}.get(str(first["loc"][0]), str(first["loc"][0]))

@@ -26,12 +26,15 @@ def sweep(
 
     The runs spend privacy budget together: the joint promise that is printed at the end is the sum of theirs.
     """
-    from dpfed.cli.terminal import chosen_config, say_if_shipped, watching
-    from dpfed.sweep import sweep as carry_out
+    from dpfed.cli.terminal import chosen_config, say, say_if_shipped, watching
 
+    say(f"reading {base} and {file}")
     loaded = chosen_config(base, assignments)
     say_if_shipped(file)
     with watching() as watcher:
+        watcher.note("loading PyTorch")
+        from dpfed.sweep import sweep as carry_out
+
         outcome = carry_out(loaded, file, runs, watcher)
     _show(outcome)
 

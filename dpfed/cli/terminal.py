@@ -17,14 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import dpfed
-from dpfed.config import Config, load_config
-from dpfed.shipped import shipped_name
 
 if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do without
+    from dpfed.config import Config
     from dpfed.evaluation.suite import Evaluation
     from dpfed.run import RunDirectory
 
 console = Console()
+beside = Console(stderr=True)  # for what is no part of a command's output, such as progress where the output is JSON
 _LINE_EVERY = 15.0  # seconds between two lines of progress where there is no terminal
 
 
@@ -34,6 +34,8 @@ def chosen_config(given: Path, assignments: list[str] | None) -> Config:
     Raises:
         UserError: see `load_config`.
     """
+    from dpfed.config import load_config
+
     config = load_config(given, assignments or ())
     say_if_shipped(given)
     return config
@@ -41,8 +43,20 @@ def chosen_config(given: Path, assignments: list[str] | None) -> Config:
 
 def say_if_shipped(given: Path) -> None:
     """Says, beside the output, that a name was taken for a shipped file: a user's own may have been meant."""
+    from dpfed.shipped import shipped_name
+
     if name := shipped_name(given):
         print(f"{name}: as shipped with dpfed {dpfed.__version__}", file=sys.stderr, flush=True)
+
+
+def say(text: str, as_json: bool = False) -> None:
+    """A line about what is done now, at once: for a command's start, before what takes seconds to import.
+
+    Args:
+        text: what is done.
+        as_json: the command's output is JSON, so the line goes beside it, to stderr.
+    """
+    (beside if as_json else console).print(f"[dim]{escape(text)}[/]", highlight=False, soft_wrap=True)
 
 
 class TerminalWatcher:
@@ -56,7 +70,7 @@ class TerminalWatcher:
         task = self._progress.add_task(name, total=total)
         if self._progress.console.is_terminal:
             return lambda done: self._progress.update(task, completed=done)
-        return _lines(name, total)
+        return _lines(self._progress.console, name, total)
 
     def note(self, text: str) -> None:
         """See `Watcher`."""
@@ -71,8 +85,10 @@ class TerminalWatcher:
             self._progress.console.print(f"[dim]{when}:[/] {values}", highlight=False, soft_wrap=True)
 
 
-def _lines(name: str, total: int | None) -> Callable[[int], None]:
-    """Progress for the log of a job, where nothing can be drawn over: a line now and then."""
+def _lines(out: Console, name: str, total: int | None) -> Callable[[int], None]:
+    """Progress for the log of a job, where nothing can be drawn over: a line at the start, and one now and then."""
+    if total:
+        out.print(f"[dim]{escape(name)}: {total}[/]", highlight=False, soft_wrap=True)
     started = last = time.monotonic()
     first: int | None = None
 
@@ -86,14 +102,19 @@ def _lines(name: str, total: int | None) -> Callable[[int], None]:
         if total and done > first:
             seconds = (now - started) / (done - first) * (total - done)
             left = f", about {datetime.timedelta(seconds=round(seconds))} left"
-        console.print(f"{name}: {done} of {total or 'unknown'}{left}", highlight=False, soft_wrap=True)
+        out.print(f"{name}: {done} of {total or 'unknown'}{left}", highlight=False, soft_wrap=True)
 
     return advance
 
 
 @contextlib.contextmanager
-def watching() -> Iterator[TerminalWatcher]:
-    """A watcher that draws on the terminal; without one, it prints a line now and then."""
+def watching(as_json: bool = False) -> Iterator[TerminalWatcher]:
+    """A watcher that draws on the terminal; without one, it prints a line now and then.
+
+    Args:
+        as_json: stdout is for JSON alone, so it draws on stderr.
+    """
+    out = beside if as_json else console
     columns = (
         TextColumn("{task.description:>14}"),
         BarColumn(bar_width=32),
@@ -102,7 +123,7 @@ def watching() -> Iterator[TerminalWatcher]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
         yield TerminalWatcher(progress)
 
 

@@ -79,7 +79,7 @@ def contents_of(store: RecordStore, key: str | None) -> Contents:
         store: the records as they are now.
         key: in hexadecimal, of the fingerprint that this is held against; ``None``: of a new one, or of public records.
     """
-    collected = Contents(store.public, key and bytes.fromhex(key))
+    collected = Contents(store.public, None if key is None else bytes.fromhex(key))
     units = store.keys if store.units is None else store.units
     for rows, batch in store.stored():
         ids, captions = batch["id"].to_pylist(), batch["captions"].to_pylist()

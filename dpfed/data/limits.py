@@ -31,3 +31,12 @@ def whole_number(given: object, what: str, least: int = 0, most: int | None = No
         expected = f"of at least {least:,}" if most is None else f"from {least:,} to {most:,}"
         raise UserError(f"{what} must be a whole number {expected}, got {given!r}.")
     return number
+
+
+def stored_side(size: int | None) -> int | None:
+    """The side of stored square images, pixels; ``None``: files are stored as they are.
+
+    Raises:
+        UserError: when it is no such side.
+    """
+    return None if size is None else whole_number(size, "the side of stored images, pixels,", SMALLEST_SIDE, LARGEST_SIDE)

@@ -19,6 +19,15 @@ def refuse_existing(path: Path) -> None:
         raise UserError(f"{path} exists already; choose another destination or delete it first.")
 
 
+def check_destination(path: Path) -> None:
+    """Finds out whether a directory could be made, before anything is read that takes long.
+
+    Raises:
+        UserError: when `path` exists or nothing can be written there.
+    """
+    start_directory(path).rmdir()
+
+
 def start_directory(path: Path) -> Path:
     """Makes a hidden directory beside `path`, in which a store is written before it gets its name; the caller removes it.
 

@@ -14,7 +14,9 @@ from dpfed.data.modes import rgb, survivable
 
 # Named, because some of PIL's other readers start external programs (EPS) or open network-era curiosities.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"})
+EXTENSIONS = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jp2"}
+) | frozenset({".ppm", ".pgm", ".pbm", ".pnm"})
 
 _MOST_PIXELS = 89_478_485  # above it PIL warns of a file that fills the memory
 _MOST_RESIZED = 1 << 25  # pixels of an image before it is cropped

@@ -33,9 +33,9 @@ def _some(ids: list[str]) -> str:
     return ", ".join(map(visible, ids[:_EXAMPLES])) + ", ..." * (len(ids) > _EXAMPLES)
 
 
-def mending(broken: Iterable[tuple[str, str]]) -> str:
-    """What to do about unreadable records: the end of a sentence."""
-    advice = "mend them, or leave them out with --skip-broken"
+def mending(broken: Iterable[tuple[str, str]], first: str = "mend them") -> str:
+    """What to do about unreadable records: the end of a sentence, which begins with what is best."""
+    advice = f"{first}, or leave them out with --skip-broken"
     if any(reason == OUTSIDE for _, reason in broken):
         advice += ", or read what lies outside with `dpfed data import --allow-outside`"
     return advice

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfed.config import PrivacyConfig
+from dpfed.data.counting import no_units
 from dpfed.data.records import RecordStore
-from dpfed.errors import UserError
 from dpfed.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 
@@ -72,10 +72,7 @@ def unit_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray | None:
     if privacy.unit == "record":
         return None
     if store.units is None:
-        raise UserError(
-            f"privacy.unit = 'unit' protects all records that share a unit, and the records of {store.name} name no units: set "
-            "it to 'record', or import a source that names them (a column 'person_id', 'patient_id' or 'unit')."
-        )
+        raise no_units(store.name)
     return store.units
 
 

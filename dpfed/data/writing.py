@@ -17,7 +17,7 @@ import pyarrow as pa
 from dpfed.data.fingerprint import Contents
 from dpfed.data.holdout import hold_out_hash, selected
 from dpfed.data.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS
-from dpfed.data.limits import LARGEST_SIDE, SMALLEST_SIDE, whole_number
+from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.new_directory import cannot_write, name_directory, start_directory
 from dpfed.data.pixels import BrokenImage, ImageInput, decode_and_tell, decoders, encode, memory, square
 from dpfed.data.place import local_path
@@ -107,7 +107,7 @@ class StoreWriter:
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"unknown kind {kind!r}, expected one of {KINDS}")
-        size = None if size is None else whole_number(size, "the side of stored images, pixels,", SMALLEST_SIDE, LARGEST_SIDE)
+        size = stored_side(size)
         self.path = local_path(path, "the place of the new store")
         self.broken: list[tuple[str, str]] = []
         self.converted: Counter[str] = Counter()

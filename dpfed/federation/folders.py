@@ -164,8 +164,8 @@ class SiteFolder:
             raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}, and this site's budget is {budget!r}.")
         if plan.delta > self.most_delta(plan):
             raise UserError(
-                f"these terms have delta {round_up(plan.delta)}, and this site agrees to {self.most_delta(plan):.3g} at most "
-                "(`delta` in site.toml; by default 1/N): an epsilon is worth nothing beside a large delta."
+                f"these terms have delta {round_up(plan.delta)}, and this site agrees to {round_up(self.most_delta(plan))} at "
+                "most (`delta` in site.toml; by default 1/N): an epsilon is worth nothing beside a large delta."
             )
         if self.ledger.exists():
             if Ledger.open(self.ledger).charged:

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field
 
-from dpfed.config import Config, Section
+from dpfed.config import Config
 from dpfed.data.division import site_of_rows
 from dpfed.data.opening import open_records
 from dpfed.data.records import RecordStore
@@ -24,9 +23,10 @@ from dpfed.federation.identity import Identity
 from dpfed.federation.journal import Journal
 from dpfed.federation.packets import Packet
 from dpfed.federation.rounds import Federation
+from dpfed.federation.simulated import Simulation
 from dpfed.federation.site_worker import SiteWorker
 from dpfed.federation.terms import SiteCard, Terms
-from dpfed.federation.trust import Mode
+from dpfed.foresight import foresee, guarded
 from dpfed.models.building import preprocessing_of, settled
 from dpfed.pretraining import Job, begin, carry_out, check, secret_of, take_up, with_absolute_paths
 from dpfed.privacy.ledger import Ledger
@@ -34,19 +34,6 @@ from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
 from dpfed.training.session import Share
 from dpfed.watching import Silent, Watcher, import_progress
-
-
-class Simulation(Section):
-    """How many sites, what they agree on, and how unlike their records are."""
-
-    sites: int = Field(3, ge=2, le=1000)
-    trust: Mode = "central"
-    drops: int = Field(0, ge=0)
-    colluders: int = Field(1, ge=0)
-    skew: float = Field(0.8, ge=0, le=1, description="how unlike the sites' records are, see `dpfed.data.division`")
-
-    def __str__(self) -> str:
-        return f"{self.sites} sites ({', '.join(f'{name} {value}' for name, value in self if name != 'sites')})"
 
 
 class InProcessChannel:
@@ -88,10 +75,12 @@ def simulate(
     check(config, folder, again)
     if not RunDirectory.unused(folder):
         return resume_simulation(RunDirectory.open(folder), watcher, simulation)
-    if config.training.sharding != "none":
-        raise UserError(f"training.sharding = '{config.training.sharding}' is for a cluster: set it to 'none'.")
+    simulation.refuse(config)
+    foresee(config, watcher, simulation.sites)
     config = settled(with_absolute_paths(config))
-    store = open_records(config.data, import_progress(watcher), interpolation=preprocessing_of(config).interpolation)
+    watcher.note("opening the records, and dividing them among the sites")
+    progress = guarded(import_progress(watcher), config)
+    store = open_records(config.data, progress, interpolation=preprocessing_of(config).interpolation)
     randomness = secret_of(config)
     parties = _identities(randomness, simulation.sites)
     rows = _divided(store, simulation)

@@ -57,6 +57,8 @@ class Trust:
         n, d, c = self.sites, self.drops, self.colluders
         if d < 0 or c < 0:
             raise UserError(f"drops and colluders count sites, at least 0; got {d} and {c}.")
+        if d >= n:
+            raise UserError(f"of {n} sites {d} may drop out of a step: that leaves none to answer. Drops must be below {n}.")
         if not self.shared:
             return
         if d + c >= n:

@@ -66,14 +66,17 @@ def _panel(plane: np.ndarray, values: np.ndarray, names: list[str], paint: Calla
         side.set_color(paint(RULE))
     axes.set(xticks=[], yticks=[])
     size = max(3.0, min(16.0, 12_000 / len(plane)))
-    axes.scatter(*plane[values < 0].T, s=size, color=paint(RULE if texts else TRAINED), linewidths=0)
+    across, down = plane[values < 0].T
+    axes.scatter(across, down, s=size, color=paint(RULE if texts else TRAINED), linewidths=0)
     # Labels that are colours are drawn in them: a blue point that stands for "red" would mislead.
     literal = all(is_color_like(text) and not text.isdigit() for text in texts.values())
     for colour, (value, text) in zip(SERIES, texts.items(), strict=False):
-        style = {"color": paint(colour), "linewidths": 0}
+        across, down = plane[values == value].T
+        points = axes.scatter(
+            across, down, s=size, color=text if literal else paint(colour), alpha=0.75, linewidths=0, label=text
+        )
         if literal:
-            style = {"color": text, "edgecolors": paint(MUTED), "linewidths": 0.4}
-        axes.scatter(*plane[values == value].T, s=size, alpha=0.75, label=text, **style)
+            points.set(edgecolors=paint(MUTED), linewidths=0.4)
     if texts:
         canvas.legend(
             loc="outside lower center",

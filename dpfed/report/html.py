@@ -160,15 +160,15 @@ def _comparison(runs: Sequence[RunView]) -> dict:
 
 def _best(column: list[Result]) -> list[Result]:
     """The best of a row, and all that it does not beat by more than may be chance."""
-    measured = [item for item in column if item.trained is not None]
-    if len({item.trained for item in measured}) < 2:
+    measured = [(item.trained, item) for item in column if item.trained is not None]
+    if len({value for value, _ in measured}) < 2:
         return []
-    first = (max if column[0].is_fraction else min)(measured, key=lambda item: item.trained)
-    return [item for item in measured if item is first or _tied(first, item)]
+    _, first = (max if column[0].is_fraction else min)(measured, key=lambda pair: pair[0])
+    return [item for _, item in measured if item is first or _tied(first, item)]
 
 
 def _tied(first: Result, other: Result) -> bool:
-    if first.trained_interval is None or other.trained_interval is None:
+    if first.trained is None or other.trained is None or first.trained_interval is None or other.trained_interval is None:
         return first.trained == other.trained
     # Other runs' outcomes are not known query by query, so the two figures are taken as unrelated.
     return within(apart(first.trained, first.trained_interval, other.trained, other.trained_interval))

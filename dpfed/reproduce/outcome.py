@@ -192,7 +192,7 @@ def _rows(request: Request, item: Planned, view: RunView) -> list[Row]:
     for metric in request.data.metrics:
         found = next((result for result in view.table if result.name.partition("[")[0] == metric), None)
         ours = None if found is None else found.untrained if item.variant.untrained else found.trained
-        bars = found and (found.untrained_interval if item.variant.untrained else found.trained_interval)
+        bars = None if found is None else found.untrained_interval if item.variant.untrained else found.trained_interval
         rows.append(
             Row(
                 item.variant.label,
@@ -205,7 +205,7 @@ def _rows(request: Request, item: Planned, view: RunView) -> list[Row]:
                 _published(request, item, metric),
                 not view.void,
                 item.config.name,
-                bars and (100 * bars[0], 100 * bars[1]),
+                None if bars is None else (100 * bars[0], 100 * bars[1]),
             )
         )
     return rows

@@ -17,6 +17,7 @@ from dpfed.data.opening import open_records
 from dpfed.dotted_keys import put
 from dpfed.effects import effective
 from dpfed.errors import UserError
+from dpfed.foresight import foresee, refuse_place
 from dpfed.models.building import settled
 from dpfed.pretraining import pretrain, with_absolute_paths
 from dpfed.reproduce.comparison import Experiment, Variant
@@ -116,6 +117,11 @@ def train(planned: list[Planned], watcher: Watcher) -> None:
         UserError: whatever `pretrain` refuses; runs that are finished by then stay.
     """
     runs = {item.folder: item.config for item in planned}
+    for folder, config in runs.items():
+        if RunDirectory.unused(folder):
+            watcher.note(f"{config.name}: accounting")
+            refuse_place(folder)
+            foresee(config)
     advance = watcher.stage("runs", len(runs))
     for done, (folder, config) in enumerate(runs.items(), start=1):
         watcher.note(f"{config.name}: {'is there' if RunDirectory(folder).finished else 'training'}")

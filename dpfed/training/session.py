@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from dpfed.bounding.engines import Engine, GroupBatch, fastest_engine, require_fitting, require_fp32
-from dpfed.bounding.method import Build
+from dpfed.bounding.method import Build, Method, method_named
 from dpfed.config import Config
 from dpfed.data.batches import ViewMaker
 from dpfed.data.opening import open_records
@@ -23,6 +24,7 @@ from dpfed.data.text_views import TextViews
 from dpfed.data.views import ImageViews
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, Which, evaluate, tasks_of
+from dpfed.foresight import foresee, guarded, refuse_many_owners
 from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, settled, tokenizer_for
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
@@ -32,11 +34,16 @@ from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
 from dpfed.training.coordinator import Coordinator
+from dpfed.training.memory import require_memory
 from dpfed.training.releases import Releases
 from dpfed.training.worker import GroupObserver, Worker, rows_of_owner
+from dpfed.watching import Silent, Watcher, import_progress
 
 if TYPE_CHECKING:
     from dpfed.federation.terms import Terms
+
+
+_MOST_TRIED, _PIXELS_TRIED = 64, 64 * 64 * 64  # see `_largest_pass`: 64 records of 64 pixels, or fewer larger ones
 
 
 @dataclass(frozen=True)
@@ -160,17 +167,19 @@ class Parts:
 def assemble(
     config: Config,
     randomness: Randomness | None = None,
-    progress: Callable[[int, int | None], None] | None = None,
+    watcher: Watcher | None = None,
     owner: int = 0,
     owners: int = 1,
     terms: Terms | None = None,
 ) -> Parts:
     """Builds the parts of a run and checks everything that can be checked before any budget is spent.
 
+    What needs no records is checked before any is read, generated or imported: that may take hours.
+
     Args:
         config: as the user wrote it, or a resolved one.
         randomness: gives the initial weights; ``None`` when a checkpoint or a saved model will be loaded over them.
-        progress: called with (done, total) while records are imported or generated.
+        watcher: is told what is done, and sees how far an import is.
         owner: which of the data owners this process is.
         owners: how many share the plan's groups.
         terms: of the federation that this process is a party of: they hold the plan.
@@ -183,38 +192,44 @@ def assemble(
     # On GPUs TF32 rounds products in convolutions to 11 bits, so that a norm and the gradient that it clips, which different
     # operations compute, could differ by a thousandth.
     torch.backends.cudnn.allow_tf32 = False
-    if config.privacy.epsilon is not None and config.privacy.epsilon <= 0:
-        raise UserError(f"impossible plan: privacy.epsilon must be positive, got {config.privacy.epsilon}.")
+    watcher = watcher or Silent()
+    foreseen = terms.privacy_plan if terms else foresee(config, owners=owners)
     config = settled(config)
+    require_memory(config, device)
     tokenizer = tokenizer_for(config.model)
     preprocessing = preprocessing_of(config)
-    store = open_records(config.data, progress, owner, owners, preprocessing.interpolation)
-    if config.model.reads_text and store.kind != "image-text":
-        raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
-    if terms:
-        plan = terms.privacy_plan
-    else:
-        plan = PrivacyPlan.from_config(protected_count(store, config.privacy), config)
-    if owners > plan.groups:
-        raise UserError(
-            f"{owners} workers would share {plan.groups} groups (privacy.batch / bounding.group_size, or 1 where the "
-            f"whole batch is contrasted), and each needs one: use at most {plan.groups} workers."
-        )
-    _check_engine(config, plan)
-    tasks_of(store, config)
+    watcher.note("building the model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
         model = build_model(
             config.model, config.objective, config.adaptation, config.data.size, load_weights=randomness is not None
         )
     validate(model)
-    if not plan.how.picks_engine:
-        refuse_mixing(model, f"bounding.method = '{plan.method}'")
+    how = method_named(config.bounding.method)
+    _check_engine(config, how)
+    if not how.picks_engine:
+        refuse_mixing(model, f"bounding.method = '{how.name}'")
     if config.bounding.engine not in ("auto", "loop"):
         refuse_mixing(model, f"bounding.engine = '{config.bounding.engine}'")
     text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
     with torch.random.fork_rng(devices=[]):
-        check_independence(model, random_group(image_size(config), text))
+        tried = _largest_pass(config, foreseen or PrivacyPlan.sketch(config))
+        check_independence(model, random_group(image_size(config), text, records=2), tried)
+    watcher.note(f"opening the records: {_source(config)}")
+    progress = guarded(import_progress(watcher), config) if terms is None else None
+    store = open_records(config.data, progress, owner, owners, preprocessing.interpolation)
+    if config.model.reads_text and store.kind != "image-text":
+        raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
+    if terms:
+        plan = terms.privacy_plan
+    else:
+        records = protected_count(store, config.privacy)
+        if foreseen is None:
+            watcher.note(f"accounting for {records:,} records")
+        plan = PrivacyPlan.from_config(records, config)
+        plan.require_finite()
+    refuse_many_owners(plan, owners)
+    tasks_of(store, config)
     sharded = config.training.sharding != "none"
     model.to("cpu" if sharded else device)
     engine: str = config.bounding.engine
@@ -222,6 +237,7 @@ def assemble(
     if engine == "layerwise" and not sharded:  # it has rules for kinds of layers, and must not misread one
         require_fitting(engine, model, _stand_in(config, plan, text, device), *chosen_on)
     if engine == "auto" and plan.how.picks_engine and not sharded:  # a sharded model has its own engine
+        watcher.note("timing the engines: which is the fastest for this model on this machine")
         engine = fastest_engine(model, _stand_in(config, plan, text, device), *chosen_on)
         config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
     config = config.model_copy(update={"training": config.training.model_copy(update={"device": device.type})})
@@ -229,16 +245,32 @@ def assemble(
     return Parts(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms)
 
 
-def _check_engine(config: Config, plan: PrivacyPlan) -> None:
+def _source(config: Config) -> str:
+    data = config.data
+    if data.source == "shapes":
+        return f"{data.records:,} generated shapes"
+    return f"{data.source} at {data.path}" if data.path else data.source
+
+
+def _largest_pass(config: Config, plan: PrivacyPlan) -> int:
+    """Records of a pass that is about as large as training will make, as far as trying it out is cheap."""
+    expected = plan.batch if plan.how.whole_batch else plan.group_size
+    records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.cap or plan.records)
+    if plan.how.whole_batch:
+        records = min(records, config.bounding.microbatch)
+    return min(records, _MOST_TRIED, _PIXELS_TRIED // image_size(config) ** 2)
+
+
+def _check_engine(config: Config, how: Method) -> None:
     """Methods with an engine of their own have no choice of one, and others none in bf16."""
-    if plan.how.picks_engine:
+    if how.picks_engine:
         if config.bounding.engine not in ("auto", "loop"):
             require_fp32(config.bounding.engine, config.training.precision)
         return
     if config.bounding.engine != "auto":
-        raise UserError(f"bounding.method = '{plan.method}' has its own engine: leave bounding.engine out.")
+        raise UserError(f"bounding.method = '{how.name}' has its own engine: leave bounding.engine out.")
     if config.training.sharding != "none":
-        raise UserError(f"training.sharding needs bounding.method = 'group' or 'none', got '{plan.method}'.")
+        raise UserError(f"training.sharding needs bounding.method = 'group' or 'none', got '{how.name}'.")
 
 
 def _views_per_image(config: Config, augmentations: int | None = None) -> int:

@@ -14,6 +14,7 @@ from dpfed.bounding.engines import Engine, GroupBatch
 from dpfed.data.batches import ViewMaker
 from dpfed.data.sampling import StepDraw, draw_step
 from dpfed.errors import UserError
+from dpfed.models.contract import temperature_of
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import validate
 from dpfed.plan import PrivacyPlan
@@ -74,6 +75,7 @@ class Worker:
         units: np.ndarray | None = None,
     ) -> None:
         validate(model)
+        temperature_of(model)
         if (plan.unit == "unit") != (units is not None):
             raise ValueError(f"the plan protects each {plan.unit}, and units were {'not ' if units is None else ''}given")
         self._plan, self._model, self._engine, self._views, self._expect = plan, model, engine, views, views.expect

@@ -48,7 +48,7 @@ def test_no_layers_clipped_gradient_is_longer_than_c(name, gram, generator, monk
     sizes = SIZES["uneven"]
     _, tame, _, grouping = case(name, sizes)
     clipped = 0
-    for trial in range(12):
+    for trial in range(8):
         layer, inputs, seeds, _ = case(name, sizes)
         each = len(inputs) if trial % 2 else 1  # one size for all, or one for each record
         shape = (each, *[1] * (inputs.dim() - 1))
@@ -136,7 +136,7 @@ PIECES = {  # of which each is clipped to C; a weight of a similarity is at most
 def test_no_engines_sum_is_longer_than_its_clipped_pieces(name, generator):
     grouped = name in ENGINES or name == "batch"
     reached = 0.0
-    for trial in range(24):
+    for trial in range(12):
         model = Scaled(generator, bias=bool(trial % 3))
         images = torch.randn(RECORDS, 2, 3, 4, 4, generator=generator)
         images *= size(generator, *([RECORDS, 2] if trial % 2 else [1, 1]), 1, 1, 1)

@@ -13,7 +13,7 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.plan import PrivacyPlan
 from tests.bounding.released_lab import in_slots
 
-GROUPS = 4096
+GROUPS = 1500
 
 
 class Aligned(torch.nn.Module):

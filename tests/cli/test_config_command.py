@@ -104,6 +104,15 @@ def test_ranges_of_the_plan_are_those_that_it_enforces(key, allowed, wrong, righ
         plan_of(key, value)
 
 
+def test_keys_say_which_others_decide_whether_they_have_an_effect():
+    assert KEYS["data.records"].depends_on == ("data.source",)
+    assert KEYS["data.source"].depends_on == KEYS["privacy.batch"].depends_on == ()
+    assert "[depends on objective.name]" in CliRunner().invoke(app, ["config", "keys", "objective.bias"]).output
+    with pytest.raises(UserError, match="objective.name"):
+        parse_config({"objective": {"bias": 1.0}})
+    assert all(set(key.depends_on) <= set(KEYS) for key in KEYS.values())
+
+
 def test_sources_and_methods_are_those_that_there_are():
     from dpfed.data.importers import importers
 
@@ -145,7 +154,7 @@ def test_keys_are_one_line_each_for_a_pipe_and_json_for_scripts():
     assert [line.split()[0] for line in lines] == list(KEYS)
     entries = json.loads(CliRunner().invoke(app, ["config", "keys", "--json", "privacy"]).output)
     assert [entry["name"] for entry in entries] == [key.name for key in matching(["privacy"])]
-    assert all(set(entry) == {"name", "section", "allowed", "choices", "default", "meaning"} for entry in entries)
+    assert all(set(entry) == {"name", "section", "allowed", "choices", "default", "meaning", "depends_on"} for entry in entries)
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])

@@ -120,5 +120,4 @@ def test_whoever_holds_the_owners_key_cannot_tell_the_noise():
         noises.append(torch.zeros(100_000))
         randomness.add_normal_(noises[-1], 1.0, "noise", 3, context="x")
     assert abs(np.corrcoef(torch.stack(noises)) - np.eye(3)).max() < 0.02
-    keys = {run.master, run.for_owners().master, run.key("shares", 0), run.key("shares", 1)}
-    assert len(keys) == 4
+    assert len({run.master, run.for_owners().master, run.key("shares", 0), run.key("shares", 1)}) == 4

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
-from dpfed.models.contract import bias_of, temperature_of
+from dpfed.models.contract import bias_of, embeddings_of, temperature_of
 from dpfed.objectives import GroupLoss
 
 Precision = Literal["fp32", "bf16"]
@@ -113,7 +113,7 @@ class LossOfViews(nn.Module):
     def embed(self, views: Views) -> dict[str, Tensor]:
         """The embeddings of any records' views, in float32."""
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
-            embeddings = self.model(views)
+            embeddings = embeddings_of(self.model, views)
         # Similarities, softmax and everything behind them stay in float32.
         return {name: z.float() for name, z in embeddings.items()}
 

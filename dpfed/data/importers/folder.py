@@ -51,6 +51,8 @@ class FolderImporter(Importer):
                 labels = {} if name is None else {"label": numbers[name]}
                 yield FileRecord(file.relative_to(path).as_posix(), file, (), labels, split)
 
+        for folder in _without_images(path, images):
+            listing.passed_over[f"folder {folder} without an image"] += 1
         unread = listing.others(images)
         advice = captions_advice(listing)
         return Source(
@@ -64,6 +66,23 @@ class FolderImporter(Importer):
             advice=advice,
             doubtful=bool(advice),
         )
+
+
+def _without_images(path: Path, images: list[Path]) -> list[str]:
+    """Class folders (or split folders, or their class folders) in which there is no image."""
+    filled = {"/".join(file.relative_to(path).parts[:depth]) for file in images for depth in (1, 2)}
+    empty = []
+    for folder in _folders(path):
+        if folder.name not in filled:
+            empty.append(folder.name)
+        elif folder.name.lower() in SPLIT_NAMES:
+            below = (f"{folder.name}/{inner.name}" for inner in _folders(folder))
+            empty.extend(name for name in below if name not in filled)
+    return empty
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def captions_advice(listing: Listing) -> str:
@@ -94,8 +113,8 @@ def table_command(root: Path, tables: Sequence[Path]) -> str:
 
 def _by_split(path: Path, images: list[Path]) -> list[tuple[str, Path, str | None]]:
     """(split, file, class) of each image: the split folders when there is a training one, else everything is for training."""
-    folders = [entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    splits = {name: SPLIT_NAMES[name.lower()] for name in folders if name.lower() in SPLIT_NAMES}
+    folders = [folder.name for folder in _folders(path) if folder.name.lower() in SPLIT_NAMES]
+    splits = {name: SPLIT_NAMES[name.lower()] for name in folders}
     if "train" not in splits.values():
         _refuse_splits_alone(path, images, splits)
         splits = {}

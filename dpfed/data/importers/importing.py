@@ -19,8 +19,8 @@ from dpfed.data.importers.naming import CONTENT, content_hash
 from dpfed.data.importers.parquet import ParquetImporter
 from dpfed.data.importers.source import FileRecord, Source, Unreadable
 from dpfed.data.importers.table import TableImporter
-from dpfed.data.limits import whole_number
-from dpfed.data.new_directory import refuse_existing
+from dpfed.data.limits import stored_side, whole_number
+from dpfed.data.new_directory import check_destination
 from dpfed.data.pixels import EXTENSIONS
 from dpfed.data.place import local_path
 from dpfed.data.reasons import by_reason, mending
@@ -97,7 +97,8 @@ def import_records(
     """
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
-    refuse_existing(dest)
+    check_destination(dest)
+    size = stored_side(size)
     sources = [source] if isinstance(source, str | os.PathLike) else list(source)
     paths = [existing(one) for one in sources]
     held_out = {"validation": validation, "test": test}
@@ -105,7 +106,7 @@ def import_records(
     try:
         chosen, opened = _open(paths, format, id, allow_outside)
         path = paths[0] if len(paths) == 1 else paths[0].parent
-        _refuse_unread(opened, path, skip_broken, format is not None)
+        _refuse_unread(opened, path, chosen, skip_broken, format is not None)
         _refuse_splits(opened, path, held_out)
         with StoreWriter(
             dest,
@@ -167,19 +168,18 @@ def _open(paths: list[Path], format: str | None, id: str | None, outside: bool) 
     return format, known[format].open(paths[0], access)
 
 
-def _refuse_unread(opened: Source, path: Path, skip_broken: bool, format_given: bool) -> None:
+def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, format_given: bool) -> None:
     """Refuses a source below which lie files that would be lost, unless that is what the user wants."""
     if not opened.unread or (skip_broken and (format_given or not opened.doubtful)):
         return
     lost = [(entry.id, entry.reason) for entry in opened.unread]
     advice = opened.advice
-    if not advice and any(Path(entry.id).suffix.lower() in EXTENSIONS for entry in opened.unread):
+    if format != FolderImporter.name and any(suffix(Path(entry.id)) in EXTENSIONS for entry in opened.unread):
         command = f"dpfed data import {shlex.quote(str(path))} DEST --format {FolderImporter.name} --skip-broken"
         advice = f"`{command}` imports the images instead."
-    raise UserError(
-        f"of what lies below {path}, {len(lost):,} files or folders would be lost: {'; '.join(by_reason(lost))}; "
-        f"{mending(lost)}.{' ' * bool(advice)}{advice}"
-    )
+    number = "1 file or folder" if len(lost) == 1 else f"{len(lost):,} files or folders"
+    mend = "" if skip_broken else f"; {mending(lost, 'take them away')}"
+    raise UserError(f"below {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{' ' * bool(advice)}{advice}")
 
 
 def _refuse_splits(opened: Source, path: Path, held_out: dict[str, int]) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from dpfed.data.writing import RecordInput
 
 CONTENT = "content"  # what --id takes beside the name of a column
@@ -29,8 +31,9 @@ def content_hash(record: RecordInput, label_names: Mapping[str, Sequence[str]]) 
     digest = hashlib.blake2b(digest_size=16)
     image = record.image
     if not isinstance(image, bytes):
-        _add(digest, f"{image.dtype}{image.shape}".encode())
-        image = image.tobytes()
+        pixels = np.asarray(image)
+        _add(digest, f"{pixels.dtype}{pixels.shape}".encode())
+        image = pixels.tobytes()
     _add(digest, image)
     for text in _texts(record, label_names):
         _add(digest, text.encode("utf-8", "surrogatepass"))

@@ -234,16 +234,16 @@ def _record(place: str, row: dict[str, Any], columns: _Columns, split: str, fold
         value = row.get(name)
         number = value if numbers is None else numbers.get(value, -1)
         labels[name] = -1 if number is None else number
-    image, path = row[columns.image], None
+    image, path = row[columns.image], ""
     if isinstance(image, dict):
-        image, path = image.get("bytes"), image.get("path")
-    path = path if isinstance(path, str) and path else None
+        path = str(image.get("path") or "")
+        image = image.get("bytes")
     if columns.id is None:
         id = f"{split}/{path}#" if path else f"{split}/"
-    elif (name := unit_of(row[columns.id])) is None:
+    elif (named := unit_of(row[columns.id])) is None:
         return Unreadable(f"{place} (a row without a name)", f"no {columns.id}")
     else:
-        id = place = f"{split}/{name}"
+        id = place = f"{split}/{named}"
     if image is None and path:
         return FileRecord(id, folder / path, captions, labels, split, unit, place)
     return Unreadable(place, "no image") if image is None else RecordInput(id, image, captions, labels, split, unit, place)

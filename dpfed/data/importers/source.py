@@ -180,8 +180,8 @@ def number_classes(values: Iterable[object]) -> tuple[dict[object, int], list[st
         Class -> number, and the names in the order of the numbers. Small non-negative integers keep their own number.
     """
     present = {value for value in values if value not in (None, "", -1, "-1")}
-    integers = {value: _integer(value) for value in present}
-    if None not in integers.values():
+    integers = {value: number for value in present if (number := _integer(value)) is not None}
+    if len(integers) == len(present):
         if all(0 <= number < _MOST_NUMBERED for number in integers.values()):
             return integers, [str(number) for number in range(max(integers.values(), default=-1) + 1)]
         ordered = sorted(present, key=integers.__getitem__)
@@ -192,6 +192,8 @@ def number_classes(values: Iterable[object]) -> tuple[dict[object, int], list[st
 
 def _integer(value: object) -> int | None:
     try:
-        return int(value) if isinstance(value, int) or str(int(value)) == value else None
+        if isinstance(value, int):
+            return int(value)
+        return int(value) if isinstance(value, str) and str(int(value)) == value else None
     except (TypeError, ValueError):
         return None

@@ -78,13 +78,15 @@ def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFi
     splits: dict[Path, str | None] = {access.file(file): split_of(file.relative_to(path)) for file in found}
     if not any(splits.values()):
         splits = dict.fromkeys(found, "train")
+    named: list[tuple[str, Path]] = []
     for file, split in splits.items():
         if split is None:
             raise UserError(f"{file} belongs to no split; start its name with train, validation or test, or move it away.")
+        named.append((split, file))
     configurations = {_configuration(file.relative_to(path)) for file in found}
     if len(configurations) > 1:
         raise UserError(f"{path} holds several data sets ({', '.join(sorted(configurations))}); choose one of these folders.")
-    ordered = sorted(((split, file) for file, split in splits.items()), key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
+    ordered = sorted(named, key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
     return SplitFiles(ordered, listing)
 
 

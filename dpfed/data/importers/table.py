@@ -27,6 +27,7 @@ from dpfed.data.importers.source import (
     unit_of,
 )
 from dpfed.data.importers.splits import split_of
+from dpfed.data.records import SPLITS
 from dpfed.errors import UserError, nearest
 
 # The first is open_clip's name; it wins. The others are what people write instead.
@@ -108,7 +109,8 @@ class TableImporter(Importer):
                 f"{path} holds the table {unnamed[0].name}, and its name speaks of no split; name it after train, val or test, "
                 f"move it away, or import what you mean: `{each}`."
             )
-        return self.open_tables(tables, access, list_files(path, access))
+        training_first = sorted(tables, key=lambda table: SPLITS.index(split_of(Path(table.name)) or "train"))
+        return self.open_tables(training_first, access, list_files(path, access))
 
     def open_tables(self, paths: Sequence[Path], access: Access, listing: Listing | None = None) -> Source:
         """Reads some tables of one folder (not the images) and streams the records.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import tarfile
@@ -146,7 +147,7 @@ def _survey(shards: list[tuple[str, Path]]) -> _Survey:
     survey = _Survey()
     for split, shard in shards:
         try:
-            for sample in _samples(shard, _TEXTS, lambda entry, at=f"{split}/{shard.stem}": _stray(entry, at, survey)):
+            for sample in _samples(shard, _TEXTS, functools.partial(_stray, place=f"{split}/{shard.stem}", survey=survey)):
                 survey.samples += 1
                 survey.unused.update(kind for kind in sample.unused if kind.removeprefix(".") not in _IMAGES)
                 survey.captioned |= bool(sample.captions)
@@ -232,8 +233,8 @@ def _members(
                     continue
                 extension, content = named[2].lower(), None
                 if extension in extensions:
-                    large = member.size > _MOST_BYTES
-                    content = "larger than 1 GiB" if large else archive.extractfile(member).read()
+                    opened = archive.extractfile(member) if member.size <= _MOST_BYTES else None
+                    content = "larger than 1 GiB" if opened is None else opened.read()
                 yield named[1], extension, content
             end = archive.offset
         # tarfile takes a header that it cannot read for the end; the real end is a block of zeros.

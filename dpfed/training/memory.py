@@ -1,0 +1,109 @@
+"""Whether a model and its groups can fit into this machine's memory, told before any of it is built.
+
+The system ends a process that asks for too much without a word, so what cannot fit is refused. What is counted here is less
+than what training takes: a run that passes may still be too large.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dpfed.bounding.method import method_named
+from dpfed.config import Config
+from dpfed.errors import UserError
+from dpfed.models.building import build_model, image_size
+from dpfed.sections import ModelConfig
+
+_COPIES = 4  # of the parameters: weights, one group's gradient, their sum, the optimizer's moments
+_KEPT = 0.5  # of the outputs of all layers is kept for the backward pass, at least
+_FLOAT = 4  # bytes
+_CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def require_memory(config: Config, device: torch.device) -> None:
+    """Refuses a model, or a group of records, that cannot fit into memory.
+
+    Args:
+        config: settled.
+        device: of the training.
+
+    Raises:
+        UserError: saying how much is needed and how much there is.
+    """
+    if config.model.kind == "open_clip":  # it has models that cannot be built without memory
+        return
+    parameters, outputs = _count(config)
+    there = memory_of(device)
+    least = _COPIES * _FLOAT * parameters
+    if least > there:
+        raise UserError(
+            f"a model with {parameters:,} parameters takes at least {_size(least)} in training, and there are {_size(there)} "
+            "of memory: choose a smaller model (model.width, model.embedding, model.text_width, ...)."
+        )
+    records = 2 if method_named(config.bounding.method).whole_batch else max(2, config.bounding.group_size)
+    views = config.objective.augmentations + (1 if config.model.reads_text else 2)
+    size = image_size(config)
+    kept = _KEPT / (2 if config.training.precision == "bf16" else 1)
+    group = int(records * (views * (kept * outputs + _FLOAT * 3 * size * size) + _KEPT * _of_a_caption(config.model)))
+    if group > there:
+        raise UserError(
+            f"one group of {records:,} records with images of {size} x {size} pixels takes at least {_size(group)} in this "
+            f"model, and there are {_size(there)} of memory: lower data.size, bounding.group_size or the model's width."
+        )
+
+    together = min(config.bounding.microbatch, config.privacy.batch)
+    images = _FLOAT * 3 * size * size * together
+    if images > there:
+        raise UserError(
+            f"the images of {together:,} records at {size} x {size} pixels take {_size(images)}, and there are {_size(there)} "
+            "of memory: lower bounding.microbatch."
+        )
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of memory that this process can have at most, on a device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for file in _CGROUP:
+        try:
+            there = min(there, int(file.read_text()))
+        except (OSError, ValueError):  # there is no such limit
+            continue
+    return there
+
+
+def _count(config: Config) -> tuple[int, float]:
+    """Parameters of a model, and bytes of what its image tower's layers put out for one view, without memory for either."""
+    outputs = 0
+
+    def add(module: nn.Module, _: object, output: object) -> None:
+        nonlocal outputs
+        if isinstance(output, torch.Tensor) and not any(True for _ in module.children()):
+            outputs += output.numel() * _FLOAT
+
+    size = image_size(config)
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
+        model = build_model(config.model, config.objective, config.adaptation, size, load_weights=False)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        for module in model.modules():
+            module.register_forward_hook(add)
+        model.eval().features(torch.empty(1, 3, size, size))
+    anchors = config.model.anchor_count if config.model.normalisation == "batch" else 0  # go through the tower as well
+    return parameters, outputs / (1 + anchors)
+
+
+def _of_a_caption(model: ModelConfig) -> int:
+    """Bytes of what the layers of the small text tower put out for one caption."""
+    if not model.reads_text:
+        return 0
+    scores, vectors = 2 * model.text_heads * model.context**2, 10 * model.context * model.text_width
+    return _FLOAT * model.text_layers * (scores + vectors)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB"
