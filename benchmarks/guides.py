@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks.record import RESULTS, figures
+from dpfed.evaluation.intervals import wilson
+from dpfed.report.promise import round_down, round_up
 from dpfed.report.results import label
 
 Blocks = dict[str, tuple[str, Callable[[], str]]]  # by the name of its marks: the result file, and what writes it
@@ -131,7 +134,7 @@ def membership() -> str:
     lines += [
         "",
         f"On the weights before training, AUCs are between {min(untrained):.2f} and {max(untrained):.2f}. The epsilon shown is "
-        f"{shown['none']:.2f} at most without privacy, and {shown['group']:.2f} with it.",
+        f"{round_down(shown['none'])} at most without privacy, and {round_down(shown['group'])} with it.",
     ]
     return "\n".join(lines)
 
@@ -156,14 +159,14 @@ def _beside_published(name: str, epsilon: float) -> str:
     result = figures(name)
     metrics = list(dict.fromkeys(row["metric"] for row in result["rows"]))
     lines = [
-        f"| epsilon {epsilon:g} | " + " | ".join(f"{label(metric)}, ours | paper" for metric in metrics) + " |",
+        f"| epsilon {round_up(epsilon)} | " + " | ".join(f"{label(metric)}, ours | paper" for metric in metrics) + " |",
         "|---" * (2 * len(metrics) + 1) + "|",
     ]
     for method in dict.fromkeys(row["name"] for row in result["rows"]):
         rows = {row["metric"]: row for row in result["rows"] if row["name"] == method}
         cells = (_percent(rows[metric][whose]) for metric in metrics for whose in ("ours", "published"))
         lines.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", result["scale"]])
+    return "\n".join([*lines, "", f"{result['scale']} {_precision(result['rows'], 2000)}"])
 
 
 def objectives() -> str:
@@ -178,7 +181,7 @@ def objectives() -> str:
     for name in (name for name, metric in values if metric == metrics[0] and not name.endswith(", before")):
         cells = (f"{values[which, metric]:.1f}" for metric in metrics for which in (f"{name}, before", name))
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", result["scale"]])
+    return "\n".join([*lines, "", f"{result['scale']} {_precision(result['rows'], 5000)}"])
 
 
 def recipe() -> str:
@@ -187,14 +190,29 @@ def recipe() -> str:
     values = {(row["name"], row["epsilon"], row["metric"]): row["ours"] for row in rows}
     columns = list(dict.fromkeys((epsilon, metric) for _, epsilon, metric in values))
     lines = [
-        "| before, after | " + " | ".join(f"{label(metric)}, epsilon {epsilon:g}" for epsilon, metric in columns) + " |",
+        "| before, after | "
+        + " | ".join(f"{label(metric)}, epsilon {round_up(epsilon)}" for epsilon, metric in columns)
+        + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
     for name in dict.fromkeys(row["name"] for row in rows if not row["name"].endswith(", before")):
         cells = (f"{values[f'{name}, before', *column]:.1f}, {values[name, *column]:.1f}" for column in columns)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     ahead = (f"{values['recipe', *column] - values['DP-GCL', *column]:+.1f}" for column in columns)
-    return "\n".join([*lines, f"| recipe over DP-GCL, after | {' | '.join(ahead)} |"])
+    lines.append(f"| recipe over DP-GCL, after | {' | '.join(ahead)} |")
+    return "\n".join([*lines, "", _precision(rows, 10_000)])
+
+
+def _precision(rows: list[dict[str, Any]], records: int) -> str:
+    """How far the figures of a table may be off, at most: by their own intervals, or those of so many held-out records."""
+    ends = []
+    for ours, found in ((row["ours"], row.get("interval")) for row in rows if row["ours"] is not None):
+        low, high = found or (100 * end for end in wilson(ours / 100, records))
+        ends.append(max(high - ours, ours - low))
+    return (
+        f"Ours are of {records:,} held-out records: 95% intervals over their draw reach ± {math.ceil(10 * max(ends)) / 10:.1f} "
+        "points at most, and another run's noise moves figures, too. Smaller differences show nothing."
+    )
 
 
 def _percent(value: Any) -> str:

@@ -35,10 +35,11 @@ def measure(arguments: tuple[str, ...], folder: Path) -> dict[str, Any]:
     subprocess.run([sys.executable, *command], check=True)
     seconds = time.perf_counter() - started
     results = json.loads(RunDirectory.open(folder / "run").results.read_text(encoding="utf-8"))
-    trained = {line["name"]: line["value"] for line in results["evaluations"] if line["model"] == "trained"}
+    lines = {line["name"]: line for line in results["evaluations"] if line["model"] == "trained"}
+    metrics = ("image_to_text_R@10", "text_to_image_R@10")
     return {
-        "image_to_text_R@10": trained["image_to_text_R@10"],
-        "text_to_image_R@10": trained["text_to_image_R@10"],
+        **{metric: lines[metric]["value"] for metric in metrics},
+        "intervals": {metric: lines[metric]["interval"] for metric in metrics},
         "epsilon": results["privacy"]["epsilon"],
         "steps": results["privacy"]["steps_charged"],
         "minutes": round(seconds / 60, 1),

@@ -19,6 +19,7 @@ from dpfed.audit.membership import audit_membership
 from dpfed.config import parse_config
 from dpfed.data.shapes import write_shapes
 from dpfed.pretraining import pretrain
+from dpfed.report.promise import round_down
 
 MEMBERS, NON_MEMBERS, STEPS, EPSILON = 1000, 2000, 800, 8.0
 METHODS = {"none": {}, "group": {"epsilon": EPSILON}}
@@ -55,7 +56,7 @@ def main() -> None:
                 print(
                     f"{method:>6} {outcome.weights:>10} {outcome.title:<22} TPR at 1% FPR {rate.value:6.1%} "
                     f"[{rate.low:.1%}, {rate.high:.1%}]  AUC {area.value:.3f} [{area.low:.3f}, {area.high:.3f}]  "
-                    f"epsilon shown {outcome.epsilon_shown:.2f}"
+                    f"epsilon shown {round_down(outcome.epsilon_shown)}"
                 )
     minutes = round((time.perf_counter() - started) / 60, 1)
     # Keys, noise and the choice of records are fresh in every run, so there is no seed to give.

@@ -31,7 +31,11 @@ def figures(outcome: Outcome) -> dict[str, object]:
             for row in outcome.rows
             if row.method == mechanism.method
         }
-        methods[own.pop("method")] = own | {"best": best[0].setting, "R@10": retrieved}
+        intervals = {row.setting: {} for row in outcome.rows if row.method == mechanism.method}
+        for row in outcome.rows:
+            if row.method == mechanism.method and row.interval:
+                intervals[row.setting][row.metric] = [round(end / 100, 4) for end in row.interval]
+        methods[own.pop("method")] = own | {"best": best[0].setting, "R@10": retrieved, "intervals": intervals}
     return {"scale": outcome.scale, "methods": methods}
 
 

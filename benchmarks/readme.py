@@ -2,40 +2,72 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from benchmarks.guides import GUIDES, there
 from benchmarks.record import RESULTS, figures
+from dpfed.evaluation.intervals import Interval, apart, wilson
+from dpfed.report.promise import meaning, round_up
+from dpfed.report.results import Result, results_of, shown
 
 README = RESULTS.parents[1] / "README.md"
+SHAPES_HELD_OUT = 1000  # test records of data.source = 'shapes', on which older results were measured
+ERROR_BARS = "±: 95% intervals over the draw of held-out records; the noise of another run moves figures, too."
 
 
-def first_and_last(run: dict[str, Any], metric: str) -> tuple[float, float]:
-    """A metric of the untrained and of the fully trained model."""
-    values = [item for item in run["evaluations"] if item["name"] == metric]
-    trained = [item for item in values if item["model"] == "trained"]
-    untrained = next(item["value"] for item in values if item["model"] == "untrained")
-    return untrained, max(trained, key=lambda item: item["step"])["value"]
+def first_and_last(run: dict[str, Any], metric: str) -> Result:
+    """A metric of the untrained and of the fully trained model, with error bars.
+
+    Older result files hold no error bars, but the number of held-out records: a share then gets Wilson's interval, and the
+    change that of two unrelated figures, which is wider than that of paired ones.
+    """
+    (result,) = results_of([{**item, "interval": _interval(item)} for item in run["evaluations"] if item["name"] == metric])
+    if result.change is None:
+        change = apart(result.trained, result.trained_interval, result.untrained, result.untrained_interval)
+        result = dataclasses.replace(result, change=change)
+    return result
+
+
+def _interval(item: dict[str, Any]) -> Interval:
+    return item.get("interval") or wilson(item["value"], _queries(item["name"], item["protocol"]))
+
+
+def _queries(name: str, protocol: str) -> int:
+    """How many queries a figure counts, from the sentence that says how it was measured."""
+    if found := re.search(r"(\d+) images against (\d+) captions", protocol):
+        return int(found[1] if name.startswith("image_to_text") else found[2])
+    return int(re.search(r"(\d+) held-out records", protocol)[1])
+
+
+def with_error(share: float, interval: Interval | None, name: str = "R@10") -> str:
+    """A share with its error bar, as a table has it; without one, it is a share of the shapes' held-out records."""
+    return shown(share, name, interval or wilson(share, SHAPES_HELD_OUT)).replace(" %", "%")
 
 
 def quickstart() -> str:
     """What the quickstart prints at its end, from its result file."""
     run = figures("quickstart")
-    rows = []
-    for metric in ("image_to_text_R@10", "text_to_image_R@10"):
-        untrained, trained = first_and_last(run, metric)
-        rows.append(f"    {metric:<20}{untrained:>10.3f}{trained:>10.3f}{(trained - untrained) * 100:>+10.1f} pts")
     privacy = run["privacy"]
-    lead = f"    quickstart: epsilon {privacy['epsilon']:.2f}, delta {privacy['delta']:.2e} ({privacy['accountant'].upper()})"
-    return "\n".join([lead, f"    {'':<20}{'before':>10}{'after':>10}{'change':>14}", *rows])
+    lead = f"quickstart: epsilon {round_up(privacy['epsilon'])}, delta {round_up(privacy['delta'])}"
+    lines = [f"{lead} ({privacy['accountant'].upper()})"]
+    lines += textwrap.wrap(meaning(privacy["epsilon"], privacy["delta"], released="what this run released"), 124)
+    lines.append(f"{'':<20}{'before':>14}{'after':>16}{'change':>20}")
+    for metric in ("image_to_text_R@10", "text_to_image_R@10"):
+        result = first_and_last(run, metric)
+        before = shown(result.untrained, metric, result.untrained_interval)
+        after = shown(result.trained, metric, result.trained_interval)
+        lines.append(f"{metric:<20}{before:>14}{after:>16}{result.difference:>20}")
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def results() -> str:
     """The table of results."""
-    lines = ["| what | before | after | epsilon | command |", "|---|---|---|---|---|"]
+    lines = ["| what | before | after | change, points | epsilon | command |", "|---|---|---|---|---|---|"]
     for name, metrics in (
         (
             "quickstart",
@@ -45,9 +77,15 @@ def results() -> str:
     ):
         run = figures(name)
         for metric, label in metrics.items():
-            untrained, trained = first_and_last(run, metric)
-            epsilon = f"{run['privacy']['epsilon']:.2f}"
-            lines.append(f"| {label} | {untrained:.1%} | {trained:.1%} | {epsilon} | `benchmarks.runs {name}` |")
+            result = first_and_last(run, metric)
+            before = with_error(result.untrained, result.untrained_interval)
+            after = with_error(result.trained, result.trained_interval)
+            epsilon = round_up(run["privacy"]["epsilon"])
+            lines.append(
+                f"| {label} | {before} | {after} | {result.difference.replace(' pts', '')} | {epsilon} | "
+                f"`benchmarks.runs {name}` |"
+            )
+    lines += ["", ERROR_BARS]
     lines += ["", "| a private step over the best non-private one (2 CPU cores) | S = 4 | S = 16 |", "|---|---|---|"]
     step = figures("step")
     for model, result in step["overhead"].items():
@@ -69,9 +107,10 @@ def adaptation() -> str:
         run = figures(name)
         cells = []
         for metric in ("image_to_text_R@10", "text_to_image_R@10"):
-            before, after = first_and_last(run, metric)
-            cells.append(f"{before:.1%} -> {after:.1%} ({(after - before) * 100:+.0f} points)")
-        lines.append(f"| {words} | {' | '.join(cells)} | {run['privacy']['epsilon']:.2f} |")
+            result = first_and_last(run, metric)
+            change = result.difference.replace("pts", "points")
+            cells.append(f"{result.untrained:.1%} -> {result.trained:.1%} ({change})")
+        lines.append(f"| {words} | {' | '.join(cells)} | {round_up(run['privacy']['epsilon'])} |")
     vit = figures("vit")
     lines += [
         "",
@@ -105,9 +144,10 @@ def institutions() -> str:
     """What being apart costs, and how long a round takes."""
     lines = ["| the same plan | R@10, image to text | R@10, text to image | epsilon |", "|---|---|---|---|"]
     for name, run in figures("institutions").items():
-        found = (run[f"{metric}_R@10"] for metric in ("image_to_text", "text_to_image"))
-        lines.append(f"| {name} | {' | '.join(f'{value:.1%}' for value in found)} | {run['epsilon']:.2f} |")
-    return "\n".join(lines)
+        metrics = [f"{direction}_R@10" for direction in ("image_to_text", "text_to_image")]
+        found = (with_error(run[metric], run.get("intervals", {}).get(metric)) for metric in metrics)
+        lines.append(f"| {name} | {' | '.join(found)} | {round_up(run['epsilon'])} |")
+    return "\n".join([*lines, "", ERROR_BARS])
 
 
 def methods() -> str:
@@ -120,10 +160,11 @@ def methods() -> str:
     result = figures("methods")
     for run in result["methods"].values():
         best = run["R@10"][run["best"]]
-        found = (f"{best[f'{metric}_R@10']:.1%}" for metric in ("image_to_text", "text_to_image"))
+        bars = run.get("intervals", {}).get(run["best"], {})
+        found = (with_error(best[f"{way}_R@10"], bars.get(f"{way}_R@10")) for way in ("image_to_text", "text_to_image"))
         sensitivity = "" if run["sensitivity"] is None else f"{run['sensitivity']:,.0f}"
         noise = "" if run["noise"] is None else f"{run['noise']:.2g}"
-        promise = "none" if run["noise"] is None else f"{run['epsilon']:.2f}" if run["epsilon"] else "claimed, does not hold"
+        promise = "none" if run["noise"] is None else round_up(run["epsilon"]) if run["epsilon"] else "claimed, does not hold"
         lines.append(f"| {run['title']} | {promise} | {' | '.join(found)} | {sensitivity} | {noise} | {run['cost']:.1f} x |")
     tried = {run["title"]: [setting.removeprefix("rate ") for setting in run["R@10"]] for run in result["methods"].values()}
     choosers = [title for title, rates in tried.items() if len(rates) > 1]
@@ -132,7 +173,7 @@ def methods() -> str:
         "",
         f"The better of two learning rates ({rates}) for {', '.join(choosers)}. The sound form of DPCL has quiet "
         "gradients, but they pull towards embeddings that are mostly noise. "
-        f"{result['scale'][0].upper()}{result['scale'][1:]}",
+        f"{result['scale'][0].upper()}{result['scale'][1:]} {ERROR_BARS}",
     ]
     return "\n".join(lines)
 

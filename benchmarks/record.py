@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import dpfed
+from dpfed.provenance import hardware
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -22,7 +23,7 @@ def write_result(name: str, figures: dict[str, Any], seeds: list[int]) -> Path:
     provenance = {
         "command": f"python -m {module_name()} {shlex.join(sys.argv[1:])}".strip(),
         "commit": _git("rev-parse", "HEAD") + ("-dirty" if _git("status", "--porcelain", "--", "dpfed", "configs") else ""),
-        "hardware": _hardware(),
+        "hardware": hardware(),
         "versions": {"dpfed": dpfed.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "seeds": seeds,
     }
@@ -45,13 +46,3 @@ def module_name() -> str:
 
 def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=RESULTS.parent).stdout.strip()
-
-
-def _hardware() -> str:
-    accelerator = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    model = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            model = line.split(":")[1].strip()
-            break
-    return f"{torch.get_num_threads()} cores of {model}{accelerator}"

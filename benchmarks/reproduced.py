@@ -37,6 +37,7 @@ def figures(outcome: Outcome) -> dict[str, Any]:
             "epsilon": None if math.isinf(row.epsilon) else row.epsilon,
             "metric": row.metric,
             "ours": None if row.ours is None else round(row.ours, 2),
+            "interval": row.interval and [round(end, 2) for end in row.interval],
             "published": row.published,
         }
         for row in outcome.rows

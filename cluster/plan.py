@@ -14,6 +14,7 @@ from dpfed.cli.entry import run
 from dpfed.config import Config, load_config, parse_config
 from dpfed.errors import UserError, nearest
 from dpfed.plan import PrivacyPlan
+from dpfed.report.promise import large_delta, meaning, round_up
 
 _WIDTH = 116  # columns of the table: a pipe or a narrow terminal wraps its lines rather than cutting figures
 
@@ -160,8 +161,10 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
 
     said = f"N = {plan.records:,}, B = {plan.batch:,}, T = {plan.steps:,}, S = {plan.group_size:,}, K = {plan.groups:,}"
     if plan.promises:
-        said += f"\nsigma {plan.noise_multiplier:.4f}: epsilon {plan.epsilon():.3f} at delta {plan.delta:.3g}"
+        said += f"\nsigma {plan.noise_multiplier:.4f}: epsilon {round_up(plan.epsilon())} at delta {round_up(plan.delta)}"
         said += f" ({plan.accountant.upper()}), with any number of workers"
+        words = meaning(plan.epsilon(), plan.delta, plan.unit)
+        said += f"\n{' '.join([large_delta(plan.delta, plan.records, plan.unit), words]).strip()}"
     else:
         said += f"\nno promise (bounding.method = '{plan.method}')"
     said += f"\n{parameters:,} trained parameters; {machines.throughput:,.6g} records/s per GPU"

@@ -37,7 +37,8 @@ class TensorBoard:
         lines = self._run.metric_lines()
         for line in lines[self._seen :]:
             for name, value in _scalars(line).items():
-                self._writer.add_scalar(name, value, line["step"])
+                # Without a time of its own an event gets that of the clock, and steps of private records would be timed.
+                self._writer.add_scalar(name, value, line["step"], walltime=line["step"])
         self._seen = len(lines)
 
     def __enter__(self) -> TensorBoard:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from cluster.collective import Collective, Replicas
 from cluster.link import MARK_BYTES, Link
 from cluster.tensorboard import TensorBoard
-from dpfed.config import Config, parse_config
+from dpfed.config import Config, read_back
 from dpfed.errors import UserError
 from dpfed.pretraining import Job, begin, carry_out, check, take_up
 from dpfed.randomness import Randomness
@@ -107,7 +107,7 @@ def _follow(link: Link, folder: Path) -> None:
     try:
         if RunDirectory(folder).identity != identity:  # as rank 0 after a fault, this process would begin the run once more
             raise UserError(f"the run at {folder} is not what worker 0 has there: use storage that all machines share.")
-        parts = assemble(parse_config(tomllib.loads(text.decode())), owner=link.rank, owners=link.size)
+        parts = assemble(read_back(tomllib.loads(text.decode()), "worker 0"), owner=link.rank, owners=link.size)
     except UserError as error:
         trouble = error.public
     with contextlib.suppress(UserError):  # rank 0 knows it, too, says it, and announces the end

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.config import Config, load_config
+from dpfed.report.promise import round_up
 from dpfed.shipped import config_names, configs, sweep_names
 
 _DIR = re.compile(r"\bDIR: (.+)")
@@ -49,7 +50,7 @@ def _epsilon(config: Config) -> str:
     privacy = config.privacy
     if config.bounding.method == "none":
         return "none"
-    return f"{privacy.epsilon:g}" if privacy.epsilon is not None else f"follows from noise {privacy.noise_multiplier:g}"
+    return round_up(privacy.epsilon) if privacy.epsilon is not None else f"follows from noise {privacy.noise_multiplier:g}"
 
 
 def _needs(config: Config, comment: list[str]) -> str:

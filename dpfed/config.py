@@ -6,15 +6,16 @@ are errors that name the nearest valid key, because a misspelt privacy setting m
 
 from __future__ import annotations
 
-import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
-from dpfed.dotted_keys import put
-from dpfed.errors import UserError, nearest
+from dpfed.dotted_keys import leaves, put
+from dpfed.effects import refuse_without_effect
+from dpfed.errors import UserError
 from dpfed.sections import (
     AdaptationConfig,
     BoundingConfig,
@@ -30,13 +31,16 @@ from dpfed.sections import (
     ViewsConfig,
 )
 from dpfed.shipped import find_config
-from dpfed.toml_file import read_toml
+from dpfed.toml_file import read_toml, toml_value
+from dpfed.wording import has_control_characters, problem, shown
 
 
 class Config(Section):
     """A whole run."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$", description="of the run, and of its folder in runs/")
+    name: str = Field(
+        "run", pattern="^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=100, description="of the run, and of its folder in runs/"
+    )
     data: DataConfig = DataConfig()
     views: ViewsConfig = ViewsConfig()
     text_views: TextViewsConfig = TextViewsConfig()
@@ -56,19 +60,19 @@ class Config(Section):
             raise ValueError("the target network of objective.name = 'byol' is not sharded; set training.sharding = 'none'")
         return self
 
-    @model_validator(mode="after")
-    def _adapted(self) -> Config:
-        if self.model.kind != "open_clip" and self.adaptation != AdaptationConfig():
-            raise ValueError(f"[adaptation] is for model.kind = 'open_clip'; '{self.model.kind}' is trained in full")
-        return self
+    def __init__(self, /, **tree: Any) -> None:
+        try:
+            super().__init__(**tree)
+        except ValidationError as error:
+            raise UserError(f"{problem(error, type(self))}.") from None
 
     def dump(self) -> str:
         """The configuration as TOML, with every default spelled out."""
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
 
 
-def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
-    """Reads a configuration file.
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads a configuration file of a user.
 
     Args:
         path: a TOML file, or the name of a config that dpfed ships, such as ``quickstart``; a file of that name wins.
@@ -76,59 +80,66 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
             takes the key out, so that its default holds.
 
     Raises:
-        UserError: for a missing file, a syntax error, an unknown key or a value out of range.
+        UserError: for a missing file, a syntax error, an unknown key, a value out of range, or a key that has no effect.
     """
+    if isinstance(overrides, str):
+        raise UserError(f"expected a list of assignments, such as [{overrides!r}].")
     tree = read_toml(find_config(path), "config")
-    for assignment in overrides or []:
+    for assignment in overrides or ():
         _assign(tree, assignment)
     return parse_config(tree, str(path))
 
 
 def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
-    """Checks a configuration given as nested dictionaries.
+    """Checks a user's configuration given as nested dictionaries.
 
     Raises:
-        UserError: naming the first offending key, what it got and what was expected.
+        UserError: naming the first offending key, what it got and what was expected; or the keys that have no effect.
     """
+    config = read_back(tree, origin)
+    refuse_without_effect(config, origin)
+    return config
+
+
+def read_back(tree: dict[str, Any], origin: str) -> Config:
+    """A configuration that dpfed wrote itself, which an earlier version may have filled with keys that have no effect.
+
+    Raises:
+        UserError: see `parse_config`.
+    """
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        raise UserError(f"{origin}: expected keys and values, such as {{'privacy': {{'epsilon': 8.0}}}}; got {shown(tree)}.")
     try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        raise UserError(_explain(error, origin)) from None
+        return Config(**tree)
+    except UserError as error:
+        raise UserError(f"{origin}: {error}") from None
 
 
 def _assign(tree: dict[str, Any], assignment: str) -> None:
     key, equals, text = assignment.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"--set {assignment!r}: expected section.key=value, for example privacy.epsilon=4.")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    put(tree, key.strip(), value if text.strip() else None, f"--set {assignment!r}")
+    key = key.strip()
+    if has_control_characters(assignment):
+        raise UserError(f"{assignment!r} holds a line break or another control character: expected one section.key=value.")
+    if not equals or not key:
+        raise UserError(f"{assignment!r}: expected section.key=value, for example privacy.epsilon=4.")
+    if not text.strip() and not _known(key, tree):
+        raise UserError(f"{assignment!r}: there is no key '{key}' to be left out.")
+    put(tree, key, toml_value(text) if text.strip() else None, repr(assignment))
 
 
-def _explain(error: ValidationError, origin: str) -> str:
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"]) or "config"
-    if first["loc"][:2] == ("bounding", "options") and len(first["loc"]) > 2:
-        return f"{origin}: 'bounding.options.{first['loc'][2]}': expected a finite number, true, false or a text."
-    if first["type"] == "extra_forbidden":
-        section: Any = Config
-        for part in first["loc"][:-1]:
-            section = section.model_fields[part].annotation
-        return f"{origin}: unknown key '{where}'; {nearest(str(first['loc'][-1]), section.model_fields)}"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "too_short":
-        message = "give at least one"
-    got = "" if isinstance(first["input"], dict) else f"; got {first['input']!r}"  # a whole section says nothing
-    return f"{origin}: '{where}': {message[0].lower()}{message[1:]}{got}."
+def _known(key: str, tree: dict[str, Any]) -> bool:
+    """Whether a key is one that a configuration may have, or, of a method's own options, one that is there."""
+    place: Any = Config
+    for part in key.split("."):
+        place = place.model_fields[part].annotation if part in getattr(place, "model_fields", {}) else None
+        if place is None:
+            return key.startswith("bounding.options.") and key in leaves(tree)
+    return True
 
 
 def first_problem(error: ValidationError) -> str:
     """What is wrong with a value, in a few words: of settings that are no configuration of a run."""
-    first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {message[0].lower()}{message[1:]}"
+    return problem(error)
 
 
 def _without_none(value: Any) -> Any:

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import tomli_w
 
+from dpfed.bounding.method import METHODS
 from dpfed.config import Config
+from dpfed.effects import deciding
 from dpfed.errors import UserError, nearest
 from dpfed.sections import Section
 
+_IMPORTERS = (
+    "cuhk-pedes rstpreid deepfashion-mm roco cifar10 fashion-mnist eurosat pcam imagenet camelyon17 "
+    "parquet table webdataset folder"
+).split()
+# What is checked where the value is used. Tests hold it against that place; reading it there takes torch.
+_CHECKED_ELSEWHERE: dict[str, dict[str, Any]] = {
+    "data.source": {"enum": ["shapes", "scenes", "store", *_IMPORTERS]},
+    "bounding.method": {"enum": list(METHODS)},
+    "bounding.group_size": {"minimum": 1},
+    "bounding.clip_norm": {"minimum": 1e-9, "maximum": 1e9},
+    "bounding.max_group_size": {"minimum": 2},
+    "privacy.epsilon": {"exclusiveMinimum": 0},
+    "privacy.noise_multiplier": {"minimum": 0.1},
+    "privacy.delta": {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "privacy.batch": {"minimum": 1},
+    "privacy.steps": {"minimum": 1},
+}
 _WORDS = {"boolean": "true or false", "integer": "whole number", "number": "number", "string": "text", "object": "table"}
 
 
@@ -26,6 +46,7 @@ class Key:
         choices: the values, where they can be listed; of a list, those of its members.
         default: what holds where the key is left out; ``None``: nothing, or what the meaning says.
         meaning: what it does.
+        depends_on: the keys that decide whether it has an effect; where it has none, giving it is an error.
     """
 
     name: str
@@ -34,13 +55,16 @@ class Key:
     choices: tuple[str, ...]
     default: Any
     meaning: str
+    depends_on: tuple[str, ...]
 
     @property
     def default_in_toml(self) -> str:
         """The default as one would write it; empty: none."""
         if self.default is None:
             return ""
-        return " ".join(tomli_w.dumps({"x": self.default}).removeprefix("x = ").split()).replace("[ ", "[").replace(", ]", "]")
+        if isinstance(self.default, dict | list):
+            return json.dumps(self.default)  # lists of texts, and an empty table, are the same in TOML
+        return tomli_w.dumps({"x": self.default}).removeprefix("x = ").strip()
 
 
 def all_keys() -> list[Key]:
@@ -64,7 +88,7 @@ def section_meanings() -> dict[str, str]:
 
 
 def matching(words: Iterable[str]) -> list[Key]:
-    """The keys of a section, a key by its name, or the keys that have every word in their name, values or meaning.
+    """The keys of sections, keys by their names, or the keys that have every word in their name, values or meaning.
 
     Args:
         words: capital letters do not matter; none: all keys.
@@ -73,23 +97,21 @@ def matching(words: Iterable[str]) -> list[Key]:
         UserError: if nothing matches.
     """
     wanted, keys = [word.lower() for word in words], all_keys()
-    if len(wanted) == 1:
-        word = wanted[0].strip("[]")
-        if exact := [key for key in keys if key.name == word or (word and key.section == word)]:
-            return exact
+    names = {key.name for key in keys} | {key.section for key in keys} - {""}
+    if wanted and names.issuperset(bare := [word.strip("[]") for word in wanted]):
+        return [key for key in keys if key.name in bare or key.section in bare]
     found = [key for key in keys if all(word in f"{key.name} {key.allowed} {key.meaning}".lower() for word in wanted)]
     if not found:
-        names = {key.name for key in keys} | {key.section for key in keys} - {""}
         raise UserError(f"no key has {' and '.join(map(repr, wanted))} in its name or meaning; {nearest(wanted[0], names)}")
     return found
 
 
 def _key(name: str, section: str, schema: dict[str, Any]) -> Key:
     kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
-    whole = {**schema, **kinds[0]} if len(kinds) == 1 else schema
+    whole = {**(kinds[0] if len(kinds) == 1 else schema), **_CHECKED_ELSEWHERE.get(name, {})}
     choices = tuple(whole.get("enum") or whole.get("items", {}).get("enum") or ())
     meaning = schema.get("description", "")
-    return Key(name, section, _allowed(whole), choices, schema.get("default"), meaning)
+    return Key(name, section, _allowed(whole), choices, schema.get("default"), meaning, deciding(name))
 
 
 def _allowed(schema: dict[str, Any]) -> str:

@@ -9,10 +9,17 @@ from dpfed.errors import UserError
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every value by its dotted key; an empty section has none."""
+    """Every value by its dotted key; an empty section has none.
+
+    Raises:
+        UserError: if one is given twice, as ``"a.b" = 1`` and as ``a = { b = 2 }``.
+    """
     found: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        more = leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        for key in more.keys() & found:
+            raise UserError(f"'{key}' is given twice, once with dots and once in a table: leave one out.")
+        found |= more
     return found
 
 

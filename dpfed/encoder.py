@@ -18,6 +18,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import Tokenizer, tokenizer_for
 from dpfed.models.contract import method_of
 from dpfed.models.folder import describe, load_encoder, model_config, preprocessing_in
+from dpfed.run import RunDirectory
 
 
 class Encoder:
@@ -89,6 +90,7 @@ def load(folder: str | Path) -> Encoder:
         UserError: if there is no model, or it is damaged.
     """
     folder = Path(folder)
-    folder = folder / "model" if (folder / "config.toml").is_file() else folder
+    if (folder / "config.toml").is_file():
+        folder = RunDirectory.open(folder).model
     model, config = load_encoder(folder), model_config(folder)
     return Encoder(model, describe(folder)["image_size"], tokenizer_for(config), preprocessing_in(folder))

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 
 _MOST = 12  # names that a message lists
+_LONGEST = 2000  # characters of a message; what is in the way is a name or a cell that somebody filled with nonsense
+_END = 600  # characters of its end, which says what to do
 
 
 class UserError(Exception):
@@ -17,11 +19,18 @@ class UserError(Exception):
     Args:
         message: for whoever is at the machine where the records are.
         public: the same without names of records, for the logs of a cluster; default: the message.
+        command: what to type on the command line, a sentence that only the command line adds: a program has no options.
     """
 
-    def __init__(self, message: str, public: str | None = None) -> None:
+    def __init__(self, message: str, public: str | None = None, command: str = "") -> None:
+        message = _shortened(message)
         super().__init__(message)
-        self.public = public or message
+        self.public = _shortened(public or message)
+        self.command = command
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= _LONGEST else f"{message[: _LONGEST - _END]} ... {message[-_END:]}"
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:

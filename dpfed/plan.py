@@ -18,6 +18,7 @@ from dpfed.bounding.method import METHODS, Method, method_named
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.accounting import Accountant
+from dpfed.report.promise import round_up
 
 if TYPE_CHECKING:
     from dpfed.config import Config
@@ -195,8 +196,7 @@ class PrivacyPlan:
         if not method.private:
             _check(
                 privacy.epsilon is None and privacy.noise_multiplier is None,
-                "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out "
-                "(on the command line: --set privacy.epsilon=)",
+                "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out",
             )
             sigma = 0.0
         else:
@@ -380,9 +380,8 @@ def _check_delta(plan: PrivacyPlan) -> None:
     """Refuses a delta above 1/N, of new plans only: one that was made before must still open, and its card says so."""
     _check(
         not plan.delta_exceeds_reciprocal,
-        f"delta = {plan.delta:.3g} is more than 1/N = {1 / plan.records:.3g} (N = {plan.records:,}), and somebody who "
-        f"published a whole {plan.unit}, drawn at random, would keep such a promise; leave delta out for the default, "
-        "1/(N ln N), or give less than 1/N",
+        f"delta = {round_up(plan.delta)} is more than 1/N (N = {plan.records:,}), and whoever published one whole {plan.unit}, "
+        "drawn at random, would keep such a promise; leave delta out for the default, 1/(N ln N), or give less than 1/N",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING
 from dpfed.config import Config
 from dpfed.data.remote import is_url
 from dpfed.data.text import WordTokenizer
+from dpfed.effects import refuse_unmeasured, refuse_without_effect, without_effect
 from dpfed.errors import UserError
-from dpfed.evaluation.suite import Evaluation
+from dpfed.evaluation.suite import Evaluation, tasks_of
 from dpfed.foresight import refuse_sharding
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import settled
@@ -21,10 +23,11 @@ from dpfed.models.summary import trained_part
 from dpfed.outcome import write_outcome
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
+from dpfed.provenance import began, environment
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
 from dpfed.shipped import find_tower
-from dpfed.training.checkpoint import Checkpoints, Progress
+from dpfed.training.checkpoint import Checkpoints, Progress, load_weights
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.releases import Releases
 from dpfed.training.session import Parts, assemble, averaged
@@ -33,6 +36,7 @@ from dpfed.training.worker import GroupObserver
 from dpfed.watching import Silent, Watcher
 
 if TYPE_CHECKING:
+    from dpfed.data.records import RecordStore
     from dpfed.federation.terms import Terms
 
 _CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
@@ -104,11 +108,12 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
 
 
 def check(config: Config, folder: str | Path, again: bool) -> None:
-    """Refuses a directory that holds another run, or, unless `again`, any, and one where none can be made.
+    """Refuses keys that have no effect, and a directory that holds another run (unless `again`, any) or cannot be made.
 
     Raises:
-        UserError: saying what is there.
+        UserError: naming the keys, or saying what is there.
     """
+    refuse_without_effect(config)
     if again and not RunDirectory.unused(folder):
         RunDirectory.open(folder).refuse_another(settled(with_absolute_paths(config)))
     else:
@@ -141,9 +146,11 @@ def begin(
     RunDirectory.refuse_unusable(folder)
     randomness = randomness or secret_of(config)
     parts = assemble(with_absolute_paths(config), randomness, watcher, owners=owners, terms=terms)
+    refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
     _say_what_is_trained(parts, watcher)
+    files = {RunDirectory.PROVENANCE: began(parts.store, parts.config.data), **(files or {})}
     if terms:
-        files = {RunDirectory.TERMS: terms.text, **(files or {})}
+        files[RunDirectory.TERMS] = terms.text
     return Job(RunDirectory.create(folder, parts.config, randomness, files), parts, randomness)
 
 
@@ -168,6 +175,7 @@ def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1, terms: Terms |
     if terms is None and run.terms.is_file():
         raise UserError(f"{run.path} is the run of a federation: start its server again (`flwr run`) to go on with it.")
     randomness = run.randomness()
+    run.note_environment(environment())
     return Job(run, assemble(run.config(), randomness, watcher, owners=owners, terms=terms), randomness)
 
 
@@ -195,10 +203,11 @@ def carry_out(
     checkpoints = Checkpoints(run.checkpoints, config.training.keep)
     ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints)
     measured = config.evaluation.split != "none"
-    if start == 0:
-        if measured:
-            watcher.note("measuring the model before training")
-        _record(run, parts.evaluate("untrained", 0), watcher)
+    if start == 0 and measured:
+        watcher.note("measuring the model before training")
+    untrained = parts.evaluate("untrained", 0) if start == 0 else None
+    if untrained is not None:
+        _record(run, untrained, watcher)
     advance = watcher.stage("private steps" if plan.private else "steps", plan.steps)
     advance(start)
 
@@ -226,11 +235,24 @@ def carry_out(
     train(connect(job), coordinator, range(start, plan.steps), [*own, *observers])
     with averaged(parts.model, coordinator):
         watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
-        _record(run, parts.evaluate("trained", plan.steps), watcher)
+        trained = parts.evaluate("trained", plan.steps)
+        # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
+        untrained = _untrained_again(parts, checkpoints) if untrained is None else untrained
+        _record(run, [figure.compared(untrained) for figure in trained], watcher)
         save_encoder(run.model, parts.model, config)
         write_outcome(run, parts, ledger)
     run.forget_key()
     return run
+
+
+def _untrained_again(parts: Parts, checkpoints: Checkpoints) -> list[Evaluation]:
+    """The figures before training, of a run that goes on; none where its first checkpoint is gone."""
+    first = next((path for path in checkpoints.paths() if path.stem == "step-00000000"), None)
+    if first is None or parts.config.evaluation.split == "none":
+        return []
+    before = dataclasses.replace(parts, model=copy.deepcopy(parts.model))
+    load_weights(first, before.model)
+    return before.evaluate("untrained", 0)
 
 
 def _say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
@@ -239,6 +261,8 @@ def _say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
     split = parts.config.evaluation.split
     if parts.store.public and split != "none" and parts.store.share_units("train", split):
         watcher.note(f"a {parts.store.unit_name} may stand in both the train and the {split} split here: figures flatter then")
+    if parts.config.model.kind == "open_clip" and parts.config.data.size is not None:
+        _say_what_stock_sees(parts.store, parts.config.data.size, watcher)
     if parts.tokenizer is None:
         return
     read = (
@@ -254,6 +278,20 @@ def _say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
     watcher.note(f"{read}; {parts.tokenizer.truncated(captions):,} of {len(captions):,} are longer and are cut")
 
 
+def _say_what_stock_sees(store: RecordStore, size: int, watcher: Watcher) -> None:
+    """Which images stock open_clip, given the files, would show to the model otherwise than this run does."""
+    if store.size not in (None, size):
+        watcher.note(
+            f"images are scaled from the store's squares of {store.size} pixels to {size}; stock open_clip scales once"
+        )
+    if not store.public:  # whether there are any is a fact about private records: for whoever asks
+        watcher.note(
+            f"`dpfed data inspect {store.path}` counts images that were converted because stock open_clip misreads them"
+        )
+    for what, count in store.converted.items() if store.public else ():
+        watcher.note(f"{count:,} images: {what}; stock open_clip misreads their files")
+
+
 def _due(summary: StepSummary, plan: PrivacyPlan, every: int) -> bool:
     return summary.done % every == 0 or summary.done == plan.steps
 
@@ -264,7 +302,7 @@ def _pick_up(
     """Ledger, first step and coordinator: from the last checkpoint if there is one."""
     saved = checkpoints.paths()
     marks = {"fixed_seed": parts.config.privacy.seed is not None, "raw_diagnostics": parts.config.diagnostics == "raw"}
-    if run.ledger.exists() and b"\n" in run.ledger.read_bytes():
+    if _has_header(run.ledger):
         ledger = Ledger.open(run.ledger)
     elif saved:
         raise UserError(
@@ -295,12 +333,22 @@ def _pick_up(
     return ledger, progress.step, coordinator
 
 
+def _has_header(ledger: Path) -> bool:
+    """Whether there is a ledger, of which a crash has not cut even the first line short."""
+    try:
+        return b"\n" in ledger.read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"cannot read the ledger {ledger}: {error.strerror or error}. Restore it.") from error
+
+
 def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> None:
     known = {(line["step"], line["evaluation"]["name"]) for line in run.metric_lines() if "evaluation" in line}
     for figure in figures:
         if (figure.step, figure.name) in known:
             continue  # measured before an interruption
-        run.append(run.metrics, {"step": figure.step, "evaluation": dataclasses.asdict(figure)})
+        run.append(run.metrics, {"step": figure.step, "evaluation": figure.facts()})
     watcher.evaluated(figures)
 
 
@@ -308,7 +356,9 @@ def with_absolute_paths(config: Config) -> Config:
     """The same configuration, meaning the same files wherever it is read. What dpfed ships keeps its name."""
     data = config.data
     path = data.path if data.path is None or is_url(data.path) else str(Path(data.path).expanduser().resolve())
-    data = data.model_copy(update={"path": path, "stores": str(Path(data.stores).expanduser().resolve())})
+    data = data.model_copy(update={"path": path})
+    if "data.stores" not in without_effect(config):
+        data = data.model_copy(update={"stores": str(Path(data.stores).expanduser().resolve())})
     model = config.model
     if model.weights is not None and Path(model.weights).expanduser().is_file():
         model = model.model_copy(update={"weights": str(Path(model.weights).expanduser().resolve())})

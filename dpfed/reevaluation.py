@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
-from dpfed.config import parse_config
+from dpfed.config import read_back
+from dpfed.disclosures import LABELLED_FIGURES, uses_labelled_bank
 from dpfed.errors import UserError
-from dpfed.evaluation.suite import Evaluation
+from dpfed.evaluation.suite import Evaluation, tasks_of
+from dpfed.outcome import rewrite_papers, terms_of
 from dpfed.run import RunDirectory
 from dpfed.training.checkpoint import Checkpoints, load_weights
 from dpfed.training.session import assemble
@@ -18,16 +20,19 @@ from dpfed.watching import Silent, Watcher
 def evaluate_run(
     folder: str | Path, split: str | None = None, tasks: list[str] | None = None, watcher: Watcher | None = None
 ) -> list[Evaluation]:
-    """Measures a run's untrained and trained model; a finished run's results.json takes the new figures in.
+    """Measures a run's untrained and trained model; a finished run's results, card and report take the new figures in.
+
+    Figures that are functions of private training labels (k-NN, linear probe) are marked on the card. The mark is on disk
+    before anything is measured, also for a run that is not finished: its card will have it.
 
     Args:
-        folder: a run directory. An unfinished run is measured at its last checkpoint and left as it is.
+        folder: a run directory. An unfinished run is measured at its last checkpoint; nothing but the mark is written to it.
         split: ``validation`` or ``test``; the run's own by default.
         tasks: the run's own by default.
         watcher: is told what is done.
 
     Raises:
-        UserError: if there is nothing to measure.
+        UserError: if there is nothing to measure, or the mark cannot be written.
     """
     run = RunDirectory.open(folder)
     tree = run.config().model_dump(mode="json")
@@ -37,24 +42,36 @@ def evaluate_run(
     if not saved:
         raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it.")
     watcher = watcher or Silent()
-    parts = assemble(parse_config(tree, "evaluation"), watcher=watcher)
+    parts = assemble(read_back(tree, "evaluation"), watcher=watcher, terms=terms_of(run))
+    if not parts.store.public and uses_labelled_bank(tasks_of(parts.store, parts.config)):
+        run.disclose(LABELLED_FIGURES)
     watcher.note("measuring the model before training")
     load_weights(saved[0], parts.model)
-    figures = parts.evaluate("untrained", 0)
+    untrained = parts.evaluate("untrained", 0)
     load_weights(saved[-1], parts.model)
     watcher.note("measuring the trained model")
-    figures += parts.evaluate("trained", int(saved[-1].stem.removeprefix("step-")))
+    step = int(saved[-1].stem.removeprefix("step-"))
+    figures = untrained + [figure.compared(untrained) for figure in parts.evaluate("trained", step)]
     if run.finished:
-        _merge(run, figures)
+        with run.locked(wait=_WAIT):
+            # The card first: a crash in between leaves a mark without its figures, and never figures without their mark.
+            results = _merged(run, figures)
+            rewrite_papers(run, parts, results)
+            run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
     return figures
 
 
-def _merge(run: RunDirectory, figures: list[Evaluation]) -> None:
+_WAIT = 30.0  # seconds for another evaluation to write what it found
+
+
+def _merged(run: RunDirectory, figures: list[Evaluation]) -> dict[str, Any]:
+    """The run's results with new figures in place of older ones of the same kind."""
+
     def identity(item: dict) -> tuple:
         return item["name"], item["model"], item["split"], item["protocol"], item["step"]
 
     results = json.loads(run.results.read_text(encoding="utf-8"))
-    new = [dataclasses.asdict(figure) for figure in figures]
+    new = [figure.facts() for figure in figures]
     replaced = {identity(item) for item in new}
     results["evaluations"] = [item for item in results["evaluations"] if identity(item) not in replaced] + new
-    run.write(run.results, json.dumps(results, indent=2) + "\n")
+    return results

@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dpfed.config import Config, load_config
+from dpfed.config import Config, read_back
 from dpfed.dotted_keys import leaves
+from dpfed.effects import without_effect
 from dpfed.errors import UserError
 from dpfed.randomness import KEY_BYTES, Randomness
+from dpfed.toml_file import read_toml
 
 
 class RunDirectory:
@@ -26,12 +28,13 @@ class RunDirectory:
     Attributes:
         path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
             ``privacy_card.md`` (``no_privacy_card.md`` where the method's claim does not hold), ``report.html``,
-            ``checkpoints/``, ``model/``; while it is unfinished also ``releases/`` and ``secret.key``, which must stay inside
-            the trust boundary and is deleted at the end. A federation's run also holds ``terms.json``, ``federation.jsonl``,
-            and, if it is simulated, ``simulation.json`` and ``sites/``.
+            ``provenance.json``, ``checkpoints/``, ``model/``, and ``disclosures.json`` where more was made of the records than
+            the model; while it is unfinished also ``releases/`` and ``secret.key``, which must stay inside the trust boundary
+            and is deleted at the end. A federation's run also holds ``terms.json``, ``federation.jsonl``, and, if it is
+            simulated, ``simulation.json`` and ``sites/``.
     """
 
-    TERMS, SIMULATION = "terms.json", "simulation.json"
+    TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,6 +52,9 @@ class RunDirectory:
         self.terms = path / self.TERMS
         self.journal = path / "federation.jsonl"
         self.simulation = path / self.SIMULATION
+        self.audits = path / "audit"
+        self._provenance = path / self.PROVENANCE
+        self._disclosures = path / "disclosures.json"
         self.sites = path / "sites"
         self._config = path / "config.toml"
         self._key = path / "secret.key"
@@ -111,7 +117,8 @@ class RunDirectory:
         """Raises a `UserError` if the directory holds anything."""
         if not cls.unused(path):
             raise UserError(
-                f"{path} is in use: `dpfed resume {path}` or --resume goes on with that run, --run DIR starts one elsewhere."
+                f"{path} is in use: `dpfed resume {path}` goes on with that run; another one wants a folder of its own.",
+                command="On the command line: --resume or --run DIR",
             )
 
     @classmethod
@@ -145,9 +152,10 @@ class RunDirectory:
         """Opens an existing run.
 
         Raises:
-            UserError: if there is none.
+            UserError: if there is none, or something in it is neither a file nor a folder where one belongs.
         """
         run = cls(Path(path))
+        run.refuse_odd_entries()
         if not run._config.is_file():
             raise UserError(f"{path} is not a run: it has no config.toml; `dpfed pretrain CONFIG --run {path}` starts one.")
         return run
@@ -162,9 +170,64 @@ class RunDirectory:
         """What tells this run from any other, such as one at the same path of another machine; empty: no run is there."""
         return self._lock.read_text(encoding="utf-8") if self._lock.is_file() else ""
 
+    def refuse_odd_entries(self) -> None:
+        """Refuses pipes, links that lead nowhere, and folders in the place of files.
+
+        Reading them would fail late, or never end.
+
+        Raises:
+            UserError: naming the first.
+        """
+        known = {self.checkpoints, self.releases, self.model, self.gallery}
+        for entry in (entry for folder in (self.path, *known) if folder.is_dir() for entry in folder.iterdir()):
+            if entry.is_file() or (entry.is_dir() and (entry in known or not entry.suffix)):
+                continue
+            what = "a folder" if entry.is_dir() else "a link that leads nowhere" if entry.is_symlink() else "no regular file"
+            raise UserError(f"{self.path} is damaged: {entry.relative_to(self.path)} is {what}. Restore it, or remove it.")
+
+    @property
+    def provenance(self) -> dict[str, Any] | None:
+        """Which run this is and what it was made with, see `dpfed.provenance`; ``None``: an older dpfed began it."""
+        facts = _json_of(self._provenance)
+        if facts is not None and not (isinstance(facts, dict) and facts.keys() >= {"began", "data", "environments"}):
+            raise UserError(f"{self._provenance} is damaged: it does not say what the run was made with; restore or delete it.")
+        return facts
+
+    def note_environment(self, environment: dict[str, Any]) -> None:
+        """Adds what the run goes on with, if that is not what it was made with last."""
+        facts = self.provenance
+        if facts and facts["environments"][-1] != environment:
+            facts["environments"].append(environment)
+            self.write(self._provenance, json.dumps(facts, indent=1) + "\n")
+
+    @property
+    def disclosures(self) -> set[str]:
+        """What was made of the run's private records beside training, which the card must say."""
+        names = _json_of(self._disclosures) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError(f"{self._disclosures} is damaged: expected a list of names; restore it.")
+        return set(names)
+
+    def disclose(self, what: str) -> None:
+        """Writes down, before anything is shown, that more will be known of the private records than epsilon covers.
+
+        Raises:
+            UserError: if it cannot be written: then nothing may be shown.
+        """
+        known = self.disclosures
+        if what in known:
+            return
+        try:
+            self.write(self._disclosures, json.dumps(sorted({*known, what})) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be written ({error.strerror or error}), and its card must say what was made of its "
+                "records: measure a copy of the run that can be."
+            ) from error
+
     def config(self) -> Config:
         """The resolved configuration."""
-        return load_config(self._config)
+        return read_back(read_toml(self._config, "run's configuration"), str(self._config))
 
     def refuse_another(self, config: Config) -> None:
         """Refuses a configuration that is not the run's.
@@ -175,13 +238,16 @@ class RunDirectory:
         Raises:
             UserError: naming the first key that differs.
         """
-        given, there = leaves(config.model_dump()), leaves(self.config().model_dump())
+        own = self.config()
+        given, there = leaves(config.model_dump()), leaves(own.model_dump())
+        idle = without_effect(config).keys() & without_effect(own)  # what an earlier version wrote there does not matter
         for key in given | there:  # a method's options may be on one side only
             value, kept = given.get(key), there.get(key)
-            if value not in ("auto", kept):
+            if key not in idle and value not in ("auto", kept):
                 raise UserError(
                     f"{self.path} holds a run with {key} = {kept!r}, and the configuration now says {value!r}: change it "
-                    "back to go on with that run, or choose another --run."
+                    "back to go on with that run, or choose another folder.",
+                    command="On the command line: --run DIR",
                 )
 
     def refuse_other_terms(self, terms: str) -> None:
@@ -249,11 +315,24 @@ class RunDirectory:
         self.append(self.diagnostics, {"step": step, **raw})
 
     def metric_lines(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl; a last line that a crash cut short is left out."""
-        if not self.metrics.exists():
-            return []
-        text = self.metrics.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        """All lines of metrics.jsonl; a last line that a crash cut short is left out.
+
+        Raises:
+            UserError: for a file that is damaged otherwise.
+        """
+        try:
+            if not self.metrics.exists():
+                return []
+            text = self.metrics.read_text(encoding="utf-8")
+            lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+            if not all(isinstance(line["step"], int) for line in lines):
+                raise TypeError
+            return lines
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UserError(
+                f"{self.metrics} is damaged: restore it, or delete it; the run then goes on without the earlier part of "
+                "its curves."
+            ) from error
 
     def rewind_metrics(self, step: int) -> None:
         """Forgets metrics beyond a step, which a resumed run will write again."""
@@ -267,6 +346,14 @@ class RunDirectory:
         os.replace(temporary, file)
 
 
+def _json_of(file: Path) -> Any:
+    """What a JSON file of the run holds; ``None``: it is not there."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is damaged ({error}): restore it.") from error
+
+
 def _draft_of(path: Path) -> str:
     """The name, beside a run's directory, under which it is made."""
     return f".{path.name}.{secrets.token_hex(4)}"
@@ -274,4 +361,4 @@ def _draft_of(path: Path) -> str:
 
 def _cannot_make(path: Path, error: OSError | ValueError) -> UserError:
     reason = error.strerror or error if isinstance(error, OSError) else error
-    return UserError(f"cannot make a run at {path}: {reason}; choose another --run.")
+    return UserError(f"cannot make a run at {path}: {reason}; choose another folder for it.")

@@ -1,18 +1,41 @@
-"""The sections of a configuration: every key, its default, and a line that says what it does."""
+"""The sections of a configuration: every key, its default, and a line that says what it does.
+
+What a value has to be by itself stands here; whether a key has an effect beside the others stands in `dpfed.effects`.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
 
 from dpfed.bounding.method import METHODS
+from dpfed.wording import has_control_characters
+
+_DIGITS = 10**20  # a seed may have 64 bits
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, and no key that it does not know."""
+    """Base of all sections: frozen, no key that it does not know, and no value of another type, such as true for 1."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+    @field_validator("*")
+    @classmethod
+    def _sensible(cls, value: Any) -> Any:
+        if type(value) is int and abs(value) >= _DIGITS:
+            raise ValueError("expected a whole number of fewer digits")
+        for text in value if isinstance(value, tuple) else (value,):
+            if text == "":
+                raise ValueError("expected a text that is not empty")
+            if isinstance(text, str) and has_control_characters(text):
+                raise ValueError("expected no line break or other control character")
+        return value
+
+
+Item = TypeVar("Item")
+Pair = Annotated[tuple[float, float], Strict(False)]  # TOML has lists, and no tuples
+Items = Annotated[tuple[Item, ...], Strict(False)]
 
 
 class DataConfig(Section):
@@ -20,11 +43,13 @@ class DataConfig(Section):
 
     source: str = Field("shapes", description="'shapes' or 'scenes' (generated), 'store', or the name of an importer")
     path: str | None = Field(None, description="a record store, or what the importer reads")
-    records: int = Field(20_000, ge=16, description="how many training records to generate (source = 'shapes')")
+    records: int = Field(20_000, ge=16, le=10_000_000, description="how many training records to generate (source = 'shapes')")
     validation: int = Field(0, ge=0, description="training records held out for validation when importing")
     test: int = Field(0, ge=0, description="training records held out for test when importing a source without a test split")
     half: Literal["all", "first", "second"] = Field("all", description="half of the colours (shapes) or classes (scenes)")
-    size: int | None = Field(None, ge=8, description="side of the square images, pixels; default 32, or what open_clip expects")
+    size: int | None = Field(
+        None, ge=8, le=4096, description="side of the square images, pixels; default 32, or what open_clip expects"
+    )
     resize: Literal["model", "crop", "squash", "pad"] = Field("model", description="how an image becomes square")
     stores: str = Field("stores", description="folder for record stores imported on the way")
     public: bool = Field(False, description="the records are public: the report may show them")
@@ -33,8 +58,8 @@ class DataConfig(Section):
 class ViewsConfig(Section):
     """Random views of an image; every record and view draws its own parameters."""
 
-    crop_scale: tuple[float, float] = Field((1.0, 1.0), description="area of the random resized crop, fraction of the image")
-    crop_ratio: tuple[float, float] = Field((1.0, 1.0), description="aspect ratio of the crop, width / height")
+    crop_scale: Pair = Field((1.0, 1.0), description="area of the random resized crop, fraction of the image")
+    crop_ratio: Pair = Field((1.0, 1.0), description="aspect ratio of the crop, width / height")
     flip: float = Field(0.0, ge=0, le=1, description="probability of a horizontal flip")
     jitter: float = Field(0.0, ge=0, le=1, description="probability of colour jitter")
     brightness: float = Field(0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies brightness by 0.6 to 1.4")
@@ -43,9 +68,7 @@ class ViewsConfig(Section):
     hue: float = Field(0.1, ge=0, le=0.5, description="colour jitter: 0.1 turns the hue by up to 36 degrees")
     grayscale: float = Field(0.0, ge=0, le=1, description="probability of losing colour")
     blur: float = Field(0.0, ge=0, le=1, description="probability of Gaussian blur")
-    blur_sigma: tuple[float, float] = Field(
-        (0.1, 2.0), description="standard deviation of the blur, pixels of a 224-pixel image"
-    )
+    blur_sigma: Pair = Field((0.1, 2.0), description="standard deviation of the blur, pixels of a 224-pixel image")
 
     @model_validator(mode="after")
     def _ranges(self) -> ViewsConfig:
@@ -78,7 +101,7 @@ class ModelConfig(Section):
     tokenizer: Literal["own", "words"] = Field("own", description="the model's own, or hashed words (random weights)")
     image: Literal["cnn", "resnet18", "resnet34", "resnet50"] = Field("cnn", description="image encoder")
     stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
-    width: int = Field(32, ge=4, description="channels of the first stage of 'cnn', or 64 for a standard ResNet")
+    width: int = Field(32, ge=4, le=4096, description="channels of the first stage of 'cnn', or 64 for a standard ResNet")
     features: Literal["last", "pyramid"] = Field(
         "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weight)"
     )
@@ -86,16 +109,18 @@ class ModelConfig(Section):
         "group", description="behind each convolution; 'batch': over one group and public anchors (docs/normalisation.md)"
     )
     anchors: str | None = Field(None, description="normalisation = 'batch': a public record store; none: generated shapes")
-    anchor_count: int = Field(32, ge=2, description="M: public images in every group (normalisation = 'batch')")
+    anchor_count: int = Field(32, ge=2, le=4096, description="M: public images in every group (normalisation = 'batch')")
     weight_standardisation: bool = Field(False, description="convolutions use weights of mean 0 and variance 1")
     text: Literal["transformer"] = Field("transformer", description="text encoder (kind = 'image-text')")
-    text_width: int = Field(64, ge=8, description="dimensions of a word inside the text encoder; a multiple of text_heads")
-    text_layers: int = Field(2, ge=1, description="transformer blocks of the text encoder")
-    text_heads: int = Field(2, ge=1, description="attention heads of each block")
-    vocabulary: int = Field(1024, ge=64, description="hash buckets of the word tokenizer")
-    context: int = Field(24, ge=4, description="words of a caption that are read")
-    embedding: int = Field(64, ge=2, description="dimensions of the space in which views are contrasted")
-    head_hidden: int = Field(128, ge=2, description="hidden width of the projection head (kind = 'image')")
+    text_width: int = Field(
+        64, ge=8, le=8192, description="dimensions of a word inside the text encoder; a multiple of text_heads"
+    )
+    text_layers: int = Field(2, ge=1, le=256, description="transformer blocks of the text encoder")
+    text_heads: int = Field(2, ge=1, le=256, description="attention heads of each block")
+    vocabulary: int = Field(1024, ge=64, le=1_000_000, description="hash buckets of the word tokenizer")
+    context: int = Field(24, ge=4, le=4096, description="words of a caption that are read")
+    embedding: int = Field(64, ge=2, le=65_536, description="dimensions of the space in which views are contrasted")
+    head_hidden: int = Field(128, ge=2, le=65_536, description="hidden width of the projection head (kind = 'image')")
 
     @property
     def reads_text(self) -> bool:
@@ -103,17 +128,9 @@ class ModelConfig(Section):
         return self.kind != "image"
 
     @model_validator(mode="after")
-    def _open_clip(self) -> ModelConfig:
+    def _named(self) -> ModelConfig:
         if self.kind == "open_clip" and self.architecture is None:
             raise ValueError("kind = 'open_clip' needs model.architecture, such as 'ViT-B-32'")
-        if self.kind != "open_clip" and (self.architecture or self.weights or self.tokenizer != "own"):
-            raise ValueError("architecture, weights and tokenizer are for kind = 'open_clip'")
-        own = {"kind", "architecture", "digest", "weights", "tokenizer"}
-        changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
-        if self.kind == "open_clip" and set(changed) - own:
-            raise ValueError(f"{min(set(changed) - own)} is for small models; an open_clip architecture has its own")
-        if self.normalisation != "batch" and {"anchors", "anchor_count"} & set(changed):
-            raise ValueError("anchors and anchor_count are for normalisation = 'batch'")
         return self
 
 
@@ -126,10 +143,10 @@ class AdaptationConfig(Section):
 
     image: Training = Field("lora", description="image tower: all weights, low-rank adapters, or nothing (LiT)")
     text: Training = Field("lora", description="text tower: the same choice")
-    rank: int = Field(16, ge=1, description="r of the adapters B A (Hu et al. 2022)")
+    rank: int = Field(16, ge=1, le=4096, description="r of the adapters B A (Hu et al. 2022)")
     alpha: float = Field(16.0, gt=0, description="the adapters count alpha / rank times")
-    image_layers: tuple[Layer, ...] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
-    text_layers: tuple[Layer, ...] = Field(("q", "v"), min_length=1, description="where the text tower gets adapters")
+    image_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
+    text_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the text tower gets adapters")
 
     @field_validator("image_layers", "text_layers")
     @classmethod
@@ -139,14 +156,7 @@ class AdaptationConfig(Section):
         return layers
 
 
-_CONTRASTS = ("infonce", "siglip")
 _OF_LOSS = {"barlow_twins": ("redundancy",), "vicreg": ("invariance", "variance", "covariance", "deviation")}
-_ONLY_FOR = {
-    "bias": ("siglip",),
-    "momentum": ("byol",),
-    **dict.fromkeys(("temperature", "learn_temperature", "augmentations"), _CONTRASTS),
-    **{key: (name,) for name, keys in _OF_LOSS.items() for key in keys},
-}
 
 
 class ObjectiveConfig(Section):
@@ -170,17 +180,6 @@ class ObjectiveConfig(Section):
     def options(self) -> dict[str, float]:
         """What the loss takes by name, beside temperature and bias."""
         return {name: getattr(self, name) for name in _OF_LOSS.get(self.name, ())}
-
-    @model_validator(mode="after")
-    def _own(self) -> ObjectiveConfig:
-        given = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
-        for name, users in _ONLY_FOR.items():
-            if name in given and self.name not in users:
-                raise ValueError(
-                    f"{name} is for name = {' or '.join(map(repr, users))}; '{self.name}' has none: leave it out "
-                    f"(--set objective.{name}=)"
-                )
-        return self
 
 
 class BoundingConfig(Section):
@@ -243,14 +242,15 @@ class TrainingConfig(Section):
     keep: int = Field(2, ge=1, description="how many checkpoints are kept, the newest")
 
 
+Task = Literal["retrieval", "zero_shot", "knn", "linear"]
+
+
 class EvaluationConfig(Section):
     """What is measured on held-out records, on the untrained and on the trained model."""
 
-    tasks: tuple[Literal["retrieval", "zero_shot", "knn", "linear"], ...] = Field(
-        (), description="what is measured; empty: all that is possible"
-    )
+    tasks: Items[Task] = Field((), description="what is measured; empty: all that is possible")
     match: Literal["record", "unit"] = Field("record", description="retrieval: right is the own record, or any of its unit")
-    templates: tuple[str, ...] = Field(("a photo of a {}.",), min_length=1, description="zero-shot prompts, {} is the class")
+    templates: Items[str] = Field(("a photo of a {}.",), min_length=1, description="zero-shot prompts, {} is the class")
     split: Literal["validation", "test", "none"] = Field("test", description="'none' trains without measuring")
     every: int = Field(0, ge=0, description="steps between evaluations during training; 0: at the end only")
     records: int = Field(0, ge=0, description="held-out records used; 0: all")

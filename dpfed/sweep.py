@@ -18,19 +18,21 @@ from typing import Any
 
 from dpfed.config import Config, parse_config
 from dpfed.dotted_keys import leaves, put
+from dpfed.effects import without_effect
 from dpfed.errors import UserError, nearest
 from dpfed.evaluation.suite import Evaluation
 from dpfed.foresight import foresee, refuse_place, refuse_sharding
 from dpfed.pretraining import pretrain, resume, with_absolute_paths
-from dpfed.report.card import round_up
 from dpfed.report.html import write_report
+from dpfed.report.promise import large_delta, meaning, round_up
 from dpfed.report.run_view import RunView
 from dpfed.run import RunDirectory
 from dpfed.shipped import find_sweep
 from dpfed.toml_file import read_toml
 from dpfed.watching import Silent, Watcher
+from dpfed.wording import has_control_characters, shown
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # the name of a folder
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,99}")  # the name of a folder
 _CHOSEN_LATER = ("data.size", "objective.bias", "model.digest")  # None in a user's configuration
 
 
@@ -124,7 +126,10 @@ def read_sweep(file: str | Path, base: Config) -> Sweep:
         if name in configs:
             raise UserError(f"{file} has two runs named '{name}'; give each its own name.")
         configs[name] = _changed(base, entry.get("set", {}), name, f"{file}, run '{name}'")
-    return Sweep(_name(tree, str(file)), str(tree.get("about", "")), configs)
+    about = tree.get("about", "")
+    if not isinstance(about, str):
+        raise UserError(f"{file}: 'about' must be a text; got {shown(about)}.")
+    return Sweep(_name(tree, str(file)), about, configs)
 
 
 def joint_promise(runs: list[RunView]) -> str:
@@ -138,12 +143,16 @@ def joint_promise(runs: list[RunView]) -> str:
         return f"No joint promise holds for these {len(runs)} runs, because no guarantee holds for {', '.join(void)}."
     if len({tomllib.loads(run.config_toml).get("privacy", {}).get("unit", "record") for run in runs}) > 1:
         return f"No joint promise is stated for these {len(runs)} runs: some protect a record and some a unit."
-    epsilon, delta = (round_up(math.fsum(getattr(run, name) for run in runs)) for name in ("epsilon", "delta"))
+    epsilon, delta = (math.fsum(getattr(run, name) for run in runs) for name in ("epsilon", "delta"))
+    unit = tomllib.loads(runs[0].config_toml).get("privacy", {}).get("unit", "record")
+    counts = [count for run in runs if (count := run.results["privacy"].get("records"))]
+    warning = large_delta(delta, min(counts), unit) if counts else ""
     return (
-        f"Joint promise: together these {len(runs)} runs are ({epsilon}, {delta})-differentially private, for on the same "
-        "records epsilons and deltas add up; that, and not one run's own epsilon, covers whoever sees several of the models. "
+        f"{warning} Joint promise: together these {len(runs)} runs are ({round_up(epsilon)}, {round_up(delta)})-differentially "
+        "private, for on the same records epsilons and deltas add up; that, and not one run's own epsilon, covers whoever sees "
+        f"several of the models. {meaning(epsilon, delta, unit, 'what they released together')} "
         "Evaluation figures are exact, and no epsilon covers them."
-    )
+    ).strip()
 
 
 class _Prefixed:
@@ -168,23 +177,29 @@ class _Prefixed:
 def _refuse_unknown(table: dict[str, Any], valid: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in valid:
-            raise UserError(f"{where}: unknown key '{key}'; {nearest(key, valid)}")
+            raise UserError(f"{where}: unknown key {key!r}; {nearest(key, valid)}")
 
 
 def _name(table: dict[str, Any], where: str) -> str:
     name = table.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UserError(f"{where}: 'name' must be letters, digits, '.', '_' and '-', for it names a folder; got {name!r}.")
+        raise UserError(f"{where}: 'name' must be letters, digits, '.', '_' and '-', for it names a folder; got {shown(name)}.")
     return name
 
 
 def _changed(base: Config, changes: Any, name: str, where: str) -> Config:
     if not isinstance(changes, dict):
-        raise UserError(f"{where}: 'set' must be a table of keys such as \"adaptation.rank\"; got {changes!r}.")
+        raise UserError(f"{where}: 'set' must be a table of keys such as \"adaptation.rank\"; got {shown(changes)}.")
     tree = base.model_dump(mode="json")
-    for key, value in leaves(changes).items():
+    try:
+        asked = leaves(changes)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    for key, value in asked.items():
         if key == "name":
             raise UserError(f"{where}: 'set' cannot change 'name', which is the run's own.")
+        if has_control_characters(key):
+            raise UserError(f"{where}: unknown key {key!r}: it holds a line break or another control character.")
         put(tree, key, value, where)
     return parse_config({**tree, "name": name}, where)
 
@@ -197,8 +212,11 @@ def _refuse_another_run(path: Path, config: Config) -> None:
     """A run that was kept must be the one that is asked for now, or the comparison would be of something else."""
     if not _is_there(path):
         return
-    kept, asked = (leaves(tree.model_dump(mode="json")) for tree in (RunDirectory.open(path).config(), config))
-    changed = [key for key in asked | kept if not _agrees(key, asked.get(key), kept.get(key))]
+    own = RunDirectory.open(path).config()
+    kept, asked = (leaves(tree.model_dump(mode="json")) for tree in (own, config))
+    differing = [key for key in asked | kept if not _agrees(key, asked.get(key), kept.get(key))]
+    idle = without_effect(own).keys() & without_effect(config) if differing else set()
+    changed = [key for key in differing if key not in idle]
     if changed:
         raise UserError(
             f"{path} holds a run with another {', '.join(changed)}: choose another folder for this sweep, or another name."

@@ -25,7 +25,7 @@ from dpfed.data.opening import open_records
 from dpfed.errors import UserError
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder
 from dpfed.federation.terms import Terms
-from dpfed.models.building import settled
+from dpfed.models.building import preprocessing_of, settled
 from dpfed.pretraining import with_absolute_paths
 from dpfed.run import RunDirectory
 from dpfed.watching import import_progress
@@ -83,7 +83,8 @@ def main(
 def _found(config: Config, parties: Path, sites: int, skew: float, options: dict[str, str | int | float]) -> None:
     """Divides the records, makes the sites, and has them join: five commands for each institution (docs/federation.md)."""
     with watching() as watcher:
-        store = open_records(settled(config).data, import_progress(watcher))
+        interpolation = preprocessing_of(config).interpolation
+        store = open_records(settled(config).data, import_progress(watcher), interpolation=interpolation)
     stores = parties / "stores"
     if not stores.exists():
         divide_store(store.path, stores, sites, skew)

@@ -7,17 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from dpfed.disclosures import AUDITED
 from dpfed.run import RunDirectory
-
-_NOTE = (
-    "- The audits that were made of this run (`dpfed audit`): their figures, in `audit/`, are exact functions of training "
-    "records. Epsilon does not cover whoever sees them."
-)
 
 
 def keep(run: RunDirectory, name: str, result: dict[str, Any]) -> Path:
-    """Writes ``RUN/audit/NAME.json``, readable by its owner only, in place of an older one; the card says that it was made."""
-    folder = run.path / "audit"
+    """Writes ``RUN/audit/NAME.json``, readable by its owner only, in place of an older one; the card will say so."""
+    run.disclose(AUDITED)
+    folder = run.audits
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{name}.json"
     draft = folder / f".{name}.partial"
@@ -26,8 +23,4 @@ def keep(run: RunDirectory, name: str, result: dict[str, Any]) -> Path:
         json.dump(result, file, indent=2, allow_nan=False)
         file.write("\n")
     os.replace(draft, path)
-    place = run.no_card if run.no_card.exists() else run.card
-    card = place.read_text(encoding="utf-8")
-    if _NOTE not in card:  # it ends with the list of what is not protected
-        run.write(place, f"{card}{_NOTE}\n")
     return path

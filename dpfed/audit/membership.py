@@ -24,6 +24,7 @@ from dpfed.audit.sides import Sides
 from dpfed.audit.signals import Signals, signals_of
 from dpfed.errors import UserError
 from dpfed.objectives import loss_of
+from dpfed.outcome import rewrite_papers, terms_of
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
 from dpfed.training.checkpoint import Checkpoints, load_weights
@@ -32,6 +33,7 @@ from dpfed.watching import Silent, Watcher
 
 Weights = Literal["trained", "untrained"]
 FPRS = (0.01, 0.001)
+_WAIT = 30.0  # seconds for another process to write what it found
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,10 @@ def audit_membership(
         UserError: for a run that is unfinished or whose records are elsewhere, or too few records on either side.
     """
     run, watcher = _finished(folder), watcher or Silent()
-    parts = assemble(run.config(), watcher=watcher)
+    parts = assemble(run.config(), watcher=watcher, terms=terms_of(run))
     sides = Sides.draw(parts, non_members, records, randomness or Randomness.fresh())
-    privacy = json.loads(run.results.read_text(encoding="utf-8"))["privacy"]
+    results = json.loads(run.results.read_text(encoding="utf-8"))
+    privacy = results["privacy"]
     promise = Promise(privacy["epsilon"] if privacy["guarantee"] else None, privacy["delta"])
     outcomes: list[Outcome] = []
     for weights, path in _weights(run).items():
@@ -151,7 +154,10 @@ def audit_membership(
         outcomes += attack_all(signals, sides.member, sides.known, weights, promise)
     members, others = (int((~sides.known & side).sum()) for side in (sides.member, ~sides.member))
     audit = MembershipAudit(parts.config.name, sides.public, members, others, promise, tuple(outcomes))
-    return keep(run, "membership", dataclasses.asdict(audit)), audit
+    path = keep(run, "membership", dataclasses.asdict(audit))
+    with run.locked(wait=_WAIT):
+        rewrite_papers(run, parts, results)
+    return path, audit
 
 
 def _finished(folder: str | Path) -> RunDirectory:

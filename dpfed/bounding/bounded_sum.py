@@ -10,10 +10,27 @@ from torch import Tensor
 
 from dpfed.errors import UserError
 
-# By the type of the norms. A factor and its product are rounded in float32, and so are the gradients of other groups, which may
-# change in their last bits with who shares a pass: the slack keeps all of it within 2C. A norm in float32 (mps has nothing
-# better) is itself short by up to a part in a thousand.
+# Of one clipped gradient, by the type of its norm: its factor and their product are rounded to float32. A norm in float32 (mps
+# has nothing better) is itself short by up to a part in a thousand.
 _SLACK = {torch.float64: 1e-5, torch.float32: 5e-3}
+_LEAST_FACTOR = 1e-30  # smaller ones lose digits in float32, down to all of them
+_ROUNDING = 2.0**-24  # of a number that becomes a float32, relative
+# Of C, what rounding may move the clipped gradient of a group that a record is not in: others who share its pass decide in what
+# order it is computed and added (docs/guarantee.md; tests/bounding/test_large_batches.py measures it).
+_SHARED_PASS = 1e-6
+
+
+def clip_norm_in_float32(bound: float, spread: float, owners: int) -> float:
+    """What gradients are clipped to, so that one record moves the *rounded* sum by no more than the sensitivity.
+
+    Rounding goes by the length of a sum, and a record can change every rounding in it.
+
+    Args:
+        bound: C; infinity where nothing is clipped.
+        spread: the longest sum there can be, over the sensitivity: K / 2 for K groups.
+        owners: how many round a sum of their own and have them added up, in float32.
+    """
+    return bound / (1 + spread * (_SHARED_PASS + 2 * _ROUNDING * owners))
 
 
 @dataclass(frozen=True)
@@ -50,8 +67,8 @@ class BoundedSum:
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
     """What each gradient is multiplied by so that its norm is at most `clip_norm`.
 
-    A gradient that is not finite gets factor 0: the group contributes nothing. Stopping the run instead would be an event that
-    depends on a private record.
+    A gradient that is not finite, or so long that its factor has no digits in float32, gets factor 0: the group contributes
+    nothing. Stopping the run instead would be an event that depends on a private record.
 
     Args:
         norms: ``(G,)`` L2 norms, summed in float64; in float32 where the device has no better.
@@ -61,4 +78,24 @@ def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
         ``(G,)`` factors in [0, 1].
     """
     factors = torch.clamp(clip_norm * (1 - _SLACK[norms.dtype]) / norms.clamp(min=1e-30), max=1.0)
-    return torch.where(torch.isfinite(norms), factors, 0.0)
+    return torch.where(torch.isfinite(norms) & (factors > _LEAST_FACTOR), factors, 0.0)
+
+
+_BLOCK = 4  # gradients that are added up in float32
+
+
+def add_weighted(gradients: Tensor, factors: Tensor, into: Tensor) -> None:
+    """Adds clipped gradients up, a few at a time in float32, and these in the type of the sum.
+
+    In float32 alone, the rounding of a long sum would grow with the square of its length.
+
+    Args:
+        gradients: ``(G, P)``; those of factor 0 need not be finite.
+        factors: ``(G,)``, see `clip_factors`.
+        into: ``(P,)``, added to in place.
+    """
+    gradients = torch.where((factors > 0)[:, None], gradients, 0.0)  # 0 * inf is not 0
+    factors = factors.to(gradients.dtype)
+    for start in range(0, len(factors), _BLOCK):
+        some = slice(start, start + _BLOCK)
+        into.add_(factors[some] @ gradients[some])

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines.protocol import GroupBatch, Precision, Views, draws, exact_type
+from dpfed.bounding.engines.protocol import GroupBatch, Precision, Views, draws
 from dpfed.errors import UserError
-from dpfed.models.contract import bias_of, temperature_of
-from dpfed.models.parameters import TrainableVector
+from dpfed.models.contract import bias_of, embeddings_of, temperature_of
+from dpfed.models.parameters import TrainableVector, exact_type
 from dpfed.objectives import GroupLoss
 
 
@@ -77,7 +77,7 @@ class EmbeddingPasses:
 
     def _embedded(self, views: Views) -> Views:
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
-            embeddings = self._model(views)
+            embeddings = embeddings_of(self._model, views)
         return {name: z.float() for name, z in embeddings.items()}
 
 

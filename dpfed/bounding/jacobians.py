@@ -36,6 +36,17 @@ class LayerFactors:
     deltas: Tensor
     inputs: Tensor
 
+    @classmethod
+    def balanced(cls, deltas: Tensor, inputs: Tensor) -> LayerFactors:
+        """The same products, of inputs that are 1 to 2 in their largest entry at each position.
+
+        Inner products of tiny inputs would vanish in float32, and with them what large derivatives make of them.
+        """
+        largest = inputs.abs().amax(2, keepdim=True)
+        halvings = (1 - torch.frexp(largest).exponent).clamp(-120, 120)  # powers of two: nothing is rounded
+        scaled = torch.ldexp(inputs, halvings)
+        return cls(torch.ldexp(deltas, -halvings[:, None]), scaled)
+
     def gram(self) -> Tensor:
         """``(R, D, D)``: inner products of a record's own Jacobian rows."""
         d, t, o = self.deltas.shape[1:]
@@ -211,7 +222,7 @@ class Jacobians:
             with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no batching rule
                 embeddings, inputs, deltas, rows = together(part)
             layers = [
-                LayerFactors(_positions(module, delta), _unfolded(module, given))
+                LayerFactors.balanced(_positions(module, delta), _unfolded(module, given))
                 for module, given, delta in zip(self._layers, inputs, deltas, strict=True)
             ]
             yield embeddings, [*layers, *(PlainRows(rows[name].flatten(2)) for name in self._rest)]

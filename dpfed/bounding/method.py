@@ -51,6 +51,10 @@ def _number_of_groups(plan: PrivacyPlan) -> int:
     return plan.groups
 
 
+def _half_the_groups(plan: PrivacyPlan) -> float:
+    return plan.groups / 2
+
+
 def _whole(plan: PrivacyPlan) -> float:
     return 1.0
 
@@ -81,6 +85,7 @@ class Method:
         sound: whether the claim holds. A method that is not sound is for comparison, and its runs get no privacy card.
         whole_batch: all drawn records make one group; otherwise they draw groups of S.
         capped: a whole batch has at most `plan.max_batch` records, because the sensitivity, or memory, grows with it.
+        spread: the longest sum there can be, over the sensitivity; what rounding may move the sum goes by it. K / 2 by default.
         divisor: what a noisy sum is divided by, public; K by default.
         gradient_share: of a step's privacy, measured as 1 / sigma^2, what the noise on the sum gets; the rest pays for
             statistics that the engine releases. Their noise has multiplier ``sigma / sqrt(1 - share)``.
@@ -100,6 +105,7 @@ class Method:
     sound: bool = True
     whole_batch: bool = False
     capped: bool = False
+    spread: Callable[[PrivacyPlan], float] = _half_the_groups
     divisor: Callable[[PrivacyPlan], int] = _number_of_groups
     gradient_share: Callable[[PrivacyPlan], float] = _whole
     releases: Callable[[PrivacyPlan], int] = _one

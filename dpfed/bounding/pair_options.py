@@ -54,6 +54,6 @@ def options_of(config: Config, kind: type[Options]) -> Options:
             "differ too much: set training.precision = 'fp32'."
         )
     try:
-        return kind(**config.bounding.options)
+        return kind.model_validate(config.bounding.options)
     except ValidationError as error:
         raise UserError(f"bounding.options of method '{method}': {first_problem(error)}.") from None

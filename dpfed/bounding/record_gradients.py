@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines.protocol import GroupBatch, Precision, Views, exact_type
+from dpfed.bounding.bounded_sum import add_weighted, clip_factors
+from dpfed.bounding.engines.protocol import GroupBatch, Precision, Views
 from dpfed.bounding.gradient_cache import EmbeddingPasses
-from dpfed.models.contract import temperature_of
-from dpfed.models.parameters import TrainableVector
+from dpfed.models.contract import embeddings_of, temperature_of
+from dpfed.models.parameters import TrainableVector, exact_type
 
 _CPU_BYTES, _DEVICE_BYTES = 1 << 25, 1 << 29  # of unclipped gradients at a time: on CPUs they should stay in the cache
 
@@ -75,7 +75,7 @@ class PairOfEmbeddings(nn.Module):
     def forward(self, views: Views) -> tuple[Tensor, Tensor]:
         """See `pair_of_views`; gives ``(n, 2, D)`` float32 embeddings and the scalar temperature."""
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
-            embeddings = self.model(views)
+            embeddings = embeddings_of(self.model, views)
         return torch.cat([z.float() for z in embeddings.values()], dim=1), temperature_of(self.model)
 
 
@@ -132,7 +132,7 @@ class StatisticsEngine:
         Args:
             batch: the whole batch, as one group; views beyond the contrasted pair are not used.
             clip_norm: C.
-            into: ``(P,)`` float32, added to in place.
+            into: ``(P,)``, added to in place.
 
         Returns:
             Gradient norms before clipping: private.
@@ -154,8 +154,7 @@ class StatisticsEngine:
             flat = [gradient.reshape(len(gradient), -1) for gradient in gradients.values()]
             norms = torch.stack([torch.linalg.vector_norm(gradient, dim=1, dtype=self._exact) for gradient in flat])
             norms = torch.linalg.vector_norm(norms, dim=0)
-            factors, finite = clip_factors(norms, clip_norm), torch.isfinite(norms)
             for total, gradient in zip(sums, flat, strict=True):
-                total.view(-1).add_(factors.to(gradient.dtype) @ torch.where(finite[:, None], gradient, 0.0))
+                add_weighted(gradient, clip_factors(norms, clip_norm), total.view(-1))
             every.append(norms)
         return torch.cat(every)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines.protocol import exact_type
 from dpfed.bounding.record_gradients import Slopes
+from dpfed.models.parameters import exact_type
 from dpfed.randomness import Randomness
 
 
@@ -92,8 +92,9 @@ class ReleasedEmbeddings:
 
     def release(self, embeddings: Tensor, slot: Tensor, step: int) -> Tensor:
         """The noisy slots of a step, ``(M, 2, D)``."""
-        member = one_hot(slot, self._slots).to(embeddings.dtype)  # a product: index_add_ sums in no fixed order on a GPU
-        return self._noise.add_(torch.einsum("nm,nvd->mvd", member, bounded(embeddings)).contiguous(), step)
+        members = bounded(embeddings).to(exact_type(embeddings.device))  # a sum that is rounded would go by who else is in it
+        member = one_hot(slot, self._slots).to(members.dtype)  # a product: index_add_ sums in no fixed order on a GPU
+        return self._noise.add_(torch.einsum("nm,nvd->mvd", member, members).contiguous(), step).to(embeddings.dtype)
 
     def denoised(self, noisy: Tensor) -> Tensor:
         """What the slots say of single embeddings, ``(M, 2, D)``: post-processing with public numbers, free of charge.

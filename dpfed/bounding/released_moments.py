@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 
 from dpfed.bounding.record_gradients import Slopes
 from dpfed.bounding.released_embeddings import ReleaseNoise, bounded
+from dpfed.models.parameters import exact_type
 from dpfed.objectives.two_views import off_diagonal_squares
 
 _LEAST_VARIANCE = 0.1  # of a dimension, over the average one: noise can make a variance tiny or negative
@@ -70,7 +71,8 @@ class ReleasedMoments:
 
     def release(self, units: Tensor, step: int) -> Tensor:
         """The noisy sums of a step, ``(D + 4, D)``."""
-        return self._noise.add_(moments(bounded(units)), step)
+        exact = bounded(units).to(exact_type(units.device))  # a sum that is rounded would go by who else is in it
+        return self._noise.add_(moments(exact), step).to(units.dtype)
 
     def slope(self, noisy: Tensor) -> Tensor:
         """G, the slope of the loss in the averages, ``(D + 4, D)``."""

@@ -58,7 +58,7 @@ def _show(audit: MembershipAudit) -> None:
     from rich.table import Table
 
     from dpfed.cli.terminal import console
-    from dpfed.report.card import round_up
+    from dpfed.report.promise import percent_up, round_up
 
     promise = "no guarantee"
     if audit.promise.epsilon is not None:
@@ -74,7 +74,7 @@ def _show(audit: MembershipAudit) -> None:
         if outcome.weights == "trained":
             table.add_row(*_row(outcome, untrained[outcome.attack]))
     if audit.promise.epsilon is not None:
-        most = (f"{point.most:.1%}" for point in audit.outcomes[0].points)
+        most = ("" if point.most is None else percent_up(point.most) for point in audit.outcomes[0].points)
         table.add_row("[dim]most that the promise allows[/]", "", *most, "", "")
     console.print(table)
     console.print(
@@ -94,9 +94,11 @@ def _show(audit: MembershipAudit) -> None:
 
 
 def _row(trained: Outcome, untrained: Outcome) -> list[str]:
+    from dpfed.report.promise import round_down
+
     points = [_percent(point.tpr) for point in trained.points]
     before = f"{untrained.points[0].tpr.value:.1%}"
-    return [trained.title, f"{trained.auc.value:.3f}", *points, before, f"{trained.epsilon_shown:.2f}"]
+    return [trained.title, f"{trained.auc.value:.3f}", *points, before, round_down(trained.epsilon_shown)]
 
 
 def _percent(rate: Rate) -> str:

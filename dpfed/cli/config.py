@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +11,8 @@ import typer
 if TYPE_CHECKING:
     from dpfed.config_keys import Key
 
-_NARROW = 72  # columns, below which a table of four columns would break words
+_NARROW = 78  # columns, below which a table of four columns would break words
+_KEY, _DEFAULT = 22, 13  # columns of the longest of each
 
 app = typer.Typer(help="Configurations: those that dpfed ships, and every key with its meaning.", no_args_is_help=True)
 
@@ -52,8 +52,7 @@ def show(
     """Print a shipped configuration, sweep or tower as it is: `dpfed config show quickstart > mine.toml`."""
     from dpfed.shipped import shipped_file
 
-    sys.stdout.buffer.write(shipped_file(name).read_bytes())  # as it is, whatever the terminal's encoding
-    sys.stdout.flush()
+    typer.echo(shipped_file(name).read_bytes(), nl=False)  # as it is, whatever the terminal's encoding
 
 
 @app.command()
@@ -83,19 +82,25 @@ def _show_keys(found: list[Key]) -> None:
 
     if not console.is_terminal or console.width < _NARROW:  # one key after another: for `grep`, and for narrow windows
         for key in found:
-            default = f", default {key.default_in_toml}" if key.default_in_toml else ""
-            words = f"[bold]{key.name}[/]  {escape(key.allowed + default)}: {escape(key.meaning)}"
+            default = f"; default {key.default_in_toml}" if key.default_in_toml else ""
+            words = f"[bold]{key.name}[/]  ({escape(key.allowed + default)})  {escape(_meaning(key))}"
             console.print(words, highlight=False, soft_wrap=not console.is_terminal)
         return
-    meanings = section_meanings()
+    left = console.width - _KEY - _DEFAULT - 6  # two columns of air between two columns
+    meanings, allowed, meaning = section_meanings(), left * 2 // 5, left - left * 2 // 5
     for section in dict.fromkeys(key.section for key in found):
         title = f"[bold]{escape(f'[{section}]')}[/]  {escape(meanings[section])}" if section else "[bold]above all sections[/]"
         table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False, width=console.width)
-        for head, ratio in (("key", 5), ("allowed", 6), ("default", 3), ("meaning", 10)):
-            table.add_column(head, ratio=ratio, overflow="fold", header_style="dim")
+        for head, width in (("key", _KEY), ("allowed", allowed), ("default", _DEFAULT), ("meaning", meaning)):
+            table.add_column(head, width=width, overflow="fold", header_style="dim")
         for key in found:
             if key.section == section:
                 own = key.name.removeprefix(f"{section}.")
-                table.add_row(own, escape(key.allowed), escape(key.default_in_toml), escape(key.meaning))
+                table.add_row(own, escape(key.allowed), escape(key.default_in_toml), escape(_meaning(key)))
         console.print(table)
         console.print()
+
+
+def _meaning(key: Key) -> str:
+    """With the keys that decide whether it has an effect."""
+    return f"{key.meaning} [depends on {', '.join(key.depends_on)}]" if key.depends_on else key.meaning

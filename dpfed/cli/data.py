@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dpfed.data.records import RecordStore
     from dpfed.models.building import Tokenizer
 
+_CLASSES_NAMED, _PASSED_OVER_NAMED = 5, 12
 _CAPTIONS_AT_ONCE = 65_536  # records whose captions are in memory at a time
 
 app = typer.Typer(
@@ -23,8 +24,11 @@ app = typer.Typer(
 
 @app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(help="A data set on this machine: a file or a folder.", show_default=False)],
-    dest: Annotated[Path, typer.Argument(help="The record store to make; must not exist.", show_default=False)],
+    source: Annotated[
+        list[str],
+        typer.Argument(help="A data set on this machine: a file, a folder, or several tables.", show_default=False),
+    ],
+    dest: Annotated[str, typer.Argument(help="The record store to make; must not exist.", show_default=False)],
     format: Annotated[str | None, typer.Option(help="Importer; found by looking at the source if not given.")] = None,
     size: Annotated[
         int | None, typer.Option(help="Store square images of this side, pixels; default: files as they are.")
@@ -32,14 +36,22 @@ def import_(
     validation: Annotated[int, typer.Option(help="Training records to hold out for validation.")] = 0,
     test: Annotated[int, typer.Option(help="Training records to hold out for test.")] = 0,
     skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Leave unreadable records out instead of refusing.")
+        bool, typer.Option("--skip-broken", help="Leave unreadable records and unknown files out instead of refusing.")
+    ] = False,
+    id: Annotated[
+        str | None,
+        typer.Option(
+            help='What names a record: a column of Parquet, or "content", a hash of what it holds. Default: its own name.',
+            show_default=False,
+        ),
+    ] = None,
+    allow_outside: Annotated[
+        bool, typer.Option("--allow-outside", help="Also read files outside of SOURCE, which tables or links name.")
     ] = False,
     public: Annotated[bool, typer.Option("--public", help="Anyone may see these records; reports may show them.")] = False,
 ) -> None:
     """Import a data set into a record store."""
-    from rich.markup import escape
-
-    from dpfed.cli.terminal import console, say, watching
+    from dpfed.cli.terminal import say, watching
 
     say(f"importing {source} into {dest}")
     from dpfed.data.importers import import_records
@@ -48,26 +60,37 @@ def import_(
 
     with watching() as watcher:
         report = import_records(
-            source, dest, format, size, validation, test, skip_broken, public, progress=import_progress(watcher)
+            source if len(source) > 1 else source[0],
+            dest,
+            format,
+            size,
+            validation,
+            test,
+            skip_broken,
+            public,
+            progress=import_progress(watcher),
+            id=id,
+            allow_outside=allow_outside,
         )
     counts = ", ".join(f"{count:,} {split}" for split, count in report.counts.items())
-    console.print(f"{report.path}: {report.kind} records from {report.format}: {counts}", highlight=False, soft_wrap=True)
-    for group in by_reason(report.skipped):
-        console.print(f"[yellow]left out[/] {escape(group)}", highlight=False, soft_wrap=True)
-    for sentence in _what_is_protected(report):
-        console.print(sentence, highlight=False, soft_wrap=True)
-    if report.unused:
-        console.print(escape(f"Columns that were not used: {', '.join(report.unused)}."), highlight=False, soft_wrap=True)
+    _say(f"{report.path}: {report.kind} records from {report.format}: {counts}")
+    for sentence in (
+        *(f"left out {group}" for group in by_reason(report.skipped)),
+        *_what_was_converted(report),
+        *_what_is_protected(report),
+        *_what_was_not_read(report),
+    ):
+        _say(sentence)
 
 
 @app.command()
 def shard(
-    source: Annotated[Path, typer.Argument(help="A record store.", show_default=False)],
-    dest: Annotated[Path, typer.Argument(help="The sharded copy to make; must not exist.", show_default=False)],
-    shards: Annotated[int, typer.Option(min=1, help="Shards; take a multiple of the number of workers.")] = 64,
+    source: Annotated[str, typer.Argument(help="A record store.", show_default=False)],
+    dest: Annotated[str, typer.Argument(help="The sharded copy to make; must not exist.", show_default=False)],
+    shards: Annotated[int, typer.Option(help="Shards; take a multiple of the number of workers.")] = 64,
 ) -> None:
     """Copy a record store in shards, so that each of many workers reads only its own."""
-    from dpfed.cli.terminal import console, say, watching
+    from dpfed.cli.terminal import say, watching
 
     say(f"copying {source} into {dest}, in {shards:,} shards")
     from dpfed.data.sharding import shard_store
@@ -77,13 +100,13 @@ def shard(
         store = shard_store(source, dest, shards, import_progress(watcher))
     held_out = len(store) - store.training_records
     sharded = f"{store.training_records:,} training records in {store.shards} shards by {store.unit_name or 'record'}"
-    console.print(f"{store.path}: {sharded}, {held_out:,} held out", highlight=False, soft_wrap=True)
+    _say(f"{store.path}: {sharded}, {held_out:,} held out")
 
 
 @app.command()
 def divide(
-    source: Annotated[Path, typer.Argument(help="A record store.", show_default=False)],
-    dest: Annotated[Path, typer.Argument(help="The folder of stores to make; must not exist.", show_default=False)],
+    source: Annotated[str, typer.Argument(help="A record store.", show_default=False)],
+    dest: Annotated[str, typer.Argument(help="The folder of stores to make; must not exist.", show_default=False)],
     sites: Annotated[int, typer.Option(help="Institutions to simulate.")] = 3,
     skew: Annotated[
         float, typer.Option(help="0: all sites are alike; 1: each label, or beginning of a caption, is at one site only.")
@@ -98,9 +121,7 @@ def divide(
     ] = None,
 ) -> None:
     """Divide a record store among simulated institutions that hold unlike records."""
-    from rich.markup import escape
-
-    from dpfed.cli.terminal import console, say, watching
+    from dpfed.cli.terminal import say, watching
 
     say(f"dividing {source} among {sites:,} sites, into {dest}")
     from dpfed.data.division import CAPTION, divide_store, divided_by, largest_share
@@ -112,27 +133,33 @@ def divide(
     same = "beginning of the caption" if by == CAPTION else by
     for store in stores:
         alike = f", {largest_share(store, by):.0%} with the same {same}" if by else ""
-        console.print(escape(f"{store.path}: {len(store):,} training records{alike}"), highlight=False, soft_wrap=True)
-    console.print(escape(f"{evaluation.path}: {len(evaluation):,} held-out records"), highlight=False, soft_wrap=True)
+        _say(f"{store.path}: {len(store):,} training records{alike}")
+    _say(f"{evaluation.path}: {len(evaluation):,} held-out records")
 
 
 @app.command()
 def inspect(
-    dest: Annotated[Path, typer.Argument(help="A record store.", show_default=False)],
+    dest: Annotated[str, typer.Argument(help="A record store.", show_default=False)],
     config: Annotated[
         Path | None, typer.Option(help="Count the captions that this run's model would cut off.", show_default=False)
     ] = None,
     context: Annotated[
         int | None, typer.Option(min=1, help="Count the captions of more than so many words.", show_default=False)
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read all records and compare them with the store's fingerprint.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
-    """Count what is in a record store; no record is shown."""
+    """Count what is in a record store, and show its fingerprint; no record is shown."""
     import json
+
+    from rich.text import Text
 
     from dpfed.cli.terminal import console, say
 
     say(f"counting {dest}", as_json)
+    from dpfed.data.reasons import visible
     from dpfed.data.records import SPLITS, RecordStore
 
     store = RecordStore.open(dest)
@@ -143,7 +170,13 @@ def inspect(
         "records": {split: len(store.split(split)) for split in SPLITS},
         "labels": {name: len(store.label_names.get(name, [])) or None for name in store.labels},
         "left_out": len(store.skipped),
+        "fingerprint": store.contents or "none",
     }
+    if store.converted:
+        facts["converted"] = store.converted
+    if check:
+        _check_contents(store)
+        facts["checked"] = True
     tokenizer = _tokenizer(config, context)
     if store.kind == "image-text":
         facts["captions"] = _captions(store, tokenizer)
@@ -158,7 +191,62 @@ def inspect(
         return
     for name, value in facts.items():
         text = ", ".join(f"{_words(key)} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
-        console.print(f"[dim]{_words(name):>9}[/]  {text}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble((f"{_words(name):>9}  ", "dim"), visible(text)), soft_wrap=True)
+
+
+def _say(sentence: str) -> None:
+    """Prints a line, whatever the names in it look like."""
+    from dpfed.cli.terminal import console
+    from dpfed.data.reasons import visible
+
+    console.print(visible(sentence), markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def _what_was_converted(report: ImportReport) -> list[str]:
+    """Images that stock open_clip would not show as they were stored."""
+    sentences = [f"converted {what} ({count:,})" for what, count in report.converted.items()]
+    if sentences:
+        sentences.append(
+            "Stock open_clip does not read these images so: before you give such files to it, make 8-bit RGB of them in the "
+            "same way (docs/data.md says how)."
+        )
+    return sentences
+
+
+def _what_was_not_read(report: ImportReport) -> list[str]:
+    """What the source holds beside its records, and what nobody would miss until it is missed."""
+    sentences = []
+    if report.passed_over:
+        named = [f"{name} ({count:,})" for name, count in report.passed_over.items()]
+        sentences.append(f"Passed over: {_some(named, _PASSED_OVER_NAMED)}.")
+    if report.unused:
+        what = "Files of samples" if report.format == "webdataset" else "Columns"
+        sentences.append(f"{what} that were not used: {', '.join(report.unused)}.")
+    for label, names in report.empty_classes.items():
+        sentences.append(f"Classes of {label} without a record ({len(names):,}): {_some(names, _CLASSES_NAMED)}.")
+    return sentences
+
+
+def _some(names: list[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def _check_contents(store: RecordStore) -> None:
+    """Refuses a store whose records are not those that its fingerprint is of."""
+    from dpfed.data.fingerprint import contents_of, splits_of
+    from dpfed.data.layout import damaged
+
+    if store.contents is None:
+        raise UserError(f"{store.path} has no fingerprint: an older dpfed wrote it. Import the records again for one.")
+    try:
+        found = contents_of(store, store.contents_key).fingerprint(splits_of(store))
+    except ValueError as error:  # the key is no hexadecimal number of a key's length
+        raise damaged(store.path, "the key of its fingerprint cannot be read") from error
+    if found != store.contents:
+        raise UserError(
+            f"the records of {store.path} have the fingerprint {found}, and it says {store.contents}: they were changed since "
+            "they were imported. Import them again, or restore the store."
+        )
 
 
 def _what_is_protected(report: ImportReport) -> list[str]:
@@ -211,18 +299,18 @@ def _captions(store: RecordStore, tokenizer: Tokenizer | None) -> dict[str, int 
     return counts | {"context": tokenizer.context, "counted_in": counted, "longer_than_context": longer}
 
 
-def _units(store: RecordStore) -> dict[str, str | int]:
+def _units(store: RecordStore) -> dict[str, str | int | None]:
     import numpy as np
 
     from dpfed.data.records import SPLITS
 
     units = store.units
-    assert units is not None  # see `unit_name`
+    assert units is not None  # the caller looked
     _, records = np.unique(units, return_counts=True)
     each = np.concatenate([np.unique(units[store.split(split)]) for split in SPLITS])
     _, splits = np.unique(each, return_counts=True)
     return {
-        "name": store.unit_name or "",
+        "name": store.unit_name,
         "number": len(records),
         "most_records": int(records.max()),
         "in_several_splits": int((splits > 1).sum()),

@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
 import typer
 
 from dpfed.errors import UserError
 
+_NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")  # what torch says, on a CPU and on a GPU
+
 
 def run(app: typer.Typer) -> None:
-    """Runs a command line: a user's mistake is one sentence and exit code 2, never a traceback."""
+    """Runs a command line: a user's mistake is one sentence and exit code 2, never a traceback.
+
+    What the machine refuses (a full disk, a folder that is not ours, too little memory) is for the user to mend as well.
+    A mistake in dpfed itself keeps its traceback.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal does not know must not end a run
+        sys.stdout.reconfigure(errors="replace")
     try:
+        for number, word in enumerate(sys.argv[1:], start=1):
+            _require_utf8(number, word)
         app()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(f"{error} {error.command}".rstrip())
+    except BrokenPipeError:  # whoever read what is printed, such as `head`, has gone
+        sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        what = error.strerror or str(error)
+        _end(f"{error.filename}: {what}." if error.filename else f"the machine says: {what}.")
+    except MemoryError:
+        _end(_memory(""))
+    except RuntimeError as error:
+        if not any(phrase in str(error).lower() for phrase in _NO_MEMORY):
+            raise
+        _end(_memory(f" ({str(error).splitlines()[0].strip()})"))
+
+
+def _require_utf8(number: int, word: str) -> None:
+    try:
+        os.fsencode(word).decode()
+    except UnicodeError:
+        raise UserError(
+            f"argument {number}, {word!r}, is not UTF-8; files and folders need names that are: rename it."
+        ) from None
+
+
+def _memory(detail: str) -> str:
+    return (
+        f"there is not enough memory{detail}: take a smaller model, data.size or bounding.microbatch, or a machine with more; "
+        "nothing that was spent is lost."
+    )
+
+
+def _end(sentence: str) -> None:
+    """Prints the sentence, with no control character of a file's name or a value left in it, and leaves."""
+    shown = "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in sentence)
+    print(f"error: {shown}", file=sys.stderr)
+    sys.exit(2)

@@ -61,9 +61,12 @@ def create_site(
     name: Annotated[str, typer.Option(help="The site's name in the federation.", show_default=False)],
     store: Annotated[Path, typer.Option(help="The site's record store.", show_default=False)],
     budget: Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The largest delta that the site agrees to; default 1/N.", show_default=False)
+    ] = None,
     declared: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of training records to declare, which is public; default: the true one."),
+        typer.Option(help="Number of training records to declare, which is public: the true one (default), or more."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     weights: Annotated[str | None, typer.Option(help="This site's copy of model.weights.", show_default=False)] = None,
@@ -75,7 +78,7 @@ def create_site(
     from dpfed.federation.folders import SiteFolder
 
     made = SiteFolder.create(
-        folder, name, store, declared, budget=budget, device=device, weights=weights, architecture=architecture
+        folder, name, store, declared, budget=budget, delta=delta, device=device, weights=weights, architecture=architecture
     )
     console.print(f"Give {made.card} to the coordinator; all else in {made.path} is secret.", highlight=False, soft_wrap=True)
 
@@ -124,7 +127,7 @@ def status(folder: SiteDirectory) -> None:
     """What the site has spent."""
     from dpfed.federation.folders import SiteFolder
     from dpfed.privacy.ledger import Ledger
-    from dpfed.report.card import round_up
+    from dpfed.report.promise import meaning, round_up
 
     opened = SiteFolder.open(folder)
     terms, ledger = opened.terms(), Ledger.open(opened.ledger)
@@ -135,7 +138,11 @@ def status(folder: SiteDirectory) -> None:
         ("terms", terms.fingerprint),
         ("steps answered", f"{ledger.charged} of {plan.steps}"),
         ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(plan.delta)}, of {round_up(plan.epsilon())} planned"),
-        ("budget", "none set" if budget is None else f"{budget:g}"),
+        ("which means", meaning(plan.epsilon(), plan.delta, plan.unit, "what all planned steps release")),
+        (
+            "budget",
+            f"{'none set' if budget is None else repr(budget)}, at a delta of {round_up(opened.most_delta(plan))} at most",
+        ),
     ):
         console.print(f"{name:>15}  {value}", highlight=False, soft_wrap=True)
 

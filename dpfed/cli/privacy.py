@@ -51,23 +51,28 @@ def _show(numbers: dict[str, Any], fixed: dict[str, float], as_json: bool) -> No
     from rich.table import Table
 
     from dpfed.cli.terminal import console
+    from dpfed.report.promise import large_delta, meaning, round_up
 
     figures, delta, refusals = _figures(numbers, fixed)
     if as_json:
         print(json.dumps({**figures, "delta": delta, **({"refused": refusals} if refusals else {})}))
         return
     table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
-    table.title = f"N = {numbers['records']:,}, B = {numbers['batch']:,}, T = {numbers['steps']:,}, delta = {delta:.3g}"
+    table.title = f"N = {numbers['records']:,}, B = {numbers['batch']:,}, T = {numbers['steps']:,}, delta = {round_up(delta)}"
     for column in ("accountant", "noise multiplier", "epsilon"):
         table.add_column(column, justify="left" if column == "accountant" else "right")
     for name, figure in figures.items():
-        table.add_row(name.upper(), f"{figure['noise_multiplier']:.4f}", f"{figure['epsilon']:.4f}")
+        table.add_row(name.upper(), f"{figure['noise_multiplier']:.6g}", round_up(figure["epsilon"]))
     console.print(table)
+    if warning := large_delta(delta, numbers["records"]):
+        console.print(warning, style="bold red", highlight=False, soft_wrap=True)
+    told = figures["pld" if "pld" in figures else "rdp"]
+    console.print(meaning(told["epsilon"], delta), highlight=False, soft_wrap=True)
     for name, reason in refusals.items():
         console.print(escape(f"Not by {name.upper()}: {reason}"), highlight=False, soft_wrap=True)
 
 
-def _figures(numbers: dict[str, Any], fixed: dict[str, float]) -> tuple[dict[str, dict[str, float]], float, dict[str, str]]:
+def _figures(numbers: dict[str, Any], fixed: dict[str, Any]) -> tuple[dict[str, dict[str, float]], float, dict[str, str]]:
     """What each accountant says, delta, and why one says nothing: RDP always can where there is an answer."""
     from dpfed.plan import PrivacyPlan
     from dpfed.privacy.accounting import Accountant, Unresolved

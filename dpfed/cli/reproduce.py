@@ -66,6 +66,7 @@ def reproduce(
 
 def _list(scale: Literal["cpu", "gpu"]) -> None:
     from dpfed.cli.terminal import console
+    from dpfed.report.promise import round_up
     from dpfed.reproduce.datasets import DATA_SETS
     from dpfed.reproduce.experiments import EXPERIMENTS
 
@@ -78,7 +79,7 @@ def _list(scale: Literal["cpu", "gpu"]) -> None:
         console.print(f"[bold]{item.name}[/]  {item.title}", highlight=False, soft_wrap=True)
         runs = item.count("gpu" if item.pretrained else scale)
         own = [v.x for v in item.variants if v.x is not None] if item.axis == "epsilon" else item.epsilons
-        epsilons = ", ".join(f"{epsilon:g}" for epsilon in own)
+        epsilons = ", ".join(map(round_up, own))
         for words in (
             f"{runs} runs; epsilon {epsilons}; needs {', '.join(needs)}",
             f"data: {', '.join(item.data)}",
@@ -110,7 +111,7 @@ def _show(outcome: Outcome, files: dict[str, Path]) -> None:
         if both:
             table.add_column("paper", justify="right")
     for line in lines(outcome):
-        cells = [text for row in line.rows for text in (figure(row.ours), figure(row.published))[: 1 + both]]
+        cells = [text for row in line.rows for text in (figure(row.ours, row.interval), figure(row.published))[: 1 + both]]
         table.add_row(line.name, line.epsilon, *cells)
     console.print(table)
     if outcome.request.experiment.timed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -138,13 +137,14 @@ def _watch(carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool, s
 def evaluate(
     run: RunFolder,
     split: Annotated[str | None, typer.Option(help="validation or test; default: the run's own.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="retrieval, knn or linear; may be repeated.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="retrieval, zero_shot, knn or linear; may be repeated.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a run's model again, beside the one before training."""
     from rich.markup import escape
 
     from dpfed.cli.terminal import console, say, watching
+    from dpfed.report.results import shown
 
     say(f"measuring {run} again", as_json)
     from dpfed.run import RunDirectory
@@ -156,11 +156,14 @@ def evaluate(
 
         figures = evaluate_run(run, split, task, watcher)
     if as_json:
-        print(json.dumps([dataclasses.asdict(figure) for figure in figures], indent=2))
+        print(json.dumps([figure.facts() for figure in figures], indent=2))
         return
     for figure in figures:
         console.print(
-            f"{figure.model:>10}  {escape(figure.name):<28} {figure.value:8.4f}  [dim]{figure.protocol}[/]", highlight=False
+            f"{figure.model:>10}  {escape(figure.name):<28} {shown(figure.value, figure.name, figure.interval):>16}  "
+            f"[dim]{escape(figure.protocol)}[/]",
+            highlight=False,
+            soft_wrap=True,
         )
 
 
@@ -194,9 +197,13 @@ def export(
 
     say(f"copying the model of {run} to {dest}")
     from dpfed.export import export_model
+    from dpfed.run import RunDirectory
 
     for file in export_model(run, dest, adapters):
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)
+    opened = RunDirectory.open(run)
+    page = opened.no_card if opened.no_card.exists() else opened.card
+    console.print(f"[dim]What holds for it, and what does not, is in[/] {page}", highlight=False, soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

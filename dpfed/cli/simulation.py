@@ -50,12 +50,13 @@ def simulated(federated: int | None, cluster: str | None, **options: str | float
     from pydantic import ValidationError
 
     from dpfed.federation.simulated import Simulation
+    from dpfed.wording import complaint
 
     try:
-        simulation = Simulation(sites=federated, **given)
+        simulation = Simulation.model_validate({"sites": federated, **given})
         simulation.trust_model  # noqa: B018 refuses numbers that cannot be
         return simulation
     except ValidationError as error:
         first = error.errors()[0]
         option = {"sites": "federated"}.get(str(first["loc"][0]), str(first["loc"][0]))
-        raise UserError(f"--{option} {first['input']}: {first['msg'].lower()}.") from None
+        raise UserError(f"--{option} {first['input']}: {complaint(error)}.") from None

@@ -44,7 +44,7 @@ def _show(outcome: SweepOutcome) -> None:
     from rich.table import Table
 
     from dpfed.cli.terminal import console
-    from dpfed.report.card import round_up
+    from dpfed.report.promise import round_up
     from dpfed.report.results import headlines, label, shown
 
     tables = [{result.name: result for result in run.table} for run in outcome.runs]
@@ -55,7 +55,8 @@ def _show(outcome: SweepOutcome) -> None:
     for name in [*(escape(label(name)) for name in columns), "epsilon"]:
         table.add_column(name, justify="right")
     for run, results in zip(outcome.runs, tables, strict=True):
-        figures = [shown(results[name].trained if name in results else None, name) for name in columns]
+        found = [results.get(name) for name in columns]
+        figures = ["–" if item is None else shown(item.trained, item.name, item.trained_interval) for item in found]
         table.add_row(run.name, *figures, "none" if run.void else round_up(run.epsilon))
     console.print(table)
     console.print(outcome.promise, highlight=False)

@@ -36,7 +36,7 @@ def chosen_config(given: Path, assignments: list[str] | None) -> Config:
     """
     from dpfed.config import load_config
 
-    config = load_config(given, assignments)
+    config = load_config(given, assignments or ())
     say_if_shipped(given)
     return config
 
@@ -129,35 +129,35 @@ def watching(as_json: bool = False) -> Iterator[TerminalWatcher]:
 
 def show_run(run: RunDirectory) -> None:
     """The short table at the end of a run: what was promised, what was learned, where things are."""
-    from dpfed.report.card import round_up
-    from dpfed.report.results import results_of
+    from dpfed.report.card import lead
+    from dpfed.report.promise import large_delta, meaning, round_up
+    from dpfed.report.results import results_of, shown
 
     results: dict[str, Any] = json.loads(run.results.read_text(encoding="utf-8"))
     privacy = results["privacy"]
+    page = run.no_card if run.no_card.exists() else run.card
     if privacy["guarantee"]:
         promise = (
             f"epsilon {round_up(privacy['epsilon'])}, delta {round_up(privacy['delta'])} ({privacy['accountant'].upper()})"
             + (", for all records of a unit" if privacy.get("unit") == "unit" else "")
         )
+        one = privacy.get("unit", "record")
+        warning = large_delta(privacy["delta"], privacy["records"], one)
+        words = " ".join([warning, meaning(privacy["epsilon"], privacy["delta"], one, "what this run released")]).strip()
     else:
-        reason = "trained without privacy" if privacy.get("method") == "none" else "the seed was fixed"
-        if not privacy.get("sound", True):
-            reason = f"the claim of method '{privacy['method']}' does not hold"
-        promise = f"[bold red]no guarantee[/]: {reason}"
+        promise, words = "[bold red]no guarantee[/]", lead(page.read_text(encoding="utf-8"))
     console.print(f"[bold]{escape(results['name'])}: {promise}[/]", highlight=False, soft_wrap=True)
+    console.print(escape(words), highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for column in ("before", "after", "change"):
         table.add_column(column, justify="right")
     for result in results_of(results["evaluations"]):
         if "rank" not in result.name:
-            table.add_row(escape(result.name), _number(result.untrained), _number(result.trained), result.difference)
+            before = shown(result.untrained, result.name, result.untrained_interval)
+            after = shown(result.trained, result.name, result.trained_interval)
+            table.add_row(escape(result.name), before, after, result.difference)
     console.print(table)
-    page = run.no_card if run.no_card.exists() else run.card
     card = ("privacy card" if privacy["guarantee"] else "no guarantee", page)
     for name, path in (("model", run.model), ("report", run.report), card):
         console.print(f"[dim]{name:>12}[/]  {path}", highlight=False, soft_wrap=True)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"

@@ -53,7 +53,7 @@ def no_units(name: str) -> UserError:
 def _sharded(layout: Layout, privacy: PrivacyConfig) -> int | None:
     if privacy.unit == "record":
         return sum(part.records for part in layout.shards)
-    return sum(part.units for part in layout.shards) if layout.sharded_by == "unit" else None
+    return sum(part.units or 0 for part in layout.shards) if layout.sharded_by == "unit" else None
 
 
 def _whole(path: Path, layout: Layout, privacy: PrivacyConfig) -> int:

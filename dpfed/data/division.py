@@ -14,7 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from dpfed.data.fingerprint import contents_of, splits_of
 from dpfed.data.layout import FORMAT_VERSION, HEADER, Part, read_layout
+from dpfed.data.limits import MOST_SHARDS, whole_number
+from dpfed.data.new_directory import refuse_existing
+from dpfed.data.place import local_path
 from dpfed.data.records import SPLITS, RecordStore, record_key
 from dpfed.data.sharding import all_or_nothing, write_parts
 from dpfed.errors import UserError, nearest
@@ -98,7 +102,12 @@ def divide_store(
         UserError: see `site_of_rows`; when a site or the evaluation would have no record, the source cannot be read, or
             `dest` exists or cannot be written.
     """
-    store, path = RecordStore.open(source), Path(dest).absolute()
+    sites, path = (
+        whole_number(sites, "the number of sites", most=MOST_SHARDS),
+        local_path(dest, "the place of the sites' stores"),
+    )
+    refuse_existing(path)
+    store = RecordStore.open(local_path(source, "the store to divide"))
     part_of_row = site_of_rows(store, sites, skew, by)
     for split in SPLITS[1:]:
         part_of_row[store.split(split)] = sites  # the last part
@@ -108,6 +117,7 @@ def divide_store(
         write_parts(store, [partial / name for name in names], part_of_row, progress)
         for part, name in enumerate(names):
             _write_header(store, np.flatnonzero(part_of_row == part), partial / name)
+            _add_contents(partial / name)
     return [RecordStore.open(path / name) for name in names]
 
 
@@ -188,5 +198,13 @@ def _write_header(store: RecordStore, rows: np.ndarray, folder: Path) -> None:
         "skipped": [],  # what was left out when the source was written has no site
         "files": {name: (folder / name).stat().st_size for name in Part("", len(rows)).files},
     }
-    header.pop("sharding", None)
+    for inherited in ("sharding", "contents"):  # the whole store's fingerprint is not a part's
+        header.pop(inherited, None)
+    (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+
+def _add_contents(folder: Path) -> None:
+    """Gives the store of a part a fingerprint of its own."""
+    store, header = RecordStore.open(folder), read_layout(folder).header
+    header["contents"] = contents_of(store, None).header(splits_of(store))
     (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from dpfed.data.header import fault_of
 from dpfed.errors import UserError
 
 FORMAT_VERSION = 2
 SHARDED_FORMAT_VERSION = 3  # of sharded stores; others keep the older version, which more versions of dpfed can read
 HEADER, INDEX, RECORDS = "store.json", "index.arrow", "records.arrow"
 HELD_OUT = "held-out"
-_KEYS = {"name", "kind", "public", "records", "images", "label_names", "skipped", "files"}
+_SHOWN = 80  # characters of what is wrong with a header
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,14 @@ class Layout:
                     f"{place} was written in store format {version}, and this dpfed reads up to {SHARDED_FORMAT_VERSION}; "
                     "update dpfed."
                 )
-            complete = header.keys() >= _KEYS
-            shards, common = _parts(header) if complete else ((), Part("", 0))
-            complete = complete and all(name in header["files"] for part in (*shards, common) for name in part.files)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise damaged(place, f"{HEADER} cannot be read") from error
-        if not complete:
-            raise damaged(place, f"{HEADER} is incomplete")
+        fault = fault_of(header)
+        if fault is not None:
+            raise damaged(place, f"{HEADER} is incomplete or wrong ({fault[:_SHOWN]})")
+        shards, common = _parts(header)
+        if not all(name in header["files"] for part in (*shards, common) for name in part.files):
+            raise damaged(place, f"{HEADER} is incomplete (files)")
         return cls(place, header, shards, common)
 
     @property
@@ -129,7 +131,9 @@ class Layout:
         """
         for name, expected in ((name, self.header["files"][name]) for part in parts for name in part.files):
             file = path / name
-            actual = file.stat().st_size if file.is_file() else 0
+            if not file.is_file():  # nothing else is opened: a pipe would wait for ever
+                raise damaged(path, f"{name} is missing or no file")
+            actual = file.stat().st_size
             if actual != expected:
                 raise damaged(path, f"{name} has {actual:,} bytes instead of {expected:,}")
 

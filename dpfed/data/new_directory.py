@@ -9,13 +9,32 @@ from pathlib import Path
 from dpfed.errors import UserError
 
 
+def refuse_existing(path: Path) -> None:
+    """Refuses a destination where something is already.
+
+    Raises:
+        UserError: when something is there.
+    """
+    if os.path.lexists(path):
+        raise UserError(f"{path} exists already; choose another destination or delete it first.")
+
+
+def check_destination(path: Path) -> None:
+    """Finds out whether a directory could be made, before anything is read that takes long.
+
+    Raises:
+        UserError: when `path` exists or nothing can be written there.
+    """
+    start_directory(path).rmdir()
+
+
 def start_directory(path: Path) -> Path:
     """Makes a hidden directory beside `path`, in which a store is written before it gets its name; the caller removes it.
 
     Raises:
         UserError: when `path` exists or nothing can be written there.
     """
-    _refuse_existing(path)
+    refuse_existing(path)
     partial = path.parent / f".{path.name}.partial-{secrets.token_hex(4)}"
     try:
         partial.mkdir(parents=True)
@@ -30,15 +49,10 @@ def name_directory(partial: Path, path: Path) -> None:
     Raises:
         UserError: when somebody else took the name meanwhile.
     """
-    _refuse_existing(path)
+    refuse_existing(path)
     partial.rename(path)
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:
     """The error of a store that the disk or its permissions do not let be written."""
     return UserError(f"cannot write the record store {path}: {error.strerror or error}.")
-
-
-def _refuse_existing(path: Path) -> None:
-    if os.path.lexists(path):
-        raise UserError(f"{path} exists already; choose another destination or delete it first.")

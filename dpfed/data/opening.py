@@ -8,30 +8,45 @@ from pathlib import Path
 
 from dpfed.config import DataConfig
 from dpfed.data.importers import Progress, detect, import_records, importers
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.listing import walk
 from dpfed.data.layout import FORMAT_VERSION, is_store
+from dpfed.data.place import local_path
 from dpfed.data.records import RecordStore, open_or_write
 from dpfed.data.remote import fetch_store, is_url
 from dpfed.data.shapes import shapes_store
 from dpfed.errors import UserError, nearest
 
+_NAMES = 2  # how an import names its records; it was by row before, and a store made then is not used again
 _ORIGINALS_FROM = 64  # pixels; smaller images are read raw far faster than their files are decoded
+_SQUARED = ("crop", "bicubic")  # how an import makes images square
+_SQUARES = 2  # part of the fingerprint of stores of raw squares: what an older dpfed made otherwise is not used again
 
 
-def open_records(config: DataConfig, progress: Progress | None = None, owner: int = 0, owners: int = 1) -> RecordStore:
+def open_records(
+    config: DataConfig,
+    progress: Progress | None = None,
+    owner: int = 0,
+    owners: int = 1,
+    interpolation: str = "bicubic",
+) -> RecordStore:
     """Opens the records that a configuration names, after generating, importing or copying them if need be.
 
     A source is imported once, into ``<stores>/<importer>-<hash>``; the hash changes with the source's files and the options.
-    Images below 64 pixels are stored raw; others, and those that are not cropped, as original files that are resized when read.
-    A store at a URL is copied into ``<stores>/copy-<hash>``, only what the owner opens of it.
+    Images below 64 pixels are stored raw; others, and those that the model does not want cropped and scaled bicubically, as
+    original files that are resized when read. A store at a URL is copied into ``<stores>/copy-<hash>``, only what the owner
+    opens of it.
 
     Args:
         config: the ``[data]`` section, with its size and way to resize settled.
         progress: called during an import or a copy with (records so far, of how many or ``None``).
         owner: whose shards of a sharded store are opened, 0 .. owners - 1; all other stores are opened whole.
         owners: how many data owners share the records.
+        interpolation: how the model wants images scaled.
 
     Raises:
-        UserError: for an unknown source, a missing path, a source or store that cannot be read, or more owners than shards.
+        UserError: for an unknown source, a missing path, a source or store that cannot be read, more owners than shards, or a
+            store of squares that were made in another way than the model's own.
     """
     if config.source == "shapes":
         return shapes_store(config.records, config.stores, half=config.half)
@@ -44,10 +59,20 @@ def open_records(config: DataConfig, progress: Progress | None = None, owner: in
     if config.source != "store" and config.source not in known:
         sources = ["shapes", "scenes", "store", *known]
         raise UserError(f"unknown data.source {config.source!r}; {nearest(config.source, sources)}")
-    return _from_path(config, config.source, progress, owner, owners)
+    size = _stored_size(config) if interpolation == _SQUARED[1] else None
+    store = _from_path(config, config.source, progress, owner, owners, size)
+    if store.resized and (config.resize, interpolation) not in (_SQUARED, ("model", _SQUARED[1])):
+        raise UserError(
+            f"the images of {store.path} were cropped to squares of {store.size} pixels and scaled bicubically when they were "
+            f"imported, and this run wants resize '{config.resize}' with {interpolation} scaling, as stock open_clip would "
+            "show them to its model: import the data again without --size."
+        )
+    return store
 
 
-def _from_path(config: DataConfig, format: str | None, progress: Progress | None, owner: int, owners: int) -> RecordStore:
+def _from_path(
+    config: DataConfig, format: str | None, progress: Progress | None, owner: int, owners: int, size: int | None = None
+) -> RecordStore:
     """Opens ``data.path``, after importing it if it is no store; without a format the importer is found by looking at it."""
     if config.path is None:
         raise UserError(f"data.source = {config.source!r} needs data.path, the place of the records.")
@@ -58,12 +83,12 @@ def _from_path(config: DataConfig, format: str | None, progress: Progress | None
                 "the files with `dpfed data import`, upload the store, and set data.source = 'store'."
             )
         return RecordStore.open(fetch_store(config.path, config.stores, owner, owners, progress), owner, owners)
-    path = Path(config.path).absolute()
+    path = local_path(config.path, "data.path")
     if format == "store" or is_store(path):
         return RecordStore.open(path, owner, owners)
-    if not path.exists():
+    if not os.path.exists(path):
         raise UserError(f"data.path: there is nothing at {path}; give the path of a local file or folder.")
-    format, size = format or detect(path), _stored_size(config)
+    format = format or detect(path)
 
     def write(target: Path) -> None:
         try:
@@ -87,18 +112,20 @@ def _from_path(config: DataConfig, format: str | None, progress: Progress | None
 def _stored_size(config: DataConfig) -> int | None:
     """The side of the images that an import stores raw; ``None``: the original files, from which any resize can be made."""
     small = config.size is not None and config.size < _ORIGINALS_FROM
-    return config.size if small and config.resize in ("model", "crop") else None
+    return config.size if small and config.resize in ("model", _SQUARED[0]) else None
 
 
 def _fingerprint(path: Path, config: DataConfig, size: int | None) -> str:
     """A short hash of everything that the imported store depends on; files count by name, size and time of change."""
     digest = hashlib.blake2b(digest_size=6)
-    digest.update(repr((FORMAT_VERSION, str(path), size, config.validation, config.test, config.public)).encode())
+    squares = size and (size, _SQUARES)
+    options = (FORMAT_VERSION, _NAMES, str(path), squares, config.validation, config.test, config.public)
+    digest.update(repr(options).encode())
     if path.is_file():
         # A table's or a Parquet file's images may lie beside it, but the file that lists them is what is watched.
         files = [path]
     else:
-        files = sorted(Path(folder, name) for folder, _, names in os.walk(path, followlinks=True) for name in names)
+        files = sorted(walk(path, Access.to(path)))
     for file in files:
         try:
             status = file.stat()

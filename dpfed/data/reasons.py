@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+OUTSIDE = "outside of the source's folder"
+
 _EXAMPLES = 3  # records that are named for each reason
 _COUNT = re.compile(r" \((?:after )?[\d,]+ [^()]*\)$")  # "(12 bytes not processed)" differs from record to record
 
@@ -16,11 +18,29 @@ def by_reason(broken: Iterable[tuple[str, str]]) -> list[str]:
         broken: (id, reason) of each; the reason of an archive begins with "archive".
 
     Returns:
-        A phrase for each reason, with the number of records and up to three of them: ``no image (5): a, b, c, ...``.
+        A phrase for each reason, with the number of records and up to three of them: ``no image (5): a, b, c, ...``. Names
+        with line breaks or other control characters are shown with escapes.
     """
     groups: dict[str, list[str]] = {}
     for id, reason in broken:
         kind = _COUNT.sub("", reason)
         groups.setdefault(kind, []).append(id + reason.removeprefix(kind))
     ordered = sorted(groups.items(), key=lambda group: (not group[0].startswith("archive "), -len(group[1])))
-    return [f"{kind} ({len(ids):,}): {', '.join(ids[:_EXAMPLES])}{', ...' * (len(ids) > _EXAMPLES)}" for kind, ids in ordered]
+    return [f"{visible(kind)} ({len(ids):,}): {_some(ids)}" for kind, ids in ordered]
+
+
+def _some(ids: list[str]) -> str:
+    return ", ".join(map(visible, ids[:_EXAMPLES])) + ", ..." * (len(ids) > _EXAMPLES)
+
+
+def mending(broken: Iterable[tuple[str, str]], first: str = "mend them") -> str:
+    """What to do about unreadable records: the end of a sentence, which begins with what is best."""
+    advice = f"{first}, or leave them out with --skip-broken"
+    if any(reason == OUTSIDE for _, reason in broken):
+        advice += ", or read what lies outside with `dpfed data import --allow-outside`"
+    return advice
+
+
+def visible(name: str) -> str:
+    """A name in one line: control characters, which would break a message or steer a terminal, become escapes."""
+    return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in name)

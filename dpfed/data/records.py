@@ -19,8 +19,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from dpfed.data.integrity import Damage, check_batch, check_index, check_schema
 from dpfed.data.layout import Layout, Part, damaged, read_layout
-from dpfed.data.pixels import BrokenImage, decode, decoders, square
+from dpfed.data.pixels import BrokenImage, decoded, decoders, square
+from dpfed.data.place import local_path
 from dpfed.errors import UserError, nearest
 
 SPLITS = ("train", "validation", "test")
@@ -53,6 +55,9 @@ class RecordStore:
         kind: ``"image"`` or ``"image-text"``.
         public: anyone may see the records.
         size: side of the stored images, pixels; ``None`` when the original files are stored.
+        resized: at least one stored image became a square of that side by cropping and bicubic scaling.
+        converted: what was done to images that stock open_clip would destroy -> to how many (`dpfed.data.modes`), as the import
+            counted them.
         index: key, split, unit (if any) and labels of every open record, as they are stored.
         keys: ``(N,)`` uint64, a stable hash of each record's id; unique.
         units: ``(N,)`` uint64, the same for records that share a unit; ``None`` when the source names no units.
@@ -60,6 +65,8 @@ class RecordStore:
         labels: name -> ``(N,)`` int64, -1 where a record has none.
         label_names: name -> what the numbers mean.
         skipped: (id, reason) of the records that were left out as unreadable when the store was written.
+        contents: fingerprint of all records of the whole store (`dpfed.data.fingerprint`); ``None``: an older dpfed wrote it.
+        contents_key: the secret that it is keyed with, which must not leave the store; ``None``: the records are public.
     """
 
     def __init__(self, path: Path, layout: Layout, index: pa.Table, batches: list[pa.RecordBatch]) -> None:
@@ -68,15 +75,21 @@ class RecordStore:
         self.kind: str = header["kind"]
         self.public: bool = header["public"]
         self.size: int | None = header["images"].get("size")
+        self.resized: bool = header["images"].get("resized", False)
+        self.converted: dict[str, int] = header.get("converted", {})
         self.label_names: dict[str, list[str]] = header["label_names"]
         self.skipped: list[tuple[str, str]] = [(entry["id"], entry["reason"]) for entry in header["skipped"]]
         self.unit_name: str | None = header.get("unit_name")  # absent in stores of format 1
+        contents = header.get("contents") or {}  # absent in older stores
+        self.contents: str | None = contents.get("fingerprint")
+        self.contents_key: str | None = contents.get("key")
         self.index = index
         self.keys: np.ndarray = index["key"].to_numpy()
         self.units: np.ndarray | None = index["unit"].to_numpy() if self.unit_name else None
         self.labels: dict[str, np.ndarray] = {name: index[f"label:{name}"].to_numpy() for name in self.label_names}
         self._split: np.ndarray = index["split"].to_numpy()
         self._batches = batches
+        self._checked: set[int] = set()
         self._starts = np.cumsum([0] + [batch.num_rows for batch in batches])
         self._opened = (path, 0, 1)
 
@@ -93,15 +106,17 @@ class RecordStore:
             UserError: when there is no store, it is damaged, a newer version of dpfed wrote it, or it has fewer shards than
                 there are owners.
         """
-        path = Path(path).absolute()
+        path = local_path(path, "the place of the store")
         layout = read_layout(path)
         parts = layout.parts(owner, owners)
         try:
             layout.check_sizes(path, parts)
-            indexes, batches = zip(*(_read(path, part) for part in parts), strict=True)
+            indexes, batches = zip(*(_read(path, part, layout.header) for part in parts), strict=True)
             index = pa.concat_tables(indexes).combine_chunks()
             store = cls(path, layout, index, [batch for own in batches for batch in own])
             store._check(parts)
+        except Damage as error:
+            raise damaged(path, str(error)) from error
         except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise damaged(path, f"its files cannot be read ({type(error).__name__})") from error
         store._opened = (path, owner, owners)
@@ -208,7 +223,8 @@ class RecordStore:
 
     def stored(self) -> Iterator[tuple[slice, pa.RecordBatch]]:
         """The open records as they are stored (id, image, captions), batch by batch, with their rows."""
-        for batch, start in zip(self._batches, self._starts.tolist(), strict=False):
+        for number, start in enumerate(self._starts[:-1].tolist()):
+            batch = self._batch(number)
             yield slice(start, start + len(batch)), batch
 
     def _decoded(self, rows: np.ndarray, size: int, resize: str, interpolation: str) -> Tensor:
@@ -216,7 +232,8 @@ class RecordStore:
 
         def fill(place: int, encoded: pa.Scalar) -> None:
             try:
-                result[place] = square(decode(encoded.as_py(), size), size, resize, interpolation)
+                with decoded(encoded.as_py()) as (image, _):
+                    result[place] = square(image, size, resize, interpolation)
             except BrokenImage as error:
                 [id] = self.ids(rows[place : place + 1])
                 found = damaged(self.path, f"the image of {id!r} cannot be decoded ({error})")
@@ -265,7 +282,17 @@ class RecordStore:
         order = np.argsort(number, kind="stable")
         for places in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
             which = number[places[0]]
-            yield places, self._batches[which], rows[places] - self._starts[which]
+            yield places, self._batch(which), rows[places] - self._starts[which]
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        batch = self._batches[number]
+        if number not in self._checked:
+            try:
+                check_batch(batch, self.kind)
+            except Damage as error:
+                raise damaged(self.path, str(error)) from error
+            self._checked.add(number)
+        return batch
 
 
 def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
@@ -296,12 +323,14 @@ def _resize(images: Tensor, size: int, interpolation: str) -> Tensor:
     return result
 
 
-def _read(path: Path, part: Part) -> tuple[pa.Table, list[pa.RecordBatch]]:
+def _read(path: Path, part: Part, header: dict[str, Any]) -> tuple[pa.Table, list[pa.RecordBatch]]:
     """A part's index, and its records, mapped."""
     index, records = (str(path / name) for name in part.files)
     with pa.memory_map(index) as source:
         table = pa.ipc.open_file(source).read_all()
+    check_index(table, header)
     reader = pa.ipc.open_file(pa.memory_map(records))
+    check_schema(reader.schema, header)
     batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
     held = sum(len(batch) for batch in batches)
     if not len(table) == held == part.records:

@@ -90,7 +90,7 @@ class _Storage:
 
     def read(self, name: str) -> bytes:
         with self._reading():
-            return self._files.cat_file(f"{self._root}/{name}")
+            return self._files.cat_file(self._file(name))
 
     def state(self, name: str) -> str:
         """What changes when the file is replaced."""
@@ -99,7 +99,14 @@ class _Storage:
 
     def copy(self, name: str, file: Path) -> None:
         with self._reading():
-            self._files.get_file(f"{self._root}/{name}", str(file))
+            self._files.get_file(self._file(name), str(file))
+
+    def _file(self, name: str) -> str:
+        """The path of a file; nothing else is opened: a pipe would wait for ever."""
+        path = f"{self._root}/{name}"
+        if self._files.info(path)["type"] != "file":
+            raise FileNotFoundError(f"{name} is not a file")
+        return path
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:

@@ -16,11 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from dpfed.data.layout import HEADER, HELD_OUT, INDEX, RECORDS, SHARDED_FORMAT_VERSION, Part, read_layout, shard_folder
-from dpfed.data.new_directory import cannot_write, name_directory, start_directory
+from dpfed.data.limits import MOST_SHARDS, whole_number
+from dpfed.data.new_directory import cannot_write, name_directory, refuse_existing, start_directory
+from dpfed.data.place import local_path
 from dpfed.data.records import SPLITS, RecordStore
-from dpfed.errors import UserError
 
 _BUFFER_BYTES = 256 << 20  # records in memory before each part gets its share of them
+_OPEN_AT_ONCE = 256  # files that are written in one pass: a process may often have no more than 1,024 open
 
 
 def shard_store(
@@ -41,11 +43,12 @@ def shard_store(
         The sharded store.
 
     Raises:
-        UserError: when the source cannot be read, or `dest` exists or cannot be written.
+        UserError: when the source cannot be read, `dest` exists or cannot be written, or the number of shards is absurd.
     """
-    if shards < 1:
-        raise UserError(f"a store has at least one shard, and {shards} were asked for.")
-    store, path = RecordStore.open(source), Path(dest).absolute()
+    shards = whole_number(shards, "the number of shards", 1, MOST_SHARDS)
+    path = local_path(dest, "the place of the sharded copy")
+    refuse_existing(path)
+    store = RecordStore.open(local_path(source, "the store to copy"))
     with all_or_nothing(path) as partial:
         _write(store, partial, shards, progress)
     return RecordStore.open(path)
@@ -79,14 +82,16 @@ def write_parts(
     Images, captions and ids are copied as they are stored, and records keep their order.
 
     Args:
-        store: what is copied, in one pass.
+        store: what is copied, in one pass, or in several where there are hundreds of folders.
         folders: made here, one for each part.
         part_of_row: ``(N,)`` integers, the part that each record goes to.
         progress: called with (records so far, all records).
     """
     for folder in folders:
         folder.mkdir()
-    _write_records(store, [folder / RECORDS for folder in folders], part_of_row, progress)
+    files = [folder / RECORDS for folder in folders]
+    for first in range(0, len(files), _OPEN_AT_ONCE):
+        _write_records(store, files[first : first + _OPEN_AT_ONCE], part_of_row - first, progress)
     for number, folder in enumerate(folders):
         with pa.ipc.new_file(str(folder / INDEX), store.index.schema) as writer:
             writer.write_table(store.index.take(pa.array(np.flatnonzero(part_of_row == number))))
@@ -114,7 +119,7 @@ def _write(store: RecordStore, path: Path, shards: int, progress: Callable[[int,
 def _write_records(
     store: RecordStore, files: list[Path], part_of_row: np.ndarray, progress: Callable[[int, int | None], None] | None
 ) -> None:
-    """Shares the records out to files, in one pass; each file is written some megabytes at a time."""
+    """Writes the records of the parts 0, 1, ..., a file each, in one pass; each file is written some megabytes at a time."""
     schema = next(store.stored())[1].schema
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(pa.ipc.new_file(str(file), schema)) for file in files]
@@ -131,7 +136,9 @@ def _write_records(
             order = np.argsort(part_of_row[rows], kind="stable")
             sorted_parts = part_of_row[rows][order]
             for places in np.split(order, np.flatnonzero(np.diff(sorted_parts)) + 1):
-                waiting[part_of_row[rows][places[0]]].append(batch.take(pa.array(places)))
+                part = part_of_row[rows][places[0]]
+                if 0 <= part < len(files):
+                    waiting[part].append(batch.take(pa.array(places)))
             held += batch.nbytes
             if held >= _BUFFER_BYTES:
                 write_waiting()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,11 +14,14 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
+from dpfed.data.fingerprint import Contents
 from dpfed.data.holdout import hold_out_hash, selected
 from dpfed.data.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS
+from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.new_directory import cannot_write, name_directory, start_directory
-from dpfed.data.pixels import BrokenImage, ImageInput, decode, decoders, encode_png, memory, square
-from dpfed.data.reasons import by_reason
+from dpfed.data.pixels import BrokenImage, ImageInput, decoded, decoders, encode, memory, square
+from dpfed.data.place import local_path
+from dpfed.data.reasons import by_reason, mending
 from dpfed.data.records import KINDS, SPLITS, is_text, record_key
 from dpfed.errors import UserError
 
@@ -37,6 +41,7 @@ class RecordInput:
         labels: label name -> class number; -1 or absent: none.
         split: ``"train"``, ``"validation"`` or ``"test"``.
         unit: what this record shares with others, such as a person; ``None`` or blank: it is its own unit.
+        place: where it stands at the source, for messages; ``None``: its id says that.
     """
 
     id: str
@@ -45,6 +50,21 @@ class RecordInput:
     labels: dict[str, int] = field(default_factory=dict)
     split: str = "train"
     unit: str | None = None
+    place: str | None = None
+
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return self.place or self.id
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The bytes of an image in a store, and what was done to it."""
+
+    content: bytes
+    converted: str | None
+    resized: bool = False
 
 
 class StoreWriter:
@@ -65,6 +85,7 @@ class StoreWriter:
 
     Attributes:
         broken: (id, reason) of the unreadable records met so far.
+        converted: what was done to images that stock open_clip cannot read sensibly -> how many they are (`dpfed.data.modes`).
 
     Raises:
         UserError: when `path` exists, an id occurs twice, a class number is out of range, no record is left, or records are
@@ -86,15 +107,20 @@ class StoreWriter:
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"unknown kind {kind!r}, expected one of {KINDS}")
-        self.path = Path(path).absolute()
+        size = stored_side(size)
+        self.path = local_path(path, "the place of the new store")
         self.broken: list[tuple[str, str]] = []
+        self.converted: Counter[str] = Counter()
+        self._resized = False
         self._name, self._kind, self._size, self._public, self._skip_broken = name, kind, size, public, skip_broken
         self._label_names = {label: list(names) for label, names in (label_names or {}).items()}
         self._unit_name = unit_name
         self._keys, self._units, self._splits = array("Q"), array("Q"), array("b")
         self._labels = {label: array("q") for label in self._label_names}
+        self._contents = Contents(public)
         self._hashes = {split: array("Q") for split in SPLITS[1:]}
         self._seen: set[int] = set()
+        self._copies: dict[str, int] = {}
         self._pending: list[RecordInput] = []
         self._pending_bytes = 0
         image = pa.large_binary() if size is None else pa.binary(3 * size * size)
@@ -127,13 +153,16 @@ class StoreWriter:
             UserError: when its id was added before, or for a class number out of range.
             ValueError: for a label, split or unit that the store does not know.
         """
+        if not is_text(record.id):
+            self.reject(record.id, "name is not valid text")
+            return
         self._check(record)
         captions = tuple(text.strip() for text in record.captions if text.strip())
         if self._kind == "image-text" and not captions:
-            self.broken.append((record.id, "no caption"))
+            self.broken.append((record.called, "no caption"))
             return
         if not all(map(is_text, captions)):
-            self.broken.append((record.id, "caption is not valid text"))
+            self.broken.append((record.called, "caption is not valid text"))
             return
         self._pending.append(replace(record, captions=captions))
         self._pending_bytes += max(memory(record.image), 3 * (self._size or 0) ** 2)
@@ -144,11 +173,23 @@ class StoreWriter:
         """Counts a record whose image is missing or unreadable at the source.
 
         Args:
-            id: the id that the record would have had.
+            id: the id that the record would have had, or where it stands at the source.
             reason: a few words.
         """
+        id = id.encode("utf-8", "backslashreplace").decode()
         self._claim(id)
         self.broken.append((id, reason))
+
+    def counted(self, id: str) -> str:
+        """An id that is free: the given one, or with a number for each further record that has it.
+
+        For ids that follow from all that a record holds. Records that share one are then equal, and which of them has which
+        number means nothing: with one of them less, the highest number is missing.
+        """
+        if record_key(id) not in self._seen:
+            return id
+        self._copies[id] = self._copies.get(id, 1) + 1
+        return f"{id}+{self._copies[id]}"
 
     def hold_out(self, count: int, split: str) -> None:
         """Moves training records to another split: whole units, those with the smallest keyed hash, `count` records or more.
@@ -162,8 +203,9 @@ class StoreWriter:
             split: ``"validation"`` or ``"test"``.
 
         Raises:
-            UserError: when that would leave no training record.
+            UserError: when that is no number of records, or would leave no training record.
         """
+        count = whole_number(count, f"the number of {split} records")
         self._flush()
         splits = np.frombuffer(self._splits, np.int8).copy()
         training = np.flatnonzero(splits == 0)
@@ -189,17 +231,15 @@ class StoreWriter:
             classes = len(self._label_names[label])
             if not -1 <= number < classes:
                 raise UserError(
-                    f"record {record.id!r} has {label} = {number}, and there are only {classes} classes; correct it."
+                    f"record {record.called!r} has {label} = {number}, and there are only {classes} classes; correct it."
                 )
         if record.unit and self._unit_name is None:
             raise ValueError(f"record {record.id!r} has a unit, in a store without a unit name")
         if record.unit and not is_text(record.unit):
-            raise UserError(f"record {record.id!r}: its {self._unit_name} {record.unit!r} is not valid text; rename it.")
+            raise UserError(f"record {record.called!r}: its {self._unit_name} {record.unit!r} is not valid text; rename it.")
         self._claim(record.id)
 
     def _claim(self, id: str) -> None:
-        if not is_text(id):
-            raise UserError(f"the record id {id!r} is not valid text; rename the file.")
         key = record_key(id)
         if key in self._seen:
             raise UserError(f"the record id {id!r} occurs twice (or its hash does); ids must be unique.")
@@ -214,15 +254,18 @@ class StoreWriter:
         encoded = (stored for part in decoders().map(lambda part: list(map(self._encode, part)), parts) for stored in part)
         for record, stored in zip(pending, encoded, strict=True):
             if isinstance(stored, BrokenImage):
-                self.broken.append((record.id, str(stored)))
-            else:
-                kept.append(record)
-                images.append(stored)
+                self.broken.append((record.called, str(stored)))
+                continue
+            kept.append(record)
+            images.append(stored.content)
+            self.converted.update([stored.converted] if stored.converted else [])
+            self._resized |= stored.resized
         if not kept:
             return
         columns = [[record.id for record in kept], images, [list(record.captions) for record in kept]]
         self._records.write_batch(pa.record_batch(columns, schema=self._schema))
-        for record in kept:
+        for record, image in zip(kept, images, strict=True):
+            self._contents.add(record.id, image, record.captions, record_key(record.unit or record.id), record.labels)
             self._keys.append(record_key(record.id))
             self._units.append(record_key(record.unit or record.id))
             self._splits.append(SPLITS.index(record.split))
@@ -231,13 +274,13 @@ class StoreWriter:
             for label, numbers in self._labels.items():
                 numbers.append(record.labels.get(label, -1))
 
-    def _encode(self, record: RecordInput) -> bytes | BrokenImage:
-        """The bytes to store, or what is wrong with the image."""
+    def _encode(self, record: RecordInput) -> _Stored | BrokenImage:
+        """What to store, or what is wrong with the image."""
         try:
-            if self._size is not None:
-                return square(decode(record.image, self._size), self._size).tobytes()
-            decoded = decode(record.image)
-            return record.image if isinstance(record.image, bytes) else encode_png(decoded)
+            with decoded(record.image) as (image, converted):
+                if self._size is not None:
+                    return _Stored(square(image, self._size).tobytes(), converted, image.size != (self._size, self._size))
+                return _Stored(record.image if isinstance(record.image, bytes) else encode(image), converted)
         except BrokenImage as error:
             return error
 
@@ -245,7 +288,7 @@ class StoreWriter:
         self._flush()
         self._records.close()
         if self.broken and not self._skip_broken:
-            raise UserError(f"{self._broken_sentence()}; mend them, or leave them out with --skip-broken.")
+            raise UserError(f"{self._broken_sentence()}; {mending(self.broken)}.")
         if not self._keys:
             reason = f": {self._broken_sentence()}" if self.broken else ""
             raise UserError(f"there are no records to write to {self.path}{reason}.")
@@ -266,6 +309,8 @@ class StoreWriter:
             writer.write_table(table)
 
     def _header(self, sizes: dict[str, int]) -> dict[str, object]:
+        images: dict[str, object] = {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size}
+        # What does not apply to most stores is left out of them: they then have the header, and the fingerprint, of before.
         return {
             "dpfed_store": FORMAT_VERSION,
             "name": self._name,
@@ -273,11 +318,13 @@ class StoreWriter:
             "public": self._public,
             "records": len(self._keys),
             "splits": {split: self._splits.count(number) for number, split in enumerate(SPLITS)},
-            "images": {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size},
+            "images": images | ({"resized": True} if self._resized else {}),
             "label_names": self._label_names,
             "unit_name": self._unit_name,
             "skipped": [{"id": id, "reason": reason} for id, reason in self.broken],
             "files": sizes,
+            **({"converted": dict(self.converted)} if self.converted else {}),
+            "contents": self._contents.header(np.frombuffer(self._splits, np.int8)),
         }
 
     def _broken_sentence(self) -> str:

@@ -9,7 +9,6 @@ from torch.nn.functional import normalize
 CELLS = 2**26  # similarities in memory at a time when no chunk is given: 256 MiB of float32
 
 
-@torch.no_grad()
 def knn_accuracy(
     train_x: Tensor,
     train_y: Tensor,
@@ -19,7 +18,21 @@ def knn_accuracy(
     temperature: float | None = None,
     chunk: int | None = None,
 ) -> float:
-    """Fraction of test records whose label the k nearest training records predict.
+    """Fraction of test records whose label the k nearest training records predict; see `knn_right`."""
+    return float(knn_right(train_x, train_y, test_x, test_y, k, temperature, chunk).double().mean())
+
+
+@torch.no_grad()
+def knn_right(
+    train_x: Tensor,
+    train_y: Tensor,
+    test_x: Tensor,
+    test_y: Tensor,
+    k: int = 3,
+    temperature: float | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """For which test records the k nearest training records predict the label.
 
     Nearness is cosine similarity. The label with the most votes wins; among labels with equally many, the one that has the
     nearest record. Two conventions are usual: ``k=3`` with one vote each (the DP-GCL paper), and ``k=200`` with votes
@@ -36,7 +49,7 @@ def knn_accuracy(
         chunk: test records compared at a time; by default as many as keep the similarities within 256 MiB.
 
     Returns:
-        Accuracy in [0, 1].
+        ``(m,)`` bool, on the CPU.
 
     Raises:
         ValueError: for empty or mismatched inputs, or negative labels.
@@ -46,7 +59,7 @@ def knn_accuracy(
     chunk = chunk or max(1, CELLS // len(train_x))
     classes = int(train_y.max()) + 1
     bank = normalize(train_x.float(), dim=1)
-    right = 0
+    right = []
     for start in range(0, len(test_x), chunk):
         query = normalize(test_x[start : start + chunk].float(), dim=1)
         similarity, neighbour = (query @ bank.T).topk(k, dim=1)  # (c, k), nearest first
@@ -56,8 +69,8 @@ def knn_accuracy(
         votes = torch.zeros(len(query), classes, device=query.device).scatter_add_(1, label, weight)
         # argmax takes the first of equals, and neighbours are ordered by nearness: that is the rule for ties.
         winner = votes.gather(1, label).argmax(dim=1, keepdim=True)
-        right += int((label.gather(1, winner).squeeze(1) == test_y[start : start + chunk]).sum())
-    return right / len(test_x)
+        right.append((label.gather(1, winner).squeeze(1) == test_y[start : start + chunk]).cpu())
+    return torch.cat(right)
 
 
 def _check(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor) -> None:

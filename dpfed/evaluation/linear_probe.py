@@ -10,7 +10,14 @@ from torch.nn.functional import cross_entropy
 def linear_probe_accuracy(
     train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, l2: float = 1e-4, iterations: int = 100
 ) -> float:
-    """Accuracy of multinomial logistic regression on standardised frozen features. Deterministic.
+    """Accuracy in [0, 1], see `linear_probe_right`."""
+    return float(linear_probe_right(train_x, train_y, test_x, test_y, l2, iterations).double().mean())
+
+
+def linear_probe_right(
+    train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, l2: float = 1e-4, iterations: int = 100
+) -> Tensor:
+    """Which test records are told by multinomial logistic regression on standardised frozen features. Deterministic.
 
     Args:
         train_x: ``(n, F)`` features of labelled records; their mean and deviation standardise both sets.
@@ -21,7 +28,7 @@ def linear_probe_accuracy(
         iterations: see `fit`.
 
     Returns:
-        Accuracy in [0, 1].
+        ``(m,)`` bool, on the CPU.
 
     Raises:
         ValueError: for empty or mismatched inputs.
@@ -38,7 +45,7 @@ def linear_probe_accuracy(
     labels, target = train_y.unique(return_inverse=True)
     weight, bias = fit((train_x.float() - mean) / deviation, target, len(labels), l2, iterations)
     predicted = (((test_x.float() - mean) / deviation) @ weight.T + bias).argmax(dim=1)
-    return float((labels[predicted] == test_y).double().mean())
+    return (labels[predicted] == test_y).cpu()
 
 
 def fit(x: Tensor, y: Tensor, classes: int, l2: float, iterations: int) -> tuple[Tensor, Tensor]:

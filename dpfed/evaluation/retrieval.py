@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from dpfed.evaluation.intervals import Outcomes
+
 RECALL_AT = (1, 5, 10)
 CELLS = 2**26  # similarities in memory at a time when no chunk is given: 256 MiB of float32
 PAIRS = 2**16  # right pairs whose embeddings are gathered at a time
@@ -44,11 +46,26 @@ def right_pairs(captions: list[list[str]], units: np.ndarray | None = None) -> t
     return list(numbers), right_images, right_texts
 
 
-@torch.no_grad()
 def retrieval_metrics(
     image_z: Tensor, text_z: Tensor, pairs_image: Tensor, pairs_text: Tensor, chunk: int | None = None
 ) -> dict[str, float]:
-    """Recall and ranks in both directions.
+    """Recall and ranks in both directions; see `retrieval_ranks`.
+
+    Returns:
+        ``{image_to_text,text_to_image}_R@{1,5,10}`` in [0, 1] and ``_mean_rank``, ``_median_rank``, 1 and above.
+    """
+    found = retrieval_ranks(image_z, text_z, pairs_image, pairs_text, chunk)
+    metrics: dict[str, Outcomes] = {}
+    for direction, ranked in found.items():
+        metrics |= summary(direction, ranked, np.arange(len(ranked)))
+    return {name: outcomes.figure() for name, outcomes in metrics.items()}
+
+
+@torch.no_grad()
+def retrieval_ranks(
+    image_z: Tensor, text_z: Tensor, pairs_image: Tensor, pairs_text: Tensor, chunk: int | None = None
+) -> dict[str, Tensor]:
+    """Ranks of the best right answers in both directions.
 
     Args:
         image_z: ``(n, D)`` image embeddings; normalised here.
@@ -58,14 +75,16 @@ def retrieval_metrics(
         chunk: queries compared at a time; by default as many as keep the similarities within 256 MiB.
 
     Returns:
-        ``{image_to_text,text_to_image}_R@{1,5,10}`` in [0, 1] and ``_mean_rank``, ``_median_rank``, 1 and above.
+        ``image_to_text`` ``(n,)`` and ``text_to_image`` ``(m,)``, see `ranks`.
 
     Raises:
         ValueError: for mismatched shapes, an index out of range, or an image or text without a partner.
     """
     _check(image_z, text_z, pairs_image, pairs_text)
-    metrics = _summary("image_to_text", ranks(image_z, text_z, pairs_image, pairs_text, chunk))
-    return metrics | _summary("text_to_image", ranks(text_z, image_z, pairs_text, pairs_image, chunk))
+    return {
+        "image_to_text": ranks(image_z, text_z, pairs_image, pairs_text, chunk),
+        "text_to_image": ranks(text_z, image_z, pairs_text, pairs_image, chunk),
+    }
 
 
 @torch.no_grad()
@@ -109,10 +128,18 @@ def ranks(query: Tensor, candidate: Tensor, pair_query: Tensor, pair_candidate: 
     return found
 
 
-def _summary(direction: str, found: Tensor) -> dict[str, float]:
-    metrics = {f"{direction}_R@{k}": float((found <= k).double().mean()) for k in RECALL_AT}
-    metrics[f"{direction}_mean_rank"] = float(found.double().mean())
-    metrics[f"{direction}_median_rank"] = float(np.median(found.cpu().numpy()))
+def summary(direction: str, found: Tensor, clusters: np.ndarray) -> dict[str, Outcomes]:
+    """What the ranks of one direction are summed up to, by the names of the metrics.
+
+    Args:
+        direction: ``image_to_text`` or ``text_to_image``.
+        found: ``(n,)`` ranks.
+        clusters: ``(n,)`` int64, equal for queries that belong together.
+    """
+    ranked = found.double().cpu().numpy()
+    metrics = {f"{direction}_R@{k}": Outcomes((ranked <= k).astype(float), clusters) for k in RECALL_AT}
+    metrics[f"{direction}_mean_rank"] = Outcomes(ranked, clusters, "mean")
+    metrics[f"{direction}_median_rank"] = Outcomes(ranked, clusters, "median")
     return metrics
 
 

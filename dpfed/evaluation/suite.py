@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,39 +12,19 @@ from torch import Tensor, nn
 from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
-from dpfed.evaluation.knn import knn_accuracy
-from dpfed.evaluation.linear_probe import linear_probe_accuracy
-from dpfed.evaluation.retrieval import retrieval_metrics, right_pairs
-from dpfed.evaluation.zero_shot import check_templates, class_embeddings, zero_shot_metrics
+from dpfed.evaluation.intervals import Outcomes
+from dpfed.evaluation.knn import knn_right
+from dpfed.evaluation.linear_probe import linear_probe_right
+from dpfed.evaluation.measured import Evaluation, Which
+from dpfed.evaluation.retrieval import retrieval_ranks, right_pairs, summary
+from dpfed.evaluation.zero_shot import check_templates, class_embeddings, zero_shot_right
 
 if TYPE_CHECKING:
     from dpfed.data.records import RecordStore
 
-Figure = tuple[str, float, str]  # name, value, protocol
+Figure = tuple[str, Outcomes, str]  # name, what came of each query, protocol
 EmbedRows = Callable[[np.ndarray], Tensor]
 EmbedTexts = Callable[[list[str]], Tensor]
-Which = Literal["trained", "untrained"]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One measured figure.
-
-    Attributes:
-        name: metric, such as ``text_to_image_R@10`` or ``knn3_accuracy[shape]``.
-        value: a fraction in [0, 1]; for ranks, 1 and above.
-        model: ``trained`` or ``untrained``.
-        split: of the records that were measured.
-        protocol: how it was measured, for people.
-        step: training steps that the model had seen.
-    """
-
-    name: str
-    value: float
-    model: Which
-    split: str
-    protocol: str
-    step: int
 
 
 def tasks_of(store: RecordStore, config: Config) -> tuple[str, ...]:
@@ -131,7 +110,10 @@ def evaluate(
     if "knn" in tasks or "linear" in tasks:
         figures += _classification(store, config, features, tasks)
     split = config.evaluation.split
-    return [Evaluation(name, value, which, split, protocol, step) for name, value, protocol in figures]
+    return [
+        Evaluation(name, found.figure(), which, split, protocol, step, len(found.values), found.interval(), outcomes=found)
+        for name, found, protocol in figures
+    ]
 
 
 def subset(store: RecordStore, rows: np.ndarray, limit: int) -> np.ndarray:
@@ -203,15 +185,24 @@ def _retrieval(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
         raise UserError(f"no record of the '{config.evaluation.split}' split of {store.name} has a caption to retrieve.")
     rows = subset(store, rows[captioned], config.evaluation.records)
     units = store.units[rows] if config.evaluation.match == "unit" and store.units is not None else None
-    candidates, right_images, right_texts = right_pairs(store.captions(rows), units)
+    candidates, of_images, of_captions = right_pairs(store.captions(rows), units)
     image_z, text_z = images(rows), texts(candidates)
     right = "all images with an equal caption" if units is None else f"all that show the same {store.unit_name}"
     protocol = (
         f"cosine, {len(rows)} images against {len(candidates)} captions, equal ones counted once; right are {right}; "
         "ties count against the model"
     )
-    metrics = retrieval_metrics(image_z, text_z, right_images.to(image_z.device), right_texts.to(image_z.device))
-    return [(name, value, protocol) for name, value in metrics.items()]
+    found = retrieval_ranks(image_z, text_z, of_images.to(image_z.device), of_captions.to(image_z.device))
+    own = _clusters(store, rows)
+    # A caption belongs to the first of its images: it stands or falls with whoever is on it.
+    of_text = np.full(len(candidates), len(rows))
+    np.minimum.at(of_text, of_captions.numpy(), of_images.numpy())
+    clusters = {"image_to_text": own, "text_to_image": own[of_text]}
+    return [
+        (name, outcomes, protocol)
+        for direction, ranked in found.items()
+        for name, outcomes in summary(direction, ranked, clusters[direction]).items()
+    ]
 
 
 def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
@@ -224,14 +215,15 @@ def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
     figures = []
     for column in columns:
         data, labels = _with_labels(store.labels[column][rows], image_z)
+        clusters = _clusters(store, rows[store.labels[column][rows] >= 0])
         if not len(data):
             raise UserError(f"none of the records chosen by evaluation.records has a '{column}' label; raise it.")
         names = store.label_names[column]
         class_z = class_embeddings(names, templates, texts)
         prompts = f"'{templates[0]}'" if len(templates) == 1 else f"the mean of {len(templates)} prompts"
         protocol = f"cosine to {prompts}, {len(names)} classes, {len(data)} held-out records; ties count against the model"
-        metrics = zero_shot_metrics(data, class_z, labels)
-        figures += [(f"{name}{_suffix(store, column)}", value, protocol) for name, value in metrics.items()]
+        found = zero_shot_right(data, class_z, labels)
+        figures += [(f"{name}{_suffix(store, column)}", _shares(right, clusters), protocol) for name, right in found.items()]
     return figures
 
 
@@ -252,20 +244,34 @@ def _classification(store: RecordStore, config: Config, features: EmbedRows, tas
             )
         suffix = _suffix(store, column)
         counts = f"{len(bank)} labelled training records, {len(held)} held-out records"
+        clusters = _clusters(store, sides[1][0][store.labels[column][sides[1][0]] >= 0])
+        measured = []
         if "knn" in tasks:
             wide = min(200, len(bank))
-            figures.append((f"knn3_accuracy{suffix}", knn_accuracy(bank, known, held, wanted, k=3), f"3-NN, cosine, {counts}"))
-            figures.append(
+            measured.append(("knn3_accuracy", knn_right(bank, known, held, wanted, k=3), "3-NN, cosine"))
+            votes = knn_right(bank, known, held, wanted, k=200, temperature=0.1)
+            measured.append(("knn200_accuracy", votes, f"{wide}-NN, votes weighted by exp(cosine / 0.1)"))
+        if "linear" in tasks:
+            measured.append(
                 (
-                    f"knn200_accuracy{suffix}",
-                    knn_accuracy(bank, known, held, wanted, k=200, temperature=0.1),
-                    f"{wide}-NN, votes weighted by exp(cosine / 0.1), {counts}",
+                    "linear_probe_accuracy",
+                    linear_probe_right(bank, known, held, wanted),
+                    "logistic regression on frozen features",
                 )
             )
-        if "linear" in tasks:
-            value = linear_probe_accuracy(bank, known, held, wanted)
-            figures.append((f"linear_probe_accuracy{suffix}", value, f"logistic regression on frozen features, {counts}"))
+        figures += [(f"{name}{suffix}", _shares(right, clusters), f"{how}, {counts}") for name, right, how in measured]
     return figures
+
+
+def _clusters(store: RecordStore, rows: np.ndarray) -> np.ndarray:
+    """What records belong to: their unit, or themselves."""
+    if store.units is None:
+        return np.arange(len(rows))
+    return np.unique(store.units[rows], return_inverse=True)[1]
+
+
+def _shares(right: Tensor, clusters: np.ndarray) -> Outcomes:
+    return Outcomes(right.double().numpy(), clusters)
 
 
 def _suffix(store: RecordStore, column: str) -> str:

@@ -49,9 +49,14 @@ def class_embeddings(names: Sequence[str], templates: Sequence[str], embed: Call
     return normalize(prompt_z.unflatten(0, (len(names), len(templates))).mean(dim=1), dim=1)
 
 
-@torch.no_grad()
 def zero_shot_metrics(image_z: Tensor, class_z: Tensor, labels: Tensor) -> dict[str, float]:
-    """Fraction of images whose own class is the most similar, or among the five most similar.
+    """Fraction of images whose own class is the most similar, or among the five most similar; see `zero_shot_right`."""
+    return {name: float(right.double().mean()) for name, right in zero_shot_right(image_z, class_z, labels).items()}
+
+
+@torch.no_grad()
+def zero_shot_right(image_z: Tensor, class_z: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """For which images the own class is the most similar, or among the five most similar.
 
     A tie never counts in the model's favour: a class as similar as the right one stands before it.
 
@@ -61,7 +66,7 @@ def zero_shot_metrics(image_z: Tensor, class_z: Tensor, labels: Tensor) -> dict[
         labels: ``(n,)`` int64 in [0, C).
 
     Returns:
-        ``zero_shot_accuracy`` and, with more than 10 classes, ``zero_shot_top5_accuracy``, in [0, 1].
+        ``zero_shot_accuracy`` and, with more than 10 classes, ``zero_shot_top5_accuracy``, ``(n,)`` bool on the CPU.
 
     Raises:
         ValueError: for mismatched shapes, no images, or a label out of range.
@@ -77,7 +82,7 @@ def zero_shot_metrics(image_z: Tensor, class_z: Tensor, labels: Tensor) -> dict[
     right = similarity.gather(1, labels[:, None])
     # "Not less" rather than "at least": a similarity that is not a number counts against the model, too.
     rank = (similarity < right - TIE).logical_not().sum(dim=1)  # the right class counts itself: 1 is the best
-    metrics = {"zero_shot_accuracy": float((rank <= 1).double().mean())}
+    right_ones = {"zero_shot_accuracy": (rank <= 1).cpu()}
     if len(class_z) > TOP5_ABOVE:
-        metrics["zero_shot_top5_accuracy"] = float((rank <= 5).double().mean())
-    return metrics
+        right_ones["zero_shot_top5_accuracy"] = (rank <= 5).cpu()
+    return right_ones

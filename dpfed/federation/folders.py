@@ -12,15 +12,17 @@ from typing import Any
 import tomli_w
 from pydantic import Field, ValidationError
 
-from dpfed.config import Config, Section, first_problem, load_config
+from dpfed.config import Config, Section, first_problem, read_back
 from dpfed.data.opening import open_records
 from dpfed.data.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.identity import Identity
 from dpfed.federation.terms import SiteCard, Terms
-from dpfed.models.building import settled
+from dpfed.models.building import preprocessing_of, settled
+from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import KEY_BYTES, Randomness
+from dpfed.report.promise import round_up
 from dpfed.toml_file import read_toml
 
 
@@ -35,6 +37,7 @@ class SiteSettings(Section):
     architecture: str | None = Field(None, description="this site's copy of model.architecture, where that is a file or folder")
     anchors: str | None = Field(None, description="this site's copy of model.anchors")
     budget: float | None = Field(None, gt=0, description="the largest epsilon that the site agrees to")
+    delta: float | None = Field(None, gt=0, lt=1, description="the largest delta that the site agrees to; default 1/N")
 
 
 class SiteFolder:
@@ -62,20 +65,21 @@ class SiteFolder:
             path: must not be there.
             name: in the federation.
             store: the site's records.
-            declared: number of training records to declare; default: as many as there are.
+            declared: number of training records to declare; default: as many as there are. More hide the true number.
             settings: further `SiteSettings`.
 
         Raises:
-            UserError: for a folder in use, or records that cannot be opened.
+            UserError: for a folder in use, records that cannot be opened, or fewer declared than there are.
         """
         folder = cls(Path(path))
         records = RecordStore.open(store)
+        refuse_too_few(declared, records, "--declared")
         try:
             chosen = SiteSettings(name=name, store=str(Path(store).absolute()), **settings)
             identity = Identity.fresh()
             card = SiteCard(
                 name=name,
-                records=declared or records.training_records,
+                records=records.training_records if declared is None else declared,
                 units=records.training_units,
                 unit_name=records.unit_name,
                 signing_key=identity.signing_key,
@@ -157,13 +161,23 @@ class SiteFolder:
         if terms.run_config().privacy.seed is not None:
             raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
         if budget is not None and plan.epsilon() > budget:
-            raise UserError(f"these terms spend epsilon {plan.epsilon():.3g}, and this site's budget is {budget:g}.")
+            raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}, and this site's budget is {budget!r}.")
+        if plan.delta > self.most_delta(plan):
+            raise UserError(
+                f"these terms have delta {round_up(plan.delta)}, and this site agrees to {round_up(self.most_delta(plan))} at "
+                "most (`delta` in site.toml; by default 1/N): an epsilon is worth nothing beside a large delta."
+            )
         if self.ledger.exists():
             if Ledger.open(self.ledger).charged:
                 raise UserError(f"{self.ledger} has paid for steps of a federation whose terms are gone: restore them.")
             self.ledger.unlink()  # of an attempt that a crash cut short
         Ledger.create(self.ledger, plan)
         terms.save(self._terms)
+
+    def most_delta(self, plan: PrivacyPlan) -> float:
+        """The largest delta that the site agrees to: its own setting, or 1/N of the plan."""
+        own = self.settings().delta
+        return 1 / plan.records if own is None else own
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -206,7 +220,8 @@ class CoordinatorFolder:
             UserError: see `Terms.agree`.
         """
         folder = cls(Path(path))
-        open_records(settled(config).data)  # before anything is made: it is where the run is measured
+        # Before anything is made: it is where the run is measured.
+        open_records(settled(config).data, interpolation=preprocessing_of(config).interpolation)
         identity = Identity.fresh()
         terms = Terms.agree(config, [_card(card) for card in cards], identity.signing_key, **options)
         _make(folder.path)
@@ -233,7 +248,23 @@ class CoordinatorFolder:
 
     def config(self) -> Config:
         """The run's configuration."""
-        return load_config(self._config)
+        return read_back(read_toml(self._config, "coordinator's configuration"), str(self._config))
+
+
+def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None:
+    """Refuses a declared number of records that is smaller than the true one.
+
+    N, and with it the sampling rate and delta, would be another than that of the records that take part; a larger number hides
+    the true one and costs a little noise.
+
+    Raises:
+        UserError: saying both numbers.
+    """
+    if declared is not None and declared < store.training_records:
+        raise UserError(
+            f"{where} {declared:,} is less than the {store.training_records:,} training records of {store.path}: declare "
+            "as many, or more, which hides the true number."
+        )
 
 
 def _make(folder: Path) -> None:

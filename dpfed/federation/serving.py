@@ -9,7 +9,7 @@ from pathlib import Path
 from dpfed.config import Config, DataConfig, EvaluationConfig
 from dpfed.errors import UserError
 from dpfed.federation.door import serve
-from dpfed.federation.folders import SiteFolder, SiteSettings
+from dpfed.federation.folders import SiteFolder, SiteSettings, refuse_too_few
 from dpfed.federation.site_worker import SiteWorker
 from dpfed.federation.terms import Terms
 from dpfed.privacy.ledger import Ledger
@@ -46,6 +46,8 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     terms, settings, identity, randomness = folder.terms(), folder.settings(), folder.identity(), folder.randomness()
     number = terms.number_of(identity.signing_key)
     parts = assemble(site_config(terms, settings), randomness, terms=terms)
+    # The store may have grown since the site was made.
+    refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
     share = Share(number, parts.store.split("train"), terms.sites[number].groups)
     worker = parts.worker(randomness, share=share)
     ledger = Ledger.open(folder.ledger)

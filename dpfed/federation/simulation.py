@@ -27,7 +27,7 @@ from dpfed.federation.simulated import Simulation
 from dpfed.federation.site_worker import SiteWorker
 from dpfed.federation.terms import SiteCard, Terms
 from dpfed.foresight import foresee, guarded
-from dpfed.models.building import settled
+from dpfed.models.building import preprocessing_of, settled
 from dpfed.pretraining import Job, begin, carry_out, check, secret_of, take_up, with_absolute_paths
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
@@ -79,7 +79,8 @@ def simulate(
     foresee(config, watcher, simulation.sites)
     config = settled(with_absolute_paths(config))
     watcher.note("opening the records, and dividing them among the sites")
-    store = open_records(config.data, guarded(import_progress(watcher), config))
+    progress = guarded(import_progress(watcher), config)
+    store = open_records(config.data, progress, interpolation=preprocessing_of(config).interpolation)
     randomness = secret_of(config)
     parties = _identities(randomness, simulation.sites)
     rows = _divided(store, simulation)
@@ -115,10 +116,16 @@ def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation 
         UserError: if the run is none, is another one, or is damaged.
     """
     if not run.simulation.is_file():
-        raise UserError(f"{run.path} is no simulated federation: leave --federated out to go on with it.")
+        raise UserError(
+            f"{run.path} is no simulated federation: resume it without simulated sites.",
+            command="On the command line: leave --federated out.",
+        )
     simulation = Simulation.model_validate(json.loads(run.simulation.read_text(encoding="utf-8")))
     if expected not in (None, simulation):
-        raise UserError(f"{run.path} simulates {simulation}, and now {expected} is asked for: choose another --run.")
+        raise UserError(
+            f"{run.path} simulates {simulation}, and now {expected} is asked for: choose another folder.",
+            command="On the command line: --run DIR",
+        )
     with run.locked():
         if run.finished:
             run.forget_key()

@@ -10,7 +10,9 @@ from dpfed.federation.journal import Journal
 from dpfed.federation.terms import Terms
 from dpfed.federation.trust import Mode
 from dpfed.privacy.accounting import epsilon
-from dpfed.report.card import CardFacts, Mark, round_up
+from dpfed.report.card import CardFacts
+from dpfed.report.marks import Mark
+from dpfed.report.promise import large_delta, meaning, round_up
 
 _SIMULATED = Mark(
     "The institutions were simulated: one process held all records and all keys. Epsilon holds for the model; what is said "
@@ -29,7 +31,10 @@ def statement(terms: Terms) -> Iterator[tuple[str, str]]:
     plan = terms.privacy_plan
     yield "fingerprint", terms.fingerprint
     if plan.promises:
+        if warning := large_delta(plan.delta, plan.records, plan.unit):
+            yield "warning", warning
         yield "promise", f"({round_up(plan.epsilon())}, {round_up(plan.delta)})-differential privacy for each {plan.unit}"
+        yield "which means", meaning(plan.epsilon(), plan.delta, plan.unit, "what the federation releases")
     else:
         yield "promise", "none: nothing is clipped, no noise is added"
     yield (
@@ -53,8 +58,11 @@ def message_epsilon(terms: Terms) -> str:
     if not plan.private or terms.trust not in ("distributed", "local"):
         return ""
     seen = epsilon(trust.message_multiplier(plan), plan.sampling_rate, plan.steps, plan.delta, plan.accountant)
-    text = f"epsilon {round_up(seen)}" if math.isfinite(seen) else "no finite epsilon"
-    return f"whoever sees the messages of one site, as the server does: {text} at the same delta"
+    who = "whoever sees the messages of one site, as the server does"
+    if not math.isfinite(seen):
+        return f"{who}: no finite epsilon, so nothing limits what they tell about a {plan.unit}"
+    words = meaning(seen, plan.delta, f"{plan.unit} of that site", "what such a site sends")
+    return f"{who}: epsilon {round_up(seen)} at the same delta. {words}"
 
 
 def of_federation(facts: CardFacts, terms: Terms, journal: Journal, simulated: bool) -> CardFacts:
@@ -70,7 +78,9 @@ def of_federation(facts: CardFacts, terms: Terms, journal: Journal, simulated: b
     if simulated:
         marks += (_SIMULATED,)
     if seen := message_epsilon(terms):
-        marks += (Mark(f"Epsilon above is for whoever sees the model or the sums over all sites; {seen}."),)
+        marks += (
+            Mark(f"Epsilon above is for whoever sees the model or the sums over all sites. For {seen.removesuffix('.')}."),
+        )
     return dataclasses.replace(
         facts,
         trust_mode=str(terms.trust_model),

@@ -15,13 +15,14 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from dpfed.config import Config, DataConfig, Section, first_problem, parse_config
+from dpfed.config import Config, DataConfig, Section, first_problem, read_back
 from dpfed.errors import UserError
 from dpfed.federation.identity import is_exchange_key
 from dpfed.federation.trust import Mode, Trust
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import settled
 from dpfed.plan import PrivacyPlan
+from dpfed.sections import Items
 
 _Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
@@ -59,7 +60,7 @@ class Terms(Section):
     deadline: float = Field(120.0, gt=0, description="seconds that a step waits for the slowest site")
     broadcast: Literal["fp32", "bf16"] = Field("fp32", description="how parameters travel to the sites; sums are always fp32")
     coordinator: str = _Key
-    sites: tuple[Member, ...] = Field(min_length=1)
+    sites: Items[Member] = Field(min_length=1)
 
     @classmethod
     def agree(cls, config: Config, cards: list[SiteCard], coordinator: str, **options: Any) -> Terms:
@@ -164,7 +165,7 @@ class Terms(Section):
 
     def run_config(self) -> Config:
         """The configuration that was agreed on; its records and its evaluation are to be filled in."""
-        return parse_config(self.config, "the terms' config")
+        return read_back(self.config, "the terms' config")
 
     def number_of(self, signing_key: str) -> int:
         """Which site has a key.

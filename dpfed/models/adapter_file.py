@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from dpfed.errors import UserError
 from dpfed.models.lora import adapted, update_of
@@ -27,7 +28,8 @@ def adapter_bytes(model: nn.Module) -> bytes | None:
         for side in ("down", "up"):
             tensors[f"{name}.{side}"] = getattr(update, side).detach().cpu().contiguous()
         facts[name] = {"scale": update.scale, "blocks": update.blocks, "chosen": list(update.chosen)}
-    return save(tensors, {"format": FORMAT, "weights": json.dumps(facts)}) if tensors else None
+    header = {"format": FORMAT, "weights": json.dumps(facts)}
+    return save(tensors, header | {"digest": _digest(tensors, header)}) if tensors else None
 
 
 @torch.no_grad()
@@ -46,6 +48,8 @@ def apply_adapters(model: nn.Module, path: str | Path) -> None:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        if "digest" in header and header["digest"] != _digest(tensors, header):  # older files have none
+            raise ValueError("it is damaged: its digest is not that of its content")
         facts = json.loads(header["weights"]) if header.get("format") == FORMAT else None
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise UserError(f"cannot read the adapters in {path}: {str(error).splitlines()[0]}.") from error
@@ -63,3 +67,9 @@ def apply_adapters(model: nn.Module, path: str | Path) -> None:
         sums.append((weight, update))
     for weight, update in sums:
         weight.add_(update)
+
+
+def _digest(tensors: dict[str, Tensor], header: dict[str, str]) -> str:
+    """Of all that the file says, but for the digest itself."""
+    rest = {name: value for name, value in header.items() if name != "digest"}
+    return hashlib.sha256(save(tensors) + json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from dpfed.bounding.method import method_named
 from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
 from dpfed.data.preprocessing import Preprocessing
 from dpfed.data.text import WordTokenizer
@@ -40,7 +41,8 @@ def settled(config: Config) -> Config:
     if size is None:
         size = blueprint(config.model).size if config.model.kind == "open_clip" else SIZE
     if objective.name == "siglip" and objective.bias is None:
-        odds = max(1, config.bounding.group_size - 1)
+        together = config.privacy.batch if method_named(config.bounding.method).whole_batch else config.bounding.group_size
+        odds = max(1, together - 1)
         objective = objective.model_copy(update={"bias": -math.log(odds)})
     data = config.data.model_copy(update={"size": size, "resize": preprocessing_of(config).resize})
     return config.model_copy(update={"data": data, "objective": objective, "model": _pinned(config.model)})

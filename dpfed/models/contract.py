@@ -1,4 +1,4 @@
-"""What a model must offer beside its forward pass, whoever wrote it (docs/library.md)."""
+"""What a model must offer, whoever wrote it (docs/library.md), and the sentences for one that does not."""
 
 from __future__ import annotations
 
@@ -16,6 +16,45 @@ _CONTRACT = {
     "move": "move()",
     "moving_weights": "moving_weights() -> (name, tensor) pairs",
 }
+_TEMPERATURE = "for example self.register_buffer('temperature', torch.tensor(0.1))"
+
+
+def embeddings_of(model: nn.Module, views: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Runs a model on the views of a group, and checks what it gives.
+
+    Args:
+        model: any.
+        views: ``{"image": (S, V, 3, H, W)[, "text": (S, W, L)]}``.
+
+    Returns:
+        ``{"image": (S, V, D)[, "text": (S, W, D)]}``, and whatever else of S records the model's own loss needs.
+
+    Raises:
+        UserError: if the model gives something else.
+    """
+    embeddings = model(views)
+    wanted = ", ".join(f"'{name}': ({view.shape[0]}, {view.shape[1]}, D)" for name, view in views.items())
+    given = ", ".join(f"'{name}': {tuple(view.shape)}" for name, view in views.items())
+
+    def wrong(found: str) -> UserError:
+        return UserError(
+            f"{type(model).__name__}.forward got the views {{{given}}} and gave {found}; expected a dictionary of "
+            f"floating-point tensors {{{wanted}}}, an embedding for each view."
+        )
+
+    if not isinstance(embeddings, dict):
+        raise wrong(described(embeddings))
+    for name, z in embeddings.items():
+        if not isinstance(z, Tensor) or not z.is_floating_point():
+            raise wrong(f"{described(z)} as '{name}'")
+    if missing := [name for name in views if name not in embeddings]:
+        raise wrong(f"no '{missing[0]}', but {list(embeddings)}")
+    widths = {embeddings[name].shape[-1] for name in views if embeddings[name].dim()}
+    records = len(next(iter(views.values())))
+    for z in embeddings.values():
+        if z.dim() != 3 or len(z) != records or len(widths) > 1:
+            raise wrong("{" + ", ".join(f"'{key}': {tuple(value.shape)}" for key, value in embeddings.items()) + "}")
+    return embeddings
 
 
 def temperature_of(model: nn.Module) -> Tensor:
@@ -26,17 +65,27 @@ def temperature_of(model: nn.Module) -> Tensor:
     """
     temperature = getattr(model, "temperature", None)
     if not isinstance(temperature, Tensor) or temperature.dim() != 0:
-        found = "has none" if temperature is None else f"has {_described(temperature)}"
+        found = "has none" if temperature is None else f"has {described(temperature)}"
         raise UserError(
-            f"{type(model).__name__} needs an attribute 'temperature', a tensor without dimensions, and {found}; write, for "
-            "example, self.register_buffer('temperature', torch.tensor(0.1))."
+            f"{type(model).__name__} needs an attribute 'temperature', a tensor without dimensions, and {found}; write "
+            f"{_TEMPERATURE}."
         )
     return temperature
 
 
 def bias_of(model: nn.Module) -> Tensor | None:
-    """What is added to every logit of a pairwise loss: a scalar tensor; ``None`` if the model has no such attribute."""
-    return getattr(model, "bias", None)
+    """What is added to every logit of a pairwise loss: a scalar tensor; ``None`` if the model has no such attribute.
+
+    Raises:
+        UserError: if the attribute is something else.
+    """
+    bias = getattr(model, "bias", None)
+    if bias is not None and (not isinstance(bias, Tensor) or bias.dim() != 0):
+        raise UserError(
+            f"the attribute 'bias' of {type(model).__name__} is added to every logit of a pairwise loss: make it a tensor "
+            f"without dimensions, or None. It is {described(bias)}."
+        )
+    return bias
 
 
 def method_of(model: nn.Module, name: str) -> Callable[..., Any]:
@@ -55,5 +104,8 @@ def method_of(model: nn.Module, name: str) -> Callable[..., Any]:
     return method
 
 
-def _described(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+def described(value: object) -> str:
+    """A value in a few words: what it is, and not what it holds."""
+    if isinstance(value, Tensor):
+        return f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -65,6 +65,7 @@ def save_encoder(folder: str | Path, model: nn.Module, config: Config) -> None:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "sha256": hashlib.sha256(weights).hexdigest(),
     }
+    description["digest"] = _digest(description)
     _replace(folder / DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
 
 
@@ -163,7 +164,8 @@ def describe(folder: str | Path) -> dict[str, Any]:
 
     Returns:
         The keys ``format, model, objective, image_size`` (pixels)``, normalisation`` (mean and std per channel, of pixels in
-        [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number) and ``sha256`` (of the weights).
+        [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number), ``sha256`` (of the weights) and, unless
+        an earlier version of dpfed wrote it, ``digest`` (of all else that is said).
 
     Raises:
         UserError: if there is no description, or it is damaged or of another version.
@@ -179,7 +181,14 @@ def describe(folder: str | Path) -> dict[str, Any]:
     for key in _KEYS:
         if key not in description:
             raise UserError(f"{path} is damaged: it lacks '{key}'.")
+    if "digest" in description and description["digest"] != _digest(description):
+        raise UserError(f"{path} is damaged or was edited: its digest is not that of its content; copy the folder again.")
     return description
+
+
+def _digest(description: dict[str, Any]) -> str:
+    rest = {name: value for name, value in description.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _read(path: Path) -> bytes:

@@ -64,7 +64,8 @@ class AnchoredBatchNorm(nn.Module):
         if self.training:
             return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
         anchors = x[len(x) - self.anchors :].to(self.weight.dtype)
-        variance, mean = torch.var_mean(anchors, (0, 2, 3), correction=0)
+        # Detached, as running statistics are: torch has no derivative in them.
+        variance, mean = torch.var_mean(anchors.detach(), (0, 2, 3), correction=0)
         return F.batch_norm(x, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
 
 

@@ -6,7 +6,8 @@ at a time (`dpfed.models.norm.mixes_records`).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -15,10 +16,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from dpfed.errors import UserError
 from dpfed.models.norm import AnchoredBatchNorm
+from dpfed.models.probe import Probe, Views, close, nearly, same
 
-_TOLERANCE = 1e-5  # float32 rounding between equal inputs; a layer that mixes moves embeddings by far more
-
-Views = dict[str, torch.Tensor]
+_SEEDS = 8  # of the random numbers that a model draws: at some of them it may mix
+_REMEDY = "Let each record be embedded by itself (for normalisation: GroupNorm or LayerNorm)."
 
 
 def validate(model: nn.Module) -> None:
@@ -65,112 +66,190 @@ def random_group(size: int, text: tuple[int, int] | None = None, records: int = 
     return group
 
 
-def check_independence(model: nn.Module, views: Views) -> None:
-    """Runs the model in training mode and checks that a record changes no embedding but its own.
+def check_independence(model: nn.Module, views: Views, largest: int = 0) -> None:
+    """Runs a copy of the model in training mode and checks that a record changes no embedding but its own.
 
-    This catches layers of one's own that `validate` cannot know. Layers that mix a group on purpose (`AnchoredBatchNorm`) take
-    their statistics from the anchors alone meanwhile, so that only what else mixes shows. The model's mode, buffers and the
-    random state are put back.
+    This catches layers of one's own that `validate` cannot know. Trained weights are moved a little first, so that a gate which
+    starts at zero is open. Then no embedding may change when the views of other records are changed, or when a record is
+    left out, and none may have a derivative in another record's image: that finds a gate however small. Layers that mix a
+    group on purpose (`AnchoredBatchNorm`) take their statistics from the anchors alone meanwhile, so that only what else mixes
+    shows. The model itself, and the random state, stay as they are. docs/library.md says what this cannot find.
 
     Args:
         model: a model of docs/architecture.md.
         views: a group of at least two records, see `random_group`, on the model's device.
+        largest: records of the largest pass that training will make; a random group of that size is tried as well.
 
     Raises:
-        UserError: if another record's embedding moves, or if a buffer changes in a forward pass.
+        UserError: if an embedding depends on another record, something of a forward pass is kept for the next one, or the
+            model gives something else than embeddings.
     """
     records = len(views["image"])
     if records < 2:
         raise ValueError(f"a group of at least two records is needed, got {records}")
-    modes = {module: module.training for module in model.modules()}
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    model.train()
-    for module in modes:
-        if isinstance(module, AnchoredBatchNorm):
-            module.eval()
+    _check_first_pass(Probe(model), views)
+    examination = _Examination(model, views)
+    each = torch.eye(records, dtype=torch.bool)
+    examination.check_changes(views, each)
+    examination.check_derivatives(views)
+    examination.check_company(views)
+    if largest > records:
+        generator = torch.Generator().manual_seed(0)
+        half = torch.randperm(largest, generator=generator) < largest // 2
+        examination.check_changes(_group_like(views, largest), half[None])
+
+
+def _check_first_pass(probe: Probe, views: Views) -> None:
+    """Refuses a model that cannot embed a random group, or changes a buffer when it does."""
+    buffers = {name: buffer.clone() for name, buffer in probe.model.named_buffers()}
     try:
-        before = _run(model, views)
-        _check_buffers(model, buffers)
-        for changed in range(records):
-            another = _with_another(views, changed)
-            if _moved(before, _run(model, another), changed, records):
-                culprit = _first_mixing(_activations(model, views), _activations(model, another), changed, views)
-                raise UserError(
-                    f"{culprit} mixes records: changing record {changed} of a group moved the embeddings of others. "
-                    "Let each record be embedded by itself (for normalisation: GroupNorm or LayerNorm)."
-                )
-    finally:
-        for module, training in modes.items():
-            module.training = training
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                if name in buffers and buffer.shape == buffers[name].shape:
-                    buffer.copy_(buffers[name])
-
-
-def _run(model: nn.Module, views: Views) -> Views:
-    """The embeddings, always with the same random state, so that dropout draws the same masks."""
-    devices = {tensor.device for tensor in views.values() if tensor.is_cuda}
-    with torch.no_grad(), torch.random.fork_rng(devices):
-        torch.manual_seed(0)
-        return model(views)
-
-
-def _activations(model: nn.Module, views: Views) -> list[tuple[str, torch.Tensor]]:
-    """What every module put out, in the order in which they finished (inner modules first)."""
-    outputs: list[tuple[str, torch.Tensor]] = []
-
-    def recorder(path: str) -> Any:
-        def record(module: nn.Module, _: Any, output: Any) -> None:
-            if isinstance(output, torch.Tensor):
-                outputs.append((f"{type(module).__name__} at '{path}'", output.clone()))
-
-        return record
-
-    hooks = [module.register_forward_hook(recorder(path)) for path, module in model.named_modules() if path]
-    try:
-        _run(model, views)
-        return outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _with_another(views: Views, changed: int) -> Views:
-    result = {name: tensor.clone() for name, tensor in views.items()}
-    noise = torch.randn(views["image"].shape[1:], generator=torch.Generator().manual_seed(changed))
-    result["image"][changed] = 1 + 3 * noise.to(views["image"])  # moves mean and scale too: some layers mix only those
-    if "text" in views:
-        # Another record's tokens in reverse: valid token numbers, whatever the vocabulary.
-        result["text"][changed] = views["text"][changed - 1].flip(-1)
-    return result
-
-
-def _moved(before: Views, after: Views, changed: int, records: int) -> bool:
-    return any(_others_differ(before[name], after[name], changed, records) for name in before)
-
-
-def _others_differ(before: torch.Tensor, after: torch.Tensor, changed: int, records: int) -> bool:
-    """Whether rows other than those of record `changed` differ; the first dimension is S, or S times views."""
-    kept = [record for record in range(records) if record != changed]
-    first, second = (tensor.unflatten(0, (records, -1))[kept].double() for tensor in (before, after))
-    return not torch.allclose(first, second, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
-
-
-def _first_mixing(before: list, after: list, changed: int, views: Views) -> str:
-    records = len(views["image"])
-    rows = {records, *(view.shape[:2].numel() for view in views.values())}  # outputs that have a row per record or view
-    for (name, first), (_, second) in zip(before, after, strict=False):
-        comparable = first.dim() > 0 and first.shape == second.shape and len(first) in rows
-        if comparable and _others_differ(first, second, changed, records):
-            return name
-    return "the model's own forward"
-
-
-def _check_buffers(model: nn.Module, buffers: dict[str, torch.Tensor]) -> None:
-    for name, buffer in model.named_buffers():
+        probe.embed(views)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a user's forward does
+        shapes = {name: tuple(view.shape) for name, view in views.items()}
+        raise UserError(
+            f"{type(probe.model).__name__} cannot embed a group of random views {shapes}: {type(error).__name__}: {error}."
+        ) from error
+    for name, buffer in probe.model.named_buffers():
         if name not in buffers or not torch.equal(buffer, buffers[name]):
             raise UserError(
                 f"the buffer '{name}' changes in a forward pass: it would keep statistics of private records outside the "
                 "clipped gradient. Use a layer without running statistics (GroupNorm or LayerNorm)."
             )
+
+
+class _Examination:
+    """The questions that are put to one model, at weights as training may reach them.
+
+    Equal shapes give equal bits, as long as the others' values do not matter. Where they do not (some kernels of GPUs round
+    differently each time), the same question is put in float64, in which rounding is far smaller than anything that counts.
+    """
+
+    def __init__(self, model: nn.Module, views: Views) -> None:
+        self._name = type(model).__name__
+        self._probe = Probe(model)
+        self._probe.move_weights()
+        moved = all(bool(z.isfinite().all()) for z in self._probe.embed(views).values())
+        if not moved:
+            self._probe = Probe(model)  # weights that it cannot do without: as they are, then
+        self._draws = self._probe.draws
+        self._seeds = range(_SEEDS if self._draws else 1)
+
+        def exact() -> Probe:
+            probe = Probe(model, torch.float64)
+            if moved:
+                probe.move_weights()
+            return probe
+
+        self._exact = exact
+
+    def check_changes(self, views: Views, changes: torch.Tensor) -> None:
+        """Refuses if embeddings move when others' views do: those of the records in each row of `changes`, ``(n, S)`` bool."""
+        for seed in self._seeds:
+            self._check_changes(views, changes, seed)
+
+    def _check_changes(self, views: Views, changes: torch.Tensor, seed: int) -> None:
+        before = self._probe.embed(views, seed)
+        after = [self._probe.embed(_with_others(views, changed), seed) for changed in changes]
+        repeats = same(before, self._probe.embed(views, seed))
+        if not repeats and not self._in_float64(lambda p: close(p.embed(views, seed), p.embed(views, seed))):
+            raise UserError(
+                f"{self._name} gives other embeddings when it sees the same views again: it keeps something of one forward "
+                "pass for the next, or draws random numbers from a generator of its own. Keep nothing, and draw from torch's."
+            )
+        for changed, moved in zip(changes, after, strict=True):
+            if not same(_rows(before, ~changed), _rows(moved, ~changed)):
+                self._refuse_moved(views, changed, seed)
+
+    def _refuse_moved(self, views: Views, changed: torch.Tensor, seed: int) -> None:
+        if self._in_float64(lambda p: self._rests(p, views, changed, seed)):
+            return
+        some = int(changed.sum())
+        which = f"record {int(changed.nonzero()[0])}" if some == 1 else f"{some} of {len(changed)} records"
+        raise UserError(
+            f"{self._culprit(views, changed, seed)} mixes records: changing {which} of a group moved the embeddings of others. "
+            f"{_REMEDY}"
+        )
+
+    def check_derivatives(self, views: Views) -> None:
+        """Refuses if an embedding has a derivative in another record's image."""
+        if pair := self._probe.leaning(views):
+            changed = torch.arange(len(views["image"])) == pair[1]
+            raise UserError(
+                f"{self._culprit(views, changed)} mixes records: the embedding of record {pair[0]} of a group has a derivative "
+                f"in the image of record {pair[1]}, however small. {_REMEDY}"
+            )
+
+    def check_company(self, views: Views) -> None:
+        """Refuses if embeddings depend on how many records there are, or on a record's place among them."""
+        rest, others = {name: view[1:] for name, view in views.items()}, torch.arange(len(views["image"])) > 0
+
+        def unmoved(probe: Probe, agree: Callable[[Views, Views], bool]) -> bool:
+            with probe.without_dropout() if self._draws else nullcontext():
+                probe.draws = False
+                together, alone = _rows(probe.embed(views), others), probe.embed(rest)
+                return probe.draws or agree(together, alone)  # other random numbers for fewer records: nothing to compare
+
+        if not unmoved(self._probe, nearly) and not self._in_float64(lambda p: unmoved(p, close)):
+            raise UserError(
+                f"{self._name} mixes records: without the first record of a group, the embeddings of the others are different. "
+                f"They depend on how many records there are, or on a record's place among them. {_REMEDY}"
+            )
+
+    def _in_float64(self, question: Callable[[Probe], bool]) -> bool:
+        """The answer in float64; no, if the model cannot compute in it."""
+        try:
+            return question(self._exact())
+        except (UserError, RuntimeError, TypeError):
+            return False
+
+    @staticmethod
+    def _rests(probe: Probe, views: Views, changed: torch.Tensor, seed: int) -> bool:
+        moved = probe.embed(_with_others(views, changed), seed)
+        return close(_rows(probe.embed(views, seed), ~changed), _rows(moved, ~changed))
+
+    def _culprit(self, views: Views, changed: torch.Tensor, seed: int = 0) -> str:
+        """The first module whose output moves with other records."""
+        before, after = self._probe.activations(views, seed), self._probe.activations(_with_others(views, changed), seed)
+        rows = {
+            len(changed),
+            *(view.shape[:2].numel() for view in views.values()),
+        }  # outputs that have a row per record or view
+        for (name, first), (_, second) in zip(before, after, strict=False):
+            comparable = first.dim() > 0 and first.shape == second.shape and len(first) in rows
+            if comparable and not same(
+                *(_rows({name: part.unflatten(0, (len(changed), -1))}, ~changed) for part in (first, second))
+            ):
+                return name
+        return "the model's own forward"
+
+
+def _with_others(views: Views, changed: torch.Tensor) -> Views:
+    """The group with other views in place of some records': ``(S,)`` bool, which."""
+    result = {name: tensor.clone() for name, tensor in views.items()}
+    image = views["image"]
+    noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
+    changed = changed.to(image.device)
+    result["image"][changed] = (1 + 3 * noise)[changed]  # moves mean and scale too: some layers mix only those
+    if "text" in views:
+        # Another record's tokens in reverse: valid token numbers, whatever the vocabulary.
+        result["text"][changed] = views["text"].roll(1, 0).flip(-1)[changed]
+    return result
+
+
+def _group_like(views: Views, records: int) -> Views:
+    """A random group of another size, with tokens from the given one."""
+    generator = torch.Generator().manual_seed(1)
+    image = views["image"]
+    group = {"image": torch.randn(records, *image.shape[1:], generator=generator).to(image)}
+    if "text" in views:
+        tokens = views["text"]
+        chosen = torch.randint(tokens.numel(), (records, *tokens.shape[1:]), generator=generator).to(tokens.device)
+        group["text"] = tokens.flatten()[chosen]
+    return group
+
+
+def _rows(embeddings: Views, kept: torch.Tensor) -> Views:
+    """The embeddings of some records: ``(S,)`` bool, which."""
+    return {name: z[kept.to(z.device)] for name, z in embeddings.items()}

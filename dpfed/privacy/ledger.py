@@ -94,7 +94,7 @@ class Ledger:
                 claimed = entry.pop("chain")
             except (ValueError, KeyError, AttributeError, TypeError):
                 raise UserError(_damaged(path, number)) from None
-            chain = _link(chain, entry)
+            chain = link(chain, entry)
             if claimed != chain:
                 raise UserError(_damaged(path, number))
             entries.append(entry)
@@ -167,7 +167,7 @@ class Ledger:
             self.owners = owners
 
     def _append(self, entry: dict) -> None:
-        chain = _link(self._chain, entry)
+        chain = link(self._chain, entry)
         with open(self.path, "ab") as file:
             # Two coordinators of one run, on storage whose locks failed, must not both pay for a step.
             if os.fstat(file.fileno()).st_size != self._bytes:
@@ -179,7 +179,8 @@ class Ledger:
         self._chain, self._bytes = chain, self._bytes + len(line)
 
 
-def _link(previous: str, entry: dict) -> str:
+def link(previous: str, entry: dict) -> str:
+    """The hash of a line and of all lines before it."""
     return hashlib.sha256((previous + json.dumps(entry, sort_keys=True)).encode()).hexdigest()[:16]
 
 

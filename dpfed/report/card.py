@@ -3,63 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal
 
 from dpfed.errors import UserError
+from dpfed.report.marks import NOT_PROTECTED, STARTING_WEIGHTS, Mark
+from dpfed.report.promise import factor, guess, large_delta, meaning, of_several, round_up
 
 NO_GUARANTEE = "no privacy guarantee holds"
 _CARD, _NO_CARD = "# Privacy card of ", "# No privacy card for "  # titles
-
-STARTING_WEIGHTS = "The starting weights: the guarantee does not cover what they were trained on, unless that is public."
-NOT_PROTECTED = (
-    "Evaluation figures: they are exact functions of held-out records and labels.",
-    "Hyper-parameter search: other runs on the same records spend budget that this card does not contain.",
-    "The public figures: N, q, K, T, C and sigma are known to everyone.",
-    "Whoever holds the run's secret key can compute the noise again and take it off.",
-    "Floating-point Gaussian noise: the proof is about real numbers; no defence against attacks on the last bits is claimed.",
-    "Timing: how long a step takes can depend on the records that it drew.",
-)
-
-
-@dataclass(frozen=True)
-class Mark:
-    """Something that a reader of the card must know.
-
-    Attributes:
-        text: one sentence.
-        voids: True when no guarantee holds because of it.
-    """
-
-    text: str
-    voids: bool = False
-
-
-FIXED_SEED = Mark("The seed was fixed: anyone can compute the noise again, so no privacy is guaranteed.", voids=True)
-RAW_DIAGNOSTICS = Mark(
-    "Raw diagnostics were written: losses, norms or clip rates without noise. Epsilon does not cover whoever sees those files."
-)
-LABELLED_BANK = Mark(
-    "k-NN and linear-probe figures are exact functions of labelled training records, too. Epsilon does not cover whoever sees "
-    "those figures; the model itself is covered."
-)
-NOT_PRIVATE = Mark(
-    "The run was trained without privacy, as a reference (bounding.method = 'none'): nothing was clipped, no noise was added.",
-    voids=True,
-)
-UNSOUND = Mark(
-    "The method was run as it was published, for comparison, and its claim does not hold (docs/methods.md says why).",
-    voids=True,
-)
-
-
-def shared_unit(name: str) -> Mark:
-    """For records that name what they share, such as a person, where each record is protected for itself."""
-    return Mark(
-        f"The records name a {name}, and several of them may share one {name}: epsilon is for one record, so a {name} with m "
-        f"records has m times that epsilon, with a delta that grows with m, too. privacy.unit = 'unit' protects the {name}."
-    )
+_MARK = "**Mark:** "
 
 
 @dataclass(frozen=True)
@@ -104,6 +57,8 @@ class CardFacts:
         marks: what a reader must know beyond this.
         not_protected: what the guarantee leaves out.
         complete: all planned steps are done.
+        secrets: what must stay secret, and who has it.
+        provenance: which run this is, of which records, made with what: names and values.
     """
 
     name: str
@@ -143,6 +98,18 @@ class CardFacts:
     options: str = ""
     released: str = ""
     sound: bool = True
+    secrets: tuple[str, ...] = ()
+    provenance: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def of_units(self) -> bool:
+        """Whether all records of a unit, such as a person, are protected together."""
+        return self.protected != "record"
+
+    @property
+    def one(self) -> str:
+        """Whom the guarantee is about, in words."""
+        return f"{self.protected} with all its records" if self.of_units else "training record"
 
 
 def privacy_card(facts: CardFacts) -> str:
@@ -154,18 +121,31 @@ def privacy_card(facts: CardFacts) -> str:
     reasons = _voids(facts)
     title = _CARD if facts.sound else _NO_CARD
     lines = [f"{title}{facts.name}" + (f": {NO_GUARANTEE}" if reasons else ""), ""]
-    lines += list(_void_lead(reasons) if reasons else _lead(facts))
+    lines += [_void_lead(reasons) if reasons else _lead(facts)]
     lines += list(_reservations(facts))
-    lines += ["", "## The mechanism", "", "| | |", "|---|---|"]
-    lines += [f"| {_cell(name)} | {_cell(value)} |" for name, value in _rows(facts, bool(reasons))]
+    if not reasons:
+        lines += _section("What the numbers mean", _numbers(facts))
+        lines += _section("Who is protected, and from whom", _protected(facts))
+        if facts.secrets:
+            lines += _section("What must stay secret", facts.secrets)
+    lines += _section("What leaves the trust boundary", facts.outputs or ("Nothing.",))
+    lines += _section("What is not protected", facts.not_protected)
+    if not reasons:
+        lines += _section("What to ask before you rely on this card", _questions(facts))
     if facts.sites:
-        lines += ["", "## The sites", ""]
-        lines += [f"- {site}" for site in facts.sites]
-    lines += ["", "## What leaves the trust boundary", ""]
-    lines += [f"- {item}" for item in facts.outputs] or ["- Nothing."]
-    lines += ["", "## What is not protected", ""]
-    lines += [f"- {item}" for item in facts.not_protected]
+        lines += _section("The sites", facts.sites)
+    lines += ["", "## The mechanism", *_table(_rows(facts, bool(reasons)))]
+    if facts.provenance:
+        lines += ["", "## The run", *_table(facts.provenance)]
     return "\n".join(lines) + "\n"
+
+
+def _section(title: str, items: Iterable[str]) -> list[str]:
+    return ["", f"## {title}", "", *(f"- {item}" for item in items)]
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
+    return ["", "| | |", "|---|---|", *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)]
 
 
 def is_void(markdown: str) -> bool:
@@ -185,18 +165,9 @@ def lead(markdown: str) -> str:
     return parts[1].replace("**", "").strip()
 
 
-def round_up(value: float) -> str:
-    """A privacy loss for people: two decimals, or three significant digits when small, and never below its value."""
-    if not math.isfinite(value) or value == 0:
-        return f"{value:g}"
-    # repr() is the number that was meant: 1e-05, not the 1.00000000000000008e-05 that the machine holds.
-    exact = Decimal(repr(value))
-    last = -2 if value >= 0.1 else exact.adjusted() - 2
-    rounded = exact.quantize(Decimal(1).scaleb(last), rounding=ROUND_CEILING)
-    if value >= 1e-3:
-        return f"{rounded:f}"
-    mantissa, _, exponent = f"{rounded:e}".partition("e")
-    return f"{mantissa}e{int(exponent)}"
+def marks_of(markdown: str) -> list[str]:
+    """The marks of a card that leave its guarantee."""
+    return [line.removeprefix(_MARK) for line in markdown.splitlines() if line.startswith(_MARK)]
 
 
 def _voids(facts: CardFacts) -> list[str]:
@@ -206,37 +177,17 @@ def _voids(facts: CardFacts) -> list[str]:
     return reasons
 
 
-def _void_lead(reasons: list[str]) -> Iterator[str]:
-    yield f"**{NO_GUARANTEE.capitalize()}.** {' '.join(reasons)} Treat everything that this run wrote as private."
+def _void_lead(reasons: list[str]) -> str:
+    return f"**{NO_GUARANTEE.capitalize()}.** {' '.join(reasons)} Treat everything that this run wrote as private."
 
 
-def _lead(facts: CardFacts) -> Iterator[str]:
+def _lead(facts: CardFacts) -> str:
     epsilon, delta = round_up(facts.epsilon_spent), round_up(facts.delta)
-    of_units = facts.protected != "record"
-    missing = f"all records of any one {facts.protected}" if of_units else "any one training record"
-    yield (
-        f"**This run is ({epsilon}, {delta})-differentially private for {facts.unit}.** "
-        f"Its model, checkpoints and ledger would be almost as likely if {missing} had not been there."
-    )
-    yield ""
-    # (e^eps + delta) / (1 + e^eps): most that any test between two neighbouring data sets can get right, from even odds.
-    bound = float(epsilon)
-    guess = (1 + facts.delta * math.exp(-bound)) / (1 + math.exp(-bound))
-    yield (
-        f"In numbers: no likelihood changes by more than a factor e^{epsilon} = {_factor(bound)}, up to an "
-        f"additive {delta}. Somebody who knows all other records and starts from even odds can tell, in at most "
-        f"{_percent_up(guess)} of cases, whether one {facts.protected} was there. This is a bound for the worst case; as a "
-        "rule of thumb, epsilon up to 1 is strong, up to 10 usual in practice, and above 10 weak (Ponomareva et al. 2023, How "
-        "to DP-fy ML)."
-    )
-    yield ""
-    less = "A person with several records is protected less: m records multiply epsilon by m, and delta grows with it."
-    if of_units:
-        less = (
-            f"Records count together where they name the same {facts.protected}; a {facts.protected} under m names is "
-            "protected less: m multiplies epsilon, and delta grows with it."
-        )
-    yield f"{less} The guarantee does not say that nothing is learnt about people in general."
+    warning = large_delta(facts.delta, facts.records, facts.protected)
+    subject = "This run is" if facts.complete else "This run, which is not complete, is so far"
+    promise = f"**{subject} ({epsilon}, {delta})-differentially private for {facts.unit}.**"
+    words = meaning(facts.epsilon_spent, facts.delta, facts.one, "what this run released")
+    return " ".join(part for part in (warning and f"**{warning}**", promise, words) if part)
 
 
 def _reservations(facts: CardFacts) -> Iterator[str]:
@@ -244,12 +195,81 @@ def _reservations(facts: CardFacts) -> Iterator[str]:
         yield ""
         yield (
             f"**The run is not complete**: {facts.steps_charged} steps are charged of {facts.steps_planned} planned; going on "
-            "spends more."
+            f"spends more, up to epsilon {round_up(facts.epsilon_planned)}."
         )
     for mark in facts.marks:
         if not mark.voids:
             yield ""
-            yield f"**Mark:** {mark.text}"
+            yield f"{_MARK}{mark.text}"
+
+
+def _numbers(facts: CardFacts) -> Iterator[str]:
+    epsilon, delta = round_up(facts.epsilon_spent), round_up(facts.delta)
+    bound, one = float(epsilon), facts.protected
+    yield (
+        f"Epsilon {epsilon}: one {facts.one} makes no result more than e^{epsilon} = {factor(bound)} times as likely, or as "
+        "unlikely. 0 would be perfect; the smaller, the better."
+    )
+    yield (
+        f"Delta {delta}: beyond that factor, the probability of a result may differ by {delta}. It should be far below "
+        f"1/N = 1/{facts.records:,}, and is {_part(facts.delta * facts.records)} of that."
+    )
+    yield (
+        f"Odds: somebody who knows all other records, and finds it as likely as not that one {one} was there, can tell in at "
+        f"most {guess(bound, facts.delta)} of cases. 50 % is guessing, 100 % is certainty."
+    )
+    several, what = [], "names" if facts.of_units else "records"
+    for count in (2, 5):
+        worth = of_several(facts.epsilon_spent, facts.delta, count)
+        said = "nothing is promised" if worth is None else f"epsilon {round_up(worth[0])} and delta {round_up(worth[1])}"
+        several.append(f"with {count} {what}: {said}")
+    if facts.of_units:
+        yield f"Several names: records count together where they name the same {one}. For a {one} {', '.join(several)}."
+    else:
+        yield f"Several records: epsilon and delta are for one record. For a person {', '.join(several)}."
+    yield (
+        "For comparison: Ponomareva et al. (2023, How to DP-fy ML) call epsilon up to 1 strong, up to 10 reasonable, and above "
+        "10 weak or none. These are bounds for the worst case, not measurements."
+    )
+
+
+def _protected(facts: CardFacts) -> Iterator[str]:
+    whom = f"all {facts.records:,} training {'units' if facts.of_units else 'records'}, each for itself"
+    yield f"Protected: {whom}. Not protected: held-out records, on which the model is measured."
+    yield (
+        "From whom: everybody who sees what is covered below, whatever else they know, and whatever they make of it, now or "
+        "later."
+    )
+    yield (
+        f"Who takes part may see more. This run was {facts.trust_mode}. Whoever runs, or breaks into, a machine that holds "
+        "records, or sums without noise, is trusted with them."
+    )
+    yield (
+        "Not promised: that nothing is learnt about people in general. What holds for many records, the model may learn, and "
+        "it may be true of somebody whose records were never there."
+    )
+
+
+def _questions(facts: CardFacts) -> Iterator[str]:
+    yield (
+        "What else was trained on, or published of, the same records? Epsilons and deltas of all of it add up, and this card "
+        "has its own alone."
+    )
+    if facts.of_units:
+        yield f"Is a {facts.protected} in the records one person, under one name only?"
+    else:
+        yield "Can one person have several of the records? Then read the lines on several records above."
+    yield "Who could read the records, the machines and the run's folder while it trained, and who has backups of them?"
+    yield "Who sees the evaluation figures, and whose records are the held-out ones?"
+    if STARTING_WEIGHTS in facts.not_protected:
+        yield "What were the starting weights trained on, and may that be known?"
+    yield f"Is it harmless that the number of {'units' if facts.of_units else 'records'}, N = {facts.records:,}, is known?"
+
+
+def _part(share: float) -> str:
+    if share >= 0.5:
+        return f"{round_up(share)} times"
+    return f"1/{math.floor(1 / share):,}" if share else "nothing"
 
 
 def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
@@ -288,20 +308,7 @@ def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
     else:
         yield "Clipping and noise", "none: the sum has no bound and no noise"
     yield "Trust", facts.trust_mode
-    yield "Written by", f"dpfed {facts.version}"
-
-
-def _factor(epsilon: float) -> str:
-    if epsilon > 15:
-        return f"10^{epsilon / math.log(10):.1f}"
-    factor = math.exp(epsilon)
-    return f"{factor:,.0f}" if factor >= 100 else f"{factor:.2f}"
-
-
-def _percent_up(share: float) -> str:
-    # More digits as certainty nears, so that 99.97 % is not printed as 100.
-    digits = 2 if share <= 0.9998 else 4
-    return f"{min(100.0, math.ceil(share * 100 * 10**digits) / 10**digits):.{digits}f} %"
+    yield "Card written by", f"dpfed {facts.version}"
 
 
 def _cell(text: str) -> str:

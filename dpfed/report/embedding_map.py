@@ -1,6 +1,9 @@
-"""Features on a plane: a principal-component map, coloured by label."""
+"""Features on a plane: principal-component maps, each coloured by one kind of label."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -9,9 +12,11 @@ from matplotlib.colors import is_color_like
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from dpfed.report.style import INK, MUTED, PAPER, RULE, SERIES, TRAINED, png_bytes
+from dpfed.report.style import INK, MUTED, PAPER, RULE, SERIES, TRAINED, dark, png_bytes
 
 PANELS = 3
+SIDE = 4.0  # inches, so that letters are readable on a screen of 390 pixels
+_COLUMNS = 4  # of the legend
 
 
 def principal_plane(features: Tensor) -> np.ndarray:
@@ -24,48 +29,65 @@ def principal_plane(features: Tensor) -> np.ndarray:
     return torch.nn.functional.pad(plane, (0, 2 - plane.shape[1])).numpy()
 
 
-def map_png(features: Tensor, labels: dict[str, tuple[np.ndarray, list[str]]]) -> bytes:
-    """The map as a PNG, one panel for each of up to three kinds of label.
+@dataclass(frozen=True)
+class Panel:
+    """One map: its title, and its picture for a light and for a dark screen."""
+
+    title: str
+    light: bytes
+    dark: bytes
+
+
+def maps(features: Tensor, labels: dict[str, tuple[np.ndarray, list[str]]]) -> list[Panel]:
+    """A map for each of up to three kinds of label; each can be read by itself on a phone.
 
     Args:
         features: ``(n, F)``, n > 2.
         labels: name -> (``(n,)`` int64 labels with -1 for none, names of the labels or []). Kinds of label with more classes
-            than there are colours are left out; without any, all points have one colour.
+            than there are colours are left out; without any, there is one map whose points have one colour.
     """
     plane = principal_plane(features)
-    panels = [(name, *value) for name, value in labels.items() if 1 < len(_classes(value[0])) <= len(SERIES)][:PANELS]
-    canvas = Figure(figsize=(9.6, 3.6 if len(panels) > 1 else 4.6), facecolor=PAPER, layout="constrained")
+    kinds = [(name, *value) for name, value in labels.items() if 1 < len(_classes(value[0])) <= len(SERIES)][:PANELS]
+    panels = kinds or [("", np.full(len(plane), -1), [])]
+    return [
+        Panel(name, *(_panel(plane, values, texts, paint) for paint in (lambda colour: colour, dark)))
+        for name, values, texts in panels
+    ]
+
+
+def _panel(plane: np.ndarray, values: np.ndarray, names: list[str], paint: Callable[[str], str]) -> bytes:
+    texts = {value: names[value] if value < len(names) else str(value) for value in _classes(values)}
+    rows = -(-len(texts) // _COLUMNS)
+    canvas = Figure(figsize=(SIDE, SIDE + 0.24 * rows), facecolor=paint(PAPER), layout="constrained")
     FigureCanvasAgg(canvas)
+    axes = canvas.add_subplot()
+    axes.set_facecolor(paint(PAPER))
+    for side in axes.spines.values():
+        side.set_color(paint(RULE))
+    axes.set(xticks=[], yticks=[])
     size = max(3.0, min(16.0, 12_000 / len(plane)))
-    for axes, (title, values, names) in zip(
-        np.atleast_1d(canvas.subplots(1, max(1, len(panels)))), panels or [("", np.zeros(len(plane), int) - 1, [])], strict=True
-    ):
-        for side in axes.spines.values():
-            side.set_color(RULE)
-        axes.set(xticks=[], yticks=[])
-        unlabelled = values < 0
-        axes.scatter(*plane[unlabelled].T, s=size, color=RULE if panels else TRAINED, linewidths=0)
-        texts = {value: names[value] if value < len(names) else str(value) for value in _classes(values)}
-        # Labels that are colours are drawn in them: a blue point that stands for "red" would mislead.
-        literal = all(is_color_like(text) and not text.isdigit() for text in texts.values())
-        for colour, (value, text) in zip(SERIES, texts.items(), strict=False):
-            points = plane[values == value]
-            paint = {"color": text, "edgecolors": MUTED, "linewidths": 0.4} if literal else {"color": colour, "linewidths": 0}
-            axes.scatter(*points.T, s=size, alpha=0.75, label=text, **paint)
-        axes.set_title(title, loc="left", color=INK, fontsize=10)
-        if panels:
-            wide = len(panels) == 1
-            axes.legend(
-                loc="center left" if wide else "upper center",
-                bbox_to_anchor=(1.01, 0.5) if wide else (0.5, -0.01),
-                ncols=1 if wide else max(1, min(5, len(texts))),
-                frameon=False,
-                fontsize=8.5,
-                labelcolor=MUTED,
-                handletextpad=0.1,
-                columnspacing=0.8,
-                markerscale=3 / max(1.0, size / 6) ** 0.5,
-            )
+    across, down = plane[values < 0].T
+    axes.scatter(across, down, s=size, color=paint(RULE if texts else TRAINED), linewidths=0)
+    # Labels that are colours are drawn in them: a blue point that stands for "red" would mislead.
+    literal = all(is_color_like(text) and not text.isdigit() for text in texts.values())
+    for colour, (value, text) in zip(SERIES, texts.items(), strict=False):
+        across, down = plane[values == value].T
+        points = axes.scatter(
+            across, down, s=size, color=text if literal else paint(colour), alpha=0.75, linewidths=0, label=text
+        )
+        if literal:
+            points.set(edgecolors=paint(MUTED), linewidths=0.4)
+    if texts:
+        canvas.legend(
+            loc="outside lower center",
+            ncols=min(_COLUMNS, len(texts)),
+            frameon=False,
+            fontsize=10,
+            labelcolor=paint(INK),
+            handletextpad=0.1,
+            columnspacing=0.9,
+            markerscale=3 / max(1.0, size / 6) ** 0.5,
+        )
     return png_bytes(canvas)
 
 

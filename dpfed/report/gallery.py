@@ -18,7 +18,7 @@ from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
 from dpfed.evaluation.suite import subset
-from dpfed.report.embedding_map import map_png
+from dpfed.report.embedding_map import maps
 
 if TYPE_CHECKING:
     from dpfed.data.records import RecordStore
@@ -29,11 +29,15 @@ INDEX = "gallery.json"
 
 @dataclass(frozen=True)
 class Tile:
-    """One picture: PNG bytes, a text under it, and a role: "plain", "query" or "right" (framed)."""
+    """One picture: PNG bytes, a text under it, and a role: "plain", "query" or "right" (framed).
+
+    A drawn picture, unlike a photograph, can have a second form for dark screens.
+    """
 
     png: bytes
     text: str = ""
     role: str = "plain"
+    dark: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,9 @@ class Gallery:
                     count += 1
                     (folder / name).write_bytes(tile.png)
                     tiles.append({"file": name, "text": tile.text, "role": tile.role})
+                    if tile.dark is not None:
+                        tiles[-1]["dark"] = f"dark-{name}"
+                        (folder / tiles[-1]["dark"]).write_bytes(tile.dark)
                 strips.append({"title": strip.title, "tiles": tiles})
             index.append({"title": section.title, "note": section.note, "layout": section.layout, "strips": strips})
         (folder / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -131,9 +138,11 @@ def build_gallery(
     sections.append(_neighbours(features, pictures, kind))
     labels = {name: (values[rows], store.label_names.get(name, [])) for name, values in store.labels.items()}
     if len(rows) > 2:
-        note = f"Frozen features of {len(rows):,} {kind} on their first two principal components."
-        tile = Tile(map_png(features, labels))
-        sections.append(Section("Map of the features", note, "figure", (Strip("", (tile,)),)))
+        note = f"Frozen features of {len(rows):,} {kind} on their first two principal components; colours are labels."
+        tiles = tuple(
+            Tile(panel.light, panel.title and f"by {panel.title}", dark=panel.dark) for panel in maps(features, labels)
+        )
+        sections.append(Section("Map of the features", note, "figure", (Strip("", tiles),)))
     return Gallery(tuple(sections))
 
 
@@ -194,12 +203,19 @@ def _png(image: Tensor) -> bytes:
     return out.getvalue()
 
 
+def _tile(item: dict, folder: Path) -> Tile:
+    # Path(...).name: an index must not lead out of its folder.
+    light, dark = ((folder / Path(item[key]).name).read_bytes() if key in item else None for key in ("file", "dark"))
+    if light is None:
+        raise KeyError("file")
+    return Tile(light, str(item["text"]), str(item["role"]), dark)
+
+
 def _section(item: dict, folder: Path) -> Section:
     strips = tuple(
         Strip(
             str(strip["title"]),
-            # Path(...).name: an index must not lead out of its folder.
-            tuple(Tile((folder / Path(t["file"]).name).read_bytes(), str(t["text"]), str(t["role"])) for t in strip["tiles"]),
+            tuple(_tile(tile, folder) for tile in strip["tiles"]),
         )
         for strip in item["strips"]
     )

@@ -10,16 +10,26 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
+from matplotlib.figure import Figure
 from PIL import Image
 
 from dpfed.errors import UserError
-from dpfed.report.card import round_up
+from dpfed.evaluation.intervals import apart
 from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, progress_plot
-from dpfed.report.results import Result, headlines, label, shown
+from dpfed.report.promise import round_up
+from dpfed.report.results import Result, headlines, label, shown, within
 from dpfed.report.run_view import RunView
-from dpfed.report.style import uri
+from dpfed.report.style import inline_svg, palette, uri
 
 PIXEL_ART = 64  # pictures smaller than this are enlarged with hard edges
+NO_LOSS = (
+    "There is no loss curve: the loss of a step is an exact function of the records that it drew, and no epsilon covers it. "
+    "What is shown comes from noisy sums, or from the evaluation."
+)
+ERROR_BARS = (
+    "± is the 95% interval over the draw of held-out records; the difference compares both models on the same ones. Within "
+    "error means that it may be chance. Another run has other noise, which may move figures by more."
+)
 
 
 def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> None:
@@ -39,18 +49,26 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> N
         raise UserError("a report needs at least one run.")
     values = _single(runs[0]) if len(runs) == 1 else _comparison(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(shown=shown, picture=_picture, small=_small)
-    template = resources.files("dpfed.report").joinpath("template.html").read_text(encoding="utf-8")
+    environment.globals.update(shown=shown, picture=_picture, small=_small, style=page_style())
     try:
-        Path(path).write_text(environment.from_string(template).render(values, note=note), encoding="utf-8")
+        Path(path).write_text(environment.from_string(_template()).render(values, note=note), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write the report {path}: {error.strerror or error}.") from error
+
+
+def page_style() -> Markup:
+    """The style sheet of the pages, which is written in their template and holds nothing of any run."""
+    return Markup(palette() + _template().partition("{{ style }}")[2].partition("</style>")[0])  # noqa: S704
+
+
+def _template() -> str:
+    return resources.files("dpfed.report").joinpath("template.html").read_text(encoding="utf-8")
 
 
 def _single(run: RunView) -> dict:
     table = run.table
     first = headlines(table, 4)
-    plots = []
+    plots: list[tuple[str, Figure]] = []
     spent = [(item["step"], item["epsilon"]) for item in run.metrics if item.get("epsilon") is not None]
     # Epsilon of a voided run is an accountant's figure, not privacy spent: a curve would look like a promise.
     if spent and not run.void:
@@ -68,15 +86,24 @@ def _single(run: RunView) -> dict:
         tall = len(plots) == 2
         chart = bar_chart(bars[: 12 if tall else 6], tall)
         plots.insert(0, ("Held-out records: after (blue) and before training (grey)", chart))
+    marks = run.marks
     return {
         "title": run.name,
         "runs": [run],
         "run": run,
         "tiles": _tiles(run, first),
         "groups": _groups(table),
-        "plots": plots,
+        "plots": _drawn(plots),
         "card": _markdown(run.card_markdown),
+        "marks": marks,
+        "about": run.about,
+        "no_loss": NO_LOSS,
+        "error_bars": ERROR_BARS,
     }
+
+
+def _drawn(plots: list[tuple[str, Figure]]) -> list[tuple[str, Markup]]:
+    return [(title, inline_svg(canvas, title)) for title, canvas in plots]
 
 
 def _groups(table: list[Result]) -> list[tuple[str, str, list[Result]]]:
@@ -94,6 +121,7 @@ def _tiles(run: RunView, first: list[Result]) -> list[tuple[str, str, str]]:
         tiles.append(("Epsilon spent", round_up(run.epsilon), f"delta {round_up(run.delta)}"))
     for item in first[:2]:
         remark = f"before {shown(item.untrained, item.name)}" if item.untrained is not None else item.split
+        remark += f"; {item.difference}" if item.change else ""
         tiles.append((item.label, shown(item.trained, item.name), remark))
     if run.metrics:
         remark = "noisy steps" if run.noisy else "without noise"
@@ -125,13 +153,25 @@ def _comparison(runs: Sequence[RunView]) -> dict:
         "columns": [(name, label(name)) for name in names],
         "rows": rows,
         "best": best,
-        "plots": plots,
+        "plots": _drawn(plots),
+        "error_bars": ERROR_BARS,
     }
 
 
-def _best(column: list[Result]) -> float | None:
-    values = {item.trained for item in column if item.trained is not None}
-    return (max if column[0].is_fraction else min)(values) if len(values) > 1 else None
+def _best(column: list[Result]) -> list[Result]:
+    """The best of a row, and all that it does not beat by more than may be chance."""
+    measured = [(item.trained, item) for item in column if item.trained is not None]
+    if len({value for value, _ in measured}) < 2:
+        return []
+    _, first = (max if column[0].is_fraction else min)(measured, key=lambda pair: pair[0])
+    return [item for _, item in measured if item is first or _tied(first, item)]
+
+
+def _tied(first: Result, other: Result) -> bool:
+    if first.trained is None or other.trained is None or first.trained_interval is None or other.trained_interval is None:
+        return first.trained == other.trained
+    # Other runs' outcomes are not known query by query, so the two figures are taken as unrelated.
+    return within(apart(first.trained, first.trained_interval, other.trained, other.trained_interval))
 
 
 def _markdown(text: str) -> Markup:

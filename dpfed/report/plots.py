@@ -1,4 +1,4 @@
-"""The charts of a report. Each function gives the ``data:`` address of one SVG; the page gives it its title."""
+"""The charts of a report. Each function gives one figure; the page gives it its title."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from dpfed.report.results import Result, label, shown
-from dpfed.report.style import INK, MUTED, RULE, SERIES, TARGET, TRAINED, UNTRAINED, figure, svg_uri
+from dpfed.report.promise import round_up
+from dpfed.report.results import Interval, Result, label, shown
+from dpfed.report.style import INK, MUTED, RULE, SERIES, TARGET, TRAINED, UNTRAINED, figure
 
 WIDTH, HEIGHT = 5.0, 2.9  # inches; two stand side by side on a page of 1000 pixels
 
 
-def epsilon_plot(steps: Sequence[int], epsilons: Sequence[float], target: float | None) -> str:
+def epsilon_plot(steps: Sequence[int], epsilons: Sequence[float], target: float | None) -> Figure:
     """Privacy spent over steps, with the planned epsilon as a line.
 
     Args:
@@ -30,9 +32,9 @@ def epsilon_plot(steps: Sequence[int], epsilons: Sequence[float], target: float 
     axes.set_xlim(0, max(steps[-1], 1) * 1.02)
     if target is not None:
         axes.axhline(target, color=TARGET, linewidth=1.2, linestyle=(0, (4, 3)))
-        axes.annotate(f"planned {target:g}", (0, target), (2, 4), textcoords="offset points", color=TARGET, fontsize=9)
+        axes.annotate(f"planned {round_up(target)}", (0, target), (2, 4), textcoords="offset points", color=TARGET, fontsize=9)
     axes.annotate(
-        f"spent {epsilons[-1]:.2f}",
+        f"spent {round_up(epsilons[-1])}",
         (steps[-1], epsilons[-1]),
         (-2, -22),
         textcoords="offset points",
@@ -44,10 +46,10 @@ def epsilon_plot(steps: Sequence[int], epsilons: Sequence[float], target: float 
     axes.set_xlabel("step", color=MUTED, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    return svg_uri(canvas)
+    return canvas
 
 
-def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> str:
+def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> Figure:
     """Metrics over steps: trained points, and the untrained model as a dashed line in the same colour."""
     canvas, axes = figure(WIDTH, HEIGHT)
     ends = []
@@ -60,6 +62,9 @@ def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> st
             points = [(0, baseline), *points]
         if points:
             axes.plot(*zip(*points, strict=True), "o-", color=colour, linewidth=2, markersize=4, clip_on=False)
+            for item in rows:
+                if item["model"] == "trained" and item.get("interval"):
+                    axes.plot([item["step"]] * 2, item["interval"], color=colour, linewidth=1.2, alpha=0.6, clip_on=False)
             ends.append((points[-1], label(name), colour))
     last = max((step for (step, _), _, _ in ends), default=1)
     for _, text, colour in ends:
@@ -86,10 +91,10 @@ def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> st
     axes.set_xlabel("step  (dashed: before training)", color=MUTED, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     _percent(axes, "y")
-    return svg_uri(canvas)
+    return canvas
 
 
-def bar_chart(results: Sequence[Result], tall: bool) -> str:
+def bar_chart(results: Sequence[Result], tall: bool) -> Figure:
     """Untrained beside trained, one pair of bars for each metric that is a fraction.
 
     Args:
@@ -98,15 +103,18 @@ def bar_chart(results: Sequence[Result], tall: bool) -> str:
     """
     rows = [item for item in results if item.is_fraction]
     canvas, axes = figure(WIDTH, 2 * HEIGHT + 0.6 if tall else max(HEIGHT, 0.4 * len(rows) + 0.4))
+    ends = [0.0]
     for sign, colour, key in ((-1, UNTRAINED, "untrained"), (1, TRAINED, "trained")):
         values = [getattr(item, key) or 0.0 for item in rows]
         at = [index + 0.19 * sign for index in range(len(rows))]
         axes.barh(at, values, height=0.36, color=colour)
         for y, item in zip(at, rows, strict=True):
-            value = getattr(item, key)
+            value, interval = getattr(item, key), getattr(item, f"{key}_interval")
+            _whisker(axes, y, interval)
+            ends.append(interval[1] if interval else value or 0.0)
             axes.annotate(
                 shown(value, item.name),
-                (value or 0.0, y),
+                (ends[-1], y),
                 (4, 0),
                 textcoords="offset points",
                 va="center",
@@ -116,14 +124,14 @@ def bar_chart(results: Sequence[Result], tall: bool) -> str:
             )
     axes.set_yticks(range(len(rows)), [item.label for item in rows], color=INK)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.16 * max([v for item in rows for v in (item.trained, item.untrained) if v is not None] or [1]))
+    axes.set_xlim(0, 1.16 * (max(ends) or 1))
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=RULE, linewidth=0.8)
     _percent(axes, "x")
-    return svg_uri(canvas)
+    return canvas
 
 
-def comparison_plot(names: Sequence[str], results: Sequence[Result | None], void: Sequence[bool]) -> str:
+def comparison_plot(names: Sequence[str], results: Sequence[Result | None], void: Sequence[bool]) -> Figure:
     """One metric of several runs: a bar for the trained model, a tick for the untrained one.
 
     Args:
@@ -132,26 +140,36 @@ def comparison_plot(names: Sequence[str], results: Sequence[Result | None], void
         void: runs without a guarantee are drawn in grey.
     """
     canvas, axes = figure(2 * WIDTH, 0.46 * len(names) + 1.0)
-    best = max([r.trained for r in results if r is not None and r.trained is not None] or [1.0]) or 1.0
+    ends = [0.0]
     for y, item in enumerate(results):
         if item is None or item.trained is None:
             axes.annotate("not measured", (0, y), (4, 0), textcoords="offset points", va="center", fontsize=9, color=MUTED)
             continue
         colour = UNTRAINED if void[y] else TRAINED
         axes.barh(y, item.trained, height=0.56, color=colour)
-        text = shown(item.trained, item.name)
+        text = shown(item.trained, item.name, item.trained_interval)
+        _whisker(axes, y, item.trained_interval)
+        ends.append(item.trained_interval[1] if item.trained_interval else item.trained)
         axes.annotate(
-            text, (item.trained, y), (6, 0), textcoords="offset points", va="center", fontsize=9, color=INK, weight="bold"
+            text, (ends[-1], y), (6, 0), textcoords="offset points", va="center", fontsize=9, color=INK, weight="bold"
         )
         if item.untrained is not None:
             axes.plot([item.untrained] * 2, [y - 0.36, y + 0.36], color=TARGET, linewidth=2, solid_capstyle="butt")
     axes.set_yticks(range(len(names)), names, color=INK)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.12 * best)
+    axes.set_ylim(len(names) - 0.5, -0.5)  # also where the last run was not measured
+    axes.set_xlim(0, 1.2 * (max(ends) or 1))
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=RULE, linewidth=0.8)
     _percent(axes, "x")
-    return svg_uri(canvas)
+    return canvas
+
+
+def _whisker(axes: Axes, y: float, interval: Interval | None) -> None:
+    """How far a bar may be off."""
+    if interval is not None:
+        axes.plot(interval, [y, y], color=INK, linewidth=1, solid_capstyle="butt")
+        for end in interval:
+            axes.plot([end, end], [y - 0.07, y + 0.07], color=INK, linewidth=1)
 
 
 def _percent(axes: Axes, side: str) -> None:

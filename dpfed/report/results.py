@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
 # The first that a run has is what its report opens with.
 _HEADLINES = ("image_to_text_R@10", "text_to_image_R@10", "linear_probe_accuracy", "knn3_accuracy", "knn200_accuracy")
+Interval = tuple[float, float]
 _WORDS = {
     "image_to_text": "Image to text",
     "text_to_image": "Text to image",
     "mean_rank": "mean rank",
     "median_rank": "median rank",
     "linear_probe_accuracy": "Linear probe accuracy",
+    "zero_shot_accuracy": "Zero-shot accuracy",
+    "zero_shot_top5_accuracy": "Zero-shot top-5 accuracy",
 }
 
 
@@ -27,6 +31,9 @@ class Result:
         trained: None where it was not measured.
         protocol: how, for people.
         split: which records.
+        untrained_interval: 95%, over the draw of held-out records; ``None``: not known.
+        trained_interval: the same of the trained value.
+        change: the same of trained minus untrained, on the same records.
     """
 
     name: str
@@ -34,6 +41,9 @@ class Result:
     trained: float | None
     protocol: str
     split: str
+    untrained_interval: Interval | None = None
+    trained_interval: Interval | None = None
+    change: Interval | None = None
 
     @property
     def label(self) -> str:
@@ -47,17 +57,15 @@ class Result:
 
     @property
     def difference(self) -> str:
-        """Trained minus untrained, in percentage points or ranks, with its sign."""
+        """Trained minus untrained, in percentage points or ranks, with its sign and how far it may be off."""
         if self.untrained is None or self.trained is None:
             return "–"
-        change = self.trained - self.untrained
-        text = f"{100 * change:+.1f} pts" if self.is_fraction else f"{change:+,.1f}"
-        return text.replace("-", "−")
+        return difference(self.trained - self.untrained, self.change, self.is_fraction)
 
     @property
     def improved(self) -> bool | None:
-        """Whether training helped; None where it made no difference or one side was not measured."""
-        if self.untrained is None or self.trained is None or self.trained == self.untrained:
+        """Whether training helped; None where that is within error, or one side or its error is not known."""
+        if self.untrained is None or self.trained is None or self.change is None or within(self.change):
             return None
         return (self.trained > self.untrained) == self.is_fraction
 
@@ -76,6 +84,9 @@ def results_of(evaluations: list[dict[str, Any]]) -> list[Result]:
             sides["trained"]["value"] if "trained" in sides else None,
             next(reversed(sides.values()))["protocol"],
             next(reversed(sides.values()))["split"],
+            _interval(sides.get("untrained"), "interval"),
+            _interval(sides.get("trained"), "interval"),
+            _interval(sides.get("trained"), "change"),
         )
         for name, sides in found.items()
     ]
@@ -101,8 +112,37 @@ def label(name: str) -> str:
     return base.strip() + (f" ({column})" if column else "")
 
 
-def shown(value: float | None, name: str) -> str:
-    """A value with its unit: fractions in percent, ranks as numbers."""
+def shown(value: float | None, name: str, interval: Interval | None = None) -> str:
+    """A value with its unit, and how far it may be off where that is known: fractions in percent, ranks as numbers."""
     if value is None:
         return "–"
-    return f"{100 * value:.1f} %" if is_fraction(name) else f"{value:,.1f}"
+    text = f"{100 * value:.1f} %" if is_fraction(name) else f"{value:,.1f}"
+    return text if interval is None else f"{text} ± {_off(value, interval, is_fraction(name))}"
+
+
+def difference(change: float, interval: Interval | None, fraction: bool, digits: int = 1) -> str:
+    """A change in percentage points or ranks, with its sign; one that may be chance says so."""
+    text = f"{100 * change:+.{digits}f}" if fraction else f"{change:+,.{digits}f}"
+    text = text.replace("-", "−")
+    unit = " pts" if fraction else ""
+    if interval is None:
+        return f"{text}{unit}"
+    words = ", within error" if within(interval) else ""
+    return f"{text} ± {_off(change, interval, fraction, digits)}{unit}{words}"
+
+
+def within(change: Interval) -> bool:
+    """Whether a change may be chance."""
+    return change[0] <= 0 <= change[1]
+
+
+def _off(value: float, interval: Interval, fraction: bool, digits: int = 1) -> str:
+    """How far the interval goes from the value, to the side where it goes further; never less."""
+    scale = (100 if fraction else 1) * 10**digits
+    most = max(interval[1] - value, value - interval[0], 0.0)
+    return f"{math.ceil(round(most * scale, 9)) / 10**digits:,.{digits}f}"
+
+
+def _interval(item: dict[str, Any] | None, key: str) -> Interval | None:
+    found = (item or {}).get(key)
+    return None if found is None else (float(found[0]), float(found[1]))

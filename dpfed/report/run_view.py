@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.errors import UserError
-from dpfed.report.card import is_void, lead
+from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.gallery import Gallery
 from dpfed.report.results import Result, results_of
 from dpfed.run import RunDirectory
@@ -80,6 +80,25 @@ class RunView:
         return lead(self.card_markdown)
 
     @property
+    def marks(self) -> list[str]:
+        """What a reader must know beside the guarantee."""
+        return marks_of(self.card_markdown)
+
+    @property
+    def about(self) -> str:
+        """Which run this is, in a line; empty for one of an older dpfed."""
+        made = self.results.get("run")
+        if not made or "data" not in made:
+            return ""
+        last = made["environments"][-1]
+        code = f"dpfed {last['versions']['dpfed']}" + (f" at {last['commit'][:12]}" if last["commit"] else "")
+        if last["commit"] and last["commit"].endswith("-dirty"):
+            code += " (changed)"
+        mark = made["data"]["fingerprint"]
+        data = f"{made['data']['name']} ({mark})" if mark else made["data"]["name"]
+        return f"{data} · run {made['id']} · began {made['began']} · {code} · {last['hardware']}"
+
+    @property
     def evaluations(self) -> list[dict[str, Any]]:
         """All measured figures."""
         return self.results["evaluations"]
@@ -99,6 +118,7 @@ class RunView:
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"there is no run at {folder}: expected a directory that `dpfed pretrain` wrote.")
+        RunDirectory(folder).refuse_odd_entries()
         config_toml = _text(folder / "config.toml")
         try:
             name = tomllib.loads(config_toml).get("name", folder.name)
@@ -134,13 +154,32 @@ def _results(path: Path) -> dict[str, Any]:
     privacy, evaluations = results.get("privacy"), results.get("evaluations")
     if not isinstance(privacy, dict) or not _is(privacy.get("delta"), _NUMBER) or not _is(privacy.get("epsilon", ""), _SPENT):
         raise UserError(f"{path} is damaged: expected numbers privacy.epsilon (null: infinite) and privacy.delta.")
+    if not _is_provenance(results.get("run")):
+        raise UserError(f"{path} is damaged: 'run' does not say which run it is.")
     if not isinstance(evaluations, list):
         raise UserError(f"{path} is damaged: expected a list 'evaluations', got {type(evaluations).__name__}.")
     for number, item in enumerate(evaluations):
         for key, kind in _FIELDS.items():
             if not isinstance(item, dict) or not _is(item.get(key), kind):
                 raise UserError(f"{path} is damaged: evaluations[{number}] has no valid '{key}'.")
+        for key in ("interval", "change"):
+            ends = item.get(key, (0.0, 0.0))
+            if not isinstance(ends, list | tuple) or len(ends) != 2 or not all(_is(end, _NUMBER) for end in ends):
+                raise UserError(f"{path} is damaged: evaluations[{number}] has no valid '{key}'.")
     return results
+
+
+def _is_provenance(made: Any) -> bool:
+    """Whether it is what a run writes of itself; an older dpfed wrote nothing."""
+    if made is None:
+        return True
+    try:
+        data, last = made.get("data"), (made.get("environments") or [None])[-1]
+        texts = [made["id"], *([made["began"], data["name"], last["versions"]["dpfed"], last["hardware"]] if data else [])]
+        optional = [data["fingerprint"], last["commit"]] if data else []
+    except (AttributeError, LookupError, TypeError):
+        return False
+    return all(isinstance(text, str) for text in texts) and all(text is None or isinstance(text, str) for text in optional)
 
 
 def _metrics(path: Path) -> list[dict[str, Any]]:

@@ -1,11 +1,18 @@
-"""The look of all charts: colours that colour-blind readers can tell apart, light lines, no global matplotlib state."""
+"""The look of all charts: colours that colour-blind readers can tell apart, light lines, no global matplotlib state.
+
+A chart is drawn in the colours of a light page. On a page it stands as inline SVG whose colours are CSS variables, so that it
+follows the reader's choice of a light or dark screen, and prints light.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
+import re
+from html import escape
 
 import matplotlib
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -14,6 +21,12 @@ INK, MUTED, RULE, PAPER = "#1c2733", "#66727f", "#e3e8ed", "#ffffff"
 TRAINED, UNTRAINED, TARGET = "#0072b2", "#a9b4bf", "#d55e00"
 # Okabe and Ito (2008), the readable ones first; black and yellow are left out on white.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#5a6773", "#8c6d31", "#393b79")
+
+_DARK = {
+    **{INK: "#e6edf3", MUTED: "#9aa7b4", RULE: "#2d3640", PAPER: "#161b22", UNTRAINED: "#66727f"},
+    **{"#0072b2": "#4aa3e0", "#d55e00": "#ff8c42", "#009e73": "#2fc79a", "#cc79a7": "#dd9cc0", "#e69f00": "#f0b429"},
+    **{"#56b4e9": "#8fd0f5", "#7a5195": "#b08bd0", "#5a6773": "#93a1ae", "#8c6d31": "#c9a65c", "#393b79": "#8a8de0"},
+}
 
 
 def figure(width: float, height: float) -> tuple[Figure, Axes]:
@@ -36,12 +49,45 @@ def quiet(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def svg_uri(canvas: Figure) -> str:
-    """A figure as a ``data:`` address of an SVG; equal figures give equal text."""
+def dark(colour: str) -> str:
+    """What a colour of these charts becomes on a dark screen; another one stays."""
+    return _DARK.get(colour, colour)
+
+
+def palette() -> str:
+    """The style sheet's part with the colours of charts, light and dark."""
+    light = "".join(f"{_variable(colour)}: {colour}; " for colour in _DARK)
+    night = "".join(f"{_variable(colour)}: {other}; " for colour, other in _DARK.items())
+    return f":root {{ {light}}}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {night}}} }}"
+
+
+def inline_svg(canvas: Figure, title: str) -> Markup:
+    """A figure as an SVG element for an HTML page that has the `palette`; equal figures give equal text.
+
+    Args:
+        canvas: the figure.
+        title: for those who cannot see it.
+    """
     out = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "dpfed", "svg.fonttype": "path"}):
         canvas.savefig(out, format="svg", metadata={"Date": None})
-    return uri(out.getvalue().encode(), "image/svg+xml")
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    # Without comments and metadata, which hold texts and addresses, and without names that several figures share.
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)
+    box = text.partition('viewBox="')[2].partition('"')[0]
+    text = f'<svg viewBox="{box}" role="img" aria-label="{escape(title)}">{text[text.index(">") + 1 :]}'
+    text = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", lambda found: f"{found[1]}: {_paint(found[2])}", text)
+    return Markup(text)  # noqa: S704  matplotlib draws all texts as paths; the title is escaped
+
+
+def _variable(colour: str) -> str:
+    return f"--c{colour[1:]}"
+
+
+def _paint(colour: str) -> str:
+    return f"var({_variable(colour)}, {colour})" if colour in _DARK else colour
 
 
 def png_bytes(canvas: Figure) -> bytes:

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from dpfed.report.promise import round_up
 from dpfed.report.results import label
 from dpfed.report.style import INK, MUTED, PAPER, RULE, SERIES, TARGET, TRAINED, UNTRAINED, quiet
 from dpfed.reproduce.outcome import Outcome, Row
@@ -32,7 +33,7 @@ def _bars(outcome: Outcome) -> Figure:
         for axes, metric in zip(across, metrics, strict=True):
             rows = [row for row in outcome.rows if (row.epsilon, row.metric) == (epsilon, metric)]
             _bar_panel(axes, rows)
-            promise = "no privacy" if epsilon == float("inf") else f"epsilon {epsilon:g}"
+            promise = "no privacy" if epsilon == float("inf") else f"epsilon {round_up(epsilon)}"
             axes.set_title(f"{label(metric)}, {promise}", fontsize=9.5, color=INK, loc="left")
     return canvas
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from dpfed.config import Config
 from dpfed.privacy.ledger import Ledger
+from dpfed.report.promise import round_up
 from dpfed.report.run_view import RunView
 from dpfed.reproduce.held_out import relative_losses
 from dpfed.reproduce.published import beside
@@ -36,6 +37,7 @@ class Row:
         published: percent.
         sound: whether the run's guarantee holds; False without privacy.
         run: its name.
+        interval: 95%, of ours, over the draw of held-out records, percent; ``None``: not known.
     """
 
     label: str
@@ -48,6 +50,7 @@ class Row:
     published: float | None
     sound: bool
     run: str
+    interval: tuple[float, float] | None = None
 
     @property
     def difference(self) -> float | None:
@@ -122,13 +125,29 @@ class Outcome:
 
     def write_csv(self, path: Path) -> None:
         """One figure a row."""
-        columns = ("experiment", "scale", "data", "method", "setting", "x", "epsilon", "metric", "ours", "published", "run")
+        columns = (
+            "experiment",
+            "scale",
+            "data",
+            "method",
+            "setting",
+            "x",
+            "epsilon",
+            "metric",
+            "ours",
+            "low",
+            "high",
+            "published",
+            "run",
+        )
         with open(path, "w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(columns)
             head = (self.request.experiment.name, self.request.scale, self.request.data.name)
             for row in self.rows:
-                figures = (row.x, row.epsilon, row.metric, _rounded(row.ours), row.published, row.run)
+                low, high = row.interval or (None, None)
+                ours = map(_rounded, (row.ours, low, high))
+                figures = (row.x, row.epsilon, row.metric, *ours, row.published, row.run)
                 writer.writerow([*head, row.label, row.setting, *("" if value is None else value for value in figures)])
 
 
@@ -163,7 +182,9 @@ def reproduce(request: Request, watcher: Watcher | None = None) -> Outcome:
 
 def _label(request: Request, item: Planned) -> str:
     own = "privacy.epsilon" in item.variant.changes or item.epsilon == math.inf
-    return item.variant.label if own or len(request.epsilons) == 1 else f"{item.variant.label}, epsilon {item.epsilon:g}"
+    return (
+        item.variant.label if own or len(request.epsilons) == 1 else f"{item.variant.label}, epsilon {round_up(item.epsilon)}"
+    )
 
 
 def _rows(request: Request, item: Planned, view: RunView) -> list[Row]:
@@ -171,6 +192,7 @@ def _rows(request: Request, item: Planned, view: RunView) -> list[Row]:
     for metric in request.data.metrics:
         found = next((result for result in view.table if result.name.partition("[")[0] == metric), None)
         ours = None if found is None else found.untrained if item.variant.untrained else found.trained
+        bars = None if found is None else found.untrained_interval if item.variant.untrained else found.trained_interval
         rows.append(
             Row(
                 item.variant.label,
@@ -183,6 +205,7 @@ def _rows(request: Request, item: Planned, view: RunView) -> list[Row]:
                 _published(request, item, metric),
                 not view.void,
                 item.config.name,
+                None if bars is None else (100 * bars[0], 100 * bars[1]),
             )
         )
     return rows

@@ -8,11 +8,11 @@ from importlib import resources
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
-from dpfed.report.card import round_up
+from dpfed.report.html import ERROR_BARS, page_style
+from dpfed.report.promise import round_up
 from dpfed.report.results import label
-from dpfed.report.style import png_bytes, svg_uri
+from dpfed.report.style import inline_svg, png_bytes
 from dpfed.reproduce.charts import charts
 from dpfed.reproduce.outcome import Mechanism, Outcome, Row
 
@@ -63,8 +63,8 @@ def write(outcome: Outcome) -> dict[str, Path]:
         data=request.data.name,
         scale=request.scale,
         note=outcome.scale,
-        style=_style(),
-        plots=[(heading, svg_uri(canvas)) for heading, canvas in drawn.items()],
+        style=page_style(),
+        plots=[(heading, inline_svg(canvas, heading)) for heading, canvas in drawn.items()],
         compared=compared(outcome),
         metrics=[(metric, label(metric)) for metric in request.data.metrics],
         lines=lines(outcome),
@@ -74,6 +74,7 @@ def write(outcome: Outcome) -> dict[str, Path]:
         runs=list(outcome.runs.values()),
         figure=figure,
         signed=signed,
+        error_bars=ERROR_BARS,
     )
     files["page"].write_text(text, encoding="utf-8")
     return files
@@ -108,9 +109,12 @@ def mechanisms(outcome: Outcome) -> list[MechanismWords]:
     ]
 
 
-def figure(value: float | None) -> str:
-    """A figure in percent."""
-    return "–" if value is None else f"{value:.1f}"
+def figure(value: float | None, interval: tuple[float, float] | None = None) -> str:
+    """A figure in percent, and how far it may be off."""
+    if value is None:
+        return "–"
+    most = interval and max(interval[1] - value, value - interval[0])
+    return f"{value:.1f}" + ("" if most is None else f" ± {math.ceil(round(10 * most, 9)) / 10:.1f}")
 
 
 def signed(value: float | None) -> str:
@@ -118,18 +122,12 @@ def signed(value: float | None) -> str:
     return "–" if value is None else f"{value:+.1f}".replace("-", "−")
 
 
-def _style() -> Markup:
-    """The style of the reports, which is written in their template and holds nothing of any run."""
-    template = resources.files("dpfed.report").joinpath("template.html").read_text(encoding="utf-8")
-    return Markup(template.partition("<style>")[2].partition("</style>")[0])  # noqa: S704
-
-
 def _named(row: Row, outcome: Outcome) -> str:
     return row.name if row.x is None else f"{row.name}, {outcome.request.experiment.axis} = {row.x:g}"
 
 
 def _promise(epsilon: float) -> str:
-    return "none" if math.isinf(epsilon) else f"{epsilon:g}"
+    return "none" if math.isinf(epsilon) else round_up(epsilon)
 
 
 def _soundness(item: Mechanism) -> str:

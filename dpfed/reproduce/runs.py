@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfed.config import Config, parse_config
+from dpfed.config import Config, read_back
 from dpfed.data.importers import detect
 from dpfed.data.layout import is_store
 from dpfed.data.opening import open_records
 from dpfed.dotted_keys import put
+from dpfed.effects import effective
 from dpfed.errors import UserError
 from dpfed.foresight import foresee, refuse_place
 from dpfed.models.building import settled
@@ -212,6 +213,7 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
         put(tree, "training.checkpoint_every", every)
         put(tree, "training.keep", steps)
     tree["name"] = "unnamed"
-    config = with_absolute_paths(parse_config(tree, f"{request.experiment.name}, {variant.label}"))
+    # One base serves all methods and all places of the records, so a variant may have no use for some of its keys.
+    config = with_absolute_paths(effective(read_back(tree, f"{request.experiment.name}, {variant.label}")))
     digest = hashlib.blake2b(config.dump().encode(), digest_size=5).hexdigest()
     return config.model_copy(update={"name": f"{request.data.name}-{method}-{digest}"})

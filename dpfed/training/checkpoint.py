@@ -22,7 +22,8 @@ from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.training.coordinator import Coordinator
 
-FORMAT = "dpfed-checkpoint-1"
+FORMAT = "dpfed-checkpoint-2"
+_OLD_FORMAT = "dpfed-checkpoint-1"  # its digest is of the numbers alone: of no use to go on with a run
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,9 @@ class Checkpoints:
         if coordinator.average is not None:
             tensors["average"] = coordinator.average
         tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-        header = {"format": FORMAT, "optimizer": json.dumps(scalars), "digest": _digest(tensors)}
+        header = {"format": FORMAT, "optimizer": json.dumps(scalars)}
         header |= {name: str(value) for name, value in vars(progress).items()}
+        header["digest"] = _digest(tensors, header)
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"step-{progress.step:08d}.safetensors"
         temporary = path.with_suffix(".partial")
@@ -94,9 +96,14 @@ class Checkpoints:
         """Restores model, optimizer and average from a checkpoint.
 
         Raises:
-            UserError: if it is damaged or belongs to another model.
+            UserError: if it is damaged, belongs to another model, or an earlier version of dpfed wrote it.
         """
         tensors, header = _read(path)
+        if header["format"] == _OLD_FORMAT:
+            raise UserError(
+                f"the checkpoint {path} is from an earlier version of dpfed, whose digest does not cover how far the run was: "
+                "go on with that version, or start the run anew. (A finished run's can still be measured.)"
+            )
         _load_model(path, tensors, model)
         state: dict[int, dict[str, Tensor | float]] = {}
         for key, value in {**_under("optimizer/", tensors), **json.loads(header["optimizer"])}.items():
@@ -141,7 +148,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(_damaged(path)) from error
-    if header.get("format") != FORMAT or header.get("digest") != _digest(tensors):
+    digest = {FORMAT: _digest, _OLD_FORMAT: _old_digest}.get(header.get("format", ""))
+    if digest is None or header.get("digest") != digest(tensors, header):
         raise UserError(_damaged(path))
     return tensors, header
 
@@ -154,9 +162,24 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
+def _digest(tensors: dict[str, Tensor], header: dict[str, str]) -> str:
+    """Of all that the file says: names, types, shapes and values of tensors, and the header but for the digest itself."""
+    digest = hashlib.blake2b(digest_size=16)
+    shapes = [[name, str(value.dtype), *value.shape] for name, value in sorted(tensors.items())]
+    rest = {name: value for name, value in header.items() if name != "digest"}
+    digest.update(json.dumps([rest, shapes], sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(_bits(tensors[name]))
+    return digest.hexdigest()
+
+
+def _old_digest(tensors: dict[str, Tensor], header: dict[str, str]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data)
+        digest.update(_bits(tensors[name]))
     return digest.hexdigest()
+
+
+def _bits(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -40,6 +41,9 @@ from dpfed.watching import Silent, Watcher, import_progress
 
 if TYPE_CHECKING:
     from dpfed.federation.terms import Terms
+
+
+_MOST_TRIED, _PIXELS_TRIED = 64, 64 * 64 * 64  # see `_largest_pass`: 64 records of 64 pixels, or fewer larger ones
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,7 @@ class Parts:
             microbatch=self.config.bounding.microbatch,
             owner=share.owner,
             groups=share.groups,
+            owners=self.owners if self.terms is None else len(self.terms.sites),
             observe=observe,
             units=None if units is None else units[rows],
         )
@@ -192,6 +197,7 @@ def assemble(
     config = settled(config)
     require_memory(config, device)
     tokenizer = tokenizer_for(config.model)
+    preprocessing = preprocessing_of(config)
     watcher.note("building the model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
@@ -207,9 +213,11 @@ def assemble(
         refuse_mixing(model, f"bounding.engine = '{config.bounding.engine}'")
     text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
     with torch.random.fork_rng(devices=[]):
-        check_independence(model, random_group(image_size(config), text))
+        tried = _largest_pass(config, foreseen or PrivacyPlan.sketch(config))
+        check_independence(model, random_group(image_size(config), text, records=2), tried)
     watcher.note(f"opening the records: {_source(config)}")
-    store = open_records(config.data, guarded(import_progress(watcher), config) if terms is None else None, owner, owners)
+    progress = guarded(import_progress(watcher), config) if terms is None else None
+    store = open_records(config.data, progress, owner, owners, preprocessing.interpolation)
     if config.model.reads_text and store.kind != "image-text":
         raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
     if terms:
@@ -233,7 +241,6 @@ def assemble(
         engine = fastest_engine(model, _stand_in(config, plan, text, device), *chosen_on)
         config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
     config = config.model_copy(update={"training": config.training.model_copy(update={"device": device.type})})
-    preprocessing = preprocessing_of(config)
     views = ImageViews(config.views, preprocessing)
     return Parts(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms)
 
@@ -243,6 +250,15 @@ def _source(config: Config) -> str:
     if data.source == "shapes":
         return f"{data.records:,} generated shapes"
     return f"{data.source} at {data.path}" if data.path else data.source
+
+
+def _largest_pass(config: Config, plan: PrivacyPlan) -> int:
+    """Records of a pass that is about as large as training will make, as far as trying it out is cheap."""
+    expected = plan.batch if plan.how.whole_batch else plan.group_size
+    records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.cap or plan.records)
+    if plan.how.whole_batch:
+        records = min(records, config.bounding.microbatch)
+    return min(records, _MOST_TRIED, _PIXELS_TRIED // image_size(config) ** 2)
 
 
 def _check_engine(config: Config, how: Method) -> None:

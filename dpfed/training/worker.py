@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.bounding.bounded_sum import BoundedSum, clip_norm_in_float32
 from dpfed.bounding.engines import Engine, GroupBatch
 from dpfed.data.batches import ViewMaker
 from dpfed.data.sampling import StepDraw, draw_step
 from dpfed.errors import UserError
+from dpfed.models.contract import temperature_of
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import validate
 from dpfed.plan import PrivacyPlan
@@ -49,6 +50,7 @@ class Worker:
         microbatch: records whose views are in memory at a time; one group is never divided.
         owner: this owner's number.
         groups: K_w, how many of the plan's K groups are this owner's; ``None``: all.
+        owners: how many owners' sums are added up.
         observe: receives raw, private figures of each step; off unless the user asked for them in words.
         units: ``(n,)`` the keys of the rows' units where the plan protects units, otherwise ``None``.
 
@@ -68,16 +70,19 @@ class Worker:
         microbatch: int,
         owner: int = 0,
         groups: int | None = None,
+        owners: int = 1,
         observe: GroupObserver | None = None,
         units: np.ndarray | None = None,
     ) -> None:
         validate(model)
+        temperature_of(model)
         if (plan.unit == "unit") != (units is not None):
             raise ValueError(f"the plan protects each {plan.unit}, and units were {'not ' if units is None else ''}given")
         self._plan, self._model, self._engine, self._views, self._expect = plan, model, engine, views, views.expect
         self._rows, self._keys, self._randomness, self._microbatch = rows, keys, randomness, microbatch
         self._owner, self._observe, self._units = owner, observe, units
         self._groups = plan.groups if groups is None else groups
+        self._clip_norm = clip_norm_in_float32(plan.bound, plan.how.spread(plan), owners)
         self._vector = TrainableVector(model)
         self._foreseen: tuple[int, StepDraw] | None = None
 
@@ -88,7 +93,7 @@ class Worker:
             step: training step; all randomness follows from it.
 
         Returns:
-            The sum over this owner's groups: zeros if nothing was drawn, for an empty step is still a step.
+            The sum over this owner's groups, rounded to float32: zeros if nothing was drawn, for an empty step is still a step.
         """
         draw = self._drawn(step)
         total = self._engine.zeros()
@@ -101,7 +106,7 @@ class Worker:
             raise
         if step + 1 < self._plan.steps:
             self._foresee(step + 1)
-        total = self._engine.finish(total)
+        total = self._engine.finish(total).float()
         if self._observe:
             self._observe(step, self._raw_figures(len(draw.rows), norms, total))
         return BoundedSum(total, self._plan.sensitivity, self._groups)
@@ -114,7 +119,7 @@ class Worker:
         for first, end in ranges:
             starts = (draw.starts[first : end + 1] - draw.starts[first]).tolist()
             views = self._views(draw.between(first, end), self._randomness, step, self._vector.device)
-            norms.append(self._engine.add_clipped(GroupBatch(views, starts, step), self._plan.bound, total))
+            norms.append(self._engine.add_clipped(GroupBatch(views, starts, step), self._clip_norm, total))
         return norms
 
     def _drawn(self, step: int) -> StepDraw:

@@ -196,7 +196,7 @@ def test_rounding_where_rows_cancel_is_within_the_slack():
         g[1::2] -= 10
         g[::2] += 10
         a = torch.ones(64, 600) + scale * torch.randn(64, 600)
-        squares, slack = term.gram_squares((a @ a.T)[None], (g @ g.T)[None], grouping.exact)
+        squares, slack = term.gram_squares((a @ a.T)[None], (g @ g.T)[None], (600, 32), grouping.exact)
         into = torch.zeros(32, 600).addmm_(g.T, a)
         for exact in (g.T.double() @ a.double(), into):
             assert abs(exact.double().square().sum() - squares) <= slack

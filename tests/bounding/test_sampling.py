@@ -114,3 +114,53 @@ def test_microbatches_cover_all_groups_in_order_and_divide_none(records):
     for first, end in cuts:
         assert end - first == 1 or draw.starts[end] - draw.starts[first] <= records
     assert StepDraw(np.zeros(0, np.int64), np.zeros(1, np.int64)).microbatches(records) == []
+
+
+@pytest.mark.parametrize("method", ["batch", "sample", "logit"])
+def test_the_cap_of_a_whole_batch_holds_and_one_record_more_changes_one_place(method):
+    """At the cap, whoever comes pushes one other out; the sensitivities of these methods are for that."""
+    options = {"logit": {"temperature": 0.5, "candidates": 1, "directions": 2, "spread_out": 0.0}}.get(method, {})
+    p = PrivacyPlan(400, 120, 1, 1.0, 10, 1.0, 1e-5, method=method, max_batch=121, options=options)
+    key, randomness, sizes = keys(400), Randomness.from_seed(6), []
+    for step in range(20):
+        draw = draw_step(p, randomness, step, np.arange(400), key, p.groups)
+        sizes.append(len(draw.rows))
+        before = set(draw.rows.tolist())
+        for gone in draw.rows[:3]:
+            rest = np.delete(np.arange(400), gone)
+            after = set(draw_step(p, randomness, step, rest, key[rest], p.groups).rows.tolist())
+            assert len(before - after) == 1 and len(after - before) <= 1
+    assert max(sizes) == 121 and sizes.count(121) > 3 and min(sizes) < 121
+
+
+@pytest.mark.parametrize("cap", [2, 4])
+def test_who_stays_at_a_groups_cap_does_not_depend_on_other_groups(cap):
+    """Every group keeps of its own members those that it would keep if it were alone."""
+    key, randomness = keys(400), Randomness.from_seed(7)
+    p = plan(group_size=8, cap=cap)
+    free = draw_step(plan(group_size=8), randomness, 2, np.arange(400), key, 15)
+    capped = draw_step(p, randomness, 2, np.arange(400), key, 15)
+    for group in range(len(free)):
+        members = free.members(group)
+        alone = draw_step(p, randomness, 2, members, key[members], 15)
+        assert len(alone) == 1 and set(alone.rows) == set(capped.members(group))
+
+
+def test_groups_and_samples_are_new_in_every_step_and_independent():
+    """Who is drawn, and who is grouped with whom, in one step says nothing about another."""
+    p, key, randomness = plan(records=400, batch=400, group_size=20), keys(400), Randomness.from_seed(8)
+    by_step = []
+    for step in range(2):  # q = 1: all are drawn
+        draw = draw_step(p, randomness, step, np.arange(400), key, p.groups)
+        numbers = np.zeros(400, int)
+        for group in range(len(draw)):
+            numbers[draw.members(group)] = group
+        by_step.append(numbers)
+    together = [numbers[:, None] == numbers for numbers in by_step]
+    pairs = np.triu_indices(400, 1)
+    both = (together[0] & together[1])[pairs].mean()
+    assert both == pytest.approx(together[0][pairs].mean() * together[1][pairs].mean(), rel=0.35)
+    half = plan(records=400, batch=200)
+    drawn = [np.isin(np.arange(400), draw_step(half, randomness, step, np.arange(400), key, 1).rows) for step in range(40)]
+    correlations = np.corrcoef(drawn) - np.eye(40)
+    assert np.abs(correlations).max() < 0.25

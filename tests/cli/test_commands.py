@@ -38,13 +38,15 @@ def test_pretrain_leaves_the_documented_layout_and_a_table(run):
     names = {path.name for path in (folder / "run").iterdir()} - {".lock"}
     assert names == {
         "config.toml", "ledger.jsonl", "metrics.jsonl", "results.json", "privacy_card.md", "report.html", "checkpoints",
+        "provenance.json",
         "model",
         "gallery",
     }  # fmt: skip
     results = json.loads((folder / "run" / "results.json").read_text())
     assert results["privacy"]["epsilon"] <= 8 and results["privacy"]["steps_charged"] == 5
     assert {item["model"] for item in results["evaluations"]} == {"trained", "untrained"}
-    assert all(set(item) == {"name", "value", "model", "split", "protocol", "step"} for item in results["evaluations"])
+    known = {"name", "value", "model", "split", "protocol", "step", "queries", "interval"}  # no outcome of a single query
+    assert all(set(item) - {"change"} == known for item in results["evaluations"])
     for expected in ("epsilon", "image_to_text_R@10", "report.html", "privacy_card.md", "model"):
         assert expected in result.stdout
     several = [name for item in results["evaluations"] if "[" in (name := item["name"])]  # of several labels: [shape], [color]

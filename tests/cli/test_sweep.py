@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -176,7 +177,7 @@ def test_what_a_run_chose_by_itself_is_no_other_configuration(base, tmp_path, mo
     left_open = parse_config(
         {
             **base.model_dump(),
-            "data": {**base.data.model_dump(), "stores": "here", "size": None},
+            "data": {**base.data.model_dump(), "path": os.path.relpath(base.data.path), "size": None},
             "bounding": {**base.bounding.model_dump(), "engine": "auto"},
             "training": {**base.training.model_dump(), "device": "auto"},
         }

@@ -163,7 +163,7 @@ def test_each_step_is_the_oracles(outcomes, plan, how):
     name, figures, oracle = plan
     seen, workers = outcomes[name, how][0], WORKERS[how]
     groups = round(figures["batch"] / figures["size"])
-    small = 1e-4 * figures["clip"]  # to the sum of up to 15 gradients of norm C: float32, and 1e-5 of slack each
+    small = 4e-4 * figures["clip"]  # to the sum of up to 15 gradients of norm C: float32, and 2.2e-5 of slack and room each
     for step in range(figures["steps"]):
         expected = [oracle.own_sum(seen[0]["held"][step], step, worker, workers) for worker in range(workers)]
         for worker in range(workers):

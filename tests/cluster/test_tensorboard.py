@@ -1,7 +1,9 @@
 """Event files say what metrics.jsonl says, and nothing else."""
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,19 +14,20 @@ from dpfed.run import RunDirectory
 pytest.importorskip("tensorboardX")
 
 
-def scalars(folder: Path) -> dict[tuple[str, int], float]:
+def events(folder: Path) -> Iterator[Any]:
     """Reads event files independently of their writer: records of length, checksum, protocol buffer, checksum."""
     from tensorboardX.proto.event_pb2 import Event
 
-    found = {}
     for file in folder.iterdir():
         content = file.read_bytes()
         while content:
             (length,) = struct.unpack("<Q", content[:8])
-            event = Event.FromString(content[12 : 12 + length])
-            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+            yield Event.FromString(content[12 : 12 + length])
             content = content[16 + length :]
-    return found
+
+
+def scalars(folder: Path) -> dict[tuple[str, int], float]:
+    return {(value.tag, event.step): value.simple_value for event in events(folder) for value in event.summary.value}
 
 
 @pytest.fixture
@@ -56,3 +59,13 @@ def test_a_resumed_run_shows_nothing_that_it_took_back(run):
         run.append(run.metrics, {"step": 5, "learning_rate": 2.0})
     steps = {step: value for (_, step), value in scalars(run.path / "tensorboard").items()}
     assert steps == {2: 1.0, 4: 1.0, 5: 2.0}
+
+
+def test_no_step_is_timed(run):
+    """How long a step takes depends on which records it drew."""
+    with TensorBoard(run) as board:
+        for step in (1, 2):
+            run.append(run.metrics, {"step": step, "learning_rate": 0.5})
+            board()
+    timed = {event.step: event.wall_time for event in events(run.path / "tensorboard") if event.summary.value}
+    assert timed == {1: 1.0, 2: 2.0}

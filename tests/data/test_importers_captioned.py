@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpfed.data.importers import import_records
 from dpfed.data.importers.captioned_people import CuhkPedesImporter, RstpReidImporter
 from dpfed.data.importers.deepfashion import DeepFashionImporter
 from dpfed.data.importers.roco import RocoImporter
-from dpfed.data.importers.source import Importer, Unreadable
+from dpfed.data.importers.source import Importer
 from dpfed.data.records import RecordStore, record_key
-from dpfed.data.writing import StoreWriter
 from dpfed.errors import UserError
 
 IMPORTERS = [CuhkPedesImporter(), RstpReidImporter(), DeepFashionImporter(), RocoImporter()]
@@ -23,15 +23,8 @@ IMPORTERS = [CuhkPedesImporter(), RstpReidImporter(), DeepFashionImporter(), Roc
 def stored(importer: Importer, source: Path, dest: Path, skip_broken: bool = False) -> RecordStore:
     assert importer.recognises(source)
     opened = importer.open(source)
-    items = list(opened.records)
-    assert opened.total == len(items)
-    names = {"name": "x", "kind": opened.kind, "unit_name": opened.unit_name}
-    with StoreWriter(dest, **names, skip_broken=skip_broken) as writer:
-        for item in items:
-            if isinstance(item, Unreadable):
-                writer.reject(item.id, item.reason)
-            else:
-                writer.add(item)
+    assert opened.total == len(list(opened.records))
+    import_records(source, dest, importer.name, skip_broken=skip_broken)
     store = RecordStore.open(dest)
     assert {split for split in ("train", "validation", "test") if len(store.split(split))} <= opened.splits
     return store

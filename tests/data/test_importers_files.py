@@ -30,7 +30,7 @@ def described(store: RecordStore, label: str = "label") -> dict[str, tuple[str |
 
 
 def test_class_folders(tmp_path: Path, pictures) -> None:
-    for name in ("dog/b.JPG", "dog/deep/a.png", "cat/1.jpg", "loose.png", ".hidden/x.png", "cat/.x.png", "cat/notes.txt"):
+    for name in ("dog/b.JPG", "dog/deep/a.png", "cat/1.jpg", "loose.png", ".hidden/x.png", "cat/.x.png", "cat/README.txt"):
         pictures.file(tmp_path / "in" / name)
     _, store = imported(tmp_path / "in", tmp_path / "s", "folder")
     assert described(store) == {

@@ -3,6 +3,7 @@
 Two data owners, because a sum of two is the same in either order. A ledger holds a digest of every release.
 """
 
+import dataclasses
 import json
 import tempfile
 from pathlib import Path
@@ -41,7 +42,7 @@ def locally(config, tmp_path, monkeypatch):
     """What two owners in this process release, without any protocol."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes: more add up in another order
-    parts = assemble(config, Randomness.from_seed(SEED))
+    parts = dataclasses.replace(assemble(config, Randomness.from_seed(SEED)), owners=SITES)
     rows = parts.store.split("train")
     sites = site_of_rows(parts.store, SITES, SKEW)[rows]
     counts = [int((sites == number).sum()) for number in range(SITES)]

@@ -6,7 +6,7 @@ import pytest
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
-from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.folders import CoordinatorFolder, SiteFolder, _card
 from dpfed.federation.identity import Identity
 from dpfed.federation.serving import load_site
 from dpfed.federation.statement import statement
@@ -128,7 +128,9 @@ def test_what_honest_sites_add_is_never_less_than_the_plans(terms, mode, sites, 
 @pytest.fixture
 def parties(tiny, shapes, tmp_path):
     """Two sites and a coordinator, on disk."""
-    sites = [SiteFolder.create(tmp_path / f"site-{n}", f"site-{n}", shapes.path, declared=300, budget=8.5) for n in range(2)]
+    sites = [
+        SiteFolder.create(tmp_path / f"site-{n}", f"site-{n}", shapes.path, declared=600 + n, budget=8.5) for n in range(2)
+    ]
 
     def agree(name="coordinator", **changes):
         privacy = tiny["privacy"] | changes
@@ -167,6 +169,53 @@ def test_terms_that_spend_too_much_or_promise_nothing_are_not_joined(parties, ch
     with pytest.raises(UserError, match=why):
         site.join(Terms.load(agree(**changes).terms))
     assert not site.ledger.exists()
+
+
+def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_path):
+    (site, _), agree = parties
+    strict = SiteFolder.create(tmp_path / "strict", "strict", shapes.path, budget=8.5, delta=1e-6)
+    sites = [*parties[0], strict]
+    terms = Terms.load(agree().terms)
+    with pytest.raises(UserError, match="more than 1/N"):
+        agree("loose", delta=0.5)
+    loose = terms.model_dump() | {"plan": terms.plan | {"delta": 0.5}}  # a coordinator that does not check
+    loose["config"]["privacy"]["delta"] = 0.5
+    with pytest.raises(UserError, match="more than 1/N"):
+        Terms._checked(loose)
+    with pytest.MonkeyPatch.context() as patch:  # the site refuses for itself
+        patch.setattr("dpfed.plan._check_delta", lambda *_: None)
+        worse = Terms._checked(loose)
+        with pytest.raises(UserError, match="delta 0.5"):
+            site.join(worse)
+    assert not site.ledger.exists()
+    config = Terms.agree(terms.run_config(), [_card(one.card) for one in sites], terms.coordinator)
+    with pytest.raises(UserError, match=r"1.00e-6 at most"):
+        strict.join(config)
+    site.join(config)
+
+
+@pytest.mark.parametrize("declared", [599, 1, 0, -5])
+def test_fewer_records_than_there_are_cannot_be_declared(shapes, tmp_path, declared):
+    with pytest.raises(UserError, match="600 training records"):
+        SiteFolder.create(tmp_path / "site", "site", shapes.path, declared=declared)
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_store_that_has_grown_beyond_the_card_is_not_served(parties, monkeypatch):
+    sites, agree = parties
+    sites[0].join(Terms.load(agree().terms))
+    monkeypatch.setattr("dpfed.data.records.RecordStore.training_records", 601)
+    with pytest.raises(UserError, match=r"declares 600 is less than the 601"):
+        load_site(sites[0], print)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"budget": 0}, {"budget": -1}, {"budget": float("nan")}, {"budget": float("inf")}, {"delta": 0}, {"delta": 1}]
+)
+def test_impossible_ceilings_are_refused(shapes, tmp_path, settings):
+    with pytest.raises(UserError, match=next(iter(settings))):
+        SiteFolder.create(tmp_path / "site", "site", shapes.path, **settings)
+    assert not (tmp_path / "site").exists()
 
 
 def test_a_stranger_does_not_join(parties, shapes, tmp_path):

@@ -127,4 +127,6 @@ def _match_digest(folder):
 
 def _edit(folder, **changes):
     path = folder / "model.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    description = json.loads(path.read_text()) | changes
+    description.pop("digest", None)  # as an earlier version wrote it
+    path.write_text(json.dumps(description))

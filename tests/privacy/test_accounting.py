@@ -1,14 +1,21 @@
 """Epsilon against other implementations and the figures of the DP-GCL paper."""
 
+import math
 import time
 
+import dp_accounting
 import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import PRVAccountant
 from opacus.accountants.analysis import rdp as opacus_rdp
 
+from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy import accounting
+from dpfed.privacy.ledger import Ledger, Release
+from dpfed.training.coordinator import DISCARDED
 
 # N, B, T, noise multiplier in the paper's Table 9 (RDP, epsilon 10), ours by RDP, ours by PLD
 TABLE_9 = [
@@ -101,6 +108,21 @@ def test_impossible_plans_are_refused(wrong):
         PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, **wrong})
 
 
+@pytest.mark.parametrize("delta", [1.01 / 1000, 0.5, 0.999])
+@pytest.mark.parametrize("spent", [{"epsilon": 8.0}, {"noise_multiplier": 1.0}])
+def test_a_delta_above_one_in_n_is_no_promise(delta, spent):
+    config = parse_config({"privacy": {"batch": 100, "steps": 10, "delta": delta, **spent}})
+    with pytest.raises(UserError, match="more than 1/N"):
+        PrivacyPlan.from_config(1000, config)
+    with pytest.raises(UserError, match="more than 1/N"):
+        PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, "delta": delta})
+    PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, "delta": 1 / 1000})
+
+
+def test_the_default_delta_is_never_above_one_in_n():
+    assert all(accounting.default_delta(records) <= 1 / records for records in range(2, 100))
+
+
 @pytest.mark.parametrize("sigma", [0.0, -1.0, 0.01, float("inf"), float("nan")])
 def test_noise_that_leaves_no_promise_is_refused(sigma):
     with pytest.raises(UserError, match="noise_multiplier"):
@@ -140,3 +162,63 @@ def test_the_fingerprint_covers_every_field():
     needs = {"per_unit": {"unit": "unit"}, "method": {"noise_multiplier": 0.0}, "max_batch": {"method": "sample"}}
     prints = {dataclasses.replace(plan, **{name: value}, **needs.get(name, {})).fingerprint for name, value in changes.items()}
     assert len(prints | {plan.fingerprint}) == len(changes) + 1
+
+
+def spent_by(accountant, steps, sigma=1.1, rate=0.1, delta=1e-4):
+    """Epsilon by the library itself, without anything of ours between."""
+    step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
+    one = PLDAccountant(value_discretization_interval=5e-4) if accountant == "pld" else RdpAccountant()
+    return one.compose(dp_accounting.SelfComposedDpEvent(step, steps)).get_epsilon(delta)
+
+
+@pytest.mark.parametrize(("accountant", "steps"), [("pld", 2), ("rdp", 1), ("rdp", 2), ("rdp", 6)])
+def test_a_plan_accounts_for_each_of_its_steps_at_its_own_rate_and_delta(accountant, steps):
+    plan = PrivacyPlan(1000, 100, 4, 1.0, steps, 1.1, 1e-4, accountant)
+    found = [plan.epsilon(), plan.epsilon(steps), accounting.epsilon(1.1, 0.1, steps, 1e-4, accountant)]
+    assert found == pytest.approx([spent_by(accountant, steps)] * 3, rel=2e-3)
+    # What half the rate, ten times the delta, or a step more or less would give is further away than that.
+    assert abs(spent_by(accountant, steps + 1) / found[0] - 1) > 0.03
+    assert abs(spent_by(accountant, steps, rate=0.05) / found[0] - 1) > 0.03
+    assert abs(spent_by(accountant, steps, delta=1e-3) / found[0] - 1) > 0.03
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_noise_is_calibrated_for_all_steps_and_no_more(accountant):
+    plan = PrivacyPlan.calibrate(1000, 100, 3, 2.0, 1e-4, accountant=accountant, group_size=4, clip_norm=1.0)
+    sigma = plan.noise_multiplier
+    assert spent_by(accountant, 3, sigma) <= 2.0 * (1 + 1e-6) < spent_by(accountant, 3, sigma * 0.995)
+    assert spent_by(accountant, 3, 0.999 * sigma) > spent_by(accountant, 2, 0.999 * sigma) * 1.02
+    assert PrivacyPlan.calibrate(1000, 100, 3, 2.0, accountant="rdp", group_size=4, clip_norm=1.0).delta == pytest.approx(
+        1 / (1000 * math.log(1000))
+    )
+
+
+def test_a_samples_of_fixed_size_are_accounted_for_in_every_release():
+    plan = PrivacyPlan(1000, 100, 4, 1.0, 3, 1.1, 1e-4, "rdp", method="dpcl", options={"releases": 2})
+    step = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(1.1))
+    one = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    assert plan.epsilon() == pytest.approx(one.compose(dp_accounting.SelfComposedDpEvent(step, 6)).get_epsilon(1e-4), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("method", "sensitivity", "share"),
+    [("group", 2.0, 1.0), ("batch", 2.0, 1.0), ("sample", 2 * 130.0, 1.0), ("released", 1.0, 0.8), ("dpcl", 4.0, 1.0)],
+)
+def test_the_noise_on_a_sum_is_sigma_times_the_sensitivity_to_the_last_digit(method, sensitivity, share):
+    options = {"released": {"release_share": 0.2, "slots": 8}, "dpcl": {"releases": 2}}.get(method, {})
+    cap = 130 if method in ("batch", "sample") else None
+    plan = PrivacyPlan(1000, 100, 4, 0.37, 3, 1.1, 1e-4, "rdp", method=method, max_batch=cap, options=options)
+    assert plan.sensitivity == pytest.approx(sensitivity * 0.37, rel=1e-14)
+    assert plan.noise_std == pytest.approx(1.1 * sensitivity * 0.37 / math.sqrt(share), rel=1e-14)
+
+
+def test_a_ledger_counts_discarded_steps_and_all_releases_when_it_is_opened_again(tmp_path):
+    plan = PrivacyPlan(1000, 100, 4, 1.0, 3, 1.1, 1e-4, "rdp", target_epsilon=spent_by("rdp", 3) * (1 + 1e-9))
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", plan)
+    assert ledger.epsilon == 0
+    for step in range(3):
+        ledger.charge(Release(step, DISCARDED if step == 1 else "x"))
+        for one in (ledger, Ledger.open(ledger.path)):
+            assert (one.charged, one.epsilon) == (step + 1, pytest.approx(spent_by("rdp", step + 1), rel=1e-9))
+    with pytest.raises(UserError, match="budget is spent"):
+        Ledger.open(ledger.path).charge(Release(3, "x"))

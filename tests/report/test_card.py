@@ -12,7 +12,9 @@ from dpfed.outcome import card_facts
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
-from dpfed.report.card import FIXED_SEED, RAW_DIAGNOSTICS, CardFacts, Mark, is_void, lead, privacy_card, round_up
+from dpfed.report.card import CardFacts, is_void, lead, privacy_card
+from dpfed.report.marks import FIXED_SEED, RAW_DIAGNOSTICS, Mark
+from dpfed.report.promise import round_up
 from dpfed.training.session import assemble
 
 FACTS = CardFacts(
@@ -76,7 +78,9 @@ def test_states_every_fact():
 def test_leads_with_the_guarantee():
     card = privacy_card(FACTS)
     assert not is_void(card)
-    assert lead(card).startswith("This run is (3.22, 5.05e-6)-differentially private for one record")
+    assert lead(card).startswith("This run, which is not complete, is so far (3.22, 5.05e-6)-differentially private for one")
+    whole = lead(privacy_card(dataclasses.replace(FACTS, complete=True)))
+    assert whole.startswith("This run is (3.22, 5.05e-6)-differentially private for one record")
 
 
 @pytest.mark.parametrize("change", [{"marks": (RAW_DIAGNOSTICS, FIXED_SEED)}, {"epsilon_spent": float("inf")}])
@@ -143,7 +147,7 @@ def test_an_image_is_a_record(card_of, tiny):
 def test_an_image_and_all_its_captions_are_one_record(card_of):
     card = card_of()
     assert "private for one record: an image with all its captions, of which each step draws one.**" in card
-    assert "any one training record had not been there" in card and "whether one record was there" in card
+    assert "With or without any one training record, what this run released would be about as likely" in card
     assert "Mark" not in card
 
 
@@ -153,10 +157,10 @@ def test_a_person_with_all_records_is_protected_where_units_are(card_of):
         "private for one person: all records that share a value of 'person' (a record that names none stands for itself).**"
         in card
     )
-    assert "all records of any one person had not been there" in card and "whether one person was there" in card
+    assert "With or without any one person with all its records" in card and "that one person was there" in card
     assert "| Adjacency | add or remove one person with all its records |" in card
     assert "at most 3 of its records take part" in card and "| Training units N (public) | 120 |" in card
-    assert "Mark" not in card and "several records is protected less" not in card
+    assert "Mark" not in card and "Several names:" in card and "Several records:" not in card
 
 
 def test_records_that_name_a_person_say_that_the_person_is_protected_less(card_of):
@@ -188,3 +192,45 @@ def test_a_federations_card_names_its_sites_and_whose_the_noise_is():
     assert "## The sites\n\n- north: 100 records\n- south: 300 records\n" in card
     assert "on the sum, by the sites |" in card
     assert "The sites" not in privacy_card(FACTS)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "said", "unsaid"),
+    [
+        (0.3, "about as likely", "weak"),
+        (1.0, "a factor of 2.72 at most", "weak"),
+        (1.001, "That limits what can be learnt", "about as likely"),
+        (5.0, "up to 149 times", "weak"),
+        (5.001, "The bound alone is weak", "about as likely"),
+        (8.0, "up to 2,981 times as likely", "about as likely"),
+        (40.0, "in up to 100 % of cases", "about as likely"),
+    ],
+)
+def test_the_first_paragraph_says_what_the_number_allows(epsilon, said, unsaid):
+    words = lead(privacy_card(dataclasses.replace(FACTS, epsilon_spent=epsilon)))
+    assert said in words and unsaid not in words
+
+
+def test_a_delta_above_one_in_n_is_said_first():
+    card = privacy_card(dataclasses.replace(FACTS, records=1000, delta=0.0011))
+    assert lead(card).startswith("Do not rely on this promise: its delta of 0.00110 is larger than 1/N = 1/1,000")
+    assert "Do not rely" not in privacy_card(dataclasses.replace(FACTS, records=1000, delta=0.001))
+
+
+def test_several_records_of_one_person_get_the_bound_for_groups():
+    card = privacy_card(dataclasses.replace(FACTS, epsilon_spent=1.0, delta=1e-5))
+    # delta (e^2 - 1) / (e - 1) = 1e-5 (e + 1) = 3.7183e-5
+    assert "with 2 records: epsilon 2.00 and delta 3.72e-5" in card
+    weak = privacy_card(dataclasses.replace(FACTS, epsilon_spent=8.0, delta=1e-5))
+    assert "with 5 records: nothing is promised" in weak
+
+
+def test_the_card_tells_which_run_it_is_and_what_must_stay_secret():
+    rows, secrets = (("Run id", "ab12"), ("Duration", "not written: why")), ("the key",)
+    card = privacy_card(dataclasses.replace(FACTS, provenance=rows, secrets=secrets))
+    assert "## The run\n\n| | |\n|---|---|\n| Run id | ab12 |\n| Duration | not written: why |" in card
+    assert "## What must stay secret\n\n- the key\n" in card
+    for title in ("What the numbers mean", "Who is protected, and from whom", "What to ask before you rely on this card"):
+        assert f"## {title}\n" in card
+    void = privacy_card(dataclasses.replace(FACTS, provenance=rows, marks=(FIXED_SEED,)))
+    assert "| Run id | ab12 |" in void and "Who is protected" not in void and "as likely" not in void

@@ -1,6 +1,5 @@
 """A report is one file that loads nothing, shows only what it may, and escapes what it is given."""
 
-import base64
 import json
 import re
 
@@ -8,9 +7,9 @@ import pytest
 import torch
 
 from dpfed.errors import UserError
-from dpfed.report.card import FIXED_SEED
 from dpfed.report.gallery import build_gallery
 from dpfed.report.html import write_report
+from dpfed.report.marks import FIXED_SEED, RAW_DIAGNOSTICS
 from dpfed.report.results import label, results_of, shown
 from dpfed.report.run_view import RunView
 
@@ -23,10 +22,8 @@ def render(tmp_path, *folders):
 
 def test_loads_nothing(run_folder, tmp_path):
     html = render(tmp_path, run_folder())
-    assert not re.search(r"https?://|<script|<link|@import|url\(", html, re.IGNORECASE)
-    assert set(re.findall(r'src="(data:image/[a-z+]+;base64,|[^"]{0,30})', html)) == {"data:image/svg+xml;base64,"}
-    for content in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", html):
-        assert not re.search(rb'href="(?!#)|<script', base64.b64decode(content))
+    assert not re.search(r"https?://|<script|<link|@import|url\((?!#)|src=|href=\"(?!#)", html, re.IGNORECASE)
+    assert html.count("<svg ") == html.count("</svg>") == 3
 
 
 def test_shows_the_results_and_the_guarantee(run_folder, tmp_path):
@@ -52,6 +49,7 @@ def test_pictures_only_with_a_gallery(run_folder, tmp_path, model, make_store, c
     pictures.write(folder / "gallery")
     html = render(tmp_path, folder)
     assert html.count("data:image/png") > 10
+    assert html.count("<picture>") == html.count('prefers-color-scheme: dark)" srcset') == 1  # the map has a dark form
     assert "&lt;b&gt;bold" in html and "<b>bold" not in html
 
 
@@ -100,6 +98,14 @@ def test_a_run_without_evaluations_still_has_a_report(run_folder, tmp_path):
         ("results.json", '{"privacy": {"epsilon": "8"}, "evaluations": []}', "privacy.epsilon"),
         ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}}', "evaluations"),
         ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}, "evaluations": [{"name": "a"}]}', "no valid 'value'"),
+        ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}, "evaluations": [], "run": {"id": 3}}', "'run'"),
+        ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}, "evaluations": [], "run": {"id": "a", "data": 3}}', "'run'"),
+        (
+            "results.json",
+            '{"privacy": {"epsilon": 8, "delta": 0}, "evaluations": [{"name": "a", "value": 1, "model": "trained", "split": '
+            '"test", "protocol": "", "step": 1, "interval": [1]}]}',
+            "no valid 'interval'",
+        ),
         ("metrics.jsonl", '{"step": 1}\n{"st', "line 2"),
         ("metrics.jsonl", '{"step": "1"}', "whole 'step'"),
         ("config.toml", "name = ", "config.toml is damaged"),
@@ -138,4 +144,49 @@ def test_less_is_better_for_ranks():
         for v, m, s in ((500.0, "untrained", 0), (90.0, "trained", 5), (40.0, "trained", 10))
     ]
     (result,) = results_of(rows)
-    assert (result.trained, result.improved, result.difference) == (40.0, True, "−460.0")
+    assert (result.trained, result.improved, result.difference) == (40.0, None, "−460.0")  # how sure that is, nobody knows
+    rows[-1] |= {"interval": [30.0, 55.0], "change": [-480.0, -430.0]}
+    (result,) = results_of(rows)
+    assert (result.improved, result.difference) == (True, "−460.0 ± 30.0")
+    assert shown(result.trained, result.name, result.trained_interval) == "40.0 ± 15.0"
+
+
+def with_intervals(folder, change, trained=0.7, width=0.02):
+    """Gives the last figure of a run error bars."""
+    results = json.loads((folder / "results.json").read_text())
+    results["evaluations"][-1] |= {"value": trained, "interval": [trained - width, trained + width], "change": change}
+    (folder / "results.json").write_text(json.dumps(results))
+    return folder
+
+
+def test_a_change_that_may_be_chance_does_not_look_like_a_result(run_folder, tmp_path):
+    html = render(tmp_path, with_intervals(run_folder(), [-0.017, 0.035], trained=0.019))
+    assert "+0.9 ± 2.6 pts, within error" in html and 'class="n unsure"' in html and 'class="n up"' not in html
+    html = render(tmp_path, with_intervals(run_folder("sure"), [0.64, 0.72]))
+    assert "70.0 % ± 2.0" in html and 'class="n up">+69.0 ± 5.0 pts<' in html
+
+
+def test_the_best_of_a_comparison_is_all_that_may_be_the_best(run_folder, tmp_path):
+    values = {"a": 0.70, "b": 0.69, "c": 0.60}
+    folders = [with_intervals(run_folder(name), [0.5, 0.8], trained=value) for name, value in values.items()]
+    assert re.findall(r'class="n best">([^<]+)<', render(tmp_path, *folders)) == ["70.0 % ± 2.0", "69.0 % ± 2.0"]
+
+
+def test_a_comparison_shows_every_mark(run_folder, tmp_path):
+    html = render(tmp_path, run_folder("a", marks=(RAW_DIAGNOSTICS,)), run_folder("b"))
+    assert html.count("Raw diagnostics were written") == 1
+    opening = render(tmp_path, run_folder("c", marks=(RAW_DIAGNOSTICS,))).partition('<div class="tiles">')[0]
+    assert "Raw diagnostics were written" in opening
+
+
+def test_the_report_says_why_there_is_no_loss_curve(run_folder, tmp_path):
+    assert "There is no loss curve" in render(tmp_path, run_folder())
+
+
+def test_every_colour_of_a_chart_has_a_dark_form(run_folder, tmp_path):
+    html = render(tmp_path, run_folder())
+    painted = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", html.partition("</style>")[2]))
+    assert not painted
+    used = set(re.findall(r"var\((--c[0-9a-f]{6}),", html))
+    light, _, night = html.partition("</style>")[0].partition("prefers-color-scheme: dark")
+    assert used and all(f"{name}: " in light and f"{name}: " in night for name in used)

@@ -5,6 +5,7 @@ import json
 import open_clip
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 
 import dpfed
@@ -14,6 +15,8 @@ from dpfed.export import export_model
 from dpfed.pretraining import pretrain, resume
 from dpfed.reevaluation import evaluate_run
 from dpfed.training.coordinator import Coordinator
+from dpfed.training.session import assemble
+from tests.data.files_of_all_modes import colours, encoded
 from tests.models.conftest import SMALL
 
 
@@ -166,3 +169,27 @@ def test_a_lost_first_checkpoint_is_named(adapting, tmp_path):
     min(run.checkpoints.iterdir()).unlink()
     with pytest.raises(UserError, match="first checkpoint, with the rest, is gone: restore it"):
         evaluate_run(run.path)
+
+
+@pytest.mark.parametrize(("resize", "interpolation"), [("shortest", "bicubic"), ("longest", "bilinear")])
+def test_stock_open_clip_sees_in_the_files_what_the_run_was_trained_on(adapting, tmp_path, resize, interpolation):
+    architecture = {"model_cfg": SMALL, "preprocess_cfg": {"resize_mode": resize, "interpolation": interpolation}}
+    (tmp_path / "small.json").write_text(json.dumps(architecture))
+    lines = ["filepath\ttitle"]
+    for number in range(48):
+        (tmp_path / f"{number}.png").write_bytes(encoded(Image.fromarray(colours(40 + number, 80 - number)), "PNG"))
+        lines.append(f"{number}.png\tpicture {number}")
+    (tmp_path / "table.tsv").write_text("\n".join(lines))
+    adapting["data"] = {"source": "table", "path": str(tmp_path / "table.tsv"), "stores": str(tmp_path / "stores")}
+    adapting["privacy"] |= {"batch": 12, "steps": 1}
+    adapting["evaluation"] = {"split": "none"}
+    run = pretrain(parse_config(adapting), tmp_path / "run")
+    model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{run.model}")
+    parts, encoder = assemble(run.config()), dpfed.load(run.path)
+    rows = range(48)
+    files = [Image.open(tmp_path / id) for id in parts.store.ids(rows)]
+    shown = torch.stack([preprocess(image) for image in files])
+    assert torch.allclose(parts.views.plain(parts.read(rows)), shown, atol=1e-6)
+    with torch.no_grad():
+        features = model.eval().encode_image(shown, normalize=True)
+    assert torch.allclose(encoder.embed_images(files), features, atol=1e-5)

@@ -232,7 +232,7 @@ def test_noise_that_the_owners_added_is_not_added_again(make):
     assert not model.weight.any()
 
 
-@pytest.mark.parametrize("share", [0.5, 0.99, 2**-0.5])
+@pytest.mark.parametrize("share", [0.5, 0.99, 2**-0.5, 1 - 1e-6])
 def test_less_noise_than_the_plans_is_refused(make, share):
     model, coordinator, ledger = make()
     with pytest.raises(UserError, match="the plan's is"):

@@ -72,11 +72,14 @@ def test_a_target_is_not_sharded(byol):
 @pytest.mark.parametrize(
     ("objective", "words"),
     [
-        ({"name": "vicreg", "redundancy": 0.1}, "redundancy is for name = 'barlow_twins'"),
-        ({"name": "barlow_twins", "learn_temperature": True}, "learn_temperature is for name = 'infonce' or 'siglip'"),
-        ({"name": "byol", "augmentations": 1}, "augmentations is for"),
-        ({"name": "infonce", "momentum": 0.5}, "momentum is for name = 'byol'"),
-        ({"name": "infonce", "bias": -1.0}, "bias is for name = 'siglip'"),
+        ({"name": "vicreg", "redundancy": 0.1}, "redundancy' has no effect .*set objective.name = 'barlow_twins'"),
+        (
+            {"name": "barlow_twins", "learn_temperature": True},
+            "learn_temperature' has no effect .*set objective.name = 'infonce'",
+        ),
+        ({"name": "byol", "augmentations": 1}, "augmentations' has no effect"),
+        ({"name": "infonce", "momentum": 0.5}, "momentum' has no effect .*set objective.name = 'byol'"),
+        ({"name": "infonce", "bias": -1.0}, "bias' has no effect .*set objective.name = 'siglip'"),
     ],
 )
 def test_keys_of_another_objective_are_refused(byol, objective, words):

@@ -11,7 +11,7 @@ from torch.func import vmap
 from torch.nn.utils import parametrize
 
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, Views, draws, exact_type, require_fp32
+from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, Views, draws, require_fp32
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.lora import AdaptedWeight
 from dpfed.bounding.layer_rules.refusal import Unsupported
@@ -19,7 +19,7 @@ from dpfed.bounding.layer_rules.term import Materialised, Target, Term
 from dpfed.bounding.layer_rules.watch import Source, Watch
 from dpfed.models.lora import adapted
 from dpfed.models.norm import refuse_mixing
-from dpfed.models.parameters import TrainableVector
+from dpfed.models.parameters import TrainableVector, exact_type
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
@@ -107,7 +107,8 @@ class LayerwiseEngine:
         return sources
 
     def _lane(self, batch: GroupBatch, chunks: list[list[int]], clip_norm: float, into: Tensor, reading: _Reading) -> Tensor:
-        parts = self._vector.split(into)
+        one_pass = torch.zeros_like(into, dtype=torch.float32)  # long sums would lose digits in float32
+        parts = self._vector.split(one_pass)
         norms = [into.new_zeros(0, dtype=self._exact)]
         for groups in chunks:
             ranges = [(batch.starts[g], batch.starts[g + 1]) for g in groups]
@@ -115,6 +116,8 @@ class LayerwiseEngine:
             grouping = Grouping([end - first for first, end in ranges], into.device, self._exact, self._group_size)
             terms = self._terms({name: view[rows] for name, view in batch.views.items()}, grouping, reading)
             norms.append(_add_weighted(terms, clip_norm, parts))
+            into.add_(one_pass)
+            one_pass.zero_()
         return torch.cat(norms)
 
     def _terms(self, views: Views, grouping: Grouping, reading: _Reading) -> list[Term]:

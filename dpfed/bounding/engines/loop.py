@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, draws, exact_type
-from dpfed.models.parameters import TrainableVector
+from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, draws
+from dpfed.models.parameters import TrainableVector, exact_type
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
-from dpfed.models.contract import bias_of, temperature_of
+from dpfed.models.contract import bias_of, embeddings_of, temperature_of
 from dpfed.objectives import GroupLoss
 
 Precision = Literal["fp32", "bf16"]
@@ -42,7 +42,7 @@ class Engine(Protocol):
     name: str
 
     def zeros(self) -> Tensor:
-        """An empty sum: a flat float32 vector for `add_clipped` to add to."""
+        """An empty sum: a flat vector for `add_clipped` to add to, float64 where the device has it."""
 
     def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
         """Adds every group's clipped gradient to a flat vector.
@@ -50,7 +50,7 @@ class Engine(Protocol):
         Args:
             batch: the groups.
             clip_norm: C.
-            into: ``(P,)`` float32, added to in place.
+            into: ``(P,)``, see `zeros`; added to in place.
 
         Returns:
             Gradient norms before clipping, of the groups that have at least two records: private.
@@ -65,13 +65,8 @@ class Engine(Protocol):
             into: what `add_clipped` added to.
 
         Returns:
-            ``(P,)`` float32, the sum of this owner's clipped gradients.
+            ``(P,)``, the sum of this owner's clipped gradients.
         """
-
-
-def exact_type(device: torch.device) -> torch.dtype:
-    """For norms: float32 sums over millions of squares err by a part in a thousand. mps has nothing better."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def require_fp32(name: str, precision: Precision) -> None:
@@ -118,7 +113,7 @@ class LossOfViews(nn.Module):
     def embed(self, views: Views) -> dict[str, Tensor]:
         """The embeddings of any records' views, in float32."""
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
-            embeddings = self.model(views)
+            embeddings = embeddings_of(self.model, views)
         # Similarities, softmax and everything behind them stay in float32.
         return {name: z.float() for name, z in embeddings.items()}
 

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, Views, exact_type, require_fp32
+from dpfed.bounding.bounded_sum import add_weighted, clip_factors
+from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, Views, require_fp32
 from dpfed.models.norm import refuse_mixing
-from dpfed.models.parameters import TrainableVector
+from dpfed.models.parameters import TrainableVector, exact_type
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
@@ -67,10 +67,8 @@ class VmapEngine:
             flat = [gradient.reshape(len(gradient), -1) for gradient in gradients]
             norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=self._exact) for part in flat])
             norms = torch.linalg.vector_norm(norms, dim=0)
-            factors = clip_factors(norms, clip_norm)
-            finite = torch.isfinite(norms)
             for part, gradient in zip(self._vector.split(into), flat, strict=True):
-                part.view(-1).add_(factors.to(part.dtype) @ torch.where(finite[:, None], gradient, 0.0))
+                add_weighted(gradient, clip_factors(norms, clip_norm), part.view(-1))
             all_norms.append(norms)
         return torch.cat(all_norms)
 

@@ -124,7 +124,9 @@ class ConvolutionWeight:
         self._taps = geometry.taps(_pair(inputs.shape[2:]), self._positions)
         entries = len(self._taps) * weight.shape[1]
         if geometry.groups == 1 and len(self._taps) <= _MOST_TAPS and gram_is_cheaper(rows, entries, weight.shape[0]):
-            self.squares, self.slack = gram_squares(self._input_gram(), self._gradient_gram(), grouping.exact)
+            self.squares, self.slack = gram_squares(
+                self._input_gram(), self._gradient_gram(), (entries, weight.shape[0]), grouping.exact
+            )
         else:
             self._kernels = [
                 geometry.weight_gradient(inputs[first:end], gradients[first:end], weight)

@@ -96,9 +96,10 @@ class Materialised:
 
 
 _ROUNDING = 1e-6  # relative: 16 roundings to float32, more than is seen in dot products of thousands of entries
+_UNDERFLOW = 2.0**-126  # what a product in float32 may lose where it is too small for all its digits
 
 
-def gram_squares(first: Tensor, second: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
+def gram_squares(first: Tensor, second: Tensor, widths: tuple[int, int], exact: torch.dtype) -> tuple[Tensor, Tensor]:
     """Squared norms of sums of outer products, from the Gram matrices of both sides.
 
     ``||sum_t g_t a_t^T||^2 = sum_tu (a_t . a_u)(g_t . g_u)`` (Goodfellow 2015; Li et al. 2022 for sequences).
@@ -106,16 +107,20 @@ def gram_squares(first: Tensor, second: Tensor, exact: torch.dtype) -> tuple[Ten
     Args:
         first: ``(G, T, T)`` inner products of the rows a_t; overwritten.
         second: ``(G, T, T)`` of the rows g_t.
+        widths: entries of a row a_t, and of a row g_t.
         exact: type to add up in.
 
     Returns:
-        ``(G,)`` squared norms, and ``(G,)`` how far rounding may have moved them.
+        ``(G,)`` squared norms, and ``(G,)`` how far rounding and underflow may have moved them.
     """
-    lengths = [gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for gram in (first, second)]
+    squares_of = [gram.diagonal(dim1=1, dim2=2).clamp(min=0) for gram in (first, second)]
     # Where rows cancel, the sum is small beside its parts, and their rounding counts.
-    parts = (lengths[0] * lengths[1]).sum(1, dtype=exact).square()
+    parts = (squares_of[0].sqrt() * squares_of[1].sqrt()).sum(1, dtype=exact).square()
+    # Where one side is tiny, its inner products vanish, and the other side may be as large as what is lost is small.
+    longest = [each.amax(1).to(exact) for each in squares_of]
+    lost = _UNDERFLOW * (widths[1] * longest[0] + widths[0] * longest[1] + 1) * first.shape[1] ** 2
     squares = first.mul_(second).sum((1, 2), dtype=exact).clamp(min=0)
-    return squares, parts * _ROUNDING
+    return squares, parts * _ROUNDING + 2 * lost
 
 
 @dataclass
@@ -142,7 +147,7 @@ class OuterProducts:
         self._products: Tensor | None = None
         self.slack: Tensor | float = 0.0
         if gram_is_cheaper(rows // self.grouping.longest * self.grouping.typical, d, p):
-            self.squares, self.slack = gram_squares(a @ a.mT, g @ g.mT, self.grouping.exact)
+            self.squares, self.slack = gram_squares(a @ a.mT, g @ g.mT, (d, p), self.grouping.exact)
         else:
             self._products = g.mT @ a
             self.squares = self.grouping.squares(self._products)

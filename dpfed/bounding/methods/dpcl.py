@@ -70,6 +70,7 @@ METHOD = Method(
     claim="Similarities, or means and variances, get noise; each view's gradient is clipped. The sum is said to move by 4C "
     "when one record is replaced; in fact every view's gradient may change.",
     sensitivity=lambda plan: 4 * plan.clip_norm,
+    spread=lambda plan: plan.batch / 2,
     engine=_engine,
     sound=False,
     whole_batch=True,

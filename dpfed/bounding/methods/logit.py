@@ -45,6 +45,13 @@ def _sensitivity(plan: PrivacyPlan) -> float:
     return given["directions"] * change * plan.clip_norm
 
 
+def _spread(plan: PrivacyPlan) -> float:
+    """An anchor's weights are 2 / tau at most, added up in absolute value, and those of its regulariser 2."""
+    given = plan.options
+    longest = plan.whole_batch_cap * given["directions"] * (2 / given["temperature"] + 2 * given["spread_out"]) * plan.clip_norm
+    return longest / _sensitivity(plan)
+
+
 def _engine(build: Build) -> Engine:
     from dpfed.bounding.pair_engines import LogitEngine
 
@@ -58,6 +65,7 @@ METHOD = Method(
     claim="All drawn records are contrasted, and the gradient of each similarity is clipped to C: a record moves their "
     "weighted sum by G C, G being the most that the weights can change (docs/logit-dp.md).",
     sensitivity=_sensitivity,
+    spread=_spread,
     engine=_engine,
     whole_batch=True,
     capped=True,

@@ -15,6 +15,7 @@ METHOD = Method(
     title="no privacy",
     claim="Nothing is clipped and no noise is added: nothing is promised.",
     sensitivity=lambda plan: math.inf,
+    spread=lambda plan: 0.0,
     engine=group_engine,
     picks_engine=True,
     units=True,

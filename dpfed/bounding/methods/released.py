@@ -55,7 +55,7 @@ def _options(config: Config) -> dict[str, Any]:
             "how others' embeddings are rounded: set training.precision = 'fp32'."
         )
     try:
-        return _OPTIONS[name](**config.bounding.options).model_dump()
+        return _OPTIONS[name].model_validate(config.bounding.options).model_dump()
     except ValidationError as error:
         raise UserError(f"bounding.options of method 'released' with objective '{name}': {first_problem(error)}.") from None
 
@@ -103,6 +103,7 @@ METHOD = Method(
     claim="Noisy statistics of the batch are released first; given them, each record's gradient is its own and is clipped: one "
     "record moves the sum by C. Release and sum are accounted for together.",
     sensitivity=lambda plan: plan.clip_norm,
+    spread=lambda plan: 2 * plan.batch + 100,  # records: a Poisson batch is larger once in 10^60
     engine=_engine,
     whole_batch=True,
     divisor=lambda plan: plan.batch,

@@ -45,6 +45,7 @@ METHOD = Method(
     claim="All drawn records, at most b, are contrasted, and the gradient of each one's loss is clipped: a record changes all "
     "of these gradients, and moves their sum by 2bC.",
     sensitivity=lambda plan: 2 * plan.whole_batch_cap * plan.clip_norm,
+    spread=lambda plan: 1 / 2,
     engine=_engine,
     whole_batch=True,
     capped=True,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, file_record, not_utf8
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.source import SPLIT_NAMES, FileRecord, Importer, Item, Source, not_utf8
 from dpfed.errors import UserError, nearest
 
 
@@ -30,29 +31,29 @@ class _CaptionedPeopleImporter(Importer):
     file: ClassVar[str]
     image_key: ClassVar[str]
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, path: Path, access: Access | None = None) -> bool:
         """Whether the list (or its folder) and the images are there."""
         annotations = path / self.file if path.is_dir() else path
         return annotations.name == self.file and annotations.is_file() and (annotations.parent / "imgs").is_dir()
 
-    def open(self, path: Path) -> Source:
+    def open(self, path: Path, access: Access | None = None) -> Source:
         """Reads the list (not the images) and streams the records."""
         annotations = path / self.file if path.is_dir() else path
         images = annotations.parent / "imgs"
-        entries = self._entries(annotations)
+        entries = self._entries(annotations, access or Access.to(path))
         if not images.is_dir():
             raise UserError(f"{annotations} names images in {images}, which is no folder; expected {self.layout}.")
 
         def records() -> Iterator[Item]:
             for entry in entries:
-                yield file_record(entry.file, images / entry.file, entry.captions, {}, entry.split, entry.person)
+                yield FileRecord(entry.file, images / entry.file, entry.captions, {}, entry.split, entry.person)
 
         splits = frozenset(entry.split for entry in entries)
         return Source("image-text", records(), splits=splits, total=len(entries), unit_name="person")
 
-    def _entries(self, annotations: Path) -> list[_Entry]:
+    def _entries(self, annotations: Path, access: Access) -> list[_Entry]:
         keys = f"id, {self.image_key}, captions (a list of texts) and split"
-        listed = read_json(annotations, self.layout)
+        listed = read_json(annotations, self.layout, access)
         if not isinstance(listed, list):
             raise UserError(f"{annotations} holds no list; expected a list of entries with {keys}.")
         return [self._entry(raw, f"{annotations}: entry {number}", keys) for number, raw in enumerate(listed, start=1)]
@@ -93,21 +94,22 @@ class RstpReidImporter(_CaptionedPeopleImporter):
     image_key = "img_path"
 
 
-def read_json(path: Path, layout: str) -> Any:
+def read_json(path: Path, layout: str, access: Access) -> Any:
     """What a JSON file holds.
 
     Args:
         path: the file.
         layout: what was expected, for the message.
+        access: what may be read.
 
     Raises:
-        UserError: when the file is missing or is not JSON in UTF-8.
+        UserError: when the file is missing, may not be read, or is not JSON in UTF-8.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        return json.loads(access.file(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}; expected {layout}.") from error
     except UnicodeDecodeError as error:
         raise not_utf8(path) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error}); expected {layout}.") from error

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from dpfed.data.importers.access import Access
 from dpfed.data.importers.captioned_people import read_json
-from dpfed.data.importers.source import Importer, Item, Source, file_record
+from dpfed.data.importers.source import FileRecord, Importer, Item, Source
 from dpfed.errors import UserError
 
 _ITEM = re.compile(r"-(id_\d+)-")
@@ -25,19 +26,21 @@ class DeepFashionImporter(Importer):
     name = "deepfashion-mm"
     layout = "captions.json (or its folder) beside images/, an object of file names such as X-id_00000080-Y.jpg to captions"
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, path: Path, access: Access | None = None) -> bool:
         """Whether captions.json (or its folder) begins with such a file name, and the images are there."""
         captions = path / "captions.json" if path.is_dir() else path
         if captions.name != "captions.json" or not captions.is_file() or not (captions.parent / "images").is_dir():
             return False
+        if not (access or Access.to(path)).permits(captions):
+            return True  # to be refused in words
         with captions.open("rb") as file:
             return _ITEM.search(file.read(_PEEK).decode(errors="replace")) is not None
 
-    def open(self, path: Path) -> Source:
+    def open(self, path: Path, access: Access | None = None) -> Source:
         """Reads the captions (not the images) and streams the records."""
         file = path / "captions.json" if path.is_dir() else path
         images = file.parent / "images"
-        captions = read_json(file, self.layout)
+        captions = read_json(file, self.layout, access or Access.to(path))
         if not isinstance(captions, dict):
             raise UserError(f"{file} holds no object; expected one of file names to captions.")
         items = [_item(name, caption, f"{file}: entry {n}") for n, (name, caption) in enumerate(captions.items(), start=1)]
@@ -46,7 +49,7 @@ class DeepFashionImporter(Importer):
 
         def records() -> Iterator[Item]:
             for (name, caption), item in zip(captions.items(), items, strict=True):
-                yield file_record(name, images / name, (caption,), {}, "train", item)
+                yield FileRecord(name, images / name, (caption,), {}, "train", item)
 
         return Source("image-text", records(), total=len(captions), unit_name="item")
 

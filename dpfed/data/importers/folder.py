@@ -2,78 +2,137 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, file_record
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.listing import Listing, list_files, suffix
+from dpfed.data.importers.source import SPLIT_NAMES, FileRecord, Importer, Item, Source
+from dpfed.data.importers.splits import holds, refuse_outside, split_of
 from dpfed.data.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
-_INSTEAD = {
-    "metadata.csv": "import that file itself, with --format table",
-    "metadata.jsonl": "make a table (CSV) of it, and import that",
-    "metadata.parquet": "make a table (CSV) of it, and import that",
-}
+TABLES = frozenset({".csv", ".tsv"})
+_CAPTIONS = TABLES | {".json", ".jsonl", ".txt", ".xml", ".xlsx", ".xls"}  # what may say what the images show
+_SETS = frozenset({".tar", ".parquet"})  # a data set of their own
+_TABLES_SHOWN = 4
 
 
 class FolderImporter(Importer):
     """``root/class/x.jpg``, or the same under ``root/train``, ``root/val`` and ``root/test`` (ImageNet's layout too).
 
-    The id of a record is its path below the root; images that lie outside a class folder have no label.
+    The id of a record is its path below the root; images that lie outside a class folder have no label. Every other file is
+    accounted for: what is harmless by its name is passed over, the rest would be lost, and is refused.
     """
 
     name = "folder"
     layout = "a folder of images, of class folders, or of train/ val/ test/ folders with class folders"
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, path: Path, access: Access | None = None) -> bool:
         """Whether there is an image somewhere below."""
-        return path.is_dir() and next(image_files(path), None) is not None
+        return path.is_dir() and holds(path, EXTENSIONS, access)
 
-    def open(self, path: Path) -> Source:
+    def open(self, path: Path, access: Access | None = None) -> Source:
         """Lists the images (names only) and streams them."""
         if not path.is_dir():
             raise UserError(f"{path} is not a folder; the 'folder' importer expects {self.layout}.")
-        roots = _split_roots(path)
-        for listing in (root / name for root in (path, *(root for _, root in roots)) for name in _INSTEAD):
-            if listing.exists():
-                instead = _INSTEAD[listing.name]
-                raise UserError(f"{listing} lists captions or labels that the 'folder' importer does not read: {instead}.")
-        files = []
-        for split, root in roots:
-            for file in image_files(root):
-                below = file.relative_to(root).parts
-                files.append((split, file, below[0] if len(below) > 1 else None))
-        if not files:
+        listing = list_files(path, access or Access.to(path))
+        images = listing.images()
+        if not images:
+            refuse_outside(listing)
             raise UserError(f"there are no images in {path}; the 'folder' importer expects {self.layout}.")
+        files = _by_split(path, images)
         classes = sorted({name for _, _, name in files if name is not None})
         numbers = {name: number for number, name in enumerate(classes)}
 
         def records() -> Iterator[Item]:
             for split, file, name in files:
                 labels = {} if name is None else {"label": numbers[name]}
-                yield file_record(file.relative_to(path).as_posix(), file, (), labels, split)
+                yield FileRecord(file.relative_to(path).as_posix(), file, (), labels, split)
 
-        names = {"label": classes} if classes else {}
-        return Source("image", records(), names, frozenset(split for split, _, _ in files), len(files))
+        for folder in _without_images(path, images):
+            listing.passed_over[f"folder {folder} without an image"] += 1
+        unread = listing.others(images)
+        advice = captions_advice(listing)
+        return Source(
+            kind="image",
+            records=records(),
+            label_names={"label": classes} if classes else {},
+            splits=frozenset(split for split, _, _ in files),
+            total=len(files),
+            unread=unread,
+            passed_over=listing.passed_over,
+            advice=advice,
+            doubtful=bool(advice),
+        )
 
 
-def image_files(root: Path) -> Iterator[Path]:
-    """Image files below a folder, by extension, in the order of their names; hidden ones are left out."""
-    for folder, names, files in os.walk(root, followlinks=True):
-        names[:] = sorted(name for name in names if not name.startswith("."))
-        for file in sorted(files):
-            if not file.startswith(".") and os.path.splitext(file)[1].lower() in EXTENSIONS:
-                yield Path(folder, file)
+def _without_images(path: Path, images: list[Path]) -> list[str]:
+    """Class folders (or split folders, or their class folders) in which there is no image."""
+    filled = {"/".join(file.relative_to(path).parts[:depth]) for file in images for depth in (1, 2)}
+    empty = []
+    for folder in _folders(path):
+        if folder.name not in filled:
+            empty.append(folder.name)
+        elif folder.name.lower() in SPLIT_NAMES:
+            below = (f"{folder.name}/{inner.name}" for inner in _folders(folder))
+            empty.extend(name for name in below if name not in filled)
+    return empty
 
 
-def _split_roots(path: Path) -> list[tuple[str, Path]]:
-    """(split, folder) pairs: the split folders when there is a training one, else everything as training records."""
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    splits = [(SPLIT_NAMES[folder.name.lower()], folder) for folder in folders if folder.name.lower() in SPLIT_NAMES]
-    if "train" not in {split for split, _ in splits}:
-        return [("train", path)]
-    for folder in folders:
-        if folder.name.lower() not in SPLIT_NAMES and next(image_files(folder), None) is not None:
-            raise UserError(f"{folder} holds images but is no split beside train/; move it, or name it val or test.")
-    return splits
+def _folders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def captions_advice(listing: Listing) -> str:
+    """Both commands that a user may mean whose folder holds images and what may describe them; empty without the latter."""
+    found = [file for file in listing.files if suffix(file) in _CAPTIONS | _SETS]
+    if not found:
+        return ""
+    alone = f"`dpfed data import {shlex.quote(str(listing.root))} DEST --format folder --skip-broken` imports the images alone"
+    tables = [file for file in found if suffix(file) in TABLES]
+    sets = [file for file in found if suffix(file) in _SETS]
+    if sets and not tables:
+        return f"`dpfed data import {shlex.quote(str(sets[0]))} DEST` imports what that file holds; {alone}."
+    if not tables:
+        return (
+            f"Such files may say what the images show. Write their captions or labels into a table with the columns filepath "
+            f"and title, and `dpfed data import TABLE DEST --format table` imports it; {alone}."
+        )
+    return f"`{table_command(listing.root, tables)}` imports the images with what the tables say; {alone}."
+
+
+def table_command(root: Path, tables: Sequence[Path]) -> str:
+    """The command that imports some tables: by their folder where their names speak of splits, otherwise one by one."""
+    by_folder = all(file.parent == root and split_of(Path(file.name)) for file in tables)
+    named = [root] if by_folder else [*tables[:_TABLES_SHOWN]]
+    more = " ..." * (len(tables) > _TABLES_SHOWN and not by_folder)
+    return f"dpfed data import {' '.join(shlex.quote(str(place)) for place in named)}{more} DEST --format table"
+
+
+def _by_split(path: Path, images: list[Path]) -> list[tuple[str, Path, str | None]]:
+    """(split, file, class) of each image: the split folders when there is a training one, else everything is for training."""
+    folders = [folder.name for folder in _folders(path) if folder.name.lower() in SPLIT_NAMES]
+    splits = {name: SPLIT_NAMES[name.lower()] for name in folders}
+    if "train" not in splits.values():
+        _refuse_splits_alone(path, images, splits)
+        splits = {}
+    files = []
+    for file in images:
+        parts = file.relative_to(path).parts
+        if splits and parts[0] not in splits:
+            where = path / parts[0] if len(parts) > 1 else file
+            holds = "holds images but is no split" if len(parts) > 1 else "lies"
+            raise UserError(f"{where} {holds} beside the split folders; move it, or name its folder train, val or test.")
+        split, within = (splits[parts[0]], parts[1:]) if splits else ("train", parts)
+        files.append((split, file, within[0] if len(within) > 1 else None))
+    return files
+
+
+def _refuse_splits_alone(path: Path, images: list[Path], splits: dict[str, str]) -> None:
+    if splits and {file.relative_to(path).parts[0] for file in images} <= splits.keys():
+        names = ", ".join(sorted(splits))
+        raise UserError(
+            f"{path} holds images in {names} and none for training; add train/, or import one of these folders itself."
+        )

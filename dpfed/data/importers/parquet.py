@@ -4,34 +4,44 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.listing import suffix
+from dpfed.data.importers.naming import CONTENT
 from dpfed.data.importers.source import (
+    FileRecord,
     Importer,
     Item,
     Source,
     Unreadable,
-    file_record,
     known_columns,
     number_classes,
     plain,
-    split_files,
     unit_column,
     unit_of,
 )
+from dpfed.data.importers.splits import holds, split_files
+from dpfed.data.pixels import EXTENSIONS
+from dpfed.data.records import record_key
 from dpfed.data.writing import RecordInput
 from dpfed.errors import UserError
 
 _IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes")
 _CAPTION = re.compile(r"(text|txt|captions?|sentences?|description|title|alt|alttext)\d*")
 _TEXT_FIELDS = ("raw", "text", "caption")  # of a struct, the first that holds something
+# Columns that name a record, the first one that all files have. Whether one is used follows from the schema alone: a choice by
+# what the rows hold could change for all records with one of them.
+_IDS = ("id", "image_id", "record_id", "sample_id", "uid", "uuid", "key", "filename", "filepath", "image_path", "path", "file")
 _LABELS = ("label", "labels", "fine_label", "coarse_label", "cls")
 _ROWS_AT_ONCE = 256
 
@@ -43,9 +53,10 @@ class _Columns:
     unit: str | None
     unit_name: str | None
     labels: dict[str, dict[object, int] | None]  # None: the stored integers are the class numbers
+    id: str | None  # the column of the records' names; None: they are named by what they hold
 
     def needed(self) -> list[str]:
-        return [self.image, *self.captions, *([self.unit] if self.unit else [])]
+        return list(dict.fromkeys([self.image, *self.captions, *filter(None, (self.unit, self.id))]))
 
 
 class ParquetImporter(Importer):
@@ -54,27 +65,38 @@ class ParquetImporter(Importer):
     ``image`` is ``struct<bytes, path>`` or binary; ``label`` an integer (named by ClassLabel metadata) or text;
     ``text``, ``caption``, ``sentences``, ``alt_text`` and the like, numbered or not, hold texts, structs with a text in
     ``raw``, ``text`` or ``caption``, or lists of these: all of a row are captions of one record. ``unit``, ``person_id``,
-    ``patient_id`` or ``pid`` is the unit. The id of a record is its split and row.
+    ``patient_id`` or ``pid`` is the unit. The id of a record is its split and what a column ``id``, ``file_name`` or the like
+    says; without such a column, its split, the image's ``path`` if the schema has one, and a hash of what the record holds.
     """
 
     name = "parquet"
     layout = "a .parquet file, or a folder with train*.parquet and optionally validation*.parquet, test*.parquet"
 
-    def recognises(self, path: Path) -> bool:
-        """Whether it is a Parquet file or a folder with some."""
+    def recognises(self, path: Path, access: Access | None = None) -> bool:
+        """Whether it is a Parquet file, or a folder with some and without archives, about which they may speak."""
         if path.is_dir():
-            return next(path.rglob("*.parquet"), None) is not None
-        return path.is_file() and path.suffix.lower() == ".parquet"
+            return holds(path, {".parquet"}, access) and not holds(path, {".tar"}, access)
+        return path.is_file() and suffix(path) == ".parquet"
 
-    def open(self, path: Path) -> Source:
-        """Reads the schemas (and the labels, where their classes are not named) and streams the records."""
-        files = split_files(path, ".parquet", self.layout)
+    def open(self, path: Path, access: Access | None = None, id: str | None = None) -> Source:
+        """Reads the schemas (and the labels, where their classes are not named, and the names) and streams the records.
+
+        Args:
+            path: a file or folder.
+            access: what may be read.
+            id: the column of the records' names, or ``"content"``; ``None``: as the schema says.
+        """
+        found = split_files(path, ".parquet", self.layout, access or Access.to(path))
+        files = found.files
         try:
             opened = [pq.ParquetFile(file) for _, file in files]
-            columns, names = _columns([file.schema_arrow for file in opened], [file for _, file in files])
+            columns, names = _columns([file.schema_arrow for file in opened], [file for _, file in files], id)
             used = {*columns.needed(), *columns.labels}
             unused = dict.fromkeys(name for file in opened for name in file.schema_arrow.names if name not in used)
             total = sum(file.metadata.num_rows for file in opened)
+            by_path = any(_lacks_bytes(file, columns.image) for file in opened)
+            if columns.id is not None:
+                _refuse_repeated(files, columns.id)
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"cannot read the Parquet files of {path} ({_first_line(error)}); are they complete?") from error
         return Source(
@@ -85,10 +107,13 @@ class ParquetImporter(Importer):
             total=total,
             unit_name=columns.unit_name,
             unused=tuple(unused),
+            named=columns.id is not None,
+            unread=found.unread(lambda file: by_path and suffix(file) in EXTENSIONS),
+            passed_over=found.passed_over,
         )
 
 
-def _columns(schemas: list[pa.Schema], files: list[Path]) -> tuple[_Columns, dict[str, list[str]]]:
+def _columns(schemas: list[pa.Schema], files: list[Path], id: str | None) -> tuple[_Columns, dict[str, list[str]]]:
     """Which columns hold what, and the names of the classes; later files may lack labels, as many test splits do."""
     schema = schemas[0]
     image = next((name for name in known_columns(schema.names, _IMAGES) if _holds_images(schema.field(name).type)), None)
@@ -105,7 +130,7 @@ def _columns(schemas: list[pa.Schema], files: list[Path]) -> tuple[_Columns, dic
         if name not in named and _holds_classes(schema.field(name).type):
             having = [file for file, other in zip(files, schemas, strict=True) if name in other.names]
             labels[name], named[name] = number_classes(_distinct(having, name))
-    columns = _Columns(image, captions, unit, unit_name, labels)
+    columns = _Columns(image, captions, unit, unit_name, labels, _id_column(schemas, files, id))
     for other, file in zip(schemas, files, strict=True):
         for needed in columns.needed():
             if needed not in other.names:
@@ -118,7 +143,8 @@ def _class_labels(schema: pa.Schema) -> dict[str, list[str]]:
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         classes = {name: feature for name, feature in features.items() if feature.get("_type") == "ClassLabel"}
-        return {name: list(map(str, feature["names"])) for name, feature in classes.items() if name in schema.names}
+        columns = [name for name in classes if schema.names.count(name) == 1 and pa.types.is_integer(schema.field(name).type)]
+        return {name: list(map(str, classes[name]["names"])) for name in columns}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}
 
@@ -126,8 +152,64 @@ def _class_labels(schema: pa.Schema) -> dict[str, list[str]]:
 def _distinct(files: list[Path], name: str) -> set[object]:
     found: set[object] = set()
     for file in files:
-        found.update(pc.unique(pq.read_table(file, columns=[name])[name]).to_pylist())
+        found.update(pc.unique(pq.ParquetFile(file).read(columns=[name])[name]).to_pylist())
     return found
+
+
+def _id_column(schemas: list[pa.Schema], files: list[Path], id: str | None) -> str | None:
+    """The column of the records' names: the one that was asked for, or the first known one that all files have."""
+    if id == CONTENT:
+        return None
+    if id is None:
+        shared = [name for name in schemas[0].names if all(_names_records(schema, name) for schema in schemas)]
+        return next(iter(known_columns(shared, _IDS)), None)
+    for schema, file in zip(schemas, files, strict=True):
+        if not _names_records(schema, id):
+            why = "whose type is no text or number" if id in schema.names else f"only {', '.join(schema.names)}"
+            raise UserError(f"{file} has no column {id!r} that could name its records, {why}; correct --id.")
+    return id
+
+
+def _names_records(schema: pa.Schema, name: str) -> bool:
+    return schema.names.count(name) == 1 and _holds_classes(schema.field(name).type)
+
+
+def _refuse_repeated(files: list[tuple[str, Path]], column: str) -> None:
+    """Refuses a column of names in which one occurs twice.
+
+    Raises:
+        UserError: with a name that does.
+    """
+    for split in dict.fromkeys(split for split, _ in files):
+        keys = array("Q")
+        for name in _names(files, split, column):
+            keys.append(record_key(name))
+        found, counts = np.unique(np.frombuffer(keys, np.uint64), return_counts=True)
+        if (counts > 1).any():
+            key = int(found[counts > 1][0])
+            twice = next(name for name in _names(files, split, column) if record_key(name) == key)
+            raise UserError(
+                f"the column {column!r} has {int((counts > 1).sum()):,} names that several {split} records share, such as "
+                f"{twice!r}, and a record needs a name of its own: name another column with `dpfed data import --id COLUMN`, "
+                f"or take a hash of what each row holds with `--id {CONTENT}`; each row is then a record."
+            )
+
+
+def _names(files: list[tuple[str, Path]], split: str, column: str) -> Iterator[str]:
+    for file in (file for of, file in files if of == split):
+        for batch in pq.ParquetFile(file).iter_batches(columns=[column]):
+            yield from filter(None, map(unit_of, batch.column(0).to_pylist()))
+
+
+def _lacks_bytes(file: pq.ParquetFile, image: str) -> bool:
+    """Whether some images are given by their path alone."""
+    for group in range(file.metadata.num_row_groups):
+        row_group = file.metadata.row_group(group)
+        for number in range(row_group.num_columns):
+            column = row_group.column(number)
+            if column.path_in_schema == f"{image}.bytes" and (column.statistics is None or column.statistics.null_count):
+                return True
+    return False
 
 
 def _records(files: list[tuple[str, Path]], columns: _Columns) -> Iterator[Item]:
@@ -144,7 +226,7 @@ def _records(files: list[tuple[str, Path]], columns: _Columns) -> Iterator[Item]
             raise UserError(f"{path} is damaged after row {rows[split]:,} of {split} ({_first_line(error)}).") from error
 
 
-def _record(id: str, row: dict[str, Any], columns: _Columns, split: str, folder: Path) -> Item:
+def _record(place: str, row: dict[str, Any], columns: _Columns, split: str, folder: Path) -> Item:
     captions = tuple(dict.fromkeys(text for name in columns.captions for text in _texts(row[name])))
     unit = unit_of(row[columns.unit]) if columns.unit else None
     labels = {}
@@ -152,12 +234,19 @@ def _record(id: str, row: dict[str, Any], columns: _Columns, split: str, folder:
         value = row.get(name)
         number = value if numbers is None else numbers.get(value, -1)
         labels[name] = -1 if number is None else number
-    image = row[columns.image]
+    image, path = row[columns.image], ""
     if isinstance(image, dict):
-        if image.get("bytes") is None and image.get("path"):
-            return file_record(id, folder / image["path"], captions, labels, split, unit)
+        path = str(image.get("path") or "")
         image = image.get("bytes")
-    return Unreadable(id, "no image") if image is None else RecordInput(id, image, captions, labels, split, unit)
+    if columns.id is None:
+        id = f"{split}/{path}#" if path else f"{split}/"
+    elif (named := unit_of(row[columns.id])) is None:
+        return Unreadable(f"{place} (a row without a name)", f"no {columns.id}")
+    else:
+        id = place = f"{split}/{named}"
+    if image is None and path:
+        return FileRecord(id, folder / path, captions, labels, split, unit, place)
+    return Unreadable(place, "no image") if image is None else RecordInput(id, image, captions, labels, split, unit, place)
 
 
 def _texts(cell: object) -> list[str]:
@@ -170,7 +259,8 @@ def _texts(cell: object) -> list[str]:
 
 def _holds_images(type: pa.DataType) -> bool:
     if pa.types.is_struct(type):
-        return any(type.field(number).name == "bytes" for number in range(type.num_fields))
+        fields = map(type.field, range(type.num_fields))
+        return any(field.name == "bytes" and _holds_images(field.type) for field in fields)
     return pa.types.is_binary(type) or pa.types.is_large_binary(type)
 
 

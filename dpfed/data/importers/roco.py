@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfed.data.importers.source import SPLIT_NAMES, Importer, Item, Source, Unreadable, file_record, not_utf8
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.source import SPLIT_NAMES, FileRecord, Importer, Item, Source, Unreadable, not_utf8
 from dpfed.errors import UserError
 
 
@@ -34,18 +35,19 @@ class RocoImporter(Importer):
         "or {train,valid,test}_captions.csv beside train/, valid/ and test/ (version 2)"
     )
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, path: Path, access: Access | None = None) -> bool:
         """Whether there are captions of either version."""
         return path.is_dir() and bool(_first_version(path) or (path / "train_captions.csv").is_file())
 
-    def open(self, path: Path) -> Source:
+    def open(self, path: Path, access: Access | None = None) -> Source:
         """Reads the captions (not the images) and streams the records."""
+        access = access or Access.to(path)
         figures: list[_Figure | Unreadable] = []
         first = _first_version(path)
         for folder in first:
-            figures += _text_captions(folder)
+            figures += _text_captions(folder, access)
         for split in () if first else ("train", "valid", "test"):
-            figures += _table_captions(path, split)
+            figures += _table_captions(path, split, access)
         if not figures:
             raise UserError(f"{path} is not ROCO: expected {self.layout}.")
 
@@ -54,7 +56,7 @@ class RocoImporter(Importer):
                 if isinstance(figure, Unreadable):
                     yield figure
                 else:
-                    yield file_record(figure.id, figure.file, (figure.caption,), {}, figure.split)
+                    yield FileRecord(figure.id, figure.file, (figure.caption,), {}, figure.split)
 
         splits = frozenset(figure.split for figure in figures if isinstance(figure, _Figure))
         return Source("image-text", records(), splits=splits, total=len(figures))
@@ -69,13 +71,15 @@ def _first_version(path: Path) -> list[Path]:
     return found[:1] if found[:1] == [path] else found
 
 
-def _text_captions(folder: Path) -> Iterator[_Figure | Unreadable]:
+def _text_captions(folder: Path, access: Access) -> Iterator[_Figure | Unreadable]:
     folder = folder.absolute()
     split = SPLIT_NAMES.get(folder.parent.name, "train")
     below = f"{folder.parent.name}/{folder.name}/images"
     captions = folder / "captions.txt"
     try:
-        lines = captions.read_text(encoding="utf-8-sig").split("\n")  # captions may hold other line breaks of Unicode
+        lines = (
+            access.file(captions).read_text(encoding="utf-8-sig").split("\n")
+        )  # captions may hold other line breaks of Unicode
     except UnicodeDecodeError as error:
         raise not_utf8(captions) from error
     except OSError as error:
@@ -89,7 +93,7 @@ def _text_captions(folder: Path) -> Iterator[_Figure | Unreadable]:
             yield Unreadable(f"{folder.parent.name}/{folder.name}/captions.txt:{number}", "no tab between id and caption")
 
 
-def _table_captions(path: Path, split: str) -> Iterator[_Figure]:
+def _table_captions(path: Path, split: str, access: Access) -> Iterator[_Figure]:
     table = path / f"{split}_captions.csv"
     if not table.is_file():
         return
@@ -98,7 +102,7 @@ def _table_captions(path: Path, split: str) -> Iterator[_Figure]:
     if place is None:
         raise UserError(f"{table} has no images beside it; expected a folder {' or '.join(reversed(places))} in {path}.")
     try:
-        with table.open(encoding="utf-8-sig", newline="") as file:
+        with access.file(table).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             if not {"ID", "Caption"} <= set(reader.fieldnames or ()):
                 raise UserError(f"{table} has the columns {reader.fieldnames or []}; expected ID and Caption.")

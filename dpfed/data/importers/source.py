@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from dpfed.data.records import SPLITS
+from dpfed.data.importers.access import Access, NotRead
 from dpfed.data.writing import RecordInput
 from dpfed.errors import UserError
 
@@ -40,7 +40,32 @@ class Unreadable:
     reason: str
 
 
-Item = RecordInput | Unreadable
+@dataclass(frozen=True)
+class FileRecord:
+    """The record of one image file, which is kept verbatim; see `RecordInput`.
+
+    Attributes:
+        path: the file, read when its turn comes.
+    """
+
+    id: str
+    path: Path
+    captions: tuple[str, ...]
+    labels: dict[str, int]
+    split: str
+    unit: str | None = None
+    place: str | None = None
+
+    def read(self, access: Access) -> RecordInput | Unreadable:
+        """The record with its image, as far as the file may and can be read."""
+        try:
+            image = access.read(self.path)
+        except NotRead as error:
+            return Unreadable(self.place or self.id, str(error))
+        return RecordInput(self.id, image, self.captions, self.labels, self.split, self.unit, self.place)
+
+
+Item = RecordInput | FileRecord | Unreadable
 
 
 @dataclass(frozen=True)
@@ -54,7 +79,13 @@ class Source:
         splits: the splits that the source itself defines.
         total: number of records, where it is known beforehand.
         unit_name: what the units that records share are called, such as ``"person"``; ``None``: records name none.
-        unused: columns that hold nothing that was recognised, as they are called in the source; known for tables and Parquet.
+        unused: columns, or kinds of files of a sample, that hold nothing that was recognised, as the source calls them.
+        named: whether the ids are the records' own names. If not, they are beginnings, to which a hash of what the record holds
+            is added (`dpfed.data.importers.naming`).
+        unread: files below the source that would be lost; the import is refused unless broken records are left out.
+        passed_over: what lies below the source and holds no records by its name, and how often.
+        advice: what the user may have meant instead, where files are unread.
+        doubtful: so much lies beside the records that the format must be given by name.
     """
 
     kind: str
@@ -64,6 +95,11 @@ class Source:
     total: int | None = None
     unit_name: str | None = None
     unused: tuple[str, ...] = ()
+    named: bool = True
+    unread: Sequence[Unreadable] = ()
+    passed_over: Mapping[str, int] = field(default_factory=dict)
+    advice: str = ""
+    doubtful: bool = False
 
 
 class Importer(ABC):
@@ -78,28 +114,25 @@ class Importer(ABC):
     layout: ClassVar[str]
 
     @abstractmethod
-    def recognises(self, path: Path) -> bool:
-        """Whether `path` looks like this family; cheap."""
+    def recognises(self, path: Path, access: Access | None = None) -> bool:
+        """Whether `path` looks like this family; cheap.
+
+        Args:
+            path: a file or folder.
+            access: whether links that lead elsewhere are followed; ``None``: they are not.
+        """
 
     @abstractmethod
-    def open(self, path: Path) -> Source:
+    def open(self, path: Path, access: Access | None = None) -> Source:
         """Opens a source.
+
+        Args:
+            path: a file or folder.
+            access: what may be read; ``None``: the folder that `path` is, or lies in.
 
         Raises:
             UserError: when `path` is not laid out as expected.
         """
-
-
-def file_record(
-    id: str, path: Path, captions: tuple[str, ...], labels: dict[str, int], split: str, unit: str | None = None
-) -> Item:
-    """The record of one image file, kept verbatim."""
-    try:
-        return RecordInput(id, path.read_bytes(), captions, labels, split, unit)
-    except FileNotFoundError:
-        return Unreadable(id, "file missing")
-    except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
-        return Unreadable(id, getattr(error, "strerror", None) or str(error))
 
 
 def not_utf8(path: Path) -> UserError:
@@ -137,54 +170,6 @@ def unit_of(value: object) -> str | None:
     return re.sub(r"^([+-]?\d+)\.0+$", r"\1", text) or None
 
 
-def split_files(path: Path, suffix: str, layout: str) -> list[tuple[str, Path]]:
-    """The files of one data set and their splits.
-
-    A file belongs to the split that its name or, failing that, the nearest folder's name speaks of, such as
-    ``data/train-00000.parquet`` or ``cc3m-validation-0000.tar``; when none does, all files are for training.
-
-    Args:
-        path: a file, which is for training, or a folder.
-        suffix: such as ``".tar"``.
-        layout: what was expected, for messages.
-
-    Returns:
-        (split, file) pairs in a fixed order, training files first.
-
-    Raises:
-        UserError: when there are no such files, a file belongs to no split or to several data sets.
-    """
-    if path.is_file():
-        return [("train", path)]
-    found = sorted(file for file in path.rglob(f"*{suffix}") if not file.name.startswith("."))
-    if not found:
-        raise UserError(f"there are no {suffix} files in {path}; expected {layout}.")
-    splits: dict[Path, str | None] = {file: _split_of(file.relative_to(path)) for file in found}
-    if not any(splits.values()):
-        splits = dict.fromkeys(found, "train")
-    placed: list[tuple[str, Path]] = []
-    for file, split in splits.items():
-        if split is None:
-            raise UserError(f"{file} belongs to no split; start its name with train, validation or test, or move it away.")
-        placed.append((split, file))
-    configurations = {_configuration(file.relative_to(path)) for file in found}
-    if len(configurations) > 1:
-        raise UserError(f"{path} holds several data sets ({', '.join(sorted(configurations))}); choose one of these folders.")
-    return sorted(placed, key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
-
-
-def _split_of(file: Path) -> str | None:
-    for part in reversed(file.parts):
-        named = {SPLIT_NAMES[word] for word in re.findall("[a-z]+", part.lower()) if word in SPLIT_NAMES}
-        if len(named) == 1:
-            return named.pop()
-    return None
-
-
-def _configuration(file: Path) -> str:
-    return "/".join(part for part in file.parts[:-1] if part != "data" and part.lower() not in SPLIT_NAMES) or "."
-
-
 def number_classes(values: Iterable[object]) -> tuple[dict[object, int], list[str]]:
     """Gives each class a number that depends on the set of classes only.
 
@@ -206,9 +191,9 @@ def number_classes(values: Iterable[object]) -> tuple[dict[object, int], list[st
 
 
 def _integer(value: object) -> int | None:
-    if isinstance(value, int):
-        return int(value)
     try:
-        return number if isinstance(value, str) and str(number := int(value)) == value else None
-    except ValueError:
+        if isinstance(value, int):
+            return int(value)
+        return int(value) if isinstance(value, str) and str(int(value)) == value else None
+    except (TypeError, ValueError):
         return None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import tarfile
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpfed.data.importers.folder import image_files
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.listing import harmless, suffix
 from dpfed.data.importers.source import (
     UNIT_NAMES,
     Importer,
@@ -17,9 +20,9 @@ from dpfed.data.importers.source import (
     Source,
     Unreadable,
     number_classes,
-    split_files,
     unit_of,
 )
+from dpfed.data.importers.splits import holds, split_files
 from dpfed.data.pixels import EXTENSIONS
 from dpfed.data.writing import RecordInput
 from dpfed.errors import UserError
@@ -27,6 +30,8 @@ from dpfed.errors import UserError
 _NAME = re.compile(r"(?:\./)?((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key, and all after the first dot of the file name
 _IMAGES = frozenset(extension.removeprefix(".") for extension in EXTENSIONS)
 _TEXTS = frozenset({"txt", "json", "cls"})
+_OF_TOOLS = re.compile(r"\d+(\.parquet|_stats\.json)")  # img2dataset writes figures about each archive beside it
+_MOST_BYTES = 1 << 30  # of one member; a larger one would not be decoded anyway
 _CAPTION_KEYS = ("caption", "captions", "text", "title")
 
 
@@ -45,8 +50,16 @@ class _Sample:
     unit_key: str | None = None
     unit: str | None = None
     fault: str | None = None
+    unused: list[str] = field(default_factory=list)
 
-    def read(self, extension: str, content: bytes) -> None:
+    def read(self, extension: str, content: bytes | str | None) -> None:
+        """Takes a file of the sample: its content, why it is not read, or ``None`` if its extension says nothing."""
+        if content is None:
+            self.unused.append(f".{extension}")
+            return
+        if isinstance(content, str):
+            self.fault = f"its .{extension} is {content}"
+            return
         if extension in _IMAGES:
             self.images.append(content)
             return
@@ -85,6 +98,9 @@ class _Survey:
     classes: set[str] = field(default_factory=set)
     unit_keys: set[str] = field(default_factory=set)
     damaged: list[str] = field(default_factory=list)
+    unused: Counter[str] = field(default_factory=Counter)
+    unread: list[Unreadable] = field(default_factory=list)
+    passed_over: Counter[str] = field(default_factory=Counter)
 
 
 class WebDatasetImporter(Importer):
@@ -99,15 +115,16 @@ class WebDatasetImporter(Importer):
     name = "webdataset"
     layout = "a .tar archive, or a folder of .tar archives, with 000.jpg and 000.txt or 000.json (captions), 000.cls (class)"
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, path: Path, access: Access | None = None) -> bool:
         """Whether it is a .tar file, or a folder of them without images beside."""
         if path.is_dir():
-            return next(path.rglob("*.tar"), None) is not None and next(image_files(path), None) is None
-        return path.is_file() and path.suffix.lower() == ".tar"
+            return holds(path, {".tar"}, access) and not holds(path, EXTENSIONS, access)
+        return path.is_file() and suffix(path) == ".tar"
 
-    def open(self, path: Path) -> Source:
+    def open(self, path: Path, access: Access | None = None) -> Source:
         """Reads the texts (not the images) of all archives and streams the records."""
-        shards = split_files(path, ".tar", self.layout)
+        found = split_files(path, ".tar", self.layout, access or Access.to(path))
+        shards = found.files
         survey = _survey(shards)
         if not survey.samples:
             reason = f" ({survey.damaged[0]})" if survey.damaged else ""
@@ -120,21 +137,38 @@ class WebDatasetImporter(Importer):
             splits=frozenset(split for split, _ in shards),
             total=survey.samples + len(survey.damaged),  # a damaged archive is one more that cannot be read
             unit_name=next((called for key, called in UNIT_NAMES.items() if key in survey.unit_keys), None),
+            unused=tuple(survey.unused),
+            unread=[*found.unread(lambda file: _OF_TOOLS.fullmatch(file.name) is not None), *survey.unread],
+            passed_over=survey.passed_over + Counter(found.passed_over),
         )
 
 
 def _survey(shards: list[tuple[str, Path]]) -> _Survey:
     survey = _Survey()
-    for _, shard in shards:
+    for split, shard in shards:
         try:
-            for sample in _samples(shard, _TEXTS):
+            for sample in _samples(shard, _TEXTS, functools.partial(_stray, place=f"{split}/{shard.stem}", survey=survey)):
                 survey.samples += 1
+                survey.unused.update(kind for kind in sample.unused if kind.removeprefix(".") not in _IMAGES)
                 survey.captioned |= bool(sample.captions)
                 survey.classes.add(sample.label)
                 survey.unit_keys.update([sample.unit_key] if sample.unit_key else [])
         except _DamagedArchive as error:  # it is met again, and counted, when the records are read
             survey.damaged.append(f"{shard.name} {error}")
     return survey
+
+
+def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:
+    """Accounts for a member that is no file of a sample."""
+    name = member.name.rsplit("/", 1)[-1]
+    if member.isdir():
+        return
+    if harmless(name) and member.isreg():
+        survey.passed_over["hidden files and folders" if name.startswith(".") else name] += 1
+        return
+    kind = "link" if member.issym() or member.islnk() else "device or pipe"
+    reason = "files without a suffix are not read" if member.isreg() else f"a {kind} in an archive is not followed"
+    survey.unread.append(Unreadable(f"{place}/{member.name}", reason))
 
 
 def _records(shards: list[tuple[str, Path]], numbers: dict[object, int]) -> Iterator[Item]:
@@ -153,43 +187,60 @@ def _records(shards: list[tuple[str, Path]], numbers: dict[object, int]) -> Iter
 
 
 def _record(id: str, sample: _Sample, split: str, numbers: dict[object, int]) -> Item:
-    fault = sample.fault or ("no image" if not sample.images else "several images" if len(sample.images) > 1 else None)
+    only = f" that is read, only {' and '.join(sorted(set(sample.unused)))}" if sample.unused else ""
+    fault = sample.fault or (f"no image{only}" if not sample.images else "several images" if len(sample.images) > 1 else None)
     if fault:
         return Unreadable(id, fault)
     labels = {"label": numbers[sample.label]} if sample.label in numbers else {}
     return RecordInput(id, sample.images[0], tuple(sample.captions), labels, split, sample.unit)
 
 
-def _samples(shard: Path, extensions: Collection[str]) -> Iterator[_Sample]:
-    """Samples of an archive whose last file is known to be whole; only files with these extensions are read."""
+def _samples(
+    shard: Path, extensions: Collection[str], stray: Callable[[tarfile.TarInfo], None] = lambda member: None
+) -> Iterator[_Sample]:
+    """Samples of an archive whose last file is known to be whole; only files with these extensions are read.
+
+    Args:
+        shard: the archive.
+        extensions: without their dots.
+        stray: called with every member that is no file of a sample.
+    """
     sample: _Sample | None = None
-    for key, extension, content in _members(shard, extensions):
+    for key, extension, content in _members(shard, extensions, stray):
         if sample is None or key != sample.key:
             if sample is not None:
                 yield sample
             sample = _Sample(key)
-        if content is not None:
-            sample.read(extension, content)
+        sample.read(extension, content)
     if sample is not None:
         yield sample
 
 
-def _members(shard: Path, extensions: Collection[str]) -> Iterator[tuple[str, str, bytes | None]]:
-    """Yields (key, extension, content or ``None``) and raises `_DamagedArchive` where the archive is not whole."""
+def _members(
+    shard: Path, extensions: Collection[str], stray: Callable[[tarfile.TarInfo], None]
+) -> Iterator[tuple[str, str, bytes | str | None]]:
+    """Yields (key, extension, content) and raises `_DamagedArchive` where the archive is not whole.
+
+    The content is why a file is not read, or ``None``, where it is not read.
+    """
     try:
         with shard.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # public, and untyped; tarfile would remember every member
                 named = _NAME.fullmatch(member.name)
-                if named and member.isreg():
-                    extension = named[2].lower()
-                    opened = archive.extractfile(member) if extension in extensions else None
-                    yield named[1], extension, None if opened is None else opened.read()
+                if not named or not member.isreg():
+                    stray(member)
+                    continue
+                extension, content = named[2].lower(), None
+                if extension in extensions:
+                    opened = archive.extractfile(member) if member.size <= _MOST_BYTES else None
+                    content = "larger than 1 GiB" if opened is None else opened.read()
+                yield named[1], extension, content
             end = archive.offset
         # tarfile takes a header that it cannot read for the end; the real end is a block of zeros.
         with shard.open("rb") as file:
             file.seek(end)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise _DamagedArchive("is cut off or damaged")
-    except (tarfile.TarError, OSError, ValueError) as error:
+    except (tarfile.TarError, OSError, ValueError, RecursionError, OverflowError) as error:
         raise _DamagedArchive(f"cannot be read ({error})") from error

@@ -6,10 +6,12 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpfed.data.importers.source import Importer, Item, Source, file_record, not_utf8
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.source import FileRecord, Importer, Item, Source, not_utf8
 from dpfed.errors import UserError
 
 _TEST_CENTER, _VALIDATION_CENTER = 2, 1
+_MOST_CENTERS = 1000  # there are five
 _COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split")
 
 
@@ -23,27 +25,31 @@ class WildsImporter(Importer):
     name = "camelyon17"
     layout = "the WILDS folder camelyon17_v1.0 with metadata.csv and patches/patient_XXX_node_Y/*.png"
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, path: Path, access: Access | None = None) -> bool:
         """Whether the table and the patches are there."""
         return (path / "metadata.csv").is_file() and (path / "patches").is_dir()
 
-    def open(self, path: Path) -> Source:
+    def open(self, path: Path, access: Access | None = None) -> Source:
         """Reads the table and streams the patches."""
         if not self.recognises(path):
             raise UserError(f"{path} is not Camelyon17: expected {self.layout}.")
         try:
-            rows = list(_rows(path / "metadata.csv"))
+            rows = list(_rows((access or Access.to(path)).file(path / "metadata.csv")))
         except UnicodeDecodeError as error:
             raise not_utf8(path / "metadata.csv") from error
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
             expected = ", ".join(_COLUMNS)
             raise UserError(f"cannot read {path / 'metadata.csv'} ({error}); expected the columns {expected}.") from error
 
         def records() -> Iterator[Item]:
             for id, split, labels in rows:
-                yield file_record(id, path / id, (), labels, split)
+                yield FileRecord(id, path / id, (), labels, split)
 
         centers = max((labels["center"] for _, _, labels in rows), default=-1) + 1
+        if centers > _MOST_CENTERS:
+            raise UserError(
+                f"{path / 'metadata.csv'} has a center {centers - 1}; expected the numbers of five hospitals, from 0."
+            )
         names = {"tumor": ["normal", "tumor"], "center": [str(number) for number in range(centers)]}
         return Source("image", records(), names, frozenset(split for _, split, _ in rows), len(rows))
 

@@ -1,0 +1,84 @@
+"""What an import may read: regular files of the source's own folder, and nothing outside unless the user says so."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from dpfed.data.reasons import OUTSIDE
+from dpfed.errors import UserError
+
+_MOST_BYTES = 1 << 30  # of one image file; a larger one would not be decoded anyway
+
+
+class NotRead(Exception):
+    """A file that is not read; the message is the reason, in a few words."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """Which files an import may read.
+
+    Attributes:
+        root: the source's folder, without links; files below it may be read.
+        outside: files elsewhere may be read, too.
+    """
+
+    root: str
+    outside: bool = False
+
+    @classmethod
+    def to(cls, source: Path, outside: bool = False) -> Access:
+        """Access to a folder, or to the folder that a file lies in."""
+        return cls(os.path.realpath(source if source.is_dir() else source.parent), outside)
+
+    def permits(self, path: str | Path) -> bool:
+        """Whether a file or folder lies below the root, wherever links lead."""
+        if self.outside:
+            return True
+        folder, name = os.path.split(os.fspath(path))
+        real = os.path.realpath(path) if name in ("", ".", "..") or os.path.islink(path) else os.path.join(_real(folder), name)
+        return real == self.root or real.startswith(self.root.rstrip(os.sep) + os.sep)
+
+    def read(self, path: Path) -> bytes:
+        """The bytes of an image file.
+
+        Raises:
+            NotRead: when the file is missing, no regular file, too large, or lies where nothing may be read.
+        """
+        try:
+            found = path.stat()
+            if not self.permits(path):
+                raise NotRead(OUTSIDE)
+            if not stat.S_ISREG(found.st_mode):  # a pipe would wait for ever, a device may never end
+                raise NotRead("a folder" if stat.S_ISDIR(found.st_mode) else "no regular file")
+            if found.st_size > _MOST_BYTES:
+                raise NotRead("larger than 1 GiB")
+            return path.read_bytes()
+        except FileNotFoundError as error:
+            raise NotRead("file missing") from error
+        except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
+            raise NotRead(getattr(error, "strerror", None) or str(error)) from error
+
+    def file(self, path: Path) -> Path:
+        """A table, an archive or another file of the data set itself.
+
+        Raises:
+            UserError: when it is missing, no regular file, or lies where nothing may be read.
+        """
+        if not self.permits(path):
+            raise UserError(
+                f"{path} leads out of {self.root}, and nothing is read there unless you say so; add --allow-outside to "
+                "`dpfed data import` if it belongs to the data set."
+            )
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is no regular file (a folder, a pipe or a device); copy what it gives into a file.")
+        return path
+
+
+@lru_cache(maxsize=4096)
+def _real(folder: str) -> str:
+    return os.path.realpath(folder)

@@ -1,0 +1,94 @@
+"""Which importer reads a source."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.captioned_people import CuhkPedesImporter, RstpReidImporter
+from dpfed.data.importers.deepfashion import DeepFashionImporter
+from dpfed.data.importers.folder import TABLES, FolderImporter, table_command
+from dpfed.data.importers.listing import list_files, suffix
+from dpfed.data.importers.parquet import ParquetImporter
+from dpfed.data.importers.roco import RocoImporter
+from dpfed.data.importers.source import Importer
+from dpfed.data.importers.splits import refuse_outside
+from dpfed.data.importers.table import TableImporter
+from dpfed.data.importers.torchvision_sets import (
+    Cifar10Importer,
+    EuroSatImporter,
+    FashionMnistImporter,
+    ImageNetImporter,
+    PcamImporter,
+)
+from dpfed.data.importers.webdataset import WebDatasetImporter
+from dpfed.data.importers.wilds import WildsImporter
+from dpfed.data.layout import is_store
+from dpfed.data.place import local_path
+from dpfed.errors import UserError
+
+# The most particular first: a folder of anything is recognised last.
+_IMPORTERS: tuple[type[Importer], ...] = (
+    WildsImporter,
+    CuhkPedesImporter,
+    RstpReidImporter,
+    DeepFashionImporter,
+    RocoImporter,
+    Cifar10Importer,
+    FashionMnistImporter,
+    EuroSatImporter,
+    PcamImporter,
+    ImageNetImporter,
+    ParquetImporter,
+    TableImporter,
+    WebDatasetImporter,
+    FolderImporter,
+)
+
+
+def importers() -> dict[str, Importer]:
+    """All importers by name."""
+    return {importer.name: importer() for importer in _IMPORTERS}
+
+
+def detect(source: str | Path, access: Access | None = None) -> str:
+    """The name of the importer that recognises a source.
+
+    Args:
+        source: a file or folder.
+        access: what may be read; ``None``: the folder that it is, or lies in.
+
+    Raises:
+        UserError: when the source is missing or nothing recognises it.
+    """
+    source = existing(source)
+    access = access or Access.to(source)
+    if is_store(source):
+        raise UserError(f"{source} is a record store already; use it with data.source = 'store'.")
+    for name, importer in importers().items():
+        if importer.recognises(source, access):
+            return name
+    known = "; ".join(f"{name}: {importer.layout}" for name, importer in importers().items())
+    if source.is_dir():
+        refuse_outside(listing := list_files(source, access))
+        if tables := [file for file in listing.files if suffix(file) in TABLES]:
+            raise UserError(
+                f"{source} holds tables and no images, and which tables are meant is not clear: name them after train, val and "
+                f"test, or import them with `{table_command(source, tables)}`."
+            )
+    raise UserError(f"nothing at {source} looks like a known data set. Known: {known}.")
+
+
+def existing(source: str | Path) -> Path:
+    """The absolute path of a source.
+
+    Raises:
+        UserError: when there is nothing.
+    """
+    path = local_path(source, "the source")
+    if not os.path.exists(path):
+        raise UserError(f"there is nothing at {path}; give the path of a local file or folder.")
+    if not os.path.isdir(path) and not os.path.isfile(path):
+        raise UserError(f"{path} is no regular file (a pipe or a device); copy what it gives into a file.")
+    return path

@@ -1,0 +1,231 @@
+"""An import: from a source to a record store, or a refusal that says why."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.detection import detect, existing, importers
+from dpfed.data.importers.folder import TABLES, FolderImporter
+from dpfed.data.importers.listing import suffix
+from dpfed.data.importers.naming import CONTENT, content_hash
+from dpfed.data.importers.parquet import ParquetImporter
+from dpfed.data.importers.source import FileRecord, Source, Unreadable
+from dpfed.data.importers.table import TableImporter
+from dpfed.data.limits import stored_side, whole_number
+from dpfed.data.new_directory import check_destination
+from dpfed.data.pixels import EXTENSIONS
+from dpfed.data.place import local_path
+from dpfed.data.reasons import by_reason, mending
+from dpfed.data.records import SPLITS, RecordStore
+from dpfed.data.writing import StoreWriter
+from dpfed.errors import UserError, nearest
+
+Progress = Callable[[int, int | None], None]  # (records so far, of how many)
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What an import did.
+
+    Attributes:
+        path: the store.
+        format: the importer that was used.
+        kind: ``"image"`` or ``"image-text"``.
+        counts: records by split.
+        skipped: (id, reason) of the unreadable records, and of the files, that were left out.
+        seconds: how long it took.
+        unit_name: what records share, such as ``"person"``; ``None``: nothing that the source names.
+        unused: columns of the source, or files of its samples, that were not used.
+        passed_over: what lies below the source and holds no records by its name, and how often.
+        empty_classes: label -> its classes that no record has.
+        converted: what was done to images that stock open_clip would destroy -> to how many.
+    """
+
+    path: Path
+    format: str
+    kind: str
+    counts: dict[str, int]
+    skipped: list[tuple[str, str]]
+    seconds: float
+    unit_name: str | None
+    unused: tuple[str, ...]
+    passed_over: dict[str, int]
+    empty_classes: dict[str, list[str]]
+    converted: dict[str, int]
+
+
+def import_records(
+    source: str | Path | Sequence[str | Path],
+    dest: str | Path,
+    format: str | None = None,
+    size: int | None = None,
+    validation: int = 0,
+    test: int = 0,
+    skip_broken: bool = False,
+    public: bool = False,
+    progress: Progress | None = None,
+    id: str | None = None,
+    allow_outside: bool = False,
+) -> ImportReport:
+    """Imports a data set into a new record store.
+
+    Args:
+        source: a local file or folder, or several tables of one folder.
+        dest: the store to create; must not exist.
+        format: name of an importer; ``None``: found by looking at the source.
+        size: store raw square images of this side; ``None``: keep the original files.
+        validation: so many training records become the validation split, whole units at a time, chosen by a hash of their ids:
+            a choice made here, before any private mechanism runs (see `StoreWriter.hold_out`).
+        test: the same for the test split.
+        skip_broken: leave unreadable records, and files that no importer knows, out instead of refusing.
+        public: anyone may see the records.
+        progress: called now and then with (records so far, of how many or ``None``).
+        id: what names a record: a column of Parquet, or ``"content"``, a hash of what it holds; ``None``: its own name at the
+            source, where it has one, otherwise a hash.
+        allow_outside: also read files outside of the source's folder, which tables or links name.
+
+    Raises:
+        UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for.
+    """
+    started = time.monotonic()
+    dest = local_path(dest, "the place of the new store")
+    check_destination(dest)
+    size = stored_side(size)
+    sources = [source] if isinstance(source, str | os.PathLike) else list(source)
+    paths = [existing(one) for one in sources]
+    held_out = {"validation": validation, "test": test}
+    held_out = {split: whole_number(count, f"the number of {split} records") for split, count in held_out.items()}
+    try:
+        chosen, opened = _open(paths, format, id, allow_outside)
+        path = paths[0] if len(paths) == 1 else paths[0].parent
+        _refuse_unread(opened, path, chosen, skip_broken, format is not None)
+        _refuse_splits(opened, path, held_out)
+        with StoreWriter(
+            dest,
+            name=path.stem if path.is_file() else path.name,
+            kind=opened.kind,
+            size=size,
+            public=public,
+            label_names=opened.label_names,
+            skip_broken=skip_broken,
+            unit_name=opened.unit_name,
+        ) as writer:
+            for entry in opened.unread:
+                writer.reject(entry.id, entry.reason)
+            _copy(opened, writer, Access.to(path, allow_outside), id == CONTENT or not opened.named, progress)
+            for split, count in held_out.items():
+                if count:
+                    writer.hold_out(count, split)
+    except OSError as error:
+        where = error.filename or paths[0]
+        raise UserError(f"the import stopped at {where}: {error.strerror or error}; nothing was written.") from error
+    store = RecordStore.open(dest)
+    return ImportReport(
+        path=store.path,
+        format=chosen,
+        kind=store.kind,
+        counts={split: len(store.split(split)) for split in SPLITS},
+        skipped=store.skipped,
+        seconds=time.monotonic() - started,
+        unit_name=store.unit_name,
+        unused=opened.unused,
+        passed_over=dict(opened.passed_over),
+        empty_classes=_empty_classes(store),
+        converted=store.converted,
+    )
+
+
+def _open(paths: list[Path], format: str | None, id: str | None, outside: bool) -> tuple[str, Source]:
+    """The name of the importer, and the opened source."""
+    known = importers()
+    if format is not None and format not in known:
+        raise UserError(f"unknown format {format!r}; {nearest(format, known)}")
+    access = Access.to(paths[0], outside)
+    if len(paths) > 1 and (
+        format not in (None, TableImporter.name) or not all(path.is_file() and suffix(path) in TABLES for path in paths)
+    ):
+        raise UserError(
+            f"several sources must be .csv or .tsv tables of one data set, and {', '.join(map(str, paths))} were given; import "
+            "others one by one, or give the folder that holds them."
+        )
+    format = TableImporter.name if len(paths) > 1 else format or detect(paths[0], access)
+    if id not in (None, CONTENT) and format != ParquetImporter.name:
+        raise UserError(
+            f"--id names a column of Parquet, and the format is {format!r}; leave it out, or set it to {CONTENT!r}."
+        )
+    if format == ParquetImporter.name:
+        return format, ParquetImporter().open(paths[0], access, id)
+    if len(paths) > 1:
+        return format, TableImporter().open_tables(paths, access)
+    return format, known[format].open(paths[0], access)
+
+
+def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, format_given: bool) -> None:
+    """Refuses a source below which lie files that would be lost, unless that is what the user wants."""
+    if not opened.unread or (skip_broken and (format_given or not opened.doubtful)):
+        return
+    lost = [(entry.id, entry.reason) for entry in opened.unread]
+    advice = opened.advice
+    if format != FolderImporter.name and any(suffix(Path(entry.id)) in EXTENSIONS for entry in opened.unread):
+        command = f"dpfed data import {shlex.quote(str(path))} DEST --format {FolderImporter.name} --skip-broken"
+        advice = f"`{command}` imports the images instead."
+    number = "1 file or folder" if len(lost) == 1 else f"{len(lost):,} files or folders"
+    mend = "" if skip_broken else f"; {mending(lost, 'take them away')}"
+    raise UserError(f"below {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{' ' * bool(advice)}{advice}")
+
+
+def _refuse_splits(opened: Source, path: Path, held_out: dict[str, int]) -> None:
+    for split, count in held_out.items():
+        if count and split in opened.splits:
+            raise UserError(f"{path} has a {split} split of its own, so {split} = {count} cannot be asked for; set it to 0.")
+    if opened.total is not None and 0 < opened.total <= sum(held_out.values()):
+        raise UserError(
+            f"{path} has {opened.total:,} records, so {sum(held_out.values()):,} of them cannot be held out: some must be left "
+            "for training; ask for fewer."
+        )
+
+
+def _copy(source: Source, writer: StoreWriter, access: Access, by_content: bool, progress: Progress | None) -> None:
+    """Stores the records.
+
+    Args:
+        source: gives them.
+        writer: takes them.
+        access: which image files may be read.
+        by_content: name them by a hash of what they hold, after the beginning that the source gives, if it names none.
+        progress: called now and then.
+    """
+    done = 0
+    for done, item in enumerate(source.records, start=1):  # noqa: B007 - the count is read after the loop
+        record = item.read(access) if isinstance(item, FileRecord) else item
+        if isinstance(record, Unreadable):
+            writer.reject(record.id, record.reason)
+        elif by_content:
+            beginning = f"{record.split}/" if source.named else record.id
+            name = writer.counted(beginning + content_hash(record, source.label_names))
+            writer.add(replace(record, id=name, place=record.place or record.id))
+        else:
+            writer.add(record)
+        if progress is not None and done % 256 == 0:
+            progress(done, source.total)
+    if progress is not None:
+        progress(done, done)
+
+
+def _empty_classes(store: RecordStore) -> dict[str, list[str]]:
+    """Label -> its classes that no record has, of the labels that have some."""
+    empty = {}
+    for label, names in store.label_names.items():
+        numbers = store.labels[label]
+        counts = np.bincount(numbers[numbers >= 0], minlength=len(names))
+        if missing := [name for name, count in zip(names, counts.tolist(), strict=True) if not count]:
+            empty[label] = missing
+    return empty

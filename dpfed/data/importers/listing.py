@@ -1,0 +1,135 @@
+"""The files below a folder, each of them accounted for: read, passed over by name, or refused."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.source import Unreadable
+from dpfed.data.pixels import EXTENSIONS
+from dpfed.data.reasons import OUTSIDE
+from dpfed.errors import UserError
+
+# What lies beside images everywhere and holds none: files of the system, texts about the data set, scripts that load it.
+_HARMLESS_FILE = re.compile(
+    r"""\..* | thumbs\.db | ehthumbs\.db | desktop\.ini | icon\r | _SUCCESS | _metadata | _common_metadata
+    | (read[-_]?me|licen[cs]e|copying|notice|citation|changelog|authors)(\.(txt|md|rst|html|pdf|cff|bib))?
+    | (md5|sha1|sha256|sha512)sums?(\.txt)? | (dataset_infos?|dataset_dict|state)\.json | .*\.(md|rst|py|ipynb|sh)""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+_HARMLESS_FOLDER = re.compile(r"\..*|__MACOSX|__pycache__", re.DOTALL)
+
+
+@dataclass
+class Listing:
+    """What is below a folder.
+
+    Attributes:
+        root: the folder.
+        files: all files but the harmless ones, folder by folder, in the order of their names.
+        passed_over: what holds no records by its name, and how often it is there.
+        refused: folders and links that cannot be followed.
+    """
+
+    root: Path
+    files: list[Path] = field(default_factory=list)
+    passed_over: Counter[str] = field(default_factory=Counter)
+    refused: list[Unreadable] = field(default_factory=list)
+
+    def images(self) -> list[Path]:
+        """The files that are images by their names."""
+        return [file for file in self.files if suffix(file) in EXTENSIONS]
+
+    def others(self, read: Collection[Path]) -> list[Unreadable]:
+        """What an importer that reads some of the files would lose: the other files, by suffix, and what was refused."""
+        read = set(read)
+        return [*self.refused, *(self.unread(file) for file in self.files if file not in read)]
+
+    def unread(self, file: Path) -> Unreadable:
+        """A file that an importer does not read."""
+        kind = suffix(file)
+        reason = f"{kind} files are not read" if kind else "files without a suffix are not read"
+        if kind in EXTENSIONS:
+            reason = f"{kind} images lie where they are not read"
+        return Unreadable(file.relative_to(self.root).as_posix(), reason)
+
+
+def suffix(file: Path) -> str:
+    """The last suffix in small letters, with its dot; empty without one."""
+    return os.path.splitext(file.name)[1].lower()
+
+
+def harmless(name: str) -> bool:
+    """Whether a file of this name holds no records, wherever it lies."""
+    return _HARMLESS_FILE.fullmatch(name) is not None
+
+
+def list_files(root: Path, access: Access) -> Listing:
+    """Lists all files below a folder.
+
+    Raises:
+        UserError: when the folder itself cannot be read.
+    """
+    listing = Listing(root)
+    listing.files.extend(walk(root, access, listing))
+    if any(entry.id == "." for entry in listing.refused):
+        raise UserError(f"cannot read the folder {root}: {listing.refused[0].reason}.")
+    return listing
+
+
+def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator[Path]:
+    """Files below a folder, each folder's before its subfolders'; no folder is entered twice, whatever links there are.
+
+    Args:
+        root: the folder.
+        access: links that lead elsewhere are not followed.
+        listing: takes what is passed over or refused.
+    """
+    notes = listing or Listing(root)
+    waiting, seen = [root], set()
+    while waiting:
+        folder = waiting.pop()
+        try:
+            status = os.stat(folder)
+            if (status.st_dev, status.st_ino) in seen:
+                notes.refused.append(_refused(root, folder, "link to a folder that is read already"))
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            with os.scandir(folder) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            notes.refused.append(_refused(root, folder, f"folder cannot be read: {error.strerror or error}"))
+            continue
+        below = []
+        for entry in entries:
+            path = Path(folder, entry.name)
+            is_folder = _is_folder(entry)
+            if _HARMLESS_FOLDER.fullmatch(entry.name) if is_folder else harmless(entry.name):
+                notes.passed_over[_called(entry.name)] += 1
+            elif entry.is_symlink() and not access.permits(path) and path.exists():
+                notes.refused.append(_refused(root, path, OUTSIDE))
+            elif is_folder:
+                below.append(path)
+            else:
+                yield path
+        waiting.extend(reversed(below))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: it is met again when it is read
+        return False
+
+
+def _refused(root: Path, path: Path, reason: str) -> Unreadable:
+    return Unreadable(path.relative_to(root).as_posix(), reason)
+
+
+def _called(name: str) -> str:
+    return "hidden files and folders" if name.startswith(".") else name.strip()

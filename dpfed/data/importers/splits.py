@@ -1,0 +1,117 @@
+"""Files of one data set that are told apart by split: in their own names or in their folders'."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.listing import Listing, list_files, suffix, walk
+from dpfed.data.importers.source import SPLIT_NAMES, Unreadable
+from dpfed.data.reasons import OUTSIDE
+from dpfed.data.records import SPLITS
+from dpfed.errors import UserError
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """The files of one data set.
+
+    Attributes:
+        files: (split, file) pairs in a fixed order, training files first.
+        listing: what else lies in the folder; ``None`` for a single file.
+    """
+
+    files: list[tuple[str, Path]]
+    listing: Listing | None
+
+    def unread(self, also: Callable[[Path], bool] = lambda file: False) -> list[Unreadable]:
+        """Files that would be lost.
+
+        Args:
+            also: whether another file is known to hold nothing of its own; it is passed over.
+        """
+        if self.listing is None:
+            return []
+        known = {file for _, file in self.files}
+        for file in self.listing.files:
+            if file not in known and also(file):
+                known.add(file)
+                self.listing.passed_over[f"{suffix(file)} files"] += 1
+        return self.listing.others(known)
+
+    @property
+    def passed_over(self) -> dict[str, int]:
+        """What holds no records by its name."""
+        return dict(self.listing.passed_over) if self.listing else {}
+
+
+def holds(path: Path, endings: Collection[str], access: Access | None) -> bool:
+    """Whether there is a file of one of some kinds below a folder."""
+    return any(suffix(file) in endings for file in walk(path, access or Access.to(path)))
+
+
+def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFiles:
+    """The files of one data set and their splits.
+
+    A file belongs to the split that its name or, failing that, the nearest folder's name speaks of, such as
+    ``data/train-00000.parquet`` or ``cc3m-validation-0000.tar``; when none does, all files are for training.
+
+    Args:
+        path: a file, which is for training, or a folder.
+        ending: such as ``".tar"``.
+        layout: what was expected, for messages.
+        access: what may be read.
+
+    Raises:
+        UserError: when there are no such files, a file belongs to no split or to several data sets, or may not be read.
+    """
+    if not path.is_dir():
+        return SplitFiles([("train", access.file(path))], None)
+    listing = list_files(path, access)
+    found = sorted(file for file in listing.files if suffix(file) == ending)
+    if not found:
+        refuse_outside(listing)
+        raise UserError(f"there are no {ending} files in {path}; expected {layout}.")
+    splits: dict[Path, str | None] = {access.file(file): split_of(file.relative_to(path)) for file in found}
+    if not any(splits.values()):
+        splits = dict.fromkeys(found, "train")
+    named: list[tuple[str, Path]] = []
+    for file, split in splits.items():
+        if split is None:
+            raise UserError(f"{file} belongs to no split; start its name with train, validation or test, or move it away.")
+        named.append((split, file))
+    configurations = {_configuration(file.relative_to(path)) for file in found}
+    if len(configurations) > 1:
+        raise UserError(f"{path} holds several data sets ({', '.join(sorted(configurations))}); choose one of these folders.")
+    ordered = sorted(named, key=lambda entry: (SPLITS.index(entry[0]), entry[1]))
+    return SplitFiles(ordered, listing)
+
+
+def refuse_outside(listing: Listing) -> None:
+    """Refuses a folder of which nothing could be read, where its links lead elsewhere.
+
+    Raises:
+        UserError: when they do.
+    """
+    outside = [entry.id for entry in listing.refused if entry.reason == OUTSIDE]
+    if outside:
+        raise UserError(
+            f"{listing.root / outside[0]} leads out of {listing.root} (as {len(outside) - 1:,} others do), and nothing is read "
+            "there unless you say so; add --allow-outside to `dpfed data import` if it belongs to the data set."
+        )
+
+
+def split_of(file: Path) -> str | None:
+    """The split that a file's name or its nearest folder speaks of; ``None``: neither does, or it speaks of several."""
+    for part in reversed(file.parts):
+        named = {SPLIT_NAMES[word] for word in re.findall("[a-z]+", part.lower()) if word in SPLIT_NAMES}
+        if len(named) == 1:
+            return named.pop()
+    return None
+
+
+def _configuration(file: Path) -> str:
+    return "/".join(part for part in file.parts[:-1] if part != "data" and part.lower() not in SPLIT_NAMES) or "."

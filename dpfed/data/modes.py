@@ -1,0 +1,71 @@
+"""The modes of images (RGB, with transparency, a palette, 16 bits, ...) and how each becomes RGB.
+
+Stock open_clip scales an image in the mode that its file has, and only then makes it RGB. A model that is to see there what it
+was trained on here must see the same, so everything is done in that order. A few modes do not survive it, though: open_clip
+turns them white or black, or fails. Those become 8-bit images first, and whoever asks is told.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
+
+_EIGHT_BITS = 255
+_TWELVE_BITS = 4095
+_BITS_PER_SAMPLE = 258  # the number of the TIFF tag
+
+SIXTEEN_BITS = "16-bit greyscale scaled to 8 bits"
+DARK = "16-bit greyscale scaled to 8 bits and almost black, as no value is above 4,095"
+PALETTE_WITH_ALPHA = "palette with an alpha channel turned into RGBA"
+GREY_WITH_ALPHA = "greyscale multiplied by its alpha turned back into greyscale"
+
+
+class UnknownRange(ValueError):
+    """Pixels of which nobody says what is black and what is white; the message says so in a few words."""
+
+
+def survivable(image: Image.Image) -> tuple[Image.Image, str | None]:
+    """An image in a mode that scaling and open_clip's conversion to RGB do not destroy.
+
+    Values of 16 bits lose their lower 8. Where none is above 255, open_clip reads them as 8 bits, and so do we.
+
+    Args:
+        image: loaded, in any mode.
+
+    Returns:
+        The image, and what was done to it in a few words, or ``None`` when it is what was given.
+
+    Raises:
+        UnknownRange: for floating-point numbers, and for integers of 32 bits.
+    """
+    if image.mode == "F":
+        raise UnknownRange("floating-point pixels have no known range")
+    if image.mode.startswith("I"):
+        return _eight_bits(image)
+    if image.mode == "PA":
+        return image.convert("RGBA"), PALETTE_WITH_ALPHA
+    if image.mode == "La":
+        return image.convert("LA"), GREY_WITH_ALPHA
+    return image, None
+
+
+def rgb(image: Image.Image) -> Image.Image:
+    """The image in RGB, as open_clip converts it: transparency is dropped, not composited."""
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        image = image.copy()  # PIL would drop the transparency as well, with a warning
+        del image.info["transparency"]
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> tuple[Image.Image, str | None]:
+    values = np.asarray(image)
+    lowest, highest = values.min(), values.max()
+    if lowest >= 0 and highest <= _EIGHT_BITS:
+        return image, None
+    # PIL scales a .pgm to 16 bits, and opens a 16-bit PNG in this mode at times; a TIFF has signed or 32-bit numbers in it.
+    if image.mode == "I" and (lowest < 0 or highest > 65535 or image.format == "TIFF"):
+        raise UnknownRange("32-bit or signed pixels have no known range")
+    twelve = isinstance(image, TiffImageFile) and image.tag_v2.get(_BITS_PER_SAMPLE) == (12,)
+    scaled = Image.fromarray((values >> (4 if twelve else 8)).astype(np.uint8))
+    return scaled, DARK if highest <= _TWELVE_BITS and not twelve else SIXTEEN_BITS

@@ -1,0 +1,53 @@
+"""One measured figure of a model, with its error bars."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dpfed.evaluation.intervals import Outcomes
+
+Which = Literal["trained", "untrained"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One measured figure.
+
+    Attributes:
+        name: metric, such as ``text_to_image_R@10`` or ``knn3_accuracy[shape]``.
+        value: a fraction in [0, 1]; for ranks, 1 and above.
+        model: ``trained`` or ``untrained``.
+        split: of the records that were measured.
+        protocol: how it was measured, for people.
+        step: training steps that the model had seen.
+        queries: how many held-out images, or captions, it is a figure of.
+        interval: 95%, over the draw of held-out records (`dpfed.evaluation.intervals`); ``None``: not known.
+        change: the same of this figure minus the untrained model's; ``None``: not compared.
+        outcomes: what came of each query. They are never written: a figure is exact, and these say more than it does.
+    """
+
+    name: str
+    value: float
+    model: Which
+    split: str
+    protocol: str
+    step: int
+    queries: int | None = None
+    interval: tuple[float, float] | None = None
+    change: tuple[float, float] | None = None
+    outcomes: Outcomes | None = field(default=None, compare=False, repr=False)
+
+    def facts(self) -> dict[str, Any]:
+        """What is written of it, for JSON."""
+        fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "outcomes"}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def compared(self, before: list[Evaluation]) -> Evaluation:
+        """The same with its change from the untrained model's figure, where that was measured on the same queries."""
+        for other in before:
+            same = (other.name, other.split, other.protocol) == (self.name, self.split, self.protocol)
+            if same and self.outcomes is not None and other.outcomes is not None:
+                return dataclasses.replace(self, change=self.outcomes.change_from(other.outcomes))
+        return self

@@ -1,0 +1,182 @@
+"""Runs a copy of a model on random groups, to see what an embedding depends on."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpfed.errors import UserError
+from dpfed.models.contract import embeddings_of, method_of
+from dpfed.models.norm import AnchoredBatchNorm
+
+Views = dict[str, Tensor]
+
+_MOVED = 0.1  # of its root mean square: how far each trained weight is moved; of weights that are all zero, absolute
+_EXACT = 1e-9  # of the largest value: far above rounding in float64, far below what float32 can show
+
+
+class Probe:
+    """A copy of a model in training mode, at weights as training may reach them: gates that start at zero are open.
+
+    Layers that mix a group on purpose (`AnchoredBatchNorm`) take their statistics from the anchors alone.
+
+    Attributes:
+        model: the copy.
+        draws: whether a forward pass was seen to draw random numbers.
+
+    Args:
+        model: is not changed, and no random state of the process is.
+        dtype: to compute in; default: the model's own.
+
+    Raises:
+        UserError: if the model cannot be copied.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
+        self._dtype, self.draws = dtype, False
+        try:
+            self.model = copy.deepcopy(model)
+        except Exception as error:  # whatever the attributes of a user's model do
+            raise UserError(
+                f"{type(model).__name__} cannot be copied ({error}), and it is checked on a copy: keep nothing of a forward "
+                "pass in attributes."
+            ) from error
+        if dtype is not None:
+            self.model.to(dtype)
+        self.model.train()
+        for module in self.model.modules():
+            if isinstance(module, AnchoredBatchNorm):
+                module.eval()
+
+    def move_weights(self) -> None:
+        """Moves everything that training moves a little, always in the same way."""
+        weights = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if hasattr(self.model, "moving_weights"):
+            weights += [tensor for _, tensor in method_of(self.model, "moving_weights")()]
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for tensor in weights:
+                size = tensor.double().square().mean().sqrt() if tensor.numel() else torch.zeros(())
+                noise = torch.randn(tensor.shape, generator=generator).to(tensor)
+                tensor.add_(noise * (_MOVED * size if size > 0 else _MOVED))
+
+    @contextlib.contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """The copy in evaluation mode for a while."""
+        modes = {module: module.training for module in self.model.modules()}
+        self.model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
+    def embed(self, views: Views, seed: int = 0) -> Views:
+        """The embeddings; the same seed gives dropout the same masks.
+
+        Raises:
+            UserError: if the model does not keep its contract.
+        """
+        with torch.no_grad(), _seeded(views, seed):
+            before = _random_state()
+            embeddings = embeddings_of(self.model, self._own(views))
+            self.draws = self.draws or before != _random_state()
+            return embeddings
+
+    def leaning(self, views: Views) -> tuple[int, int] | None:
+        """Two records of which the first's embeddings have a derivative in the second's image; ``None``: there are none.
+
+        What does not depend on an image has a derivative of exactly zero in it, however the rest is rounded.
+        """
+        records = len(views["image"])
+        views = self._own(views)
+        leaf = views["image"].requires_grad_()
+        with torch.enable_grad(), _seeded(views, 0):
+            embeddings = embeddings_of(self.model, {**views, "image": leaf.clone()})  # a model may write into its views
+            for record in range(records):
+                # A sum would not do: after a LayerNorm it is constant.
+                parts = [(z[record] * torch.randn_like(z[record])).sum() for z in embeddings.values() if z.requires_grad]
+                if not parts:
+                    return None
+                (slopes,) = torch.autograd.grad(sum(parts[1:], parts[0]), leaf, retain_graph=True, allow_unused=True)
+                for other in range(records):
+                    # What is not a number has come of zero times infinity in another record's own part.
+                    if slopes is not None and other != record and slopes[other].nan_to_num(0.0, 1.0, 1.0).any():
+                        return record, other
+        return None
+
+    def activations(self, views: Views, seed: int = 0) -> list[tuple[str, Tensor]]:
+        """What every module put out, in the order in which they finished (inner modules first)."""
+        outputs: list[tuple[str, Tensor]] = []
+
+        def recorder(path: str) -> Any:
+            def record(module: nn.Module, _: Any, output: Any) -> None:
+                if isinstance(output, Tensor):
+                    outputs.append((f"{type(module).__name__} at '{path}'", output.clone()))
+
+            return record
+
+        hooks = [module.register_forward_hook(recorder(path)) for path, module in self.model.named_modules() if path]
+        try:
+            self.embed(views, seed)
+            return outputs
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _own(self, views: Views) -> Views:
+        floating = {name: view.to(self._dtype or view.dtype) for name, view in views.items() if view.is_floating_point()}
+        return {name: floating.get(name, view).clone() for name, view in views.items()}
+
+
+def same(first: Views, second: Views) -> bool:
+    """Whether two runs gave the same, to the bit; what is not a number equals itself."""
+    return all(_equal(first[name], second[name]) for name in first)
+
+
+def close(first: Views, second: Views) -> bool:
+    """Whether two runs in float64 differ by rounding only."""
+    return all(_close(first[name], second[name], _EXACT) for name in first)
+
+
+def nearly(first: Views, second: Views) -> bool:
+    """Whether two runs, of batches of different sizes, may differ by rounding only in float32."""
+    return all(_close(first[name], second[name], 1e-5) for name in first)
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    return bool(((first == second) | (first.isnan() & second.isnan())).all())
+
+
+def _close(first: Tensor, second: Tensor, part: float) -> bool:
+    largest = first.nan_to_num(0.0, 0.0, 0.0).abs().max().item() if first.numel() else 0.0
+    return torch.allclose(first.double(), second.double(), rtol=part, atol=part * max(largest, 1e-30), equal_nan=True)
+
+
+@contextlib.contextmanager
+def _seeded(views: Views, seed: int) -> Iterator[None]:
+    """The same random numbers for every run, from torch, NumPy and Python; afterwards all are as they were."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = {tensor.device for tensor in views.values() if tensor.is_cuda}
+    try:
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+def _random_state() -> tuple[object, ...]:
+    of_cuda = [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else []
+    of_numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    return torch.random.get_rng_state().numpy().tobytes(), of_cuda, random.getstate(), str(of_numpy)

@@ -1,0 +1,112 @@
+"""What is wrong with a value, in words for people: pydantic finds it, and its own messages speak of classes and inputs."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from dpfed.errors import nearest
+
+# By the type of pydantic's error, with the limit that it names. A test holds this against all that the schemas can raise.
+_WORDS = {
+    "model_type": "expected a section, that is keys with values",
+    "model_attributes_type": "expected a section, that is keys with values",
+    "dict_type": "expected a section, that is keys with values",
+    "float_type": "expected a number",
+    "finite_number": "expected a finite number",
+    "int_type": "expected a whole number, such as 100",
+    "int_parsing_size": "expected a whole number of fewer digits",
+    "bool_type": "expected true or false",
+    "string_type": "expected a text, in quotes",
+    "string_unicode": "expected a text of valid Unicode characters",
+    "string_too_short": "expected a text that is not empty",
+    "string_too_long": "expected a text of at most {max_length} characters",
+    "string_pattern_mismatch": "expected a text that fits {pattern}",
+    "tuple_type": "expected a list, such as [1, 2]",
+    "too_short": "give at least {min_length}",
+    "too_long": "give at most {max_length}",
+    "literal_error": "expected {expected}",
+    "greater_than": "expected more than {gt}",
+    "greater_than_equal": "expected at least {ge}",
+    "less_than": "expected less than {lt}",
+    "less_than_equal": "expected at most {le}",
+    "value_error": "{error}",
+}
+_LETTERS = "letters, digits, '.', '_' and '-'"
+_PATTERNS = {
+    "^[A-Za-z0-9_-][A-Za-z0-9._-]*$": f"expected {_LETTERS}, the first of which is no '.'",
+    "^[A-Za-z0-9._-]{1,64}$": f"expected {_LETTERS}, 64 of them at most",
+    "^[0-9a-f]{64}$": "expected a public key, 64 hexadecimal digits",
+}
+_LONGEST = 80  # characters of a value that a message repeats
+
+
+def shown(value: Any) -> str:
+    """A value as it stands in a TOML file, in one line and not too long."""
+    text = _toml(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return f"a section of {', '.join(map(str, value))}" if value else "an empty section"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**40 else "a number of more than 40 digits"
+    return repr(value)
+
+
+def problem(error: ValidationError, schema: type[BaseModel] | None = None) -> str:
+    """The first thing that is wrong, such as ``'privacy.epsilon': expected a number; got true``, without a full stop.
+
+    Args:
+        error: what pydantic raised.
+        schema: what was checked, to suggest a key for one that is unknown.
+    """
+    first = error.errors()[0]
+    place = first["loc"]
+    if place[:2] == ("bounding", "options") and len(place) > 2:  # of a union, the error of each member
+        return f"{_key(place[:3])}: expected a finite number, true, false or a text; got {shown(first['input'])}"
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {_key(place)}{_suggestion(place, schema)}"
+    if first["type"] == "missing":
+        return f"{_key(place)} is missing"
+    return f"{_key(place)}: {complaint(error)}" if place else complaint(error)
+
+
+def complaint(error: ValidationError) -> str:
+    """What is wrong with the first wrong value, such as ``expected a number; got true``, without saying where it stands."""
+    first = error.errors()[0]
+    context = {name: int(limit) if limit in (0.0, 1.0) else limit for name, limit in first.get("ctx", {}).items()}
+    words = _PATTERNS.get(str(context.get("pattern", ""))) or _WORDS.get(first["type"], first["msg"]).format(**context)
+    if first["type"] == "too_short" and context["min_length"] == 1:
+        words = "give at least one"
+    got = "" if first["type"] == "value_error" and isinstance(first["input"], dict) else f"; got {shown(first['input'])}"
+    return f"{words[0].lower()}{words[1:]}{got}"
+
+
+def _key(place: tuple[int | str, ...]) -> str:
+    """``("views", "crop_scale", 0)`` -> ``'views.crop_scale[0]'``; what cannot be printed is escaped."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    return f"'{text}'" if text.isprintable() else repr(text)
+
+
+def _suggestion(place: tuple[int | str, ...], schema: Any) -> str:
+    for part in place[:-1]:
+        schema = schema.model_fields[part].annotation if hasattr(schema, "model_fields") else None
+    return f"; {nearest(str(place[-1]), schema.model_fields)}" if hasattr(schema, "model_fields") else ""
+
+
+def has_control_characters(text: str) -> bool:
+    """Whether there is a line break, an escape or the like, which belongs into no name, path or number."""
+    return any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text)

@@ -1,0 +1,235 @@
+"""The wheel: all that dpfed reads and nothing else, and it works in an empty folder, away from the repository."""
+
+from __future__ import annotations
+
+import ctypes
+import email
+import json
+import os
+import shutil
+import tarfile
+import tomllib
+import zipfile
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from installation import ROOT, build, install, outside
+
+import dpfed
+from dpfed.shipped import config_names
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PACKAGES = ("dpfed", "cluster", "clients", "server")
+SHORT = ("privacy.steps=2", "privacy.batch=64", "data.records=300", "evaluation.records=50")
+TINY = (*SHORT, "model.width=4", "model.text_width=16", "model.text_layers=1")
+# No home, no UTF-8, no colours, and a narrow terminal.
+MODEST = {**outside(), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "NO_COLOR": "1", "COLUMNS": "40"}
+SETTINGS = [word for setting in TINY for word in ("--set", setting)]
+
+
+def files(folder: Path) -> set[str]:
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path.as_posix() for path in found if "__pycache__" not in path.parts}
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
+    return {name: ((folder / name).stat().st_mtime_ns, (folder / name).stat().st_size) for name in files(folder)}
+
+
+def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(wheel):
+    expected = {f"{package}/{name}" for package in PACKAGES for name in files(ROOT / package)}
+    expected |= {f"dpfed/configs/{name}" for name in files(ROOT / "configs")}
+    expected |= {f"dpfed/published/{name}" for name in files(ROOT / "benchmarks" / "published")}
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        for name in ("dpfed/configs/quickstart.toml", "dpfed/published/dp-gcl.csv", "dpfed/report/template.html"):
+            home = name.replace("dpfed/configs", "configs").replace("dpfed/published", "benchmarks/published")
+            assert archive.read(name) == (ROOT / home).read_bytes()
+    info = {name for name in names if ".dist-info/" in name}
+    assert names - info == expected
+    assert {Path(name).name for name in info} == {"LICENSE", "METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt"}
+
+
+def test_the_sdist_has_what_the_wheel_is_made_of_and_no_results(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "configs/quickstart.toml"} <= names
+    assert not {name for name in names if name.startswith(("tests", "benchmarks/results")) or "__pycache__" in name}
+
+
+def test_the_metadata_say_what_it_is(wheel):
+    from markdown_it import MarkdownIt
+
+    with zipfile.ZipFile(wheel) as archive:
+        said = email.message_from_bytes(archive.read(f"dpfed-{dpfed.__version__}.dist-info/METADATA"))
+    assert said["Name"] == "dpfed" and said["Version"] == PROJECT["version"] == dpfed.__version__
+    assert said["License-Expression"] == "Apache-2.0" and said["License-File"] == "LICENSE"
+    assert said["Description-Content-Type"] == "text/markdown"
+    assert said.get_payload(decode=True).decode() == (ROOT / "README.md").read_text()
+    assert "<h1>dpfed</h1>" in MarkdownIt("commonmark").render(said.get_payload(decode=True).decode())
+    assert {"clip", "ray", "flower", "pcam"} <= set(said.get_all("Provides-Extra"))
+    classifiers = set(said.get_all("Classifier"))
+    for version in ("3.11", "3.12", "3.13"):
+        assert f"Programming Language :: Python :: {version}" in classifiers
+    assert not any(line.startswith("License ::") for line in classifiers)  # registries refuse that beside an expression
+
+
+def test_it_runs_in_an_empty_folder(guarded):
+    """The commands that a newcomer gives, on a modest terminal; none may look at the checkout, or write into the package."""
+    before = snapshot(guarded.packages)
+    assert guarded.run("dpfed", "--version").stdout == f"dpfed {dpfed.__version__}\n"
+    listed = guarded.run("dpfed", "config", "list").stdout
+    assert all(name in listed for name in config_names())
+    assert guarded.run("dpfed", "config", "show", "quickstart").stdout == (ROOT / "configs" / "quickstart.toml").read_text()
+    wrong = guarded.run("dpfed", "pretrain", "quikstart", check=2)
+    assert "did you mean 'quickstart'?" in wrong.stderr and not list(guarded.folder.iterdir())
+    done = guarded.run("dpfed", "pretrain", "quickstart", *SETTINGS, env=MODEST)
+    assert done.stderr.startswith(f"quickstart: as shipped with dpfed {dpfed.__version__}\n")
+    assert "\x1b" not in done.stdout and done.stdout.isascii() and "quickstart: epsilon 8.00" in done.stdout
+    run = guarded.folder / "runs" / "quickstart"
+    assert {"config.toml", "ledger.jsonl", "model", "privacy_card.md", "report.html", "results.json"} <= set(os.listdir(run))
+    assert json.loads((run / "results.json").read_text())["privacy"]["steps_charged"] == 2
+    assert {path.name for path in guarded.folder.iterdir()} == {"runs", "stores"}
+    assert snapshot(guarded.packages) == before  # nothing is written into the package
+
+
+EVERYTHING = """
+import contextlib, io, sys
+import clients.app, cluster.plan, cluster.pretrain, cluster.work, server.app, server.app_folder, server.demo
+from dpfed.cli import app
+from dpfed.reproduce.published import PAPERS, published
+import dpfed
+print(*sorted({module.__file__.rpartition(name)[0] for name in ("clients", "cluster", "dpfed", "server")
+    for module in [sys.modules[name]]}))
+print(sum(len(published(paper)) for paper in PAPERS))
+print(dpfed.load_config("adapt/shapes-public").model.architecture)
+app(["reproduce", "--list"], standalone_mode=False)
+server.app_folder.main(["flower-app"])
+"""
+
+
+def test_cluster_clients_server_and_published_figures_are_there(guarded):
+    from dpfed.reproduce.published import PAPERS, published
+
+    lines = guarded.run("python", "-c", EVERYTHING, check=0).stdout.splitlines()
+    assert lines[0] == f"{guarded.packages}/"
+    assert int(lines[1]) == sum(len(published(paper)) for paper in PAPERS)
+    assert lines[2] == "towers/small.json"
+    assert any(line.startswith("table5") for line in lines)
+    made = tomllib.loads((guarded.folder / "flower-app" / "pyproject.toml").read_text())
+    assert made["tool"]["flwr"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]
+    assert files(guarded.folder / "flower-app") >= {"clients/app.py", "server/app.py"}
+
+
+def test_reading_the_checkout_would_be_noticed(guarded):
+    for code in (f"open({str(ROOT / 'README.md')!r})", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import benchmarks"):
+        assert "which an installed dpfed does not have" in guarded.run("python", "-c", code, check=None).stderr
+
+
+# --- slow ---
+
+
+REPRODUCE = """
+from dpfed.cli import app
+from dpfed.reproduce.datasets import DATA_SETS
+DATA_SETS["shapes"].cpu.update({"data.records": 300, "privacy.batch": 32, "privacy.steps": 2, "model.width": 4})
+app(["reproduce", "table13", "--data", "shapes", "--methods", "group"], standalone_mode=False)
+"""
+
+
+@pytest.mark.slow
+def test_an_experiment_is_reproduced_without_a_checkout(guarded):
+    shown = guarded.run("python", "-c", REPRODUCE).stdout
+    assert "DP-GCL" in shown and "T = 2" in shown
+    (results,) = (guarded.folder / "runs" / "reproduce").glob("table13-shapes-*/results.csv")
+    assert results.read_text().startswith("experiment,")
+
+
+@pytest.mark.slow
+def test_a_public_model_is_adapted_by_name_alone(guarded):
+    """A shipped tower, found from a shipped config; then the config that starts from that run's model."""
+    pytest.importorskip("open_clip")
+    small = [word for setting in SHORT for word in ("--set", setting)]
+    guarded.run("dpfed", "pretrain", "adapt/shapes-public", *small)
+    guarded.run("dpfed", "pretrain", "adapt/shapes", *small)
+    assert 'architecture = "towers/small.json"' in (guarded.folder / "runs" / "shapes-public" / "config.toml").read_text()
+    mine = guarded.folder / "mine.toml"
+    mine.write_text(guarded.run("dpfed", "config", "show", "adapt/shapes-public").stdout)
+    guarded.run("dpfed", "pretrain", "mine", *small, "--run", "runs/mine")
+
+
+def unable() -> None:
+    """Takes away what lets root write everywhere (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH), before another program starts."""
+    for capability in (1, 2):
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pretrain", "quickstart", *SETTINGS),
+        ("pretrain", "quickstart", *SETTINGS, "--set", "data.stores=../stores"),
+        ("reproduce", "methods"),
+        ("federation", "create", "here", "quickstart", "card.json"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_read_only_folder_is_refused_in_a_sentence(words, guarded, tmp_path):
+    (tmp_path / "sealed").mkdir(mode=0o555)
+    options = {"cwd": tmp_path / "sealed", "preexec_fn": unable}
+    if guarded.run("python", "-c", "open('x', 'w')", check=None, **options).returncode == 0:
+        pytest.skip("this user may write everywhere")
+    done = guarded.run("dpfed", *words, check=2, **options)
+    assert done.stderr.splitlines()[-1].startswith("error: cannot")
+    assert not list((tmp_path / "sealed").iterdir())
+
+
+@pytest.mark.slow
+def test_the_wheel_of_the_repository_is_that_of_the_sdist(source, wheel, tmp_path):
+    direct = build("wheel", source, tmp_path)
+    with zipfile.ZipFile(direct) as one, zipfile.ZipFile(wheel) as other:
+        assert set(one.namelist()) == set(other.namelist())
+        for name in one.namelist():
+            if not name.endswith("RECORD"):
+                assert one.read(name) == other.read(name), name
+
+
+@pytest.mark.slow
+def test_an_editable_install_reads_the_repository(source, tmp_path):
+    edited = tmp_path / "repository"
+    shutil.copytree(source, edited)
+    made = install(edited, tmp_path, "--editable")
+    assert made.run("dpfed", "config", "show", "quickstart").stdout == (edited / "configs" / "quickstart.toml").read_text()
+    (edited / "configs" / "ours.toml").write_text("# Our own.\n")
+    assert made.run("dpfed", "config", "show", "ours").stdout == "# Our own.\n"
+    code = "from dpfed.reproduce.published import published; print(len(published('dp-gcl')))"
+    assert int(made.run("python", "-c", code).stdout) > 100
+
+
+@pytest.mark.slow
+def test_institutions_need_no_checkout(guarded):
+    """`make federation`, from the wheel: three parties, Flower over TLS, and the apps' folder made on the spot."""
+    pytest.importorskip("flwr")
+    for entry in entry_points(group="console_scripts"):
+        if entry.dist is not None and entry.dist.name == "flwr":  # installed as a dependency would be
+            program = guarded.prefix / "bin" / entry.name
+            call = f"import sys\nfrom {entry.module} import {entry.attr}\nsys.exit({entry.attr}())\n"
+            program.write_text(f"#!{guarded.prefix / 'bin' / 'python'}\n{call}")
+            program.chmod(0o755)
+    words = (
+        "-m",
+        "server.demo",
+        "federation",
+        "--run",
+        "runs/federation",
+        "--sites",
+        2,
+        *SETTINGS,
+        "--set",
+        "data.records=600",
+    )
+    done = guarded.run("python", *words, timeout=500)
+    assert "epsilon 8.00" in done.stdout
+    assert (guarded.folder / "runs" / "federation" / "privacy_card.md").exists()

@@ -1,0 +1,287 @@
+"""Keys without effect: every key of the schema has a rule, and whole runs agree with the rules, bit by bit."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from dpfed.config import Config, load_config, parse_config, read_back
+from dpfed.dotted_keys import leaves, put
+from dpfed.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, refuse_without_effect, without_effect
+from dpfed.errors import UserError
+from dpfed.plan import PrivacyPlan
+from dpfed.pretraining import begin, carry_out, pretrain, with_absolute_paths
+from dpfed.run import RunDirectory
+from dpfed.watching import Silent
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+SCHEMA = frozenset(leaves(Config().model_dump())) | {"bounding.options"}
+
+# Two other values than the default for every key that a rule is about, as far as a run can take them.
+OTHERS = {
+    "data.path": ("/nowhere/at/all",),
+    "data.records": (32, 64),
+    "data.validation": (7,),
+    "data.test": (9,),
+    "data.half": ("first", "second"),
+    "data.public": (True,),
+    "data.stores": ("elsewhere",),
+    "views.jitter": (0.9, 0.6),
+    "views.brightness": (0.9,),
+    "views.contrast": (0.9,),
+    "views.saturation": (0.9,),
+    "views.hue": (0.3,),
+    "views.blur_sigma": ((1.0, 90.0),),
+    "text_views.sentence_swap": (0.5,),
+    "text_views.word_swap": (0.5,),
+    "text_views.word_delete": (0.5,),
+    "model.architecture": ("ViT-B-32",),
+    "model.weights": ("openai",),
+    "model.digest": ("0123456789abcdef",),
+    "model.tokenizer": ("words",),
+    "model.image": ("resnet18",),
+    "model.stem": ("imagenet",),
+    "model.width": (16, 24),
+    "model.features": ("pyramid",),
+    "model.normalisation": ("layer",),
+    "model.weight_standardisation": (True,),
+    "model.anchors": ("/nowhere/at/all",),
+    "model.anchor_count": (4, 6),
+    "model.text_width": (24, 32),
+    "model.text_layers": (3,),
+    "model.text_heads": (4,),
+    "model.vocabulary": (512, 128),
+    "model.context": (8,),
+    "model.embedding": (8, 12),
+    "model.head_hidden": (24, 32),
+    "adaptation.image": ("full", "frozen"),
+    "adaptation.text": ("full", "frozen"),
+    "adaptation.rank": (3, 5),
+    "adaptation.alpha": (3.0, 5.0),
+    "adaptation.image_layers": (("out",),),
+    "adaptation.text_layers": (("out",),),
+    "objective.temperature": (0.3, 0.7),
+    "objective.learn_temperature": (True,),
+    "objective.bias": (-3.0,),
+    "objective.augmentations": (1,),
+    "objective.redundancy": (0.3,),
+    "objective.invariance": (3.0,),
+    "objective.variance": (3.0,),
+    "objective.covariance": (3.0,),
+    "objective.deviation": (3.0,),
+    "objective.momentum": (0.3, 0.5),
+    "bounding.group_size": (6, 5),
+    "bounding.clip_norm": (0.1,),
+    "privacy.delta": (1e-7,),
+    "privacy.accountant": ("rdp",),
+    "optimizer.momentum": (0.3,),
+    "optimizer.schedule": ("cosine",),
+    "optimizer.warmup": (2,),
+    "evaluation.match": ("unit",),
+    "evaluation.templates": (("one {}",),),
+    "evaluation.every": (1,),
+    "evaluation.records": (20, 30),
+    "evaluation.bank": (20, 30),
+}
+# Without an effect these are refused by the plan, too; of the last ones there is no other value that a run could try.
+ELSEWHERE = frozenset(
+    "privacy.epsilon privacy.noise_multiplier privacy.per_unit bounding.max_batch bounding.max_group_size bounding.engine "
+    "model.text evaluation.tasks".split()
+)
+# Where they have no effect, the first would be learnt without any gradient, and the second draws views that nothing looks at,
+# which moves the other draws.
+BREAKS = {"objective.learn_temperature", "objective.augmentations"}
+
+
+def test_every_key_of_the_schema_has_a_rule_or_always_an_effect():
+    always, ruled = set(_ALWAYS.split()), {key for rule in _RULES for key in rule.keys.split()}
+    assert always | ruled == SCHEMA and not always & ruled
+    assert len(_ALWAYS.split()) == len(always)
+    assert {key for rule in _RULES for key in rule.because.split()} <= SCHEMA
+    assert ruled == OTHERS.keys() | ELSEWHERE, "a new rule wants a value in this file, so that a run can try it"
+
+
+def tree_of(tiny: dict, **sections) -> dict:
+    tree = {**tiny, "privacy": {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 40, "steps": 2, "seed": 1}}
+    tree |= {"views": {"crop_scale": [0.5, 1.0]}, "evaluation": {"split": "test", "records": 40}} | copy.deepcopy(sections)
+    return tree
+
+
+IMAGE = {"kind": "image", "width": 8, "embedding": 16, "head_hidden": 16}
+CLASSES = {"tasks": ["knn"], "records": 40, "bank": 60}
+WHOLE = {"method": "batch", "microbatch": 32}
+FREE = {"batch": 40, "steps": 2, "seed": 1}
+RESNET = {**IMAGE, "image": "resnet18", "width": 4}
+SLOWING = {"name": "sgd", "schedule": "cosine", "learning_rate": 3e-3}
+BASES = {
+    "pairs": {},
+    "jitter": {"views": {"jitter": 1.0, "grayscale": 1.0, "brightness": 0.0}, "optimizer": SLOWING},
+    "images, whole batch": {"model": IMAGE, "bounding": WHOLE, "objective": {"name": "siglip"}, "evaluation": CLASSES},
+    "no privacy": {"model": IMAGE, "bounding": {"method": "none", "engine": "loop"}, "privacy": FREE, "evaluation": CLASSES},
+    "vicreg": {"model": IMAGE, "objective": {"name": "vicreg", "variance": 0.0}, "evaluation": CLASSES},
+    "byol": {"model": IMAGE, "objective": {"name": "byol"}, "evaluation": {"split": "none"}},
+    "barlow": {"model": RESNET, "objective": {"name": "barlow_twins"}, "evaluation": CLASSES},
+}
+
+
+def observed(tree: dict, folder: Path) -> tuple:
+    """All that a run gives but the words of its plan and its configuration."""
+    job = begin(read_back(tree, "test"), folder, Silent())
+    with job.run.locked():
+        run = carry_out(job, Silent())
+    results = json.loads(run.results.read_text())
+    privacy = {key: results["privacy"].get(key) for key in ("epsilon", "noise_multiplier")}
+    weights = {name: value.tolist() for name, value in load_file(run.model / "model.safetensors").items()}
+    # A temperature is saved whether or not a loss divides by it; what a loss made of it shows in the weights.
+    weights = {name: value for name, value in weights.items() if "temperature" not in name}
+    return privacy, results["evaluations"], run.metrics.read_text(), weights
+
+
+def changed(tree: dict, keys) -> dict:
+    tree = copy.deepcopy(tree)
+    given, default = (leaves(config.model_dump()) for config in (read_back(tree, "test"), Config()))
+    for key in keys:
+        put(tree, key, next(value for value in (*OTHERS[key], default[key]) if value != given[key]))
+    return tree
+
+
+@pytest.fixture
+def constant(monkeypatch):
+    """The fingerprint holds all numbers of a plan, and seeds the noise: another seed is no effect."""
+    monkeypatch.setattr(PrivacyPlan, "fingerprint", "0" * 16)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_keys_without_effect_change_no_bit_of_a_run_all_at_once(tiny, tmp_path, constant, name):
+    tree = tree_of(tiny, **BASES[name])
+    idle = without_effect(parse_config(tree)).keys() - ELSEWHERE - BREAKS
+    assert len(idle) > 10
+    assert observed(changed(tree, idle), tmp_path / "changed") == observed(tree, tmp_path / "run")
+
+
+def effects_of(tiny: dict) -> list[tuple[str, str]]:
+    """Every key with a rule, and a base where the rule gives it an effect."""
+    found = {}
+    for name, sections in BASES.items():
+        config = parse_config(tree_of(tiny, **sections))
+        found |= {key: name for key in OTHERS.keys() - without_effect(config).keys() if key not in found}
+    return sorted(found.items())
+
+
+@pytest.mark.slow
+def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant):
+    bases = {name: tree_of(tiny, **sections) for name, sections in BASES.items()}
+    before = {name: observed(tree, tmp_path / f"base {number}") for number, (name, tree) in enumerate(bases.items())}
+    tried = effects_of(tiny)
+    silent = []
+    for number, (key, name) in enumerate(tried):
+        try:
+            if observed(changed(bases[name], [key]), tmp_path / f"run {number}") == before[name]:
+                silent.append((key, name))
+        except UserError as error:
+            assert re.search("units|nothing at|no record store at|template|labels", str(error)), f"{key} in {name}: {error}"
+    assert silent == [("text_views.sentence_swap", "pairs")], "each of these captions is one sentence"
+    assert len(tried) > 40
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"data": {"path": "mine"}}, "'data.path' has no effect with data.source = 'shapes' (the default): set data"),
+        ({"data": {"source": "scenes", "path": "x", "validation": 5, "test": 6}}, "'data.validation' and 'data.test' have no"),
+        ({"data": {"source": "store", "path": "x", "records": 50}}, "'data.records' has no effect with data.source = 'store'"),
+        ({"data": {"source": "store", "path": "x", "public": True}}, "'data.public' has no effect with data.source = 'store'"),
+        ({"data": {"source": "store", "path": "x", "stores": "s"}}, "'data.stores' has no effect with data.source = 'store'"),
+        ({"data": {"source": "folder", "path": "x", "half": "first"}}, "set data.source = 'shapes' or 'scenes'"),
+        ({"views": {"hue": 0.2}}, "'views.hue' has no effect with views.jitter = 0.0 (the default)"),
+        ({"text_views": {"word_swap": 0.3}}, "set model.kind = 'image-text' or 'open_clip', or leave it out"),
+        ({"model": {"architecture": "ViT-B-32"}}, "'model.architecture' has no effect with model.kind = 'image'"),
+        ({"model": {"kind": "open_clip", "architecture": "a", "context": 10}}, "an open_clip architecture has its own"),
+        ({"adaptation": {"rank": 3, "image": "full"}}, "'adaptation.image' and 'adaptation.rank' have no effect"),
+        ({"objective": {"bias": 3.0}}, "'objective.bias' has no effect with objective.name = 'infonce'"),
+        ({"bounding": {"method": "batch", "group_size": 4}}, "it contrasts the whole batch"),
+        ({"bounding": {"method": "none"}, "privacy": {"epsilon": 8.0, "delta": 1e-6}}, "'privacy.epsilon' and 'privacy.delta'"),
+        ({"bounding": {"method": "dpcl"}, "privacy": {"accountant": "rdp"}}, "accounted for by RDP alone"),
+        ({"optimizer": {"momentum": 0.8}}, "set optimizer.name = 'sgd' or 'lars'"),
+        ({"optimizer": {"warmup": 99, "schedule": "cosine"}}, "optimizer.schedule"),
+        ({"optimizer": {"warmup": 101}}, "optimizer.warmup = 101 never ends with privacy.steps = 100"),
+        ({"evaluation": {"split": "none", "every": 5}}, "set evaluation.split = 'validation' or 'test'"),
+        ({"evaluation": {"match": "unit"}}, "with model.kind = 'image'"),
+        ({"evaluation": {"tasks": ["knn"], "match": "unit"}, "model": {"kind": "image-text"}}, "['knn']: add 'retrieval'"),
+    ],
+)
+def test_what_has_no_effect_is_refused_and_what_would_give_it_one_is_said(tree, said, tmp_path):
+    with pytest.raises(UserError, match=re.escape(said)) as caught:
+        parse_config(tree)
+    assert "--set" not in str(caught.value) and "\n" not in str(caught.value)
+    assert all(f"--set {key}=" in caught.value.command for key in re.findall(r"'([a-z_]+\.[a-z_]+)'", str(caught.value)))
+    with pytest.raises(UserError, match=re.escape(said)):  # a configuration that was made in a program
+        pretrain(Config(**tree), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_the_command_line_is_told_to_type_gives_a_valid_configuration(shapes):
+    over = ["data.source=store", f"data.path={shapes.path}"]
+    with pytest.raises(UserError) as caught:
+        load_config(CONFIGS / "cifar10-cpu.toml", over)
+    options = caught.value.command.partition(": ")[2].split(" --set ")
+    assert options == ["--set data.validation=", "data.public="]
+    assert load_config(CONFIGS / "cifar10-cpu.toml", [*over, "data.validation=", "data.public="]).data.source == "store"
+
+
+def test_an_importer_that_finds_a_store_has_no_use_for_import_settings(shapes):
+    data = {"source": "parquet", "path": str(shapes.path)}
+    parse_config({"data": data})
+    for key, value in {"validation": 5, "test": 5, "public": True, "stores": "elsewhere"}.items():
+        with pytest.raises(UserError, match=f"'data.{key}' has no effect"):
+            parse_config({"data": {**data, key: value}})
+
+
+def test_settings_of_tasks_that_the_records_do_not_allow_are_refused_before_a_run_begins(tiny, tmp_path, monkeypatch):
+    tiny["evaluation"] = {"bank": 50, "templates": ["one {}"]}
+    config = parse_config(tiny)  # as far as the configuration tells, everything may be measured
+    refuse_unmeasured(config, ("retrieval", "zero_shot", "linear"))
+    with pytest.raises(UserError, match=r"'evaluation.bank' has no effect with these records.* retrieval and zero_shot alone"):
+        refuse_unmeasured(config, ("retrieval", "zero_shot"))
+    refuse_unmeasured(config, ())
+    monkeypatch.setattr("dpfed.pretraining.tasks_of", lambda *_: ("retrieval",))
+    with pytest.raises(UserError, match="'evaluation.templates' and 'evaluation.bank' have no effect"):
+        pretrain(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resolved_configuration_of_every_base_reads_back(tiny, tmp_path):
+    for sections in BASES.values():
+        config = with_absolute_paths(parse_config(tree_of(tiny, **sections)))
+        path = tmp_path / "config.toml"
+        path.write_text(config.dump())
+        assert load_config(path) == config
+        assert effective(config) == config
+
+
+def test_a_run_that_an_earlier_version_filled_with_idle_values_can_be_opened_and_resumed(tiny, tmp_path):
+    tiny["privacy"]["steps"], tiny["evaluation"] = 2, {"split": "none"}
+    run = pretrain(parse_config(tiny), tmp_path / "run")
+    path = run.path / "config.toml"
+    old = path.read_text().replace('stores = "stores"', 'stores = "/somewhere/stores"').replace("every = 0", "every = 9")
+    assert old != path.read_text()
+    path.write_text(old)
+    with pytest.raises(UserError, match="'data.stores' has no effect"):
+        load_config(path)
+    assert RunDirectory.open(run.path).config().data.stores == "/somewhere/stores"
+    assert pretrain(parse_config(tiny), tmp_path / "run", again=True).finished  # the same run, for what has an effect
+    tiny["privacy"]["steps"] = 3
+    with pytest.raises(UserError, match=r"privacy\.steps"):
+        pretrain(parse_config(tiny), tmp_path / "run", again=True)
+
+
+def test_what_is_at_its_default_is_not_given(tiny):
+    config = parse_config(tiny)
+    refuse_without_effect(config)
+    spelled_out = json.loads(json.dumps(config.model_dump(mode="json")))
+    assert parse_config(spelled_out) == config

@@ -1,0 +1,123 @@
+"""Names of shipped files: found in any folder, second to a user's own files, and never guessed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpfed import shipped
+from dpfed.catalogue import shipped_configs, shipped_sweeps
+from dpfed.config import load_config
+from dpfed.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "configs"
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_file_of_configs_has_a_name():
+    names = {*(f"{name}.toml" for name in (*shipped.config_names(), *shipped.sweep_names())), *shipped.tower_names()}
+    assert names == {path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", shipped.config_names())
+def test_a_shipped_config_is_found_by_name_in_any_folder(name, elsewhere):
+    expected = load_config(CONFIGS / f"{name}.toml")
+    assert load_config(name) == load_config(f"{name}.toml") == load_config(Path(name)) == expected
+
+
+def test_a_file_of_the_users_wins_with_or_without_its_suffix(elsewhere):
+    (elsewhere / "quickstart").mkdir()  # a run's folder, say: it is no config and hides none
+    assert load_config("quickstart").name == "quickstart"
+    (elsewhere / "quickstart.toml").write_text('name = "mine"')
+    assert load_config("quickstart").name == load_config("quickstart.toml").name == "mine"
+    (elsewhere / "quickstart").rmdir()
+    (elsewhere / "quickstart").write_text('name = "without-suffix"')
+    assert load_config("quickstart").name == "without-suffix"
+    assert shipped.shipped_name("quickstart") is None and shipped.shipped_name("cifar10") == "cifar10"
+    (elsewhere / "mine.toml").write_text('name = "mine"')
+    assert load_config("mine").name == "mine"
+
+
+def test_a_link_to_nowhere_is_the_users_and_not_passed_over(elsewhere):
+    (elsewhere / "quickstart.toml").symlink_to(elsewhere / "gone.toml")
+    with pytest.raises(UserError, match=r"cannot read the config quickstart.toml"):
+        load_config("quickstart")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("quickstar", "no file quickstar, and dpfed ships no config of that name; did you mean 'quickstart'?"),
+        (
+            "configs/quickstart.toml",
+            "no file configs/quickstart.toml, .*did you mean 'quickstart'?",
+        ),  # in a checkout, it is one
+        ("adapt/shape", "did you mean 'adapt/shapes'?"),
+        ("something-else", "valid: "),
+        ("adapt", "no config of that name"),
+        ("sweeps/table5", "a sweep, not a config: `dpfed sweep CONFIG sweeps/table5`"),
+        ("towers/small.json", "no config of that name"),
+        ("../configs/quickstart", "no config of that name"),
+        ("adapt/../quickstart", "no config of that name"),
+        ("", "is a folder, not a config"),
+        (".", "is a folder, not a config"),
+    ],
+)
+def test_any_other_name_is_refused_with_the_nearest(given, words, elsewhere):
+    with pytest.raises(UserError, match=words) as caught:
+        load_config(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sweep_is_found_by_name(elsewhere):
+    from dpfed.sweep import read_sweep
+
+    base = load_config("cuhk-pedes")
+    expected = read_sweep(CONFIGS / "sweeps" / "table6.toml", base)
+    assert read_sweep("sweeps/table6", base) == read_sweep("table6", base) == read_sweep(Path("table6.toml"), base) == expected
+    with pytest.raises(UserError, match="ships no sweep of that name; did you mean 'sweeps/table6'?"):
+        read_sweep("sweeps/table66", base)
+    with pytest.raises(UserError, match="ships no sweep of that name"):
+        read_sweep("quickstart", base)
+
+
+def test_a_shipped_tower_is_found_in_any_folder_and_the_users_own_wins(elsewhere):
+    pytest.importorskip("open_clip")
+    from dpfed.models.blueprints import blueprint
+    from dpfed.pretraining import with_absolute_paths
+
+    for name in ("adapt/shapes-public", "adapt/cifar10-public"):
+        config = load_config(name)
+        assert blueprint(config.model).size == config.data.size or config.data.size is None
+        # A run keeps the name, so that it goes on in another installation; its digest tells a changed file.
+        assert with_absolute_paths(config).model.architecture == config.model.architecture
+    (elsewhere / "towers").mkdir()
+    own = elsewhere / "towers" / "small.json"
+    own.write_text((CONFIGS / "towers" / "small.json").read_text().replace('"image_size": 32', '"image_size": 64'))
+    config = load_config("adapt/shapes-public")
+    assert blueprint(config.model).size == 64
+    assert with_absolute_paths(config).model.architecture == str(own)
+
+
+def test_what_is_shipped_says_what_it_is_and_what_it_needs():
+    entries = shipped_configs()
+    assert [entry.name for entry in entries] == list(shipped.config_names())
+    for entry in (*entries, *shipped_sweeps()):
+        assert 20 < len(entry.about) < 180 and entry.about.endswith(".") and "configs/" not in entry.about, entry
+    told = {entry.name: entry for entry in entries}
+    for name, entry in told.items():
+        config = load_config(name)
+        assert ("data.path" in entry.needs) == (config.data.source != "shapes"), name
+        assert "your copy" not in entry.needs, f"{name} does not say what DIR is"
+        assert ("dpfed[clip]" in entry.needs) == (config.model.kind == "open_clip")
+    assert (told["quickstart"].epsilon, told["quickstart"].needs) == ("8.00", "nothing")
+    assert told["adapt/shapes-public"].epsilon == "none" and "runs/shapes-public/model" in told["adapt/shapes"].needs
+    assert "a GPU" in told["deepfashion-mm"].needs and "metadata.csv" in told["camelyon"].needs

@@ -1,0 +1,208 @@
+"""Files with a digest: whatever byte or field of them changes is noticed."""
+
+import json
+import struct
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.config import OptimizerConfig
+from dpfed.errors import UserError
+from dpfed.federation.journal import Journal
+from dpfed.models.adapter_file import adapter_bytes, apply_adapters
+from dpfed.models.folder import describe
+from dpfed.plan import PrivacyPlan
+from dpfed.privacy.ledger import Ledger, Release
+from dpfed.randomness import Randomness
+from dpfed.training.checkpoint import Checkpoints, Progress, _old_digest, load_weights
+from dpfed.training.coordinator import Coordinator
+from dpfed.training.releases import Releases, digest_of
+
+PLAN = PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5)
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A model and a coordinator after one step of LARS, whose state has tensors, and of Adam, which counts steps."""
+    model = nn.Linear(5, 2)
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", PLAN)
+    coordinator = Coordinator(PLAN, model, OptimizerConfig(name="adam", ema=0.9), Randomness.from_seed(0), ledger)
+    coordinator.apply(0, BoundedSum(torch.zeros(12), PLAN.sensitivity, PLAN.groups))
+    return model, coordinator
+
+
+@pytest.fixture
+def saved(parts, tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 3)
+    return checkpoints, checkpoints.save(Progress(1, 1, PLAN.fingerprint), *parts)
+
+
+def everything(checkpoints, path, model, coordinator):
+    """All that a checkpoint restores."""
+    progress = checkpoints.load(path, model, coordinator)
+    state = {name: value.tolist() for name, value in model.state_dict().items()}
+    return progress, state, str(coordinator.optimizer.state_dict()), coordinator.average.tolist()
+
+
+def test_a_checkpoint_with_any_byte_changed_is_noticed(saved, parts):
+    checkpoints, path = saved
+    before, whole = path.read_bytes(), everything(checkpoints, path, *parts)
+    same, header = 0, 8 + struct.unpack("<Q", before[:8])[0]
+    for place in (*range(0, header, 2), *range(header, len(before), 7)):
+        damaged = bytearray(before)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        try:
+            assert everything(checkpoints, path, *parts) == whole, place
+            same += 1
+        except UserError as error:
+            assert path.name in str(error)
+    assert same < 20  # blanks in the header that say nothing
+
+
+@pytest.mark.parametrize("field", ["step", "charged", "fingerprint", "optimizer", "format", "digest"])
+def test_a_checkpoint_with_another_header_is_noticed(saved, parts, field):
+    checkpoints, path = saved
+    with safe_open(path, framework="pt") as file:
+        header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for other in ({**header, field: header[field] + "1"}, {name: value for name, value in header.items() if name != field}):
+        save_file(tensors, path, metadata=other)
+        with pytest.raises(UserError, match="damaged"):
+            checkpoints.load(path, *parts)
+    save_file({**tensors, "average": tensors["average"].view(3, 4)}, path, metadata=header)  # the same bits in another shape
+    with pytest.raises(UserError, match="damaged"):
+        checkpoints.load(path, *parts)
+
+
+def test_an_earlier_versions_checkpoint_can_be_measured_and_not_gone_on_with(saved, parts):
+    checkpoints, path = saved
+    with safe_open(path, framework="pt") as file:
+        header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    old = {**header, "format": "dpfed-checkpoint-1"}
+    save_file(tensors, path, metadata=old | {"digest": _old_digest(tensors, old)})
+    model, coordinator = parts
+    load_weights(path, model)
+    assert torch.equal(torch.cat([model.weight.flatten(), model.bias]), coordinator.average)
+    with pytest.raises(UserError, match="earlier version of dpfed"):
+        checkpoints.load(path, *parts)
+    tensors["average"][0] += 1
+    save_file(tensors, path, metadata=old | {"digest": header["digest"]})
+    with pytest.raises(UserError, match="damaged"):
+        load_weights(path, model)
+
+
+def each_byte(path, stride=3):
+    """A place and a file's content with the byte there changed, for every third place and the last; all of them were tried."""
+    content = path.read_bytes()
+    for place in sorted({*range(0, len(content), stride), len(content) - 1}):
+        yield place, content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+def test_a_ledger_with_any_byte_changed_is_noticed_or_loses_its_last_line(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger.create(path, PLAN, {"fixed_seed": True})
+    for step in range(2):
+        ledger.charge(Release(step, f"{step:032x}"))
+    content = path.read_bytes()
+    for place, damaged in each_byte(path):
+        path.write_bytes(damaged)
+        if place == len(content) - 1:
+            assert Ledger.open(path).charged == 1  # as a crash would leave it; the release that is kept tells
+            continue
+        with pytest.raises(UserError, match=r"damaged at line"):
+            Ledger.open(path)
+        path.write_bytes(content)
+
+
+def test_a_journal_with_any_byte_changed_is_noticed_or_loses_its_last_line(tmp_path):
+    path = tmp_path / "federation.jsonl"
+    journal = Journal(path)
+    journal.write("opened", 0)
+    journal.write("collected", 0, arrived=["a", "b"], missing={}, noise_of_sites=0.5)
+    content = path.read_bytes()
+    assert Journal(path).lines == journal.lines
+    for place, damaged in each_byte(path):
+        path.write_bytes(damaged)
+        if place == len(content) - 1:
+            assert len(Journal(path).lines) == 1
+            continue
+        with pytest.raises(UserError, match="damaged at line"):
+            Journal(path)
+        assert path.read_bytes() != b""
+    path.write_bytes(content.splitlines(keepends=True)[1])  # a line taken out
+    with pytest.raises(UserError, match="line 1"):
+        Journal(path)
+
+
+def test_an_earlier_versions_journal_goes_on(tmp_path):
+    path = tmp_path / "federation.jsonl"
+    path.write_text('{"event": "opened", "step": 0}\n{"event": "discarded", "step": 0}\n')
+    Journal(path).write("opened", 1)
+    assert [line["step"] for line in Journal(path).lines] == [0, 0, 1] and Journal(path).opened(1)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines) + '{"event": "collected", "step": 1}\n')
+    with pytest.raises(UserError, match="line 4"):
+        Journal(path)
+
+
+def test_a_kept_release_with_any_byte_changed_is_not_taken(tmp_path):
+    releases, noisy = Releases(tmp_path / "releases"), torch.randn(4)
+    release = Release(3, digest_of(noisy))
+    releases.save(release, noisy)
+    [path] = (tmp_path / "releases").iterdir()
+    content = path.read_bytes()
+    for damaged in (*(damaged for _, damaged in each_byte(path, 1)), content[:-1], content + b"\0\0\0\0"):
+        path.write_bytes(damaged)
+        assert releases.load(3) is None and releases.load(3, release.digest) is None
+
+
+def test_adapters_with_any_byte_changed_are_noticed(tmp_path):
+    from torch.nn.utils import parametrize
+
+    from dpfed.models.lora import LowRankUpdate
+
+    model, path = nn.Sequential(nn.Linear(4, 3)), tmp_path / "adapters.safetensors"
+    update = LowRankUpdate(model[0].weight, 1, (0,), rank=2, scale=0.5)
+    nn.init.normal_(update.up)
+    parametrize.register_parametrization(model[0], "weight", update)
+    path.write_bytes(adapter_bytes(model))
+    content, stock = path.read_bytes(), nn.Sequential(nn.Linear(4, 3))
+    start = {name: value.clone() for name, value in stock.state_dict().items()}
+    apply_adapters(stock, path)
+    expected = stock[0].weight.detach().clone()
+    length = struct.unpack("<Q", content[:8])[0]
+    assert json.loads(content[8 : 8 + length])["__metadata__"]["digest"]
+    same = 0
+    for _, damaged in each_byte(path):
+        path.write_bytes(damaged)
+        stock.load_state_dict(start)
+        try:
+            apply_adapters(stock, path)
+        except UserError:
+            assert torch.equal(stock[0].weight, start["0.weight"])
+            continue
+        assert torch.equal(stock[0].weight, expected)  # a blank, or the word 'digest' itself
+        same += 1
+    assert same < 20
+
+
+def test_a_models_description_with_any_byte_changed_is_noticed(tmp_path):
+    from dpfed.config import Config, ModelConfig
+    from dpfed.models.building import build_model
+    from dpfed.models.folder import save_encoder
+
+    config = Config(model=ModelConfig(width=8, embedding=16, head_hidden=16))
+    save_encoder(tmp_path, build_model(config.model, config.objective), config)
+    path = tmp_path / "model.json"
+    whole = {name: value for name, value in describe(tmp_path).items() if name != "digest"}
+    for _, damaged in each_byte(path):
+        path.write_bytes(damaged)
+        try:
+            left = describe(tmp_path)
+        except UserError:
+            continue
+        assert {name: left.get(name) for name in whole} == whole  # a blank, or the word 'digest' itself

@@ -1,0 +1,130 @@
+"""Whatever is made of a run's private records after training is on its card before anybody sees it."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from dpfed.audit.membership import audit_membership
+from dpfed.config import parse_config
+from dpfed.data.layout import HEADER
+from dpfed.errors import UserError
+from dpfed.pretraining import pretrain, resume
+from dpfed.reevaluation import evaluate_run
+from dpfed.report.marks import LABELLED_BANK
+from dpfed.run import RunDirectory
+from dpfed.training.coordinator import Coordinator
+
+
+@pytest.fixture
+def private(tiny, shapes, tmp_path):
+    """The tiny run on records that are nobody's business; retrieval only, which reads no training label."""
+    shutil.copytree(shapes.path, tmp_path / "store")
+    header = json.loads((tmp_path / "store" / HEADER).read_text())
+    header["public"] = False
+    (tmp_path / "store" / HEADER).write_text(json.dumps(header))
+    tiny["data"]["path"] = str(tmp_path / "store")
+    tiny["privacy"]["steps"], tiny["evaluation"]["every"] = 2, 0
+    return tiny
+
+
+def papers(run):
+    return [run.card.read_text(), run.report.read_text()]
+
+
+def marked(text):
+    return text.count("exact functions of labelled training records")
+
+
+def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp_path):
+    run = pretrain(parse_config(private), tmp_path / "run")
+    evaluate_run(run.path)
+    assert [marked(text) for text in papers(run)] == [0, 0]  # retrieval again: nothing to mark
+    evaluate_run(run.path, tasks=["knn"])
+    card, report = papers(run)
+    assert marked(card) == 1 and marked(report) == 2  # above, and in its card
+    assert "3-NN accuracy" in report and f"**Mark:** {LABELLED_BANK.text}" in card
+    names = {item["name"] for item in json.loads(run.results.read_text())["evaluations"]}
+    assert {"knn3_accuracy[shape]", "image_to_text_R@10"} <= names
+    evaluate_run(run.path, tasks=["retrieval"])  # what was seen stays seen
+    assert [marked(text) for text in papers(run)] == [1, 2]
+
+
+def test_an_unfinished_run_is_marked_when_it_ends(private, tmp_path, monkeypatch):
+    private["privacy"]["steps"], private["training"]["checkpoint_every"] = 4, 1
+    apply, calls = Coordinator.apply, []
+
+    def dies(self, *arguments):
+        calls.append(None)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return apply(self, *arguments)
+
+    monkeypatch.setattr(Coordinator, "apply", dies)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(parse_config(private), tmp_path / "run")
+    monkeypatch.setattr(Coordinator, "apply", apply)
+    run = RunDirectory.open(tmp_path / "run")
+    assert {figure.step for figure in evaluate_run(run.path, tasks=["linear"])} == {0, 2}
+    assert not run.finished and not run.card.exists()
+    resume(run.path)
+    assert [marked(text) for text in papers(run)] == [1, 2]
+    # The untrained model was measured by another process: the change has its error bar all the same.
+    last = [item for item in json.loads(run.results.read_text())["evaluations"] if item["model"] == "trained"]
+    assert last and all(item["change"][0] <= item["change"][1] for item in last)
+
+
+def test_no_figure_is_shown_where_the_mark_cannot_be_written(private, tmp_path, monkeypatch):
+    run = pretrain(parse_config(private), tmp_path / "run")
+
+    def full(self, file, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunDirectory, "write", full)
+    with pytest.raises(UserError, match="its card must say"):
+        evaluate_run(run.path, tasks=["knn"])
+
+
+def test_an_audit_stays_on_the_card_that_a_later_evaluation_writes(private, tmp_path, monkeypatch):
+    monkeypatch.setattr("dpfed.audit.sides._LEAST", 50)
+    run = pretrain(parse_config(private), tmp_path / "run")
+    audit_membership(run.path, records=60)
+    assert all(text.count("dpfed audit") == 1 and "do not publish it with the run" in text for text in papers(run))
+    shutil.rmtree(run.audits)  # who has seen it has seen it
+    evaluate_run(run.path, tasks=["knn"])
+    assert all(text.count("dpfed audit") == 1 for text in papers(run))
+    assert [marked(text) for text in papers(run)] == [1, 2]
+
+
+def test_public_records_need_no_mark(tiny, tmp_path):
+    tiny["privacy"]["steps"], tiny["evaluation"]["every"] = 2, 0
+    run = pretrain(parse_config(tiny), tmp_path / "run")
+    evaluate_run(run.path, tasks=["knn"])
+    assert [marked(text) for text in papers(run)] == [0, 0] and not run.disclosures
+
+
+def test_the_run_says_which_it_is_and_not_how_long_it_took(private, tmp_path):
+    first, second = (pretrain(parse_config(private), tmp_path / name) for name in ("a", "b"))
+    made = [json.loads(run.results.read_text())["run"] for run in (first, second)]
+    assert made[0]["id"] != made[1]["id"] and re.fullmatch("[0-9a-f]{16}", made[0]["id"])
+    card = first.card.read_text()
+    for text in (made[0]["id"], made[0]["began"], made[0]["environments"][0]["hardware"], "torch 2"):
+        assert text in card and text in first.report.read_text()
+    assert "| Duration | not written: " in card
+    for file in first.path.rglob("*"):
+        if file.suffix in (".json", ".jsonl", ".md", ".toml"):
+            assert not re.search(r"\d{1,2}:\d{2}:\d{2}|seconds|minutes", file.read_text()), file
+
+
+@pytest.mark.parametrize("key", [None, "ab" * 32])
+def test_a_fingerprint_of_private_records_is_published_only_if_it_is_keyed(private, tmp_path, key):
+    file = tmp_path / "store" / HEADER
+    header = json.loads(file.read_text())
+    header["contents"] |= {"key": key} if key else {}
+    file.write_text(json.dumps(header))
+    run = pretrain(parse_config(private), tmp_path / "run")
+    for text in (*papers(run), run.results.read_text()):
+        assert (header["contents"]["fingerprint"] in text) == (key is not None)
+    written = b"".join(path.read_bytes() for path in run.path.rglob("*") if path.is_file())
+    assert key is None or key.encode() not in written
