@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 
 _MOST = 12  # names that a message lists
+_LONGEST = 2000  # characters of a message; what is in the way is a name or a cell that somebody filled with nonsense
+_END = 600  # characters of its end, which says what to do
 
 
 class UserError(Exception):
@@ -21,9 +23,14 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, public: str | None = None, command: str = "") -> None:
+        message = _shortened(message)
         super().__init__(message)
-        self.public = public or message
+        self.public = _shortened(public or message)
         self.command = command
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= _LONGEST else f"{message[: _LONGEST - _END]} ... {message[-_END:]}"
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:

@@ -77,8 +77,8 @@ class RunDirectory:
         """
         path = Path(path)
         cls.refuse_if_in_use(path)
-        path = path.resolve()
-        draft = path.parent / _draft_of(path)
+        place = path.resolve()
+        draft = place.parent / _draft_of(place)
         try:
             draft.mkdir(parents=True)
             run = cls(draft)
@@ -88,9 +88,9 @@ class RunDirectory:
                 (draft / name).write_text(text, encoding="utf-8")
             with open(os.open(run._key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(randomness.master)
-            if path.is_dir():
-                path.rmdir()
-            draft.rename(path)
+            if place.is_dir():
+                place.rmdir()
+            draft.rename(place)
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)
             raise _cannot_make(path, error) from None
@@ -131,9 +131,8 @@ class RunDirectory:
         cls.refuse_if_in_use(path)
         path = Path(path).resolve()
         draft = path.parent / _draft_of(path)
-        missing = [
-            folder for folder in (draft, *draft.parents) if not os.path.exists(folder)
-        ]  # which, unlike a `Path`, bears any name
+        # `Path.exists` refuses long names.
+        missing = [folder for folder in (draft, *draft.parents) if not os.path.exists(folder)]
         made = []
         try:
             if os.path.ismount(path):  # an empty one, which the run cannot replace

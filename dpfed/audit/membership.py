@@ -150,6 +150,7 @@ def audit_membership(
         load_weights(path, parts.model)
         advance = watcher.stage(f"{weights} model", len(sides.member))
         signals = signals_of(parts.model, loss_of(parts.config.objective), sides.views(), sides.reference_views(), advance)
+        watcher.note(f"fitting the attacks on the {weights} model")
         outcomes += attack_all(signals, sides.member, sides.known, weights, promise)
     members, others = (int((~sides.known & side).sum()) for side in (sides.member, ~sides.member))
     audit = MembershipAudit(parts.config.name, sides.public, members, others, promise, tuple(outcomes))

@@ -56,10 +56,10 @@ def pretrain(
     """Pretrain an encoder privately: a model, a report and a privacy card."""
     from dpfed.cli.terminal import chosen_config, say
 
-    if not another_process(cluster):
-        say(f"reading {config}", as_json)
     loaded = chosen_config(config, assignments)
     folder = run or Path("runs") / loaded.name
+    if not another_process(cluster):
+        say(f"{loaded.name}: the run goes to {folder}", as_json)
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)
 

@@ -28,9 +28,9 @@ def sweep(
     """
     from dpfed.cli.terminal import chosen_config, say, say_if_shipped, watching
 
-    say(f"reading {base} and {file}")
     loaded = chosen_config(base, assignments)
     say_if_shipped(file)
+    say(f"{loaded.name}: the runs of {file} go to {runs}")
     with watching() as watcher:
         watcher.note("loading PyTorch")
         from dpfed.sweep import sweep as carry_out

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
@@ -11,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from dpfed.data.modes import rgb, survivable
+from dpfed.data.scans import MOST_SCANS, too_many_scans
 
 # Named, because some of PIL's other readers start external programs (EPS) or open network-era curiosities.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
@@ -19,6 +23,7 @@ EXTENSIONS = frozenset(
 ) | frozenset({".ppm", ".pgm", ".pbm", ".pnm"})
 
 _MOST_PIXELS = 89_478_485  # above it PIL warns of a file that fills the memory
+_LARGE = 1 << 24  # pixels of images that are decoded one at a time
 _MOST_RESIZED = 1 << 25  # pixels of an image before it is cropped
 _TOO_LARGE = f"more than {_MOST_PIXELS:,} pixels"
 
@@ -51,23 +56,45 @@ def decode(image: ImageInput) -> Image.Image:
 
 def decode_and_tell(image: ImageInput) -> tuple[Image.Image, str | None]:
     """As `decode`, with what had to be done to the image because open_clip would destroy it; ``None``: nothing."""
+    return _loaded(_opened(image))
+
+
+@contextlib.contextmanager
+def decoded(image: ImageInput) -> Iterator[tuple[Image.Image, str | None]]:
+    """As `decode_and_tell`, for the time of a block: of large images one at a time, however many threads there are."""
+    opened = _opened(image)
+    with _turn(os.getpid()) if opened.width * opened.height > _LARGE else contextlib.nullcontext():
+        yield _loaded(opened)
+
+
+def _opened(image: ImageInput) -> Image.Image:
+    """An image whose size is known, and which is decoded when it is loaded."""
     try:
         if isinstance(image, np.ndarray):
             image = _from_array(image)
         elif isinstance(image, bytes):
             if not image:
                 raise BrokenImage("empty file")
+            if too_many_scans(image):
+                raise BrokenImage(f"a JPEG of more than {MOST_SCANS} scans")
             image = Image.open(io.BytesIO(image), formats=_FORMATS)
         if image.width * image.height > _MOST_PIXELS:
             raise BrokenImage(_TOO_LARGE)
         if 0 in image.size:
             raise BrokenImage("no pixels")
-        image.load()
-        return survivable(image)
+        return image
     except BrokenImage:
         raise
     except Image.DecompressionBombError as error:
         raise BrokenImage(_TOO_LARGE) from error
+    except Exception as error:
+        raise BrokenImage(_reason(error)) from error
+
+
+def _loaded(image: Image.Image) -> tuple[Image.Image, str | None]:
+    try:
+        image.load()
+        return survivable(image)
     except Exception as error:  # PIL's readers raise almost anything on damaged bytes: OSError, SyntaxError, zlib.error, ...
         raise BrokenImage(_reason(error)) from error
 
@@ -155,6 +182,12 @@ def decoders() -> ThreadPoolExecutor:
 def _pool(process: int) -> ThreadPoolExecutor:
     # One pool per process: the threads of a parent do not survive a fork, and waiting for them would never end.
     return ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix=f"decode-{process}")
+
+
+@lru_cache(maxsize=1)
+def _turn(process: int) -> threading.Lock:
+    # One per process: another thread of a parent may have held it at the time of a fork.
+    return threading.Lock()
 
 
 def _from_array(array: np.ndarray) -> Image.Image:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dpfed.data.integrity import Damage, check_batch, check_index, check_schema
 from dpfed.data.layout import Layout, Part, damaged, read_layout
-from dpfed.data.pixels import BrokenImage, decode, decoders, square
+from dpfed.data.pixels import BrokenImage, decoded, decoders, square
 from dpfed.data.place import local_path
 from dpfed.errors import UserError, nearest
 
@@ -232,7 +232,8 @@ class RecordStore:
 
         def fill(place: int, encoded: pa.Scalar) -> None:
             try:
-                result[place] = square(decode(encoded.as_py()), size, resize, interpolation)
+                with decoded(encoded.as_py()) as (image, _):
+                    result[place] = square(image, size, resize, interpolation)
             except BrokenImage as error:
                 [id] = self.ids(rows[place : place + 1])
                 found = damaged(self.path, f"the image of {id!r} cannot be decoded ({error})")

@@ -19,7 +19,7 @@ from dpfed.data.holdout import hold_out_hash, selected
 from dpfed.data.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.new_directory import cannot_write, name_directory, start_directory
-from dpfed.data.pixels import BrokenImage, ImageInput, decode_and_tell, decoders, encode, memory, square
+from dpfed.data.pixels import BrokenImage, ImageInput, decoded, decoders, encode, memory, square
 from dpfed.data.place import local_path
 from dpfed.data.reasons import by_reason, mending
 from dpfed.data.records import KINDS, SPLITS, is_text, record_key
@@ -277,10 +277,10 @@ class StoreWriter:
     def _encode(self, record: RecordInput) -> _Stored | BrokenImage:
         """What to store, or what is wrong with the image."""
         try:
-            image, converted = decode_and_tell(record.image)
-            if self._size is not None:
-                return _Stored(square(image, self._size).tobytes(), converted, image.size != (self._size, self._size))
-            return _Stored(record.image if isinstance(record.image, bytes) else encode(image), converted)
+            with decoded(record.image) as (image, converted):
+                if self._size is not None:
+                    return _Stored(square(image, self._size).tobytes(), converted, image.size != (self._size, self._size))
+                return _Stored(record.image if isinstance(record.image, bytes) else encode(image), converted)
         except BrokenImage as error:
             return error
 

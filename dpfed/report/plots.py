@@ -156,7 +156,7 @@ def comparison_plot(names: Sequence[str], results: Sequence[Result | None], void
         if item.untrained is not None:
             axes.plot([item.untrained] * 2, [y - 0.36, y + 0.36], color=TARGET, linewidth=2, solid_capstyle="butt")
     axes.set_yticks(range(len(names)), names, color=INK)
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.5, -0.5)  # also where the last run was not measured
     axes.set_xlim(0, 1.2 * (max(ends) or 1))
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=RULE, linewidth=0.8)

@@ -189,7 +189,7 @@ def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_p
             site.join(worse)
     assert not site.ledger.exists()
     config = Terms.agree(terms.run_config(), [_card(one.card) for one in sites], terms.coordinator)
-    with pytest.raises(UserError, match=r"1e-06 at most"):
+    with pytest.raises(UserError, match=r"1.00e-6 at most"):
         strict.join(config)
     site.join(config)
 

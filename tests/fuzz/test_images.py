@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import resource
 import struct
+import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
-from dpfed.data.pixels import BrokenImage, decode, decode_and_tell, memory, square
-from tests.data.files_of_all_modes import files, sixteen_bit_png, tiff
+from dpfed.data.pixels import BrokenImage, decode, decode_and_tell, decoded, memory, square
+from tests.data.files_of_all_modes import encoded, files, sixteen_bit_png, tiff
 from tests.fuzz.damage import damaged
 from tests.fuzz.profiles import Effort, answered_in_time, efforts
 
@@ -109,3 +111,35 @@ def test_images_without_pixels_are_refused() -> None:
     Image.new("RGB", (200_000, 1)).save(flat, format="PNG")
     for resize in ("crop", "squash", "pad"):
         assert read(flat.getvalue(), resize, 224).shape == (3, 224, 224)
+
+
+def test_a_jpeg_with_endless_scans_is_refused_at_once() -> None:
+    buffer = io.BytesIO()
+    Image.new("L", (9000, 9000), 100).save(buffer, "JPEG", progressive=True, quality=10)
+    jpeg = buffer.getvalue()[:-2]
+    scan = jpeg[jpeg.rindex(b"\xff\xda") :]
+    for junk in (b"", b"\0junk", b"\xff\xff"):  # between the scans, which decoders step over
+        with answered_in_time(1), pytest.raises(BrokenImage, match="more than 50 scans"):
+            decode(jpeg + (junk + scan) * 3000 + b"\xff\xd9")
+
+
+def test_what_follows_a_jpeg_is_not_counted_as_its_scans() -> None:
+    film = FILES["jpeg progressive"] + bytes(1000) + b"\xff\xda" * 500  # as phones append one to a photograph
+    assert (read(film) == read(FILES["jpeg progressive"])).all()
+
+
+def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpfed.data.pixels._LARGE", 100)
+    inside: list[int] = []
+
+    def hold(content: bytes) -> int:
+        with decoded(content):
+            inside.append(1)
+            time.sleep(0.02)
+            most = len(inside)
+            inside.pop()
+            return most
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(hold, [FILES["jpeg"]] * 8)) == {1}
+        assert max(pool.map(hold, [encoded(Image.new("L", (9, 9)), "PNG")] * 8)) > 1

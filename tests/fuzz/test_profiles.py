@@ -36,3 +36,9 @@ def test_a_hang_and_a_foreign_error_are_failures() -> None:
 
 def test_nothing_is_left_in_the_checkout() -> None:
     assert not (Path(__file__).resolve().parents[2] / ".hypothesis").exists()
+
+
+def test_a_message_stays_short_and_keeps_what_to_do() -> None:
+    error = UserError(f"unknown split {'[' * 100_000!r}; use 'train'.", f"unknown split {']' * 100_000}; use 'train'.")
+    for text in (str(error), error.public):
+        assert len(text) < 2100 and text.startswith("unknown split") and text.endswith("use 'train'.")
