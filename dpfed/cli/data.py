@@ -53,7 +53,7 @@ def import_(
     """Import a data set into a record store."""
     from dpfed.cli.terminal import say, watching
 
-    say(f"importing {source} into {dest}")
+    say(f"importing {', '.join(source)} into {dest}")
     from dpfed.data.importers import import_records
     from dpfed.data.reasons import by_reason
     from dpfed.watching import import_progress

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import dpfed
+from dpfed.data.reasons import visible
 
 if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do without
     from dpfed.config import Config
@@ -56,7 +57,7 @@ def say(text: str, as_json: bool = False) -> None:
         text: what is done.
         as_json: the command's output is JSON, so the line goes beside it, to stderr.
     """
-    (beside if as_json else console).print(f"[dim]{escape(text)}[/]", highlight=False, soft_wrap=True)
+    (beside if as_json else console).print(f"[dim]{escape(visible(text))}[/]", highlight=False, soft_wrap=True)
 
 
 class TerminalWatcher:

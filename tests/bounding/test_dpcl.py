@@ -218,7 +218,7 @@ def test_a_worker_takes_exactly_b_records(tiny):
     from dpfed.training.session import assemble
 
     tiny["bounding"] = {"method": "dpcl", "microbatch": 32}
-    tiny["privacy"] = {"noise_multiplier": 1.0, "batch": 60, "steps": 6, "accountant": "rdp"}
+    tiny["privacy"] = {"noise_multiplier": 1.0, "batch": 60, "steps": 6}
     parts = assemble(parse_config(tiny), Randomness.from_seed(5))
     one = parts.worker(Randomness.from_seed(5))
     counts = []

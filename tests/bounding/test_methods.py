@@ -20,8 +20,9 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="
 
 def config_for(method: str, **sections) -> Config:
     private = {} if method == "none" else {"epsilon": 8.0}
-    tree = {"bounding": {"method": method, "group_size": 4}, "privacy": {"batch": 32, "steps": 2, **private}}
-    tree["data"] = {"records": 200, "public": True, "size": 16}
+    groups = {} if method_named(method).whole_batch else {"group_size": 4}
+    tree = {"bounding": {"method": method, **groups}, "privacy": {"batch": 32, "steps": 2, **private}}
+    tree["data"] = {"records": 200, "size": 16}
     tree["model"] = {"kind": "image-text", "width": 4, "text_width": 8, "text_layers": 1, "embedding": 4, "context": 8}
     return parse_config(tree | sections)
 
@@ -51,7 +52,7 @@ def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, tmp_path):
-    config = config_for(name, data={"records": 200, "public": True, "size": 16, "stores": str(tmp_path / "stores")})
+    config = config_for(name, data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
     run = pretrain(config, tmp_path / "run")
     sound = method_named(name).sound
     assert run.card.exists() == sound and run.no_card.exists() != sound
@@ -64,7 +65,7 @@ def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, tmp_path):
 def test_methods_that_contrast_the_whole_batch_have_one_owner(name, tmp_path):
     from dpfed.training.session import assemble
 
-    config = config_for(name, data={"records": 200, "public": True, "size": 16, "stores": str(tmp_path / "stores")})
+    config = config_for(name, data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
     with pytest.raises(UserError, match="workers"):
         assemble(config, owners=2)
 
@@ -86,7 +87,7 @@ def test_a_cap_below_the_expected_batch_is_refused(name):
 
 
 def test_an_unsound_run_stays_without_a_card_when_it_is_shown(tmp_path):
-    config = config_for("dpcl", data={"records": 200, "public": True, "size": 16, "stores": str(tmp_path / "stores")})
+    config = config_for("dpcl", data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
     run = pretrain(config, tmp_path / "run")
     from dpfed.report.run_view import RunView
 
@@ -94,7 +95,7 @@ def test_an_unsound_run_stays_without_a_card_when_it_is_shown(tmp_path):
 
 
 def test_a_run_goes_on_with_its_own_options_only(tmp_path):
-    config = config_for("released", data={"records": 200, "public": True, "size": 16, "stores": str(tmp_path / "stores")})
+    config = config_for("released", data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
     run = pretrain(config, tmp_path / "run")
     run.refuse_another(run.config())
     for options in ({"slots": 8}, {"release_share": 0.3, "other": 1}):

@@ -244,13 +244,13 @@ def test_a_model_that_draws_random_numbers_is_refused(kind):
 )
 def test_what_a_method_cannot_bound_is_refused(method, section, message):
     tree = {"privacy": {"batch": 8, "noise_multiplier": 1.0}, **section}
-    tree["bounding"] = {"method": method, "group_size": 2, **section.get("bounding", {})}
+    tree["bounding"] = {"method": method, **section.get("bounding", {})}
     with pytest.raises(UserError, match=message):
         PrivacyPlan.from_config(100, parse_config(tree))
 
 
 def test_released_statistics_are_refused_in_bf16():
-    tree = {"privacy": {"batch": 8, "noise_multiplier": 1.0}, "bounding": {"method": "released", "group_size": 2}}
+    tree = {"privacy": {"batch": 8, "noise_multiplier": 1.0}, "bounding": {"method": "released"}}
     PrivacyPlan.from_config(100, parse_config(tree))
     with pytest.raises(UserError, match="'fp32'"):
         PrivacyPlan.from_config(100, parse_config(tree | {"training": {"precision": "bf16"}}))

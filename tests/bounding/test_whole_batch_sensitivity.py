@@ -19,7 +19,7 @@ CAP, CLIP = 6, 0.5
 
 def plan(method, temperature=1.0, **options):
     tree = {
-        "bounding": {"method": method, "max_batch": CAP, "clip_norm": CLIP, "group_size": 2, "options": options},
+        "bounding": {"method": method, "max_batch": CAP, "clip_norm": CLIP, "options": options},
         "privacy": {"batch": 4, "noise_multiplier": 1.0},
         "objective": {"temperature": temperature},
     }
