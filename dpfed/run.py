@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.config import Config, read_back
+from dpfed.data.place import path_of
 from dpfed.dotted_keys import leaves
 from dpfed.effects import without_effect
 from dpfed.errors import UserError
@@ -35,8 +36,8 @@ class RunDirectory:
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | Path) -> None:
+        self.path = path = path_of(path, "the folder of a run")
         self.ledger = path / "ledger.jsonl"
         self.metrics = path / "metrics.jsonl"
         self.results = path / "results.json"
@@ -74,7 +75,7 @@ class RunDirectory:
         Raises:
             UserError: if the directory is in use.
         """
-        path = Path(path)
+        path = path_of(path, "the folder of a run")
         cls.refuse_if_in_use(path)
         draft = path.parent / f".{path.name}.{secrets.token_hex(4)}"
         try:
@@ -100,7 +101,7 @@ class RunDirectory:
     @staticmethod
     def unused(path: str | Path) -> bool:
         """Whether a run can be created there: there is nothing, or an empty directory."""
-        path = Path(path)
+        path = path_of(path, "the folder of a run")
         return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
     @classmethod
@@ -119,7 +120,7 @@ class RunDirectory:
         Raises:
             UserError: if there is none, or something in it is neither a file nor a folder where one belongs.
         """
-        run = cls(Path(path))
+        run = cls(path)
         run.refuse_odd_entries()
         if not run._config.is_file():
             raise UserError(f"{path} is not a run: it has no config.toml; `dpfed pretrain CONFIG --run {path}` starts one.")

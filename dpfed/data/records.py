@@ -22,6 +22,7 @@ from torch import Tensor
 from dpfed.data.integrity import Damage, check_batch, check_index, check_schema
 from dpfed.data.layout import Layout, Part, damaged, read_layout
 from dpfed.data.pixels import BrokenImage, decode, decoders, square
+from dpfed.data.place import local_path
 from dpfed.errors import UserError, nearest
 
 SPLITS = ("train", "validation", "test")
@@ -105,7 +106,7 @@ class RecordStore:
             UserError: when there is no store, it is damaged, a newer version of dpfed wrote it, or it has fewer shards than
                 there are owners.
         """
-        path = Path(path).absolute()
+        path = local_path(path, "the place of the store")
         layout = read_layout(path)
         parts = layout.parts(owner, owners)
         try:
