@@ -13,6 +13,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
+from dpfed.data.place import path_of
 from dpfed.dotted_keys import leaves, put
 from dpfed.effects import refuse_without_effect
 from dpfed.errors import UserError, nearest
@@ -84,7 +85,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     if isinstance(overrides, str):
         raise UserError(f"expected a list of assignments, such as [{overrides!r}].")
-    tree = read_toml(find_config(path), "config")
+    tree = read_toml(find_config(path_of(path, "the configuration")), "config")
     for assignment in overrides or ():
         _assign(tree, assignment)
     return parse_config(tree, str(path))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dpfed.config import ViewsConfig
-from dpfed.data.pixels import decode, square
+from dpfed.data.place import path_of
 from dpfed.data.preprocessing import Preprocessing
 from dpfed.data.views import ImageViews
+from dpfed.encoder_inputs import Pictures, square_images, texts
 from dpfed.errors import UserError
 from dpfed.models.building import Tokenizer, tokenizer_for
 from dpfed.models.contract import method_of
@@ -37,47 +36,45 @@ class Encoder:
         self.preprocessing = preprocessing or Preprocessing()
         self._views = ImageViews(ViewsConfig(), self.preprocessing)
 
-    def features(self, images: Tensor | list[Image.Image]) -> Tensor:
+    def features(self, images: Pictures) -> Tensor:
         """Frozen backbone features, for k-NN, probes and other models.
 
         Args:
-            images: uint8 ``(n, 3, H, W)``, or PIL images of any size.
+            images: a PIL image of any size and mode, a uint8 array ``(H, W, 3)`` or, grey, ``(H, W)``, or a uint8 tensor
+                ``(3, H, W)``; a list of these; an array ``(n, H, W, 3)`` or tensor ``(n, 3, H, W)``. All become square in
+                the same way, so one picture has the same features in every form.
 
         Returns:
-            ``(n, F)`` float32.
+            ``(n, F)`` float32; n is 1 for one image.
+
+        Raises:
+            UserError: for something else, such as floats, or for no image.
         """
         return self._run("features", images)
 
-    def embed_images(self, images: Tensor | list[Image.Image]) -> Tensor:
-        """``(n, D)`` L2-normalised embeddings in the space of the contrast."""
+    def embed_images(self, images: Pictures) -> Tensor:
+        """``(n, D)`` L2-normalised embeddings in the space of the contrast; see `features`."""
         return self._run("embed_images", images)
 
     @torch.inference_mode()
-    def embed_text(self, captions: list[str]) -> Tensor:
-        """``(n, D)`` L2-normalised embeddings of captions.
+    def embed_text(self, captions: str | Iterable[str]) -> Tensor:
+        """``(n, D)`` L2-normalised embeddings of captions, of one or of several.
 
         Raises:
-            UserError: if the model has no text tower.
+            UserError: if the model has no text tower, or for anything but texts.
         """
         if self._tokenizer is None:
             raise UserError("this encoder has no text tower: it was trained with model.kind = 'image'.")
-        return method_of(self.model, "embed_text")(self._tokenizer(captions).to(self._device))
+        return method_of(self.model, "embed_text")(self._tokenizer(texts(captions)).to(self._device))
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
     @torch.inference_mode()
-    def _run(self, method: str, images: Tensor | list[Image.Image]) -> Tensor:
-        if not isinstance(images, Tensor):
-            how = (self.size, self.preprocessing.resize, self.preprocessing.interpolation)
-            images = torch.from_numpy(np.stack([square(decode(image), *how) for image in images]))
-        if images.shape[-2:] != (self.size, self.size):
-            resized = functional.interpolate(
-                images.float(), (self.size, self.size), mode=self.preprocessing.interpolation, antialias=True
-            )
-            images = resized.round().clamp(0, 255).to(torch.uint8)
-        return method_of(self.model, method)(self._views.plain(images.to(self._device)))
+    def _run(self, method: str, images: Pictures) -> Tensor:
+        pixels = square_images(images, self.size, self.preprocessing)
+        return method_of(self.model, method)(self._views.plain(pixels.to(self._device)))
 
 
 def load(folder: str | Path) -> Encoder:
@@ -89,7 +86,7 @@ def load(folder: str | Path) -> Encoder:
     Raises:
         UserError: if there is no model, or it is damaged.
     """
-    folder = Path(folder)
+    folder = path_of(folder, "the folder of a run or of its model")
     if (folder / "config.toml").is_file():
         folder = RunDirectory.open(folder).model
     model, config = load_encoder(folder), model_config(folder)

@@ -12,10 +12,12 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, SupportsIndex
+
+import numpy as np
 
 from dpfed.bounding.method import METHODS, Method, method_named
-from dpfed.errors import UserError
+from dpfed.errors import UserError, nearest
 from dpfed.privacy import accounting
 from dpfed.privacy.accounting import Accountant
 from dpfed.report.promise import round_up
@@ -24,6 +26,20 @@ if TYPE_CHECKING:
     from dpfed.config import Config
 
 _MOST_RECORDS, _MOST_STEPS = 10**12, 10**9  # beyond these, accounting in numbers of 64 bits means nothing
+_WHOLE, _NUMBER = "a whole number", "a number"
+_NUMBERS = (  # field, what it must be, whether it may be None
+    ("records", _WHOLE, False),
+    ("batch", _WHOLE, False),
+    ("group_size", _WHOLE, False),
+    ("clip_norm", _NUMBER, False),
+    ("steps", _WHOLE, False),
+    ("noise_multiplier", _NUMBER, False),
+    ("delta", _NUMBER, False),
+    ("max_group_size", _WHOLE, True),
+    ("target_epsilon", _NUMBER, True),
+    ("per_unit", _WHOLE, False),
+    ("max_batch", _WHOLE, True),
+)
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 # Fields that came later: at these values a plan keeps the fingerprint, and so the ledger, that it had without them.
 _LATER = {"unit": "record", "per_unit": 1, "method": "group", "max_batch": None, "options": {}}
@@ -79,6 +95,7 @@ class PrivacyPlan:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_types()
         _check(self.method in METHODS, f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
         self._check_method()
         _whole("the number of training records (or units)", self.records, 2, _MOST_RECORDS)
@@ -111,6 +128,16 @@ class PrivacyPlan:
             f"per_unit = {self.per_unit} is for privacy.unit = 'unit'; leave it out where each record is protected",
         )
 
+    def _check_types(self) -> None:
+        for name, kind, optional in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, np.generic):  # of an array: plain numbers can be written down
+                value = value.item()
+                object.__setattr__(self, name, value)
+            number = not isinstance(value, bool) and isinstance(value, int | float if kind == _NUMBER else int)
+            _check(number or optional and value is None, f"{name} must be {kind}, got {value!r}")
+        _check(isinstance(self.options, dict), f"options must be a dictionary, got {self.options!r}")
+
     def _check_method(self) -> None:
         method = self.how
         if method.capped:
@@ -138,6 +165,17 @@ class PrivacyPlan:
             >>> PrivacyPlan.calibrate(60_000, 2048, 1200, epsilon=10, group_size=16, clip_norm=1.0).noise_multiplier
             0.9283
         """
+        known = {field.name for field in dataclasses.fields(cls)} - {"noise_multiplier", "target_epsilon"}
+        for name in rest.keys() - known:
+            raise UserError(f"PrivacyPlan.calibrate knows no {name!r}; {nearest(name, known)}")
+        for name in ("group_size", "clip_norm"):
+            _check(name in rest, f"{name} is missing: give it by name")
+        for name, count in (("records", records), ("steps", steps)):
+            whole = isinstance(count, SupportsIndex) and not isinstance(count, bool)
+            _check(whole, f"{name} must be a whole number, got {count!r}")
+        for name, value in (("epsilon", epsilon), ("delta", delta)):
+            number = isinstance(value, SupportsFloat) and not isinstance(value, bool) or name == "delta" and value is None
+            _check(number, f"{name} must be a number, got {value!r}")
         _check(_positive(epsilon), f"epsilon must be positive, got {epsilon}")
         delta = _delta(records) if delta is None else delta
         draft = cls(

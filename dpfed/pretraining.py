@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpfed.config import Config
+from dpfed.config import Config, load_config
 from dpfed.data.remote import is_url
 from dpfed.data.text import WordTokenizer
 from dpfed.effects import refuse_unmeasured, refuse_without_effect, without_effect
@@ -62,11 +62,13 @@ class Job:
         return self.run.append_diagnostics if self.parts.config.diagnostics == "raw" else None
 
 
-def pretrain(config: Config, folder: str | Path, watcher: Watcher | None = None, again: bool = False) -> RunDirectory:
+def pretrain(
+    config: Config | str | Path, folder: str | Path, watcher: Watcher | None = None, again: bool = False
+) -> RunDirectory:
     """Trains an encoder privately into a new run directory.
 
     Args:
-        config: what to do.
+        config: what to do; a path, or the name of a config that dpfed ships, is read by `load_config`.
         folder: must not be in use, but by this very run if `again`.
         watcher: sees the stages.
         again: go on if the run is there already.
@@ -77,6 +79,13 @@ def pretrain(config: Config, folder: str | Path, watcher: Watcher | None = None,
     Raises:
         UserError: before anything is written, for whatever can be known to be wrong by then.
     """
+    if isinstance(config, str | Path):
+        config = load_config(config)
+    if not isinstance(config, Config):
+        raise UserError(
+            f"expected the path of a configuration, or one of dpfed.load_config or dpfed.parse_config, got "
+            f"{type(config).__name__}."
+        )
     watcher = watcher or Silent()
     check(config, folder, again)
     refuse_sharding(config)

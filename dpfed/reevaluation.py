@@ -35,6 +35,8 @@ def evaluate_run(
         UserError: if there is nothing to measure, or the mark cannot be written.
     """
     run = RunDirectory.open(folder)
+    if isinstance(tasks, str):
+        raise UserError(f"expected a list of tasks, such as [{tasks!r}].")
     tree = run.config().model_dump(mode="json")
     tree["evaluation"] |= {"split": split} if split else {}
     tree["evaluation"] |= {"tasks": tasks} if tasks else {}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.config import Config, read_back
+from dpfed.data.place import path_of
 from dpfed.dotted_keys import leaves
 from dpfed.effects import without_effect
 from dpfed.errors import UserError
@@ -36,8 +37,8 @@ class RunDirectory:
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | Path) -> None:
+        self.path = path = path_of(path, "the folder of a run")
         self.ledger = path / "ledger.jsonl"
         self.metrics = path / "metrics.jsonl"
         self.results = path / "results.json"
@@ -75,7 +76,7 @@ class RunDirectory:
         Raises:
             UserError: if the directory is in use.
         """
-        path = Path(path)
+        path = path_of(path, "the folder of a run")
         cls.refuse_if_in_use(path)
         place = path.resolve()
         draft = place.parent / _draft_of(place)
@@ -106,7 +107,7 @@ class RunDirectory:
         Raises:
             UserError: if nobody can tell, as for a name that is too long or a folder that this user may not read.
         """
-        path = Path(path)
+        path = path_of(path, "the folder of a run")
         try:
             return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
         except OSError as error:
@@ -154,7 +155,7 @@ class RunDirectory:
         Raises:
             UserError: if there is none, or something in it is neither a file nor a folder where one belongs.
         """
-        run = cls(Path(path))
+        run = cls(path)
         run.refuse_odd_entries()
         if not run._config.is_file():
             raise UserError(f"{path} is not a run: it has no config.toml; `dpfed pretrain CONFIG --run {path}` starts one.")

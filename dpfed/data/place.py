@@ -11,7 +11,12 @@ _LONGEST, _LONGEST_PART = 4095, 255  # bytes of a path and of each name in it, o
 
 
 def local_path(given: str | os.PathLike[str], what: str) -> Path:
-    """The absolute path of a place.
+    """The absolute path of a place, see `path_of`."""
+    return path_of(given, what).absolute()
+
+
+def path_of(given: str | os.PathLike[str], what: str) -> Path:
+    """The path of a place, as it was given.
 
     Args:
         given: what the user wrote.
@@ -21,14 +26,14 @@ def local_path(given: str | os.PathLike[str], what: str) -> Path:
         UserError: when it is empty, or cannot be the name of a file: an empty one would silently mean the current folder.
     """
     if not isinstance(given, str | os.PathLike):
-        raise UserError(f"{what} must be a path, got {given!r}.")
+        raise UserError(f"{what} must be a path, a text or a pathlib.Path, got {given!r}.")
     text = os.fsdecode(given)
     if not text.strip():
         raise UserError(f"{what} is empty; write '.' for the current folder.")
     if "\0" in text or not _is_utf8(text):
         raise UserError(f"{what}, {text!r}, is not valid text in UTF-8; rename it, or choose another.")
-    path = Path(text).absolute()
-    if len(os.fsencode(path)) > _LONGEST or any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts):
+    path = Path(text)
+    if len(os.fsencode(path.absolute())) > _LONGEST or any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts):
         raise UserError(f"{what} is a name of {len(text):,} letters, longer than a file's name can be; choose another.")
     return path
 

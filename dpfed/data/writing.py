@@ -13,6 +13,7 @@ from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
+from PIL import Image
 
 from dpfed.data.fingerprint import Contents
 from dpfed.data.holdout import hold_out_hash, selected
@@ -221,6 +222,7 @@ class StoreWriter:
         self._splits = array("b", splits.tobytes())
 
     def _check(self, record: RecordInput) -> None:
+        _check_types(record)
         if record.split not in SPLITS:
             raise ValueError(f"record {record.id!r}: unknown split {record.split!r}, expected one of {SPLITS}")
         if self._kind == "image" and record.captions:
@@ -329,3 +331,22 @@ class StoreWriter:
 
     def _broken_sentence(self) -> str:
         return f"{len(self.broken):,} of {len(self._seen):,} records cannot be read: {'; '.join(by_reason(self.broken))}"
+
+
+def _check_types(record: RecordInput) -> None:
+    """Refuses what Python would take for something else, such as one text for a sequence of one-letter texts."""
+    if not isinstance(record, RecordInput):
+        raise UserError(f"expected a dpfed.RecordInput, got {type(record).__name__}.")
+    if not isinstance(record.id, str):
+        raise UserError(f"the id of a record must be a text, got {record.id!r}.")
+    if isinstance(record.captions, str) or not all(isinstance(text, str) for text in record.captions):
+        raise UserError(f"record {record.called!r}: expected its captions as a sequence of texts, such as ('a cat',).")
+    if not isinstance(record.labels, Mapping):
+        raise UserError(f"record {record.called!r}: expected its labels as a dictionary from names to numbers.")
+    for label, number in record.labels.items():
+        whole_number(number, f"record {record.called!r}: its label {label!r}", -1)
+    if not isinstance(record.image, bytes | np.ndarray | Image.Image):
+        raise UserError(
+            f"record {record.called!r}: expected its image as the bytes of a file, a PIL image or a uint8 array (H, W, 3) or "
+            f"(H, W), got {type(record.image).__name__}."
+        )

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from dpfed.data.place import path_of
 from dpfed.errors import UserError
 from dpfed.models.lora import adapted, update_of
 
@@ -43,7 +44,9 @@ def apply_adapters(model: nn.Module, path: str | Path) -> None:
     Raises:
         UserError: if the file is not one of adapters, or does not fit the model; the model is then as it was.
     """
-    path = Path(path)
+    path = path_of(path, "the file of the adapters")
+    if not isinstance(model, nn.Module):
+        raise UserError(f"expected a model, a torch.nn.Module, got {type(model).__name__}.")
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}

@@ -106,6 +106,10 @@ def build_model(
         UserError: if the widths do not fit together, the objective wants another kind of model, or an open_clip model or the
             anchors cannot be had.
     """
+    kinds = {"model": (model, ModelConfig), "objective": (objective, ObjectiveConfig)}
+    for section, (given, kind) in kinds.items():
+        if not isinstance(given, kind):
+            raise UserError(f"expected a {kind.__name__}, such as config.{section}, got {type(given).__name__}.")
     if objective.name == "byol":
         return _byol(model, objective, size or SIZE, load_weights)
     if model.kind == "open_clip":

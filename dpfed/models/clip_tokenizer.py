@@ -10,6 +10,7 @@ import torch
 from dpfed.errors import UserError
 from dpfed.models.blueprints import LOCAL_DIR, Blueprint, quiet
 
+_LONGEST_TOKEN = 48  # characters, with the blank behind it; open_clip's own vocabulary knows none above 32
 _OPTIONS = {"shipped": ("clean", "additional_special_tokens", "reduction_mask"), "fetched": ("clean", "strip_sep_token")}
 
 
@@ -31,12 +32,13 @@ class ClipTokenizer:
         """Token numbers ``(n, context)`` int64 of n texts."""
         if not texts:
             return torch.zeros(0, self.context, dtype=torch.int64)
-        return self._tokenizer(texts, context_length=self.context).long()
+        return self._tokenizer([_beginning(text, self.context) for text in texts], context_length=self.context).long()
 
     def truncated(self, texts: list[str]) -> int:
         """How many of the texts have more tokens than are read."""
         # One token more than fits: where the last place then holds another token than padding, the text was cut.
-        longer = self._tokenizer(texts, context_length=self.context + 1) if texts else torch.zeros(0, self.context + 1)
+        beginnings = [_beginning(text, self.context + 1) for text in texts]
+        longer = self._tokenizer(beginnings, context_length=self.context + 1) if texts else torch.zeros(0, self.context + 1)
         padding = self._tokenizer([""], context_length=self.context + 1)[0, -1]
         return int((longer[:, -1] != padding).sum())
 
@@ -44,6 +46,12 @@ class ClipTokenizer:
         """Writes the tokenizer's files beside a model, where open_clip does not ship them."""
         if hasattr(self._tokenizer, "save_pretrained"):
             self._tokenizer.save_pretrained(str(folder))
+
+
+def _beginning(text: str, tokens: int) -> str:
+    """As much of a text as so many tokens can hold: tokenizers take minutes over a million characters."""
+    most = _LONGEST_TOKEN * tokens
+    return text if len(text) <= most else " ".join(text.split())[:most]
 
 
 def clip_tokenizer(plan: Blueprint) -> ClipTokenizer:

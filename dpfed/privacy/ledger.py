@@ -15,6 +15,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfed.data.place import path_of
 from dpfed.errors import UserError
 from dpfed.plan import PrivacyPlan
 
@@ -57,7 +58,7 @@ class Ledger:
         self._bytes = 0
 
     @classmethod
-    def create(cls, path: Path, plan: PrivacyPlan, marks: dict[str, bool] | None = None) -> Ledger:
+    def create(cls, path: str | Path, plan: PrivacyPlan, marks: dict[str, bool] | None = None) -> Ledger:
         """Starts a ledger.
 
         Args:
@@ -68,6 +69,9 @@ class Ledger:
         Raises:
             UserError: if the file exists: a ledger is never begun twice.
         """
+        path = path_of(path, "the file of the ledger")
+        if not isinstance(plan, PrivacyPlan):
+            raise UserError(f"a ledger is of a plan: expected a dpfed.PrivacyPlan, got {type(plan).__name__}.")
         if path.exists():
             raise UserError(f"{path} exists already: a ledger is never started twice; resume the run or choose another folder.")
         ledger = cls(path, plan, marks or {}, [], 0, "")
@@ -76,12 +80,13 @@ class Ledger:
         return ledger
 
     @classmethod
-    def open(cls, path: Path) -> Ledger:
+    def open(cls, path: str | Path) -> Ledger:
         """Reads a ledger and checks every line of it.
 
         Raises:
             UserError: if it is missing or damaged.
         """
+        path = path_of(path, "the file of the ledger")
         try:
             text = path.read_bytes()
         except OSError as error:

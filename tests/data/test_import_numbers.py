@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfed.cli.data import app
-from dpfed.config import DataConfig
+from dpfed.config import parse_config
 from dpfed.data.division import divide_store
 from dpfed.data.importers import detect, import_records
 from dpfed.data.opening import open_records
@@ -106,8 +106,8 @@ def test_places_that_are_none(
     ]
     if isinstance(place, str):
         calls += [
-            lambda: open_records(DataConfig(source="folder", path=place, stores=str(tmp_path))),
-            lambda: open_records(DataConfig(source="store", path=place, stores=str(tmp_path))),
+            lambda: open_records(parse_config({"data": {"source": "folder", "path": place, "stores": str(tmp_path)}}).data),
+            lambda: open_records(parse_config({"data": {"source": "store", "path": place}}).data),
         ]
     before = sorted(os.listdir(tmp_path)), sorted(os.listdir(store))
     for call in calls:
@@ -165,7 +165,9 @@ def test_names_that_look_like_markup_are_printed_as_they_are(tmp_path: Path, sou
         assert result.exit_code == 0
         return result.stdout
 
-    odd = source.rename(tmp_path / "[/]:smile:\n\x1b[2J\\")
+    odd = tmp_path / "[/]:smile:\n\x1b[2J\\"
+    odd.parent.mkdir()
+    source.rename(odd)
     assert r"[b]\[/:smile:\n: image records" in said("import", odd, tmp_path / "[b]\\[" / ":smile:\n").replace("/:", "/:")
     place = tmp_path / "[b]\\[" / ":smile:\n"
     assert "[/]:smile:\\n\\x1b[2J\\" in said("inspect", place)

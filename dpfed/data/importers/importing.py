@@ -99,7 +99,7 @@ def import_records(
     dest = local_path(dest, "the place of the new store")
     check_destination(dest)
     size = stored_side(size)
-    sources = [source] if isinstance(source, str | os.PathLike) else list(source)
+    sources = list(source) if isinstance(source, list | tuple) else [source]
     paths = [existing(one) for one in sources]
     held_out = {"validation": validation, "test": test}
     held_out = {split: whole_number(count, f"the number of {split} records") for split, count in held_out.items()}

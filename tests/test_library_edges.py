@@ -1,0 +1,330 @@
+"""What people hand to the library by mistake: it works, or a sentence says what is expected."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_library import Mine
+from torch import nn
+
+import dpfed
+from dpfed.data.preprocessing import Preprocessing
+from dpfed.data.views import ImageViews
+from dpfed.encoder import Encoder
+from dpfed.errors import UserError
+from dpfed.models.validation import check_independence, random_group
+from dpfed.privacy.ledger import Ledger
+from dpfed.randomness import Randomness
+from dpfed.reevaluation import evaluate_run
+from dpfed.run import RunDirectory
+from dpfed.training.session import Parts
+
+PLAN = {"records": 600, "batch": 60, "steps": 5, "epsilon": 8.0, "group_size": 4, "clip_norm": 1.0}
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    config = dpfed.parse_config({"model": {"kind": "image-text", "width": 8, "text_width": 16, "embedding": 16}})
+    model = dpfed.build_model(config.model, config.objective, size=16).eval()
+    return Encoder(model, 16, dpfed.models.building.tokenizer_for(config.model))
+
+
+@pytest.fixture
+def picture():
+    """40 x 24 pixels."""
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 40, 3), dtype=np.uint8))
+
+
+def channels_first(array):
+    return torch.from_numpy(array).movedim(-1, -3)
+
+
+@pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_a_picture_has_the_same_features_in_every_form(encoder, picture, resize, interpolation):
+    own = Encoder(encoder.model, 16, None, Preprocessing(resize=resize, interpolation=interpolation))
+    array = np.asarray(picture)
+    expected = own.features([picture])
+    assert expected.shape[0] == 1
+    forms = [picture, array, channels_first(array), [array], (channels_first(array),), (one for one in [picture])]
+    for form in forms:
+        assert torch.equal(own.features(form), expected)
+    pair = np.stack([array, array[::-1]])
+    both = own.features([picture, picture.transpose(Image.Transpose.FLIP_TOP_BOTTOM)])
+    for form in (pair, channels_first(pair), list(pair), [picture, channels_first(pair[1])]):
+        assert torch.allclose(own.features(form), both, atol=1e-6)
+    assert torch.equal(own.embed_images(channels_first(array)), own.embed_images(picture))
+
+
+def test_grey_pictures_and_the_models_own_size(encoder, picture):
+    grey = np.asarray(picture.convert("L"))
+    assert torch.equal(encoder.features(grey), encoder.features(picture.convert("L")))
+    right = picture.resize((16, 16))
+    assert torch.equal(encoder.features(channels_first(np.asarray(right))[None]), encoder.features(right))
+
+
+@pytest.mark.parametrize(
+    "images, expected",
+    [
+        ([], "there is no image"),
+        (np.zeros((0, 16, 16, 3), np.uint8), "there is no image"),
+        (torch.zeros(0, 3, 16, 16, dtype=torch.uint8), "there is no image"),
+        (None, "None is no image"),
+        (7, "a int is no image"),
+        ("cat.png", "open files with PIL"),
+        (b"\x89PNG", "open files with PIL"),
+        (["cat.png"], "image 0 cannot be used: it is a str"),
+        ({"image": 1}, "a dict is no image"),
+        (torch.rand(2, 3, 16, 16), "image 0 .* of torch.float32, and floats do not say"),
+        (np.random.rand(16, 16, 3), "of float64, and floats do not say"),
+        (np.zeros((16, 16, 3), np.int64), "of int64; expected"),
+        (torch.zeros(16, 16, 3, dtype=torch.uint8), r"a tensor \(16, 16, 3\)"),
+        (torch.zeros(2, 1, 16, 16, dtype=torch.uint8), r"a tensor \(1, 16, 16\)"),
+        (np.zeros((2, 16, 16), np.uint8), r"an array \(2, 16, 16\)"),
+        (np.zeros((2, 3, 16, 16), np.uint8), r"an array \(3, 16, 16\)"),
+        (np.zeros((1, 2, 3, 4, 5), np.uint8), r"shape \(1, 2, 3, 4, 5\) is no image"),
+        (np.zeros(5, np.uint8), r"shape \(5,\) is no image"),
+        (np.zeros((0, 16, 3), np.uint8), r"an array \(0, 16, 3\)"),
+        (Image.new("F", (16, 16)), "image 0 cannot be used: floating-point"),
+        ([Image.new("RGB", (16, 16)), None], "image 1 cannot be used: it is None"),
+    ],
+)
+def test_what_is_no_image_is_refused_in_a_sentence(encoder, images, expected):
+    for method in (encoder.features, encoder.embed_images):
+        with pytest.raises(UserError, match=expected):
+            method(images)
+
+
+def test_one_caption_and_many(encoder):
+    one = encoder.embed_text("a red square")
+    assert one.shape == (1, 16)
+    for form in (["a red square"], ("a red square",), iter(["a red square"])):
+        assert torch.equal(encoder.embed_text(form), one)
+    assert encoder.embed_text(["", "word " * 200_000]).shape == (2, 16)
+
+
+@pytest.mark.parametrize(
+    "captions, expected",
+    [
+        ([], "there is no caption"),
+        (None, "expected a caption or a list of captions, got None"),
+        (3, "got a int"),
+        (b"text", "got a bytes"),
+        (["a", 3], "caption 1 is a int"),
+        ([["a", "b"]], "caption 0 is a list"),
+        (["\ud800"], "caption 0 is not valid text"),
+    ],
+)
+def test_what_is_no_caption_is_refused_in_a_sentence(encoder, captions, expected):
+    with pytest.raises(UserError, match=expected):
+        encoder.embed_text(captions)
+
+
+def test_an_image_model_has_no_captions_and_a_foreign_one_no_features(encoder):
+    with pytest.raises(UserError, match="no text tower"):
+        Encoder(encoder.model, 16, None).embed_text("a")
+    with pytest.raises(UserError, match="Linear has no method features"):
+        Encoder(nn.Linear(2, 2), 16, None).features(Image.new("RGB", (16, 16)))
+
+
+def test_paths_are_texts_or_paths(tiny, tmp_path):
+    """A path that was built by hand is as good as a Path."""
+    config = dpfed.parse_config(tiny)
+    (tmp_path / "config.toml").write_text(config.dump())
+    run = dpfed.pretrain(str(tmp_path / "config.toml"), str(tmp_path / "run"))
+    assert RunDirectory(str(run.path)).finished and Ledger.open(str(run.ledger)).charged == 6
+    for folder in (str(run.path), run.path, str(run.model), run.model):
+        assert dpfed.load(folder).features(Image.new("RGB", (9, 9))).shape[0] == 1
+    assert dpfed.resume(str(run.path)).path == run.path
+    assert evaluate_run(str(run.path), "test", ["retrieval"])
+    with pytest.raises(UserError, match="expected a list of tasks"):
+        evaluate_run(run.path, "test", "retrieval")
+    plan = dpfed.PrivacyPlan.calibrate(**PLAN)
+    assert Ledger.create(str(tmp_path / "own.jsonl"), plan).path == tmp_path / "own.jsonl"
+
+
+NO_PATHS = [None, 3, ["runs/a"], "", "  ", "a\0b", b"runs", {"path": "x"}]
+BY_PATH = {
+    "load": dpfed.load,
+    "resume": lambda path: dpfed.resume(path),
+    "pretrain into": lambda path: dpfed.pretrain(dpfed.parse_config({"privacy": {"epsilon": 8.0}}), path),
+    "load_config": lambda path: dpfed.load_config(path),
+    "evaluate_run": evaluate_run,
+    "RunDirectory": RunDirectory,
+    "RunDirectory.open": RunDirectory.open,
+    "RecordStore.open": dpfed.RecordStore.open,
+    "StoreWriter": lambda path: dpfed.StoreWriter(path, name="x", kind="image"),
+    "Ledger.create": lambda path: Ledger.create(path, dpfed.PrivacyPlan.calibrate(**PLAN)),
+    "Ledger.open": Ledger.open,
+    "apply_adapters": lambda path: dpfed.apply_adapters(nn.Linear(2, 2), path),
+}
+
+
+@pytest.mark.parametrize("what, given", itertools.product(BY_PATH, NO_PATHS))
+def test_what_is_no_path_is_refused_in_a_sentence(what, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError):
+        BY_PATH[what](given)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("what", sorted(BY_PATH.keys() - {"pretrain into", "StoreWriter", "RunDirectory", "Ledger.create"}))
+def test_what_is_not_there_is_refused_in_a_sentence(what, tmp_path):
+    for path in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(UserError):
+            BY_PATH[what](path)
+
+
+@pytest.mark.parametrize(
+    "config, expected",
+    [
+        (None, "got NoneType"),
+        ({"privacy": {"epsilon": 8}}, "dpfed.parse_config, got dict"),
+        (dpfed.PrivacyPlan, "got type"),
+        ("no-such-config", "no-such-config"),
+    ],
+)
+def test_pretrain_says_what_a_configuration_is(config, expected, tmp_path):
+    with pytest.raises(UserError, match=expected):
+        dpfed.pretrain(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"records": "600"}, "records must be a whole number, got '600'"),
+        ({"records": True}, "records must be a whole number, got True"),
+        ({"records": None}, "records must be a whole number, got None"),
+        ({"batch": 60.0}, "batch must be a whole number, got 60.0"),
+        ({"steps": 5.5}, "steps must be a whole number, got 5.5"),
+        ({"epsilon": "8"}, "epsilon must be a number, got '8'"),
+        ({"epsilon": None}, "epsilon must be a number, got None"),
+        ({"epsilon": True}, "epsilon must be a number, got True"),
+        ({"delta": "1e-5"}, "delta must be a number, got '1e-5'"),
+        ({"group_size": "4"}, "group_size must be a whole number"),
+        ({"group_size": None}, "group_size must be a whole number, got None"),
+        ({"clip_norm": "1"}, "clip_norm must be a number"),
+        ({"max_group_size": "9"}, "max_group_size must be a whole number"),
+        ({"max_group_size": 9.5}, "max_group_size must be a whole number"),
+        ({"clipnorm": 1.0}, "no 'clipnorm'; did you mean 'clip_norm'"),
+        ({"noise_multiplier": 1.0}, "no 'noise_multiplier'"),
+        ({"method": "groups"}, "method must be one of"),
+        ({"method": ["group"]}, "method must be"),
+        ({"options": None}, "options must be a dictionary"),
+    ],
+)
+def test_a_plan_says_what_its_numbers_are(changes, expected):
+    with pytest.raises(UserError, match=expected):
+        dpfed.PrivacyPlan.calibrate(**PLAN | changes)
+
+
+def test_a_plan_takes_numbers_of_arrays_and_says_what_is_missing():
+    plan = dpfed.PrivacyPlan.calibrate(**PLAN)
+    assert (
+        dpfed.PrivacyPlan.calibrate(**PLAN | {"records": np.int64(600), "epsilon": np.float64(8)}).fingerprint
+        == plan.fingerprint
+    )
+    with pytest.raises(UserError, match="clip_norm is missing"):
+        dpfed.PrivacyPlan.calibrate(600, 60, 5, epsilon=8, group_size=4)
+
+
+def test_a_model_is_built_from_its_sections(shapes):
+    config = dpfed.parse_config({})
+    for model, objective in ((config, config.objective), (config.model, config), ("cnn", config.objective), (None, None)):
+        with pytest.raises(UserError, match=r"expected a \w+Config, such as config\."):
+            dpfed.build_model(model, objective)
+    with pytest.raises(UserError, match="expected a dpfed.PrivacyPlan"):
+        Ledger.create("ledger.jsonl", config)
+
+
+GOOD = {"id": "a", "image": Image.new("RGB", (8, 8)), "captions": ("a cat",), "labels": {"kind": 0}}
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"captions": "a cat"}, "its captions as a sequence of texts"),
+        ({"captions": (1, 2)}, "its captions as a sequence of texts"),
+        ({"id": 7}, "the id of a record must be a text, got 7"),
+        ({"labels": {"kind": "0"}}, "its label 'kind' must be a whole number"),
+        ({"labels": {"kind": True}}, "its label 'kind' must be a whole number"),
+        ({"labels": [0]}, "its labels as a dictionary"),
+        ({"image": "cat.png"}, "its image as the bytes of a file, .* got str"),
+        ({"image": torch.zeros(3, 8, 8)}, "got Tensor"),
+        ({"image": None}, "got NoneType"),
+    ],
+)
+def test_a_record_says_what_it_is_made_of(tmp_path, changes, expected):
+    with (
+        pytest.raises(UserError, match=expected),
+        dpfed.StoreWriter(tmp_path / "store", name="x", kind="image-text", label_names={"kind": ["cat"]}) as writer,
+    ):
+        writer.add(dpfed.RecordInput(**GOOD | changes))
+    assert not any(tmp_path.iterdir())
+
+
+class Odd(Mine):
+    """Gives something else than embeddings."""
+
+    def __init__(self, made, **attributes):
+        super().__init__()
+        self.made = made
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, views):
+        return self.made(super().forward(views)["image"])
+
+
+ODD = {
+    "a tensor": (lambda z: z, r"forward got the views .* and gave a tensor \(\d+, 2, 8\) of float32; expected a dictionary"),
+    "a tuple": (lambda z: (z, z), "gave a tuple; expected a dictionary"),
+    "nothing": (lambda z: None, "gave None; expected"),
+    "another name": (lambda z: {"images": z}, r"gave no 'image', but \['images'\]"),
+    "whole numbers": (lambda z: {"image": z.long()}, "of int64 as 'image'"),
+    "no tensor": (lambda z: {"image": z.tolist()}, "gave a list as 'image'"),
+    "one row per view": (lambda z: {"image": z.flatten(0, 1)}, "expected a dictionary of floating-point tensors {'image'"),
+    "one record less": (lambda z: {"image": z[1:]}, "an embedding for each view"),
+    "numbers": (lambda z: {"image": z.sum()}, "an embedding for each view"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_model_of_ones_own_is_told_the_contract(name, shapes, tmp_path):
+    made, expected = ODD[name]
+    with pytest.raises(UserError, match=expected):
+        check_independence(Odd(made), random_group(16))
+    config = dpfed.load_config("cifar10-cpu", ["bounding.engine=loop", "data.size=16"])
+    plan = dpfed.PrivacyPlan.calibrate(**PLAN)
+    parts = Parts(config, shapes, plan, Odd(made), ImageViews(config.views), tokenizer=None)
+    with pytest.raises(UserError, match=expected):
+        parts.worker(Randomness.from_seed(0)).bounded_sum(0)
+
+
+@pytest.mark.parametrize(
+    "temperature, expected",
+    [
+        (None, "needs an attribute 'temperature', .* and has none"),
+        (0.1, "has a float"),
+        (torch.ones(1), r"has a tensor \(1,\)"),
+    ],
+)
+def test_a_model_without_a_temperature_is_refused_before_anything_is_drawn(temperature, expected, shapes):
+    config = dpfed.load_config("cifar10-cpu", ["bounding.engine=loop", "data.size=16"])
+    model = Odd(lambda z: {"image": z}, temperature=temperature)
+    parts = Parts(config, shapes, dpfed.PrivacyPlan.calibrate(**PLAN), model, ImageViews(config.views), tokenizer=None)
+    with pytest.raises(UserError, match=expected):
+        parts.worker(Randomness.from_seed(0))
+
+
+def test_what_a_users_forward_raises_comes_with_the_shapes():
+    def wrong(z):
+        raise KeyError("text")
+
+    with pytest.raises(UserError, match=r"Odd cannot embed a group of random views .*\(3, 2, 3, 16, 16\).* KeyError: 'text'"):
+        check_independence(Odd(wrong), random_group(16))
+    with pytest.raises(UserError, match="Mine cannot embed .* mat1 and mat2"):
+        check_independence(Mine(), random_group(32))
