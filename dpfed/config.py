@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from dpfed.dotted_keys import leaves, put
 from dpfed.effects import refuse_without_effect
-from dpfed.errors import UserError
+from dpfed.errors import UserError, nearest
 from dpfed.sections import (
     AdaptationConfig,
     BoundingConfig,
@@ -123,7 +123,7 @@ def _assign(tree: dict[str, Any], assignment: str) -> None:
     if not equals or not key:
         raise UserError(f"{assignment!r}: expected section.key=value, for example privacy.epsilon=4.")
     if not text.strip() and not _known(key, tree):
-        raise UserError(f"{assignment!r}: there is no key '{key}' to be left out.")
+        raise UserError(f"{assignment!r}: there is no such key to be left out; {nearest(key, leaves(Config().model_dump()))}")
     put(tree, key, toml_value(text) if text.strip() else None, repr(assignment))
 
 

@@ -307,4 +307,4 @@ def _them(keys: list[str]) -> str:
 
 def _refusal(origin: str, sentences: Iterable[str], keys: Iterable[str]) -> UserError:
     options = " ".join(f"--set {key}=" for key in keys)
-    return UserError(f"{origin}: {'; '.join(sentences)}.", command=f"On the command line: {options}")
+    return UserError(f"{origin}: {'; '.join(sentences)}.", command=f"On the command line, that is {options}")

@@ -229,8 +229,7 @@ def test_what_the_command_line_is_told_to_type_gives_a_valid_configuration(shape
     over = ["data.source=store", f"data.path={shapes.path}"]
     with pytest.raises(UserError) as caught:
         load_config(CONFIGS / "cifar10-cpu.toml", over)
-    options = caught.value.command.partition(": ")[2].split(" --set ")
-    assert options == ["--set data.validation=", "data.public="]
+    assert caught.value.command.endswith(" --set data.validation= --set data.public=")
     assert load_config(CONFIGS / "cifar10-cpu.toml", [*over, "data.validation=", "data.public="]).data.source == "store"
 
 

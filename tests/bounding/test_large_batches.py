@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfed.bounding.bounded_sum import BoundedSum, add_weighted, clip_norm_in_float32
+from dpfed.bounding.bounded_sum import BoundedSum, add_weighted, clip_factors, clip_norm_in_float32
 from dpfed.bounding.engines import ENGINES, GroupBatch, build_engine
 from dpfed.bounding.method import METHODS, method_named
 from dpfed.bounding.record_gradients import StatisticsEngine
@@ -159,6 +159,37 @@ def test_an_engine_adds_up_in_float64(name):
     into += 1e9
     build_engine(name, model, "fp32", aligned_loss, 2).add_clipped(GroupBatch({"image": views(2, None)}, [0, 2]), 1.0, into)
     assert (into - 1e9).norm() == pytest.approx(1.0, rel=1e-4)
+
+
+def test_a_long_sum_of_clipped_gradients_is_that_of_real_numbers():
+    """In one product in float32, thousands of pieces that point one way would lose some 1e-6 of the sum, whoever they are."""
+    generator = torch.Generator().manual_seed(4)
+    gradients = torch.rand(20_000, 64, generator=generator) + 0.5
+    norms = gradients.norm(dim=1, dtype=torch.float64)
+    factors = clip_factors(norms, 1.0)
+    into = torch.zeros(64, dtype=torch.float64)
+    add_weighted(gradients, factors, into)
+    exact = (factors[:, None] * gradients.double()).sum(0)
+    assert (into - exact).norm() < 2.0**-26 * exact.norm()
+
+
+def test_released_statistics_of_a_large_batch_move_by_their_sensitivity():
+    """Embeddings that all point one way, and one more: the sums are long, and none of their digits is lost before the noise."""
+    from dpfed.bounding.released_moments import ReleasedMoments
+    from tests.bounding.released_lab import silent
+
+    generator = torch.Generator().manual_seed(5)
+    z = torch.nn.functional.normalize(torch.rand(20_001, 2, 16, generator=generator) + 0.2, dim=2)
+    axis = torch.eye(16)[0].expand(1, 2, 16)  # the moments' worst case
+    for kind, statistics in (("slots", in_slots(slots=2)), ("moments", ReleasedMoments(100, silent()))):
+        noisy = []
+        statistics._noise.add_ = lambda clean, step, noisy=noisy: noisy.append(clean.clone()) or clean
+        for batch in (torch.cat([z, axis]), z):
+            slot = torch.zeros(len(batch), dtype=torch.long)
+            statistics.release(*((batch, slot, 0) if kind == "slots" else (batch, 0)))
+        assert {one.dtype for one in noisy} == {torch.float64}
+        moved = (noisy[0] - noisy[1]).norm().item()
+        assert 0.999 * statistics.SENSITIVITY < moved <= statistics.SENSITIVITY
 
 
 def test_pieces_of_factor_zero_need_not_be_finite():
