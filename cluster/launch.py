@@ -9,11 +9,13 @@ import logging
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster.reach import require_cluster
 from cluster.relay import Relay, relayed
 from cluster.torchrun import BACKEND_OF, TIMEOUT, process_group
 from cluster.work import Task, work
@@ -74,6 +76,9 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     """
     task.check()
     _refuse_job_copy(task)
+    if resources.workers and "ray" not in sys.modules:  # otherwise this process may be connected already
+        require_cluster(watcher)
+    watcher.note("loading Ray")
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
     try:
         from ray.train import ScalingConfig, WorkerGroupError
@@ -85,6 +90,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
         settings = {"task": task, "watcher": watcher}
         TorchTrainer(_alone, train_loop_config=settings, scaling_config=ScalingConfig(num_workers=0)).fit()
         return RunDirectory.open(task.folder)
+    watcher.note("connecting to Ray")
     with _connected() as own, _storage(task) as storage, relayed(watcher) as queue:
         settled = _settled(resources, _machines(), own, watcher)
         task = dataclasses.replace(task, again=True, beside=storage)  # workers may be started again
@@ -155,9 +161,10 @@ def _connected() -> Iterator[bool]:
     try:
         ray.init(address="auto", **quiet)
         own = os.environ.get("RAY_ADDRESS") == "local"  # then it was started just now
-    except ConnectionError as error:
-        if "RAY_ADDRESS" in os.environ:
-            raise UserError(f"there is no Ray cluster at RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}: {error}") from error
+    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+        if "RAY_ADDRESS" in os.environ or not isinstance(error, ConnectionError):
+            where = f" at RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}" if "RAY_ADDRESS" in os.environ else ""
+            raise UserError(f"there is no Ray cluster{where}: {_first_line(error)}") from error
         ray.init(address="local", include_dashboard=False, **quiet)
         own = True
     try:
@@ -179,6 +186,10 @@ def _storage(task: Task) -> Iterator[Path]:
         if RunDirectory(task.folder).finished:  # what drivers that were killed left behind
             for left in task.folder.parent.glob(f"{glob.escape(names)}*"):
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _machines() -> list[dict[str, float]]:

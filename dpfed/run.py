@@ -108,6 +108,8 @@ class RunDirectory:
             UserError: if nobody can tell, as for a name that is too long or a folder that this user may not read.
         """
         path = path_of(path, "the folder of a run")
+        if "\0" in str(path):  # it is no name at all to the system, and nothing is there to it
+            raise _cannot_make(path, ValueError("a path holds no null byte"))
         try:
             return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
         except OSError as error:

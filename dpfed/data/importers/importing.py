@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -99,7 +99,7 @@ def import_records(
     dest = local_path(dest, "the place of the new store")
     check_destination(dest)
     size = stored_side(size)
-    sources = list(source) if isinstance(source, list | tuple) else [source]
+    sources: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
     paths = [existing(one) for one in sources]
     held_out = {"validation": validation, "test": test}
     held_out = {split: whole_number(count, f"the number of {split} records") for split, count in held_out.items()}

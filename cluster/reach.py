@@ -1,0 +1,68 @@
+"""Whether a Ray cluster answers, seen before Ray is asked: Ray itself waits for minutes, and ends with a traceback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+from dpfed.errors import UserError
+from dpfed.watching import Watcher
+
+WAIT = 20.0  # seconds: a head that has just been started answers within a few
+_EACH = 2.0  # seconds for one attempt
+_RAYS = "ray://"
+
+
+def require_cluster(watcher: Watcher, wait: float = WAIT) -> None:
+    """Waits for the cluster that RAY_ADDRESS names, or that this machine started last, to take connections.
+
+    Nothing is asked of it where none is named: one is then started on this machine.
+
+    Args:
+        watcher: is told that it waits.
+        wait: seconds.
+
+    Raises:
+        UserError: if nothing answers, or the address is none.
+    """
+    given = os.environ.get("RAY_ADDRESS", "")
+    address, source = (given, "RAY_ADDRESS") if given not in ("", "auto") else (_last_started(), "ray_current_cluster")
+    if not address or address == "local" or ("://" in address and not address.startswith(_RAYS)):
+        return
+    host, port = _parsed(address)
+    remedy = "start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone"
+    deadline, told = time.monotonic() + wait, False
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, min(_EACH, wait))).close()
+            return
+        except OSError as error:  # an unknown name as well
+            if time.monotonic() >= deadline:
+                raise UserError(
+                    f"no Ray cluster answers at {address!r} ({source}) within {wait:g} seconds "
+                    f"({error.strerror or error}): {remedy}."
+                ) from None
+        if not told:
+            watcher.note(f"waiting up to {wait:g} seconds for the Ray cluster at {address}")
+            told = True
+        time.sleep(min(0.5, wait))
+
+
+def _last_started() -> str:
+    """The address that `ray start` left on this machine; `ray stop` takes it away, and a crash does not."""
+    folder = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 where Ray looks
+    try:
+        return Path(folder, "ray", "ray_current_cluster").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    host, colon, port = address.removeprefix(_RAYS).rpartition(":")
+    if not (colon and host.strip("[]") and port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
+        raise UserError(
+            f"RAY_ADDRESS = {address!r}: expected host and port of a Ray cluster, such as 10.0.0.5:6379, or 'local' or 'auto'."
+        )
+    return host.strip("[]"), int(port)

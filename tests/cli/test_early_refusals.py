@@ -1,0 +1,144 @@
+"""Mistakes that are known before a record is read are answered before one is, and before torch is imported."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dpfed.config import parse_config
+from dpfed.data import opening
+from dpfed.data.counting import known_count
+from dpfed.errors import UserError
+from dpfed.foresight import foresee, guarded, refuse_place
+from dpfed.pretraining import pretrain
+from dpfed.run import RunDirectory
+
+GOOD = {"epsilon": 8.0, "batch": 60, "steps": 4}
+IMPOSSIBLE = [
+    {"epsilon": None},
+    {"epsilon": -1.0},
+    {"epsilon": 1e9},
+    {"noise_multiplier": 1.0},
+    {"batch": 601},
+    {"batch": 0},
+    {"steps": 0},
+    {"steps": 10**9},
+    {"delta": 0.5},
+    {"delta": 1e-300},
+    {"unit": "unit"},
+]
+
+
+@pytest.fixture
+def nothing_is_opened(monkeypatch):
+    def opened(*_, **__):
+        raise AssertionError("records were opened")
+
+    for name in ("shapes_store", "_from_path"):
+        monkeypatch.setattr(opening, name, opened)
+
+
+def config_of(tree, **privacy):
+    return parse_config({**tree, "privacy": {name: value for name, value in {**GOOD, **privacy}.items() if value is not None}})
+
+
+@pytest.mark.parametrize("wrong", IMPOSSIBLE)
+@pytest.mark.parametrize("generated", [True, False])
+def test_an_impossible_plan_is_refused_before_a_record_is_opened(tiny, tmp_path, nothing_is_opened, wrong, generated):
+    if generated:
+        tiny["data"] = {"records": 600, "stores": str(tmp_path / "stores")}
+    with pytest.raises(UserError):
+        pretrain(config_of(tiny, **wrong), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def places(folder: Path):
+    (folder / "file").touch()
+    (folder / "used").mkdir()
+    (folder / "used" / "thing").touch()
+    (folder / "dangling").symlink_to(folder / "nowhere")
+    yield from ("file", "file/run", "used", "dangling", "a" * 300, "a" * 250, f"new/{'a' * 300}/run", "x\0y")
+    yield from ("/proc/run", "/proc/1/a/b", "/dev/null", "/dev/null/run")
+
+
+def test_a_place_where_no_run_can_be_made_is_refused_and_nothing_is_left_there(tmp_path, tiny_config, nothing_is_opened):
+    names = list(places(tmp_path))
+    before = sorted(tmp_path.rglob("*"))
+    for name in names:
+        with pytest.raises(UserError, match="cannot make a run|is in use"):
+            refuse_place(tmp_path / name)
+        with pytest.raises(UserError, match="cannot make a run|is in use"):
+            pretrain(tiny_config, tmp_path / name)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_place_that_will_do_is_left_as_it_was(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("run", "a/b/run", "empty"):
+        refuse_place(tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+    (tmp_path / "link").symlink_to("empty")
+    refuse_place(tmp_path / "link")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match="Permission denied"):
+        refuse_place(tmp_path / "run")
+
+
+def test_the_number_of_records_is_the_stores(shapes, tiny_config):
+    assert known_count(tiny_config.data, tiny_config.privacy) == shapes.training_records
+    assert foresee(tiny_config).records == 600
+
+
+def test_an_import_of_too_few_records_ends_when_their_number_is_known(tiny_config):
+    seen = []
+    advance = guarded(lambda *at: seen.append(at), tiny_config)
+    with pytest.raises(UserError, match="batch must lie in 1..59"):
+        advance(0, 59)
+    assert not seen
+    guarded(lambda *at: seen.append(at), tiny_config)(0, 60)
+    assert seen == [(0, 60)]
+
+
+def test_more_sites_or_workers_than_groups_are_refused(tiny_config, nothing_is_opened):
+    with pytest.raises(UserError, match="use at most 15"):
+        foresee(tiny_config, owners=16)
+
+
+def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path):
+    (tmp_path / "empty.toml").write_text("")
+    (tmp_path / "wrong.toml").write_text("[privacy]\nepsilon = -1.0\n")
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['dpfed', *sys.argv[1:]]\n"  # an import of it would be an error
+        "from dpfed.cli import main; main()"
+    )
+    for arguments in (
+        ["pretrain", "empty.toml"],
+        ["pretrain", "wrong.toml", "--json"],
+        ["pretrain", "empty.toml", "--set", "privacy.epsilon=8", "--run", "/proc/run"],
+        ["pretrain", "empty.toml", "--set", "privacy.epsilon=8", "--federated", "3", "--drops", "3"],
+        ["pretrain", "empty.toml", "--set", "privacy.epsilon=8", "--cluster", "ray", "--workers", "1000000"],
+        ["privacy", "calibrate", "--records", "60000", "--batch", "2048", "--steps", "1200", "--epsilon", "nan"],
+        ["resume", "nowhere"],
+    ):
+        started = time.monotonic()
+        ended = subprocess.run(
+            [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert ended.returncode == 2 and "Traceback" not in ended.stderr, (arguments, ended.stderr)
+        assert [line for line in ended.stderr.splitlines() if line.startswith("error: ")] == ended.stderr.splitlines()[-1:]
+        assert time.monotonic() - started < 10  # half a second on an idle machine
+    assert {path.name for path in tmp_path.iterdir()} == {"empty.toml", "wrong.toml"}
+
+
+def test_a_run_keeps_the_path_it_was_given(tiny_config, tmp_path, monkeypatch):
+    from dpfed.randomness import Randomness
+
+    monkeypatch.chdir(tmp_path)
+    assert RunDirectory.create("here", tiny_config, Randomness.fresh()).path == Path("here")

@@ -1,0 +1,75 @@
+"""A Ray cluster that does not come up is a sentence within seconds; Ray itself is not asked, and not imported."""
+
+import io
+import socket
+import time
+
+import pytest
+
+from cluster.reach import require_cluster
+from dpfed.errors import UserError
+from dpfed.watching import Silent
+
+
+class Notes(Silent):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        yield free.getsockname()[1]  # bound, and not listening: a connection is refused
+
+
+@pytest.fixture(autouse=True)
+def nothing_started_here(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def test_a_dead_address_is_refused_after_the_wait_which_is_said(monkeypatch, port):
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    watcher, started = Notes(), time.monotonic()
+    with pytest.raises(UserError, match=f"no Ray cluster answers at '127.0.0.1:{port}'.*within 1 seconds"):
+        require_cluster(watcher, wait=1)
+    assert time.monotonic() - started < 4 and watcher.notes == [
+        f"waiting up to 1 seconds for the Ray cluster at 127.0.0.1:{port}"
+    ]
+
+
+def test_a_cluster_that_comes_up_in_time_is_waited_for(monkeypatch, port):
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+
+    class Late(Notes):
+        def note(self, text):
+            super().note(text)
+            monkeypatch.setattr("cluster.reach.socket.create_connection", lambda *_, **__: io.BytesIO())
+
+    watcher = Late()
+    require_cluster(watcher, wait=5)
+    assert len(watcher.notes) == 1
+
+
+def test_what_a_crashed_cluster_left_behind_is_refused_too(tmp_path, port):
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
+    with pytest.raises(UserError, match="RAY_ADDRESS=local for one on this machine"):
+        require_cluster(Silent(), wait=0.2)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host:", ":6379", "host:0", "host:99999", "host:12345678901", "host:port"])
+def test_what_is_no_address_is_refused_at_once(monkeypatch, address):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UserError, match="expected host and port"):
+        require_cluster(Silent())
+
+
+@pytest.mark.parametrize("address", ["", "auto", "local"])
+def test_nothing_is_asked_where_no_cluster_is_named(monkeypatch, address):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    require_cluster(Silent(), wait=0)

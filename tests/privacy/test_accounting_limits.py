@@ -1,0 +1,104 @@
+"""Numbers that no accountant can bear: an answer that holds, or one sentence, and always within seconds."""
+
+import math
+import time
+
+import pytest
+
+from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.plan import PrivacyPlan
+from dpfed.privacy import accounting
+from dpfed.privacy.loss_grid import ROUNDING, grid_points
+
+NUMBERS = {"records": 60_000, "batch": 2048, "steps": 1200}
+
+
+@pytest.mark.parametrize("name", ["epsilon", "noise_multiplier", "delta"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 0.0, True, "8"])
+def test_what_is_no_number_is_refused(name, value):
+    given = {"epsilon": 8.0} if name == "delta" else {}
+    with pytest.raises(UserError, match=f"impossible plan: {name} must"):
+        PrivacyPlan.of_numbers(**NUMBERS, **{**given, name: value})
+
+
+@pytest.mark.parametrize("name", ["records", "batch", "steps"])
+@pytest.mark.parametrize("value", [-1, 0, True, 1.5, 10**13, 10**400])
+def test_counts_that_cannot_be_are_refused(name, value):
+    with pytest.raises(UserError, match="impossible plan"):
+        PrivacyPlan.of_numbers(**{**NUMBERS, name: value}, epsilon=8.0)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"delta": 1e-300},
+        {"delta": 5e-324},
+        {"delta": 1e-13},
+        {"records": 10**12},
+        {"steps": 10**9},
+        {"steps": 10**7, "delta": 1e-6},
+        {"records": 3, "batch": 3, "steps": 10**6, "delta": 0.1},
+    ],
+)
+def test_what_pld_cannot_resolve_is_said_within_seconds_and_rdp_can(numbers):
+    started = time.process_time()
+    with pytest.raises(accounting.Unresolved, match="privacy.accountant = 'rdp'"):
+        PrivacyPlan.of_numbers(**{**NUMBERS, "epsilon": 8.0, **numbers})
+    by_rdp = PrivacyPlan.of_numbers(**{**NUMBERS, "epsilon": 8.0, **numbers}, accountant="rdp")
+    assert by_rdp.epsilon() <= 8 and time.process_time() - started < 10
+
+
+def test_pld_is_refused_where_rounding_could_hide_a_hundredth_of_delta():
+    steps = 1000
+    accounting.require_resolution(steps, ROUNDING * steps)
+    with pytest.raises(accounting.Unresolved):
+        accounting.require_resolution(steps, ROUNDING * steps * 0.99)
+    assert ROUNDING >= 100 * 2.2e-16
+
+
+def test_a_promise_out_of_reach_says_which_way():
+    for generous in (1e9, 1e5):
+        with pytest.raises(UserError, match="Lower epsilon"):
+            PrivacyPlan.of_numbers(**NUMBERS, epsilon=generous, accountant="rdp")
+    with pytest.raises(UserError, match="raise epsilon"):
+        PrivacyPlan.of_numbers(60_000, 60_000, 10**9, epsilon=0.01, accountant="rdp")
+
+
+@pytest.mark.parametrize("epsilon", [5e-3, 0.02])
+def test_small_promises_are_kept_and_no_worse_by_pld(epsilon):
+    by = {name: PrivacyPlan.of_numbers(**NUMBERS, epsilon=epsilon, accountant=name) for name in ("pld", "rdp")}
+    assert all(plan.epsilon() <= epsilon for plan in by.values())
+    assert by["pld"].noise_multiplier <= by["rdp"].noise_multiplier
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "interval"), [(1, 0.05, 1000, 1e-3), (5, 0.01, 10**5, 1e-3), (1, 0.05, 10**5, 1e-3)]
+)
+def test_the_size_of_the_grid_is_foreseen(sigma, rate, steps, interval):
+    from dp_accounting.pld import common, privacy_loss_distribution
+
+    pmf = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, sampling_prob=rate, value_discretization_interval=interval
+    )._pmf_remove.to_dense_pmf()
+    low, high = common.compute_self_convolve_bounds(pmf._probs, steps, 1e-15)
+    one, composed = grid_points(sigma, rate, steps, interval)
+    assert one == pytest.approx(len(pmf._probs), rel=0.1, abs=3) and composed == pytest.approx(high - low + 1, rel=0.25)
+
+
+def test_a_plan_is_sketched_before_its_records_are_counted():
+    def config(**privacy):
+        return parse_config({"privacy": {"batch": 100, "steps": 10, **privacy}})
+
+    assert PrivacyPlan.sketch(config(epsilon=8.0)).groups == 6
+    for wrong in ({}, {"epsilon": -1.0}, {"epsilon": 8.0, "noise_multiplier": 1.0}, {"epsilon": 8.0, "delta": 1e-300}):
+        with pytest.raises(UserError):
+            PrivacyPlan.sketch(config(**wrong))
+    with pytest.raises(UserError, match="batch must lie in 1..99"):
+        PrivacyPlan.sketch(config(epsilon=8.0), 99)
+
+
+def test_a_cross_check_that_cannot_be_made_is_left_out():
+    plan = PrivacyPlan.of_numbers(**NUMBERS, noise_multiplier=1.0, delta=1e-300, accountant="rdp")
+    assert plan.other_accountant is None
+    assert PrivacyPlan.of_numbers(**NUMBERS, noise_multiplier=1.0, accountant="rdp").other_accountant == "pld"
