@@ -35,7 +35,10 @@ def files(*folders):
 
 
 def refused(processes, sentence):
-    assert processes.output(0).startswith("error: ") and processes.output(0).count("\n") == 1, processes.text
+    # What the command was doing, and last of all the sentence.
+    assert processes.output(0).splitlines()[-1].startswith("error: ") and processes.output(0).count("error: ") == 1, (
+        processes.text
+    )
     assert sentence in processes.output(0)
     assert "Traceback" not in processes.text
 

@@ -64,7 +64,6 @@ def settings(private):
     values = {
         "data.source": "store",
         "data.path": private,
-        "data.stores": private.parent,
         "data.public": "false",
         "bounding.engine": "loop",
         "bounding.microbatch": 64,
