@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dpfed.errors import UserError
 from dpfed.privacy.loss_grid import ROUNDING, fitting_interval
+from dpfed.report.promise import round_up
 
 if TYPE_CHECKING:  # it takes a second to import, and a plan that cannot be is refused without
     import dp_accounting
@@ -82,7 +83,7 @@ def require_resolution(steps: int, delta: float) -> None:
     if delta < ROUNDING * steps:
         raise Unresolved(
             f"PLD accounting works with 64-bit numbers and resolves no delta below {ROUNDING * steps:.1e} over {steps:,} "
-            f"steps, got {delta:.3g}: set privacy.accountant = 'rdp', or raise delta."
+            f"steps, got {round_up(delta)}: set privacy.accountant = 'rdp', or raise delta."
         )
 
 
@@ -165,7 +166,7 @@ def calibrate(
     """
     from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
 
-    numbers = f"over {steps:,} steps at sampling rate {sampling_rate:.3g} and delta {delta:.3g}"
+    numbers = f"over {steps:,} steps at sampling rate {sampling_rate:.3g} and delta {round_up(delta)}"
     if accountant == "pld" and fixed_of is None:
         require_resolution(steps, delta)
     if (least := epsilon(LEAST_NOISE, sampling_rate, steps, delta, "rdp", fixed_of)) <= target:

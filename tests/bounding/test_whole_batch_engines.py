@@ -237,7 +237,7 @@ def test_a_model_that_draws_random_numbers_is_refused(kind):
         ({"objective": {"name": "siglip"}}, "infonce"),
         ({"objective": {"learn_temperature": True}}, "learn_temperature = false"),
         ({"training": {"precision": "bf16"}}, "fp32"),
-        ({"bounding": {"options": {"norms": "fast"}}}, "norms = 'fast'"),
+        ({"bounding": {"options": {"norms": "fast"}}}, "'norms': expected 'auto', 'exact' or 'bound'"),
         ({"bounding": {"options": {"slots": 3}}}, "slots"),
     ],
     ids=str,

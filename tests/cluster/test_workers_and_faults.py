@@ -196,7 +196,7 @@ def damage(rank, who, *arguments):
 
 @pytest.mark.parametrize(("who", "sharding"), [(0, "none"), (1, "none"), (1, "fsdp")])
 def test_a_store_that_is_damaged_on_the_way_ends_the_run_and_names_no_record(source, shapes, tmp_path, who, sharding):
-    options = ("--set", f"training.sharding={sharding}")
+    options = ("--set", f"training.sharding={sharding}", *(("--set", "bounding.engine=") if sharding == "fsdp" else ()))
     with Processes(2, tmp_path / "out", damage, who, *pretrain(source, tmp_path / "run", *options)) as processes:
         assert processes.wait() == [2, 0], processes.text
         assert f"error: step 2: worker {who} cannot read its records any more" in processes.output(0)

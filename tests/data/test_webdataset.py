@@ -209,7 +209,9 @@ def test_progress_never_passes_its_total(tmp_path: Path, pictures) -> None:
 
 @pytest.mark.parametrize("extension", sorted(EXTENSIONS - {".jp2"}))
 def test_the_images_of_all_importers_are_read(tmp_path: Path, pictures, extension: str) -> None:
-    name = {".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".ppm": "PPM", ".pgm": "PPM"}.get(extension, extension[1:].upper())
+    formats = {".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".jfif": "JPEG", ".jpe": "JPEG"}
+    formats |= dict.fromkeys((".ppm", ".pgm", ".pbm", ".pnm"), "PPM")
+    name = formats.get(extension, extension[1:].upper())
     image = pictures.encoded(pictures.array(channels=1 if extension == ".pgm" else 3), name)
     store = imported(write(tmp_path / "x.tar", [(f"0{extension}", image), ("0.txt", b"a cat")]), tmp_path / "s")
     assert captions(store) == {"train/x/0": ["a cat"]}

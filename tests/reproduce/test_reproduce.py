@@ -88,7 +88,7 @@ def test_each_configuration_is_trained_once_and_kept(request_for, steps, kept):
 
 def test_curves_at_several_promises_are_told_apart(request_for):
     outcome = reproduce(request_for())
-    assert sorted(outcome.labels.values()) == ["DP-GCL, epsilon 10", "DP-GCL, epsilon 4", "Non-Private"]
+    assert sorted(outcome.labels.values()) == ["DP-GCL, epsilon 10.00", "DP-GCL, epsilon 4.00", "Non-Private"]
     names = [(row.label, row.epsilon) for row in outcome.rows if row.metric == RETRIEVAL[0]]
     assert len(names) == len(set(names)) == 2 * 2 + 1
 
