@@ -245,7 +245,9 @@ def promise(run):
     for line in lines:
         line.pop("digest", None)
         line.pop("chain")
-    card = re.sub(r"central: [^\n]*", "", run.card.read_text())  # names the number of processes
+    card = re.sub(
+        r"central: [^\n]*|\| Run id \|[^\n]*", "", run.card.read_text()
+    )  # the number of processes, and this run's name
     assert "central: " in run.card.read_text()
     return json.loads(run.results.read_text())["privacy"], card, lines, Ledger.open(run.ledger).epsilon
 
