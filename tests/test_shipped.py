@@ -67,7 +67,7 @@ def test_a_link_to_nowhere_is_the_users_and_not_passed_over(elsewhere):
         ("towers/small.json", "no config of that name"),
         ("../configs/quickstart", "no config of that name"),
         ("adapt/../quickstart", "no config of that name"),
-        ("", "is a folder, not a config"),
+        ("", "the configuration is empty"),
         (".", "is a folder, not a config"),
     ],
 )
