@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dpfed.cli.terminal import chosen_config, console
+from dpfed.cli.terminal import chosen_config, console, say
 
 if TYPE_CHECKING:
     from dpfed.federation.terms import Terms
@@ -36,6 +36,7 @@ def create_federation(
     broadcast: Annotated[Literal["fp32", "bf16"], typer.Option(help="How parameters travel to the sites.")] = "fp32",
 ) -> None:
     """Make the terms of a federation from the cards of its sites."""
+    say(f"making terms for {len(cards)} sites", True)
     from dpfed.federation.folders import CoordinatorFolder
     from dpfed.federation.terms import Terms
     from dpfed.pretraining import with_absolute_paths
@@ -50,6 +51,7 @@ def create_federation(
 @federation.command("show")
 def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.", show_default=False)]) -> None:
     """Say what some terms mean, before anybody joins."""
+    say(f"reading {terms}", True)
     from dpfed.federation.terms import Terms
 
     _show_terms(Terms.load(terms))
@@ -75,6 +77,7 @@ def create_site(
     ] = None,
 ) -> None:
     """Make a site: its keys, its settings, and the card for the coordinator."""
+    say(f"opening the records of {store}", True)
     from dpfed.federation.folders import SiteFolder
 
     made = SiteFolder.create(
@@ -88,14 +91,15 @@ def join(
     folder: SiteDirectory, terms: Annotated[Path, typer.Argument(help="The coordinator's terms.json.", show_default=False)]
 ) -> None:
     """Join a federation: from now on the site answers to these terms only."""
+    say(f"checking {terms}", True)
     from dpfed.federation.folders import SiteFolder
     from dpfed.federation.terms import Terms
 
     loaded = Terms.load(terms)
     SiteFolder.open(folder).join(loaded)
     _show_terms(loaded)
-    say = "\nCompare the fingerprint with the coordinator's, by another way than the file came."
-    console.print(say, highlight=False, soft_wrap=True)
+    compare = "\nCompare the fingerprint with the coordinator's, by telephone for instance: not by the way that the file came."
+    console.print(compare, highlight=False, soft_wrap=True)
 
 
 @site.command()
@@ -109,6 +113,7 @@ def serve(
     ] = None,
 ) -> None:
     """Load the site's records and model, and answer the coordinator until stopped."""
+    say(f"loading the records and the model of {folder}", True)
     from dpfed.errors import UserError
     from dpfed.federation.folders import SiteFolder
     from dpfed.federation.serving import serve_site
@@ -125,6 +130,7 @@ def serve(
 @site.command()
 def status(folder: SiteDirectory) -> None:
     """What the site has spent."""
+    say(f"reading {folder}", True)
     from dpfed.federation.folders import SiteFolder
     from dpfed.privacy.ledger import Ledger
     from dpfed.report.promise import meaning, round_up

@@ -50,14 +50,14 @@ def say_if_shipped(given: Path) -> None:
         print(f"{name}: as shipped with dpfed {dpfed.__version__}", file=sys.stderr, flush=True)
 
 
-def say(text: str, as_json: bool = False) -> None:
+def say(text: str, beside_output: bool = False) -> None:
     """A line about what is done now, at once: for a command's start, before what takes seconds to import.
 
     Args:
         text: what is done.
-        as_json: the command's output is JSON, so the line goes beside it, to stderr.
+        beside_output: the command's output is for a program or a file, so the line goes beside it, to stderr.
     """
-    (beside if as_json else console).print(f"[dim]{escape(visible(text))}[/]", highlight=False, soft_wrap=True)
+    (beside if beside_output else console).print(f"[dim]{escape(visible(text))}[/]", highlight=False, soft_wrap=True)
 
 
 class TerminalWatcher:
