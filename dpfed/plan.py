@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -98,15 +98,15 @@ class PrivacyPlan:
         self._check_types()
         _check(self.method in METHODS, f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
         self._check_method()
-        _whole("the number of training records (or units)", self.records, 2, _MOST_RECORDS)
-        _whole("batch", self.batch, 1, self.records, " (the training records)")
+        _within("the number of training records (or units)", self.records, 2, _MOST_RECORDS)
+        _within("batch", self.batch, 1, self.records, " (the training records)")
         if not self.how.whole_batch:
-            _whole("group_size", self.group_size, 1, self.batch, " (the expected batch)")
+            _within("group_size", self.group_size, 1, self.batch, " (the expected batch)")
         _check(
             _positive(self.clip_norm) and 1e-9 <= self.clip_norm <= 1e9,
             f"clip_norm must be positive, between 1e-9 and 1e9, got {self.clip_norm}",
         )
-        _whole("steps", self.steps, 1, _MOST_STEPS)
+        _within("steps", self.steps, 1, _MOST_STEPS)
         sigma = self.noise_multiplier
         if self.private:
             _check(
@@ -119,10 +119,10 @@ class PrivacyPlan:
             )
         else:
             _check(sigma == 0, f"without privacy there is no noise, so noise_multiplier must be 0, got {sigma}")
-        _check(_number(self.delta) and 0 < self.delta < 1, f"delta must lie strictly between 0 and 1, got {self.delta}")
+        _check(0 < self.delta < 1, f"delta must lie strictly between 0 and 1, got {self.delta}")
         if self.max_group_size is not None:
-            _whole("max_group_size", self.max_group_size, 2)
-        _whole("per_unit", self.per_unit, 1)
+            _within("max_group_size", self.max_group_size, 2)
+        _within("per_unit", self.per_unit, 1)
         _check(
             self.unit == "unit" or self.per_unit == 1,
             f"per_unit = {self.per_unit} is for privacy.unit = 'unit'; leave it out where each record is protected",
@@ -130,12 +130,8 @@ class PrivacyPlan:
 
     def _check_types(self) -> None:
         for name, kind, optional in _NUMBERS:
-            value = getattr(self, name)
-            if isinstance(value, np.generic):  # of an array: plain numbers can be written down
-                value = value.item()
-                object.__setattr__(self, name, value)
-            number = not isinstance(value, bool) and isinstance(value, int | float if kind == _NUMBER else int)
-            _check(number or optional and value is None, f"{name} must be {kind}, got {value!r}")
+            if not (optional and getattr(self, name) is None):
+                object.__setattr__(self, name, _plain(name, kind, getattr(self, name)))
         _check(isinstance(self.options, dict), f"options must be a dictionary, got {self.options!r}")
 
     def _check_method(self) -> None:
@@ -170,14 +166,9 @@ class PrivacyPlan:
             raise UserError(f"PrivacyPlan.calibrate knows no {name!r}; {nearest(name, known)}")
         for name in ("group_size", "clip_norm"):
             _check(name in rest, f"{name} is missing: give it by name")
-        for name, count in (("records", records), ("steps", steps)):
-            whole = isinstance(count, SupportsIndex) and not isinstance(count, bool)
-            _check(whole, f"{name} must be a whole number, got {count!r}")
-        for name, value in (("epsilon", epsilon), ("delta", delta)):
-            number = isinstance(value, SupportsFloat) and not isinstance(value, bool) or name == "delta" and value is None
-            _check(number, f"{name} must be a number, got {value!r}")
+        epsilon = _plain("epsilon", _NUMBER, epsilon)
         _check(_positive(epsilon), f"epsilon must be positive, got {epsilon}")
-        delta = _delta(records) if delta is None else delta
+        delta = _delta(_plain("records", _WHOLE, records)) if delta is None else delta
         draft = cls(
             records=records, batch=batch, steps=steps, noise_multiplier=1.0, delta=delta, target_epsilon=epsilon, **rest
         )
@@ -428,19 +419,23 @@ def _delta(records: int) -> float:
     return accounting.default_delta(min(max(records, 2), _MOST_RECORDS))
 
 
-def _number(value: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _plain(name: str, kind: str, value: Any) -> Any:
+    """A number of the kind that is wanted; one of an array becomes Python's own, which can be written down."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    right = isinstance(value, int | float if kind == _NUMBER else int) and not isinstance(value, bool)
+    _check(right, f"{name} must be {kind}, got {value!r}")
+    return value
 
 
 def _positive(value: float) -> bool:
-    return _number(value) and 0 < value < math.inf
+    return 0 < value < math.inf
 
 
-def _whole(name: str, value: int, least: int, most: int | None = None, which: str = "") -> None:
-    """Refuses what is no whole number, too small, or too large."""
-    right = isinstance(value, int) and not isinstance(value, bool) and least <= value and (most is None or value <= most)
+def _within(name: str, value: int, least: int, most: int | None = None, which: str = "") -> None:
+    """Refuses what is too small or too large."""
     expected = f"be at least {least}" if most is None else f"lie in {least}..{most:,}{which}"
-    _check(right, f"{name} must {expected}, got {value!r}")
+    _check(least <= value and (most is None or value <= most), f"{name} must {expected}, got {value!r}")
 
 
 def _check(condition: bool, message: str) -> None:
