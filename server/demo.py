@@ -41,7 +41,7 @@ def main(
     say("loading PyTorch")
     from server.one_machine import federate
 
-    options = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline}
+    options: dict[str, str | int | float] = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline}
     federate(loaded, place, sites, 0.8 if skew is None else skew, options)
 
 
