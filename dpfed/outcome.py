@@ -49,23 +49,24 @@ _ONE_PROCESS = "central: one process holds the records, the model and the noise"
 _ONE_CLUSTER = (
     "central: up to {} workers of one cluster hold the records; sums travel between them without noise, and one of them adds it"
 )
-_RECORDS = "The records, and the record store that holds them: with whoever holds them now."
-_RECORDS_OF_SITES = "Each site's records, and the record store that holds them: with that site."
-_DECLARED_PUBLIC = "Not the records: they were generated, or declared public by whoever imported them."
+_RECORDS = "The records, and the record store that holds them: only those who hold them now may have them."
+_RECORDS_OF_SITES = "Each site's records, and the record store that holds them: only that site may have them."
+_DECLARED_PUBLIC = "Not the records: they were generated, or whoever imported them declared them public."
 _KEY = (
-    "`secret.key` in the run's folder: whoever has it can compute which records each step drew, and the noise, and take it "
-    "off. It is there while the run goes on, and deleted at its end; delete copies and backups of it, too."
+    "`secret.key` in the run's folder: whoever has it can compute which records each step drew. They can also compute the "
+    "noise and subtract it. The file exists while the run goes on; the run deletes it at its end. Delete copies and backups "
+    "of it, too."
 )
 _KEY_OF_SERVER = (
-    "`secret.key` in the run's folder: where the server adds the noise, whoever has it can compute the noise and take it off. "
-    "It is there while the run goes on, and deleted at its end; delete copies and backups of it, too."
+    "`secret.key` in the run's folder: where the server adds the noise, whoever has this key can compute the noise and "
+    "subtract it. The file exists while the run goes on; the run deletes it at its end. Delete copies and backups of it, too."
 )
 _KEYS_OF_SITES = (
-    "Each site's `secret.key`, which draws its records and its noise, and `identity.key`, which signs for it: with that site "
-    "alone."
+    "Each site's `secret.key`, which draws its records and its noise, and `identity.key`, which signs for it: only that site "
+    "may have them."
 )
-_NOTHING_COVERED = "Nothing is covered: there is noise in what this run wrote, and nobody knows whether it is enough."
-_ALL_EXACT = "Nothing is covered: all that this run wrote follows from the records exactly."
+_NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but nobody knows whether it is enough."
+_ALL_EXACT = "Nothing is covered: all that this run wrote is an exact function of the records."
 
 
 def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger) -> None:

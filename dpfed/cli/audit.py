@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from dpfed.audit.membership import MembershipAudit, Outcome
     from dpfed.audit.rates import Rate
 
-app = typer.Typer(help="Attack a finished run, where its records are.", no_args_is_help=True)
+app = typer.Typer(help="Attack a finished run, to see what its weights give away.", no_args_is_help=True)
 
 
 @app.command()
@@ -23,13 +23,14 @@ def membership(
     non_members: Annotated[
         Path | None, typer.Option(help="A store of records that the run never saw; default: its own held-out records.")
     ] = None,
-    records: Annotated[int, typer.Option(min=0, help="At most so many of either side; 0: all.")] = RECORDS,
+    records: Annotated[int, typer.Option(min=0, help="At most this many members, and as many non-members; 0: all.")] = RECORDS,
     show: Annotated[bool, typer.Option("--show", help="Print the figures although the records are not public.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
-    """Try to tell who was trained on. Reads private records, and its figures are private, too.
+    """Try to find out which records a run was trained on. It reads private records, and its figures are private, too.
 
-    They go to RUN/audit/membership.json, for your eyes only; they are printed where all records are public, or with --show.
+    The figures go to RUN/audit/membership.json, which only you can read. They are printed if all records are public, or with
+    --show.
     """
     from dpfed.cli.terminal import console, say, watching
 
@@ -78,17 +79,17 @@ def _show(audit: MembershipAudit) -> None:
         table.add_row("[dim]most that the promise allows[/]", "", *most, "", "")
     console.print(table)
     console.print(
-        f"Attacked: {audit.members:,} members and {audit.non_members:,} non-members; [..]: 95% intervals over the draw of "
-        "records. Epsilon shown: the least that fits the attack's outcome (95% for all attacks together, records taken as "
-        "independent), a lower bound of what these attacks show and no estimate; 0 shows nothing.",
+        f"Attacked: {audit.members:,} members and {audit.non_members:,} non-members. [..]: 95% intervals over the draw of "
+        "records. Epsilon shown: the smallest epsilon that fits the attack's outcome (95% for all attacks together, records "
+        "taken as independent). It is a lower bound, not an estimate: 0 means that these attacks show nothing.",
         style="dim",
         markup=False,
         highlight=False,
     )
     if audit.differ_untrained:
         console.print(
-            "[bold red]Members and non-members can be told apart before training[/]: they come from different sources, and the "
-            "figures speak of that, not of the run. Choose other --non-members.",
+            "[bold red]Members and non-members can be told apart before training[/]: they come from different sources. So the "
+            "figures describe the sources, not the run. Choose other --non-members.",
             highlight=False,
         )
 

@@ -24,7 +24,8 @@ def _option(help: str, metavar: str | None = None) -> typer.models.OptionInfo:
 
 Cluster = Annotated[Literal["ray", "torchrun"] | None, _option("What starts the workers; default: this process does it all.")]
 Workers = Annotated[
-    str | None, _option("Processes that share each batch, default 1; 4-8: as many as there are machines for.", "N|MIN-MAX")
+    str | None,
+    _option("Processes that share each batch; default 1. 4-8: as many of these as the cluster has room for.", "N|MIN-MAX"),
 ]
 GpusPerWorker = Annotated[int | None, _option("0 or 1; default: 1 if the cluster has GPUs.")]
 CpusPerWorker = Annotated[int | None, _option("Default: an equal share of all.")]

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 _NARROW = 78  # columns, below which a table of four columns would break words
 _KEY, _DEFAULT = 22, 13  # columns of the longest of each
 
-app = typer.Typer(help="Configurations: those that dpfed ships, and every key with its meaning.", no_args_is_help=True)
+app = typer.Typer(help="Show the configurations that dpfed ships, and every key with its meaning.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
-    """The configurations that dpfed ships: what each is, its epsilon, and what it needs."""
+    """List the configurations that dpfed ships: what each is, its epsilon, and what it needs."""
     from rich.markup import escape
 
     from dpfed.catalogue import shipped_configs, shipped_sweeps
@@ -39,8 +39,8 @@ def list_(as_json: Json = False) -> None:
     console.print()
     for line in (
         "dpfed pretrain NAME                  trains one",
-        "dpfed config show NAME > mine.toml   makes it yours, to be changed",
-        "dpfed config keys                    explains what can be changed",
+        "dpfed config show NAME > mine.toml   copies one to a file, for you to change",
+        "dpfed config keys                    explains every key that you can change",
     ):
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -63,7 +63,7 @@ def keys(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Every key of a configuration: what it may be, its default, and what it means."""
+    """Explain every key of a configuration: its values, its default, and what it means."""
     from dpfed.config_keys import matching
 
     found = matching(words or [])

@@ -18,7 +18,8 @@ _CLASSES_NAMED, _PASSED_OVER_NAMED = 5, 12
 _CAPTIONS_AT_ONCE = 65_536  # records whose captions are in memory at a time
 
 app = typer.Typer(
-    help="Record stores: import a data set, share it out among workers or sites, look at what is in it.", no_args_is_help=True
+    help="Import a data set into a record store, divide a store among workers or sites, count what is in it.",
+    no_args_is_help=True,
 )
 
 
@@ -29,7 +30,7 @@ def import_(
         typer.Argument(help="A data set on this machine: a file, a folder, or several tables.", show_default=False),
     ],
     dest: Annotated[str, typer.Argument(help="The record store to make; must not exist.", show_default=False)],
-    format: Annotated[str | None, typer.Option(help="Importer; found by looking at the source if not given.")] = None,
+    format: Annotated[str | None, typer.Option(help="Importer; default: the one that recognises the source.")] = None,
     size: Annotated[
         int | None, typer.Option(help="Store square images of this side, pixels; default: files as they are.")
     ] = None,
@@ -41,12 +42,12 @@ def import_(
     id: Annotated[
         str | None,
         typer.Option(
-            help='What names a record: a column of Parquet, or "content", a hash of what it holds. Default: its own name.',
+            help='What names a record: a column of Parquet, or "content", a hash of the record. Default: its own name.',
             show_default=False,
         ),
     ] = None,
     allow_outside: Annotated[
-        bool, typer.Option("--allow-outside", help="Also read files outside of SOURCE, which tables or links name.")
+        bool, typer.Option("--allow-outside", help="Also read files outside of SOURCE that tables or links name.")
     ] = False,
     public: Annotated[bool, typer.Option("--public", help="Anyone may see these records; reports may show them.")] = False,
 ) -> None:
@@ -89,7 +90,7 @@ def shard(
     dest: Annotated[str, typer.Argument(help="The sharded copy to make; must not exist.", show_default=False)],
     shards: Annotated[int, typer.Option(help="Shards; take a multiple of the number of workers.")] = 64,
 ) -> None:
-    """Copy a record store in shards, so that each of many workers reads only its own."""
+    """Copy a record store into shards, so that each of many workers reads only its own shards."""
     from dpfed.cli.terminal import say, watching
 
     say(f"copying {source} into {dest}, in {shards:,} shards")
@@ -109,18 +110,18 @@ def divide(
     dest: Annotated[str, typer.Argument(help="The folder of stores to make; must not exist.", show_default=False)],
     sites: Annotated[int, typer.Option(help="Institutions to simulate.")] = 3,
     skew: Annotated[
-        float, typer.Option(help="0: all sites are alike; 1: each label, or beginning of a caption, is at one site only.")
+        float, typer.Option(help="0: all sites are alike. 1: each label, or beginning of a caption, is at one site only.")
     ] = 0.8,
     by: Annotated[
         str | None,
         typer.Option(
-            help='What makes sites unlike: the name of a label, or "caption" (its first three words). Default: the first '
+            help='What the sites differ in: the name of a label, or "caption" (its first three words). Default: the first '
             "label if there is one.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Divide a record store among simulated institutions that hold unlike records."""
+    """Divide a record store among simulated institutions whose records differ."""
     from dpfed.cli.terminal import say, watching
 
     say(f"dividing {source} among {sites:,} sites, into {dest}")
@@ -141,10 +142,10 @@ def divide(
 def inspect(
     dest: Annotated[str, typer.Argument(help="A record store.", show_default=False)],
     config: Annotated[
-        Path | None, typer.Option(help="Count the captions that this run's model would cut off.", show_default=False)
+        Path | None, typer.Option(help="Count the captions that are too long for this run's model.", show_default=False)
     ] = None,
     context: Annotated[
-        int | None, typer.Option(min=1, help="Count the captions of more than so many words.", show_default=False)
+        int | None, typer.Option(min=1, help="Count the captions of more than this many words.", show_default=False)
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Read all records and compare them with the store's fingerprint.")
@@ -207,8 +208,8 @@ def _what_was_converted(report: ImportReport) -> list[str]:
     sentences = [f"converted {what} ({count:,})" for what, count in report.converted.items()]
     if sentences:
         sentences.append(
-            "Stock open_clip does not read these images so: before you give such files to it, make 8-bit RGB of them in the "
-            "same way (docs/data.md says how)."
+            "Stock open_clip reads these images differently. Before you give such files to it, convert them to 8-bit RGB in "
+            "the same way (docs/data.md says how)."
         )
     return sentences
 
@@ -255,8 +256,8 @@ def _what_is_protected(report: ImportReport) -> list[str]:
         sentences.append("All captions of an image are ONE record.")
     if report.unit_name:
         sentences.append(
-            f"Several records can share one {report.unit_name}. What is protected by default is the record; "
-            f'privacy.unit = "unit" protects the {report.unit_name}, with all records that share it.'
+            f"Several records can share one {report.unit_name}. By default a run protects each record; "
+            f'privacy.unit = "unit" protects each {report.unit_name}, with all records that share it.'
         )
     return sentences
 

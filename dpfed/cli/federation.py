@@ -15,8 +15,8 @@ from dpfed.cli.terminal import chosen_config, console, say
 if TYPE_CHECKING:
     from dpfed.federation.terms import Terms
 
-federation = typer.Typer(help="Coordinate institutions that keep their records: make the terms.", no_args_is_help=True)
-site = typer.Typer(help="Be one of several institutions: make a site, join a federation, serve it.", no_args_is_help=True)
+federation = typer.Typer(help="For the coordinator of several institutions: make the terms, show them.", no_args_is_help=True)
+site = typer.Typer(help="For one of several institutions: make a site, join a federation, serve it.", no_args_is_help=True)
 
 SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder.", show_default=False)]
 
@@ -24,7 +24,7 @@ SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder.", show_d
 @federation.command("create")
 def create_federation(
     folder: Annotated[Path, typer.Argument(help="The coordinator's folder to make.", show_default=False)],
-    config: Annotated[Path, typer.Argument(help="A TOML file, or a name; its [data] is what the coordinator measures on.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file, or a name. Its [data] names the coordinator's own records.")],
     cards: Annotated[list[Path], typer.Argument(help="card.json of each site.", show_default=False)],
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
     trust: Annotated[
@@ -50,7 +50,7 @@ def create_federation(
 
 @federation.command("show")
 def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.", show_default=False)]) -> None:
-    """Say what some terms mean, before anybody joins."""
+    """Show what the terms mean, before anybody joins."""
     say(f"reading {terms}", True)
     from dpfed.federation.terms import Terms
 
@@ -68,7 +68,7 @@ def create_site(
     ] = None,
     declared: Annotated[
         int | None,
-        typer.Option(help="Number of training records to declare, which is public: the true one (default), or more."),
+        typer.Option(help="Training records to declare. The number is public. Default: the true one; it may be larger."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     weights: Annotated[str | None, typer.Option(help="This site's copy of model.weights.", show_default=False)] = None,
@@ -98,7 +98,7 @@ def join(
     loaded = Terms.load(terms)
     SiteFolder.open(folder).join(loaded)
     _show_terms(loaded)
-    compare = "\nCompare the fingerprint with the coordinator's, by telephone for instance: not by the way that the file came."
+    compare = "\nCompare the fingerprint with the coordinator's, by another channel than the file's: for example, by telephone."
     console.print(compare, highlight=False, soft_wrap=True)
 
 
@@ -129,7 +129,7 @@ def serve(
 
 @site.command()
 def status(folder: SiteDirectory) -> None:
-    """What the site has spent."""
+    """Show what the site has spent."""
     say(f"reading {folder}", True)
     from dpfed.federation.folders import SiteFolder
     from dpfed.privacy.ledger import Ledger

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="What a promise costs: noise for an epsilon, or epsilon for a noise.", no_args_is_help=True)
+app = typer.Typer(help="Compute the noise for an epsilon, or the epsilon of a noise.", no_args_is_help=True)
 
-Records = Annotated[int, typer.Option(help="N: training records, or units where they are protected.")]
+Records = Annotated[int, typer.Option(help="N: training records, or units if the run protects units.")]
 Batch = Annotated[int, typer.Option(help="B: expected records or units in a step.")]
 Steps = Annotated[int, typer.Option(help="T: steps.")]
 Delta = Annotated[float | None, typer.Option(help="Default 1/(N ln N).")]
@@ -21,11 +21,11 @@ def calibrate(
     records: Records,
     batch: Batch,
     steps: Steps,
-    epsilon: Annotated[float, typer.Option(help="The promise.")],
+    epsilon: Annotated[float, typer.Option(help="The epsilon to keep.")],
     delta: Delta = None,
     as_json: Json = False,
 ) -> None:
-    """The least noise multiplier that keeps (epsilon, delta), by RDP and by PLD."""
+    """Compute the smallest noise multiplier that keeps (epsilon, delta), by RDP and by PLD."""
     _show({"records": records, "batch": batch, "steps": steps, "delta": delta}, {"epsilon": epsilon}, as_json)
 
 
@@ -38,7 +38,7 @@ def account(
     delta: Delta = None,
     as_json: Json = False,
 ) -> None:
-    """The epsilon that a noise multiplier gives, by RDP and by PLD."""
+    """Compute the epsilon that a noise multiplier gives, by RDP and by PLD."""
     fixed = {"noise_multiplier": noise_multiplier}
     _show({"records": records, "batch": batch, "steps": steps, "delta": delta}, fixed, as_json)
 

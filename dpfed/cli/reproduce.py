@@ -17,7 +17,7 @@ def reproduce(
     experiment: Annotated[str | None, typer.Argument(help="Such as table1, figure4 or methods; see --list.")] = None,
     data: Annotated[str | None, typer.Option(help="Data set; default: the first that the experiment offers.")] = None,
     path: Annotated[Path | None, typer.Option(help="Where its records are; default data/NAME.")] = None,
-    epsilon: Annotated[list[float] | None, typer.Option(help="Only this promise; may be repeated.")] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="Only this epsilon; may be repeated.")] = None,
     scale: Annotated[
         Literal["cpu", "gpu"],
         typer.Option(help="gpu: the paper's hyperparameters; cpu: a smaller model, batch and fewer steps."),
@@ -25,11 +25,13 @@ def reproduce(
     methods: Annotated[str | None, typer.Option(help="Only these, such as group,batch.")] = None,
     public: Annotated[bool, typer.Option("--public", help="Anyone may see the records: raw figures may be written.")] = False,
     out: Annotated[Path, typer.Option(help="Holds the runs and a folder for each result.")] = Path("runs/reproduce"),
-    listed: Annotated[bool, typer.Option("--list", help="What can be reproduced, what it needs, how many runs it is.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the experiments, what each needs, and how many runs it takes.")
+    ] = False,
 ) -> None:
-    """Train what a table or figure of a paper needs, and put our figures beside the paper's.
+    """Repeat a table or figure of a paper: train its runs, and put our figures beside the paper's.
 
-    Finished runs are kept, interrupted ones resumed; runs that several experiments share are trained once.
+    Finished runs are kept, and interrupted runs go on. Runs that several experiments share are trained once.
     """
     from dpfed.errors import UserError
 
@@ -87,8 +89,8 @@ def _list(scale: Literal["cpu", "gpu"]) -> None:
             console.print(f"    [dim]{words}[/]", highlight=False, soft_wrap=True)
     console.print(
         f"Runs are counted for one data set, all methods and every epsilon, at --scale {scale}. gpu has the paper's "
-        "hyperparameters; cpu has a smaller model, batch and fewer steps, so that its figures are not comparable "
-        "with the paper's.",
+        "hyperparameters. cpu has a smaller model and batch, and fewer steps: its figures are not comparable with the "
+        "paper's.",
         highlight=False,
         soft_wrap=True,
     )

@@ -40,7 +40,7 @@ def pretrain(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Where the run goes; default runs/NAME.")] = None,
-    again: Annotated[bool, typer.Option("--resume", help="Go on if the run is there already.")] = False,
+    again: Annotated[bool, typer.Option("--resume", help="Go on with the run if it exists.")] = False,
     as_json: Json = False,
     cluster: Cluster = None,
     workers: Workers = None,
@@ -53,7 +53,7 @@ def pretrain(
     colluders: Colluders = None,
     skew: Skew = None,
 ) -> None:
-    """Pretrain an encoder privately: a model, a report and a privacy card."""
+    """Pretrain an encoder privately. The run writes a model, a report and a privacy card."""
     from dpfed.cli.terminal import chosen_config, say
 
     loaded = chosen_config(config, assignments)
@@ -140,7 +140,7 @@ def evaluate(
     task: Annotated[list[str] | None, typer.Option(help="retrieval, zero_shot, knn or linear; may be repeated.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a run's model again, beside the one before training."""
+    """Measure a run's model again, and the model before training."""
     from rich.markup import escape
 
     from dpfed.cli.terminal import console, say, watching
@@ -192,7 +192,7 @@ def export(
     dest: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.", show_default=False)],
     adapters: Annotated[bool, typer.Option("--adapters", help="Only the adapters, as one file.")] = False,
 ) -> None:
-    """Copy a run's model out, for example for `open_clip.create_model("local-dir:DEST")`."""
+    """Copy a run's model to a folder, for example for `open_clip.create_model("local-dir:DEST")`."""
     from dpfed.cli.terminal import console, say
 
     say(f"copying the model of {run} to {dest}")
@@ -203,7 +203,7 @@ def export(
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)
     opened = RunDirectory.open(run)
     page = opened.no_card if opened.no_card.exists() else opened.card
-    console.print(f"[dim]What holds for it, and what does not, is in[/] {page}", highlight=False, soft_wrap=True)
+    console.print(f"[dim]What is guaranteed for this model, and what is not:[/] {page}", highlight=False, soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -16,13 +16,13 @@ def _option(help: str) -> typer.models.OptionInfo:
     return typer.Option(help=help, rich_help_panel="Simulated institutions", show_default=False)
 
 
-Federated = Annotated[int | None, _option("Divide the records among so many sites, in this process.")]
+Federated = Annotated[int | None, _option("Divide the records among this many sites, all in this process.")]
 TrustMode = Annotated[
     Literal["central", "distributed", "secure", "local"] | None, _option("Who adds the noise; default central: the server.")
 ]
 Drops = Annotated[int | None, _option("Sites that may drop out of a step; default 0.")]
 Colluders = Annotated[int | None, _option("Sites that may tell others what they know; default 1.")]
-Skew = Annotated[float | None, _option("How unlike the sites' records are, 0 to 1; default 0.8.")]
+Skew = Annotated[float | None, _option("How much the sites' records differ, 0 to 1; default 0.8.")]
 
 
 def simulated(federated: int | None, cluster: str | None, **options: str | float | None) -> Simulation | None:

@@ -22,9 +22,9 @@ def sweep(
     ] = None,
     runs: Annotated[Path, typer.Option("--runs", help="Where the sweep goes, into RUNS/SWEEP/RUN.")] = Path("runs"),
 ) -> None:
-    """Train every run of a sweep and compare them. Finished runs are kept, interrupted ones resumed.
+    """Train every run of a sweep and compare them. Finished runs are kept, and interrupted runs go on.
 
-    The runs spend privacy budget together: the joint promise that is printed at the end is the sum of theirs.
+    All runs spend from one privacy budget. The joint promise that is printed at the end is the sum of theirs.
     """
     from dpfed.cli.terminal import chosen_config, say, say_if_shipped, watching
 

@@ -15,13 +15,13 @@ from dpfed.report.marks import Mark
 from dpfed.report.promise import large_delta, meaning, round_up
 
 _SIMULATED = Mark(
-    "The institutions were simulated: one process held all records and all keys. Epsilon holds for the model; what is said "
-    "about who sees what would hold among real ones."
+    "The institutions were simulated: one process held all records and all keys. Epsilon holds for the model. What this card "
+    "says about who sees what would hold among real institutions."
 )
 _NOISE_FROM: dict[Mode, str] = {
     "central": "added once a step, by the server",
-    "distributed": "added by the sites together, at least so much in every step",
-    "secure": "added by the sites together, at least so much in every step, and rounded with the sums (which costs no epsilon)",
+    "distributed": "added by the sites together, at least this much in every step",
+    "secure": "added by the sites together, at least this much in every step, rounded with the sums (at no cost in epsilon)",
     "local": "added by every site to its own sum",
 }
 
@@ -60,8 +60,8 @@ def message_epsilon(terms: Terms) -> str:
     seen = epsilon(trust.message_multiplier(plan), plan.sampling_rate, plan.steps, plan.delta, plan.accountant)
     who = "whoever sees the messages of one site, as the server does"
     if not math.isfinite(seen):
-        return f"{who}: no finite epsilon, so nothing limits what they tell about a {plan.unit}"
-    words = meaning(seen, plan.delta, f"{plan.unit} of that site", "what such a site sends")
+        return f"{who}: no finite epsilon holds, so nothing limits what these messages tell about a {plan.unit}"
+    words = meaning(seen, plan.delta, f"{plan.unit} of that site", "what that site sends")
     return f"{who}: epsilon {round_up(seen)} at the same delta. {words}"
 
 
@@ -94,4 +94,4 @@ def _site(terms: Terms, number: int, journal: Journal) -> str:
     member, plan = terms.sites[number], terms.privacy_plan
     counted = journal.rounds_of(member.name)
     text = f"{member.name}: {member.records:,} records, {member.groups} of the K groups; its sums are in {counted} steps"
-    return text + (f", which is epsilon {round_up(plan.epsilon(counted))} for its records" if plan.private else "")
+    return text + (f", which cost its records epsilon {round_up(plan.epsilon(counted))}" if plan.private else "")

@@ -23,13 +23,14 @@ from dpfed.plan import PrivacyPlan
 
 Mode = Literal["central", "distributed", "secure", "local"]
 _SHARES = (
-    "each site adds its share of the noise, so that any {honest} of the {sites} sites carry all of it, and at least {least} "
-    "must come: it suffices also against who sees the model and knows the shares of up to {colluders} (a site knows its own); "
+    "each site adds its share of the noise. A step needs the sums of at least {least} of the {sites} sites, and the shares of "
+    "any {honest} of them make up the planned noise. So the promise also holds against somebody who sees the model and knows "
+    "up to {colluders} of the shares (a site knows its own). "
 )
 _SAID = {
-    "central": "central: each site sends its clipped sum; the server sees it, adds the noise once and keeps the books",
-    "distributed": "distributed: " + _SHARES + "the server sees each site's sum with that share only",
-    "secure": "secure: " + _SHARES + "each masks its sum, and a server that follows the protocol sees the noisy total only",
+    "central": "central: each site sends its clipped sum; the server sees it, adds the noise once and keeps the ledger",
+    "distributed": "distributed: " + _SHARES + "The server sees each site's sum with that site's share only",
+    "secure": "secure: " + _SHARES + "Each site masks its sum: a server that follows the protocol sees the noisy total only",
     "local": "local: each site adds the whole noise to its own sum before anything leaves it, and trusts nobody",
 }
 

@@ -184,7 +184,7 @@ def _void_lead(reasons: list[str]) -> str:
 def _lead(facts: CardFacts) -> str:
     epsilon, delta = round_up(facts.epsilon_spent), round_up(facts.delta)
     warning = large_delta(facts.delta, facts.records, facts.protected)
-    subject = "This run is" if facts.complete else "This run, which is not complete, is so far"
+    subject = "This run is" if facts.complete else "This run is not complete. So far it is"
     promise = f"**{subject} ({epsilon}, {delta})-differentially private for {facts.unit}.**"
     words = meaning(facts.epsilon_spent, facts.delta, facts.one, "what this run released")
     return " ".join(part for part in (warning and f"**{warning}**", promise, words) if part)
@@ -194,8 +194,8 @@ def _reservations(facts: CardFacts) -> Iterator[str]:
     if not facts.complete:
         yield ""
         yield (
-            f"**The run is not complete**: {facts.steps_charged} steps are charged of {facts.steps_planned} planned; going on "
-            f"spends more, up to epsilon {round_up(facts.epsilon_planned)}."
+            f"**The run is not complete**: {facts.steps_charged} of {facts.steps_planned} planned steps are charged. If the "
+            f"run goes on, it spends more, up to epsilon {round_up(facts.epsilon_planned)}."
         )
     for mark in facts.marks:
         if not mark.voids:
@@ -207,16 +207,16 @@ def _numbers(facts: CardFacts) -> Iterator[str]:
     epsilon, delta = round_up(facts.epsilon_spent), round_up(facts.delta)
     bound, one = float(epsilon), facts.protected
     yield (
-        f"Epsilon {epsilon}: one {facts.one} makes no result more than e^{epsilon} = {factor(bound)} times as likely, or as "
-        "unlikely. 0 would be perfect; the smaller, the better."
+        f"Epsilon {epsilon}: one {facts.one} changes the probability of any result by a factor of at most e^{epsilon} = "
+        f"{factor(bound)}, up or down. Smaller is better; 0 would be perfect."
     )
     yield (
-        f"Delta {delta}: beyond that factor, the probability of a result may differ by {delta}. It should be far below "
-        f"1/N = 1/{facts.records:,}, and is {_part(facts.delta * facts.records)} of that."
+        f"Delta {delta}: beyond that factor, the probability of a result may differ by {delta}. Delta should be far below "
+        f"1/N = 1/{facts.records:,}; here it is {_part(facts.delta * facts.records)} of that."
     )
     yield (
-        f"Odds: somebody who knows all other records, and finds it as likely as not that one {one} was there, can tell in at "
-        f"most {guess(bound, facts.delta)} of cases. 50 % is guessing, 100 % is certainty."
+        f"Odds: somebody knows all other records, and gives even odds that one {one} was there. After seeing the results, this "
+        f"person is right in at most {guess(bound, facts.delta)} of cases. 50 % is guessing, 100 % is certainty."
     )
     several, what = [], "names" if facts.of_units else "records"
     for count in (2, 5):
@@ -224,46 +224,46 @@ def _numbers(facts: CardFacts) -> Iterator[str]:
         said = "nothing is promised" if worth is None else f"epsilon {round_up(worth[0])} and delta {round_up(worth[1])}"
         several.append(f"with {count} {what}: {said}")
     if facts.of_units:
-        yield f"Several names: records count together where they name the same {one}. For a {one} {', '.join(several)}."
+        yield f"Several names: records that name the same {one} count together. For a {one} {', '.join(several)}."
     else:
         yield f"Several records: epsilon and delta are for one record. For a person {', '.join(several)}."
     yield (
         "For comparison: Ponomareva et al. (2023, How to DP-fy ML) call epsilon up to 1 strong, up to 10 reasonable, and above "
-        "10 weak or none. These are bounds for the worst case, not measurements."
+        "10 weak or none. All these figures are bounds for the worst case, not measurements."
     )
 
 
 def _protected(facts: CardFacts) -> Iterator[str]:
-    whom = f"all {facts.records:,} training {'units' if facts.of_units else 'records'}, each for itself"
-    yield f"Protected: {whom}. Not protected: held-out records, on which the model is measured."
+    whom = f"each of the {facts.records:,} training {'units' if facts.of_units else 'records'}, taken alone"
+    yield f"Protected: {whom}. Not protected: the held-out records, which serve to measure the model."
     yield (
-        "From whom: everybody who sees what is covered below, whatever else they know, and whatever they make of it, now or "
-        "later."
+        "From whom: everybody who sees what is covered below. The promise holds whatever else they know, and whatever they do "
+        "with it, now or later."
     )
     yield (
-        f"Who takes part may see more. This run was {facts.trust_mode}. Whoever runs, or breaks into, a machine that holds "
-        "records, or sums without noise, is trusted with them."
+        f"Those who take part may see more. This run was {facts.trust_mode}. The promise does not hold against anybody who "
+        "runs, or breaks into, a machine that holds records or sums without noise."
     )
     yield (
-        "Not promised: that nothing is learnt about people in general. What holds for many records, the model may learn, and "
-        "it may be true of somebody whose records were never there."
+        "Not promised: that nothing is learnt about people in general. The model may learn what holds for many records. That "
+        "may also be true of somebody whose records were never there."
     )
 
 
 def _questions(facts: CardFacts) -> Iterator[str]:
     yield (
-        "What else was trained on, or published of, the same records? Epsilons and deltas of all of it add up, and this card "
-        "has its own alone."
+        "What else was trained on the same records, or published from them? All these epsilons and deltas add up. This card "
+        "states only its own."
     )
     if facts.of_units:
-        yield f"Is a {facts.protected} in the records one person, under one name only?"
+        yield f"Is each {facts.protected} in the records one person, under one name only?"
     else:
-        yield "Can one person have several of the records? Then read the lines on several records above."
-    yield "Who could read the records, the machines and the run's folder while it trained, and who has backups of them?"
-    yield "Who sees the evaluation figures, and whose records are the held-out ones?"
+        yield "Can one person have several of the records? Then read “Several records” above."
+    yield "Who could read the records, the machines and the run's folder during training? Who has backups of them?"
+    yield "Who sees the evaluation figures? Whose records are the held-out ones?"
     if STARTING_WEIGHTS in facts.not_protected:
         yield "What were the starting weights trained on, and may that be known?"
-    yield f"Is it harmless that the number of {'units' if facts.of_units else 'records'}, N = {facts.records:,}, is known?"
+    yield f"The number of {'units' if facts.of_units else 'records'}, N = {facts.records:,}, is public. Is that harmless?"
 
 
 def _part(share: float) -> str:

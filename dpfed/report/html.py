@@ -23,12 +23,12 @@ from dpfed.report.style import inline_svg, palette, uri
 
 PIXEL_ART = 64  # pictures smaller than this are enlarged with hard edges
 NO_LOSS = (
-    "There is no loss curve: the loss of a step is an exact function of the records that it drew, and no epsilon covers it. "
-    "What is shown comes from noisy sums, or from the evaluation."
+    "There is no loss curve. The loss of a step is an exact function of the records that it drew, and epsilon does not cover "
+    "it. These charts come from noisy sums or from the evaluation."
 )
 ERROR_BARS = (
-    "± is the 95% interval over the draw of held-out records; the difference compares both models on the same ones. Within "
-    "error means that it may be chance. Another run has other noise, which may move figures by more."
+    "± is the 95% interval over the draw of held-out records. The difference compares both models on the same records; “within "
+    "error” means that it may be chance. Another run draws other noise, which may move the figures by more."
 )
 
 

@@ -68,14 +68,17 @@ def meaning(epsilon: float, delta: float, one: str = "record", released: str = "
     shown = float(round_up(epsilon))
     if shown <= CLOSE:
         return (
-            f"With or without any one {one}, {released} would be about as likely: by a factor of {factor(shown)} at most, "
-            f"delta aside. So it tells little about that {one}."
+            f"Adding or removing any one {one} changes the probability of {released} by a factor of at most {factor(shown)}, "
+            f"apart from delta: it is about as likely either way. So it tells little about that {one}."
         )
-    bound = f"With any one {one}, {released} can be up to {factor(shown)} times as likely as without, delta aside."
+    bound = (
+        f"Adding or removing any one {one} can change the probability of {released} by a factor of up to {factor(shown)}, "
+        "apart from delta."
+    )
     if shown <= LIMITED:
-        return f"{bound} That limits what can be learnt about that {one}, and does not rule out that something is."
+        return f"{bound} That limits what can be learnt about that {one}. It does not rule out that something is learnt."
     return (
-        f"{bound} The bound alone is weak: it does not rule out that somebody who knows everything else tells, in up to "
+        f"{bound} The bound alone is weak: somebody who knows everything else might still tell, in up to "
         f"{guess(shown, delta)} of cases, whether that {one} was there. Attacks may find much less, but that is not promised."
     )
 
@@ -93,8 +96,8 @@ def large_delta(delta: float, count: int, one: str = "record") -> str:
     if count < 1 or delta <= 1 / count:
         return ""
     return (
-        f"Do not rely on this promise: its delta of {round_up(delta)} is larger than 1/N = 1/{count:,}, and publishing "
-        f"every {one} outright with that probability would keep it, too."
+        f"Do not rely on this promise: its delta of {round_up(delta)} is larger than 1/N = 1/{count:,}. A program that "
+        f"publishes every {one} outright with that probability would keep the same promise."
     )
 
 

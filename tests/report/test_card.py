@@ -78,7 +78,7 @@ def test_states_every_fact():
 def test_leads_with_the_guarantee():
     card = privacy_card(FACTS)
     assert not is_void(card)
-    assert lead(card).startswith("This run, which is not complete, is so far (3.22, 5.05e-6)-differentially private for one")
+    assert lead(card).startswith("This run is not complete. So far it is (3.22, 5.05e-6)-differentially private for one")
     whole = lead(privacy_card(dataclasses.replace(FACTS, complete=True)))
     assert whole.startswith("This run is (3.22, 5.05e-6)-differentially private for one record")
 
@@ -147,7 +147,7 @@ def test_an_image_is_a_record(card_of, tiny):
 def test_an_image_and_all_its_captions_are_one_record(card_of):
     card = card_of()
     assert "private for one record: an image with all its captions, of which each step draws one.**" in card
-    assert "With or without any one training record, what this run released would be about as likely" in card
+    assert "Adding or removing any one training record changes the probability of what this run released by a factor of" in card
     assert "Mark" not in card
 
 
@@ -157,7 +157,7 @@ def test_a_person_with_all_records_is_protected_where_units_are(card_of):
         "private for one person: all records that share a value of 'person' (a record that names none stands for itself).**"
         in card
     )
-    assert "With or without any one person with all its records" in card and "that one person was there" in card
+    assert "Adding or removing any one person with all its records" in card and "that one person was there" in card
     assert "| Adjacency | add or remove one person with all its records |" in card
     assert "at most 3 of its records take part" in card and "| Training units N (public) | 120 |" in card
     assert "Mark" not in card and "Several names:" in card and "Several records:" not in card
@@ -202,7 +202,7 @@ def test_a_federations_card_names_its_sites_and_whose_the_noise_is():
         (1.001, "That limits what can be learnt", "about as likely"),
         (5.0, "up to 149 times", "weak"),
         (5.001, "The bound alone is weak", "about as likely"),
-        (8.0, "up to 2,981 times as likely", "about as likely"),
+        (8.0, "by a factor of up to 2,981", "about as likely"),
         (40.0, "in up to 100 % of cases", "about as likely"),
     ],
 )
