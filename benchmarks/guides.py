@@ -33,12 +33,13 @@ def faults() -> str:
     undisturbed = [step["noise"] for step in every if step["outcome"] == "collected" and not step["fault"]]
     lines += [
         "",
-        "Three sites, real processes over TLS, `drops = 1`, `colluders = 1`; the first site, another one's SuperNode, or the "
-        "server is what the fault happens to. Each cell says how many sites' sums were used, of the sites that were there (the "
-        "third comes late, and one that was killed takes a while to come back), and the measured variance of the noise in the "
-        "released sum over the plan's, a figure with a standard deviation of about 0.01; without a fault it was "
-        f"{min(undisturbed):.2f} at least. `distributed` and `secure` discard a step of fewer than two sites, and `secure` "
-        "also one in which a site that was counted on sends what does not add up. Every step was charged in the run's ledger.",
+        "Three sites, real processes over TLS, `drops = 1`, `colluders = 1`. The fault happens to the first site, to another "
+        "site's SuperNode, or to the server. Each cell says how many sites' sums the step used, out of the sites that were "
+        "there: the third site joins late, and a killed site needs some time to come back. Each cell also gives the variance "
+        "of the noise in the released sum, as measured, over the planned variance (standard deviation about 0.01). Without a "
+        f"fault this ratio was at least {min(undisturbed):.2f}. `distributed` and `secure` discard a step with fewer than two "
+        "sites. `secure` also discards a step in which a site that it counts on sends an invalid sum. Every step "
+        "was charged in the run's ledger.",
     ]
     return "\n".join(lines)
 
@@ -59,8 +60,8 @@ def rounds() -> str:
     result = figures("federation")
     modes = [result[mode] for mode in ("central", "secure")]
     for name, carrier in (
-        ("a round over the sum of an empty round, Flower's bare transfer and all computing", "flower"),
-        ("the same with the bytes through nothing but TLS", "tls"),
+        ("a round, over the sum of: an empty round, Flower's bare transfer, all computing", "flower"),
+        ("the same, with a transfer through TLS alone instead of Flower's", "tls"),
     ):
         ratios = [f"{mode['ratio'][carrier]:.2f}" for mode in modes]
         lines.append(f"| {name} | {' | '.join(ratios)} |")
@@ -84,11 +85,11 @@ def logit() -> str:
     result = figures("logit")
     fast, price = result["fast_path"], result["price_of_the_bound"]
     lines = [
-        f"The exact path comes to the sum of a loop over all pairs (relative difference {fast['relative_error']:.0e}, half of "
-        f"the pairs clipped) and is **{fast['times_as_fast']:.0f} times** as fast at B = {fast['records']} on the paper's "
+        f"The exact path gives the same sum as a loop over all pairs (relative difference {fast['relative_error']:.0e}, half "
+        f"of the pairs clipped). It is **{fast['times_as_fast']:.0f} times** as fast at B = {fast['records']} on the paper's "
         "embedding net.",
         "",
-        "| a step over one of group clipping (S = 16), same records | " + " | ".join(result["beside_groups"]) + " |",
+        "| time of a step over a step of group clipping (S = 16), same records | " + " | ".join(result["beside_groups"]) + " |",
         "|---" * (len(result["beside_groups"]) + 1) + "|",
         "| B | " + " | ".join(f"{net['records']:,}" for net in result["beside_groups"].values()) + " |",
     ]
@@ -134,7 +135,7 @@ def membership() -> str:
     lines += [
         "",
         f"On the weights before training, AUCs are between {min(untrained):.2f} and {max(untrained):.2f}. The epsilon shown is "
-        f"{round_down(shown['none'])} at most without privacy, and {round_down(shown['group'])} with it.",
+        f"at most {round_down(shown['none'])} without privacy, and at most {round_down(shown['group'])} with it.",
     ]
     return "\n".join(lines)
 
@@ -190,7 +191,7 @@ def recipe() -> str:
     values = {(row["name"], row["epsilon"], row["metric"]): row["ours"] for row in rows}
     columns = list(dict.fromkeys((epsilon, metric) for _, epsilon, metric in values))
     lines = [
-        "| before, after | "
+        "| before training, after training | "
         + " | ".join(f"{label(metric)}, epsilon {round_up(epsilon)}" for epsilon, metric in columns)
         + " |",
         "|---" * (len(columns) + 1) + "|",
@@ -199,7 +200,7 @@ def recipe() -> str:
         cells = (f"{values[f'{name}, before', *column]:.1f}, {values[name, *column]:.1f}" for column in columns)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     ahead = (f"{values['recipe', *column] - values['DP-GCL', *column]:+.1f}" for column in columns)
-    lines.append(f"| recipe over DP-GCL, after | {' | '.join(ahead)} |")
+    lines.append(f"| recipe minus DP-GCL, after | {' | '.join(ahead)} |")
     return "\n".join([*lines, "", _precision(rows, 10_000)])
 
 
@@ -210,8 +211,9 @@ def _precision(rows: list[dict[str, Any]], records: int) -> str:
         low, high = found or (100 * end for end in wilson(ours / 100, records))
         ends.append(max(high - ours, ours - low))
     return (
-        f"Ours are of {records:,} held-out records: 95% intervals over their draw reach ± {math.ceil(10 * max(ends)) / 10:.1f} "
-        "points at most, and another run's noise moves figures, too. Smaller differences show nothing."
+        f"Our figures come from {records:,} held-out records: 95% intervals over the draw of these records reach at most "
+        f"± {math.ceil(10 * max(ends)) / 10:.1f} points. Another run draws other noise, which also moves the figures. Smaller "
+        "differences show nothing."
     )
 
 

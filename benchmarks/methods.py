@@ -1,4 +1,4 @@
-"""Every method on the same records at the same promise: figures for the README's table, and its picture.
+"""Every method on the same records at the same promise: figures and picture for docs/methods.md.
 
 python -m benchmarks.methods        `dpfed reproduce methods` into runs/methods; what is there already is not trained again
 """

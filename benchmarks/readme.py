@@ -1,4 +1,4 @@
-"""Writes the tables of README and guides from the result files: `python -m benchmarks.readme`."""
+"""Writes the tables of the READMEs and of the guides in docs/ from the result files: `python -m benchmarks.readme`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpfed.report.results import Result, results_of, shown
 
 README = RESULTS.parents[1] / "README.md"
 SHAPES_HELD_OUT = 1000  # test records of data.source = 'shapes', on which older results were measured
-ERROR_BARS = "±: 95% intervals over the draw of held-out records; the noise of another run moves figures, too."
+ERROR_BARS = "±: 95% intervals over the draw of held-out records. Another run draws other noise, which also moves the figures."
 
 
 def first_and_last(run: dict[str, Any], metric: str) -> Result:
@@ -85,8 +85,12 @@ def results() -> str:
                 f"| {label} | {before} | {after} | {result.difference.replace(' pts', '')} | {epsilon} | "
                 f"`benchmarks.runs {name}` |"
             )
-    lines += ["", ERROR_BARS]
-    lines += ["", "| a private step over the best non-private one (2 CPU cores) | S = 4 | S = 16 |", "|---|---|---|"]
+    return "\n".join([*lines, "", ERROR_BARS])
+
+
+def steps() -> str:
+    """What a private step costs in time and memory."""
+    lines = ["| time of a private step over the best non-private one (2 CPU cores) | S = 4 | S = 16 |", "|---|---|---|"]
     step = figures("step")
     for model, result in step["overhead"].items():
         for engine in ("loop", "vmap", "layerwise"):
@@ -171,8 +175,8 @@ def methods() -> str:
     rates = " and ".join(dict.fromkeys(rate for title in choosers for rate in tried[title]))
     lines += [
         "",
-        f"The better of two learning rates ({rates}) for {', '.join(choosers)}. The sound form of DPCL has quiet "
-        "gradients, but they pull towards embeddings that are mostly noise. "
+        f"For {', '.join(choosers)}, the table has the better of two learning rates ({rates}). The sound form of DPCL adds "
+        "little noise to its gradients, but these gradients pull towards embeddings that are mostly noise. "
         f"{result['scale'][0].upper()}{result['scale'][1:]} {ERROR_BARS}",
     ]
     return "\n".join(lines)
@@ -188,12 +192,16 @@ def fill(path: Path, blocks: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """Fills the marked parts of README and guides."""
-    always = {"quickstart": quickstart(), "adaptation": adaptation(), "cluster": cluster(), "results": results()}
-    later = {"federation": ("institutions", institutions), "methods": ("methods", methods)}
-    fill(README, always | there(later))
+    """Fills the marked parts of the READMEs and of the guides."""
+    root = README.parent
+    fill(README, {"quickstart": quickstart(), "results": results()})
+    fill(root / "cluster" / "README.md", {"cluster": cluster()})
+    fill(root / "docs" / "towers.md", {"adaptation": adaptation()})
+    fill(root / "docs" / "results.md", {"steps": steps()})
+    fill(root / "docs" / "federation.md", there({"federation": ("institutions", institutions)}))
+    fill(root / "docs" / "methods.md", there({"methods": ("methods", methods)}))
     for guide, blocks in GUIDES.items():
-        fill(README.parent / "docs" / guide, there(blocks))
+        fill(root / "docs" / guide, there(blocks))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The runs that the README speaks of: trains each from its config and keeps what its results.json says.
+"""The runs that the README and docs/towers.md show: trains each from its config and keeps what its results.json says.
 
 python -m benchmarks.runs quickstart
 python -m benchmarks.runs cifar10-cpu --set data.path=../shared/data/cifar10

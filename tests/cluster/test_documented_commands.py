@@ -1,4 +1,4 @@
-"""Every command of the READMEs and of the manifests is one that its program understands, and prints what is shown."""
+"""Every command of the READMEs, some guides and the manifests is one that its program understands, and prints what is shown."""
 
 import itertools
 import re
@@ -16,13 +16,14 @@ from dpfed.sweep import read_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "cluster" / "README.md").read_text()
+PAGES = ("README.md", "docs/commands.md", "docs/results.md", "docs/towers.md")
 DEPLOY = ROOT / "cluster" / "deploy"
 PROGRAMS = ("dpfed", "python", "torchrun", "ray")
 
 
 def commands():
-    """All commands of the READMEs' indented blocks and of the manifests as lists of words, continuation lines joined."""
-    text = README + (ROOT / "README.md").read_text()
+    """All commands of the pages' indented blocks and of the manifests as lists of words, continuation lines joined."""
+    text = README + "\n".join((ROOT / page).read_text() for page in PAGES)
     lines = [line.strip() for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.startswith("    ") and line.strip()]
     lines.append(yaml.safe_load((DEPLOY / "rayjob.yaml").read_text())["spec"]["entrypoint"])
     config = yaml.safe_load((DEPLOY / "ray-up.yaml").read_text())
