@@ -198,9 +198,9 @@ def test_a_federations_card_names_its_sites_and_whose_the_noise_is():
     ("epsilon", "said", "unsaid"),
     [
         (0.3, "about as likely", "weak"),
-        (1.0, "a factor of 2.72 at most", "weak"),
+        (1.0, "a factor of at most 2.72", "weak"),
         (1.001, "That limits what can be learnt", "about as likely"),
-        (5.0, "up to 149 times", "weak"),
+        (5.0, "a factor of up to 149", "weak"),
         (5.001, "The bound alone is weak", "about as likely"),
         (8.0, "by a factor of up to 2,981", "about as likely"),
         (40.0, "in up to 100 % of cases", "about as likely"),
