@@ -134,10 +134,10 @@ def cluster() -> str:
     lines = [
         "| two CPU cores, the quickstart's plan | |",
         "|---|---|",
-        f"| a step through Ray with one worker, over the plain loop | {overhead:+.1%} |",
-        f"| groups per second of two workers over one, one thread each | {speedup:.2f} x |",
+        f"| time of a step through Ray with one worker, against the plain loop | {overhead:+.1%} |",
+        f"| groups per second: two workers over one worker, one thread each | {speedup:.2f} x |",
         f"| the same through Ray, whose services share the two cores | {of_ray:.2f} x |",
-        f"| the same of two processes that share nothing, which is the most there is | {ceiling:.2f} x |",
+        f"| the same for two processes that share nothing (the most that is possible) | {ceiling:.2f} x |",
     ]
     for batch, figure in result["memory"].items():
         lines.append(f"| peak memory of each of two workers at B = {int(batch):,} | {max(figure['peak_mb'])} MB |")
