@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STARTING_WEIGHTS = (
-    "The starting weights: the guarantee does not cover the data that they were trained on, unless these are public."
+    "The starting weights: the guarantee does not cover the data that they were trained on. This matters unless these data are "
+    "public."
 )
 AUDITS = (
     "The audits of this run (`dpfed audit`): the figures in `audit/` are exact functions of training records. Epsilon does not "

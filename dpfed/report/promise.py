@@ -69,7 +69,7 @@ def meaning(epsilon: float, delta: float, one: str = "record", released: str = "
     if shown <= CLOSE:
         return (
             f"Adding or removing any one {one} changes the probability of {released} by a factor of at most {factor(shown)}, "
-            f"apart from delta: it is about as likely either way. So it tells little about that {one}."
+            f"apart from delta. So {released} is about as likely with that {one} as without, and tells little about it."
         )
     bound = (
         f"Adding or removing any one {one} can change the probability of {released} by a factor of up to {factor(shown)}, "
