@@ -3,8 +3,8 @@
     python -m benchmarks.digests before.json      # before the change
     python -m benchmarks.digests before.json      # after it: says which runs release something else, exit code 1
 
-Only configurations and the command line are used, so that the file outlives a change of everything inside. Digests depend on the
-processor and the versions of libraries, so a file is of use on the machine that wrote it.
+Only configurations and the command line are used, so that the file outlives a change of everything inside. Digests depend on
+the processor and the versions of libraries, so a file is of use on the machine that wrote it.
 """
 
 from __future__ import annotations
@@ -161,9 +161,7 @@ def _toml(tree: dict[str, Any]) -> str:
 def main() -> None:
     """Writes the file, or compares with it."""
     if len(sys.argv) < 2:
-        raise SystemExit(
-            "give the file that holds the digests, or will hold them: python -m benchmarks.digests FILE [CASE ...]"
-        )
+        raise SystemExit("give the file that holds the digests, or will: python -m benchmarks.digests FILE [CASE ...]")
     path, wanted = Path(sys.argv[1]), sys.argv[2:] or list(CASES)
     before: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     changed = []
