@@ -175,7 +175,7 @@ def test_the_card_counts_what_is_trained(card_of, tiny):
     count = sum(p.numel() for p in assemble(parse_config(tiny)).model.parameters())
     card = card_of()
     assert f"all {count:,} parameters" in card and "starting weights: random" in card
-    assert "what they were trained on" not in card  # random weights were trained on nothing
+    assert "that they were trained on" not in card  # random weights were trained on nothing
 
 
 def test_a_run_without_privacy_covers_nothing(card_of):
@@ -233,4 +233,4 @@ def test_the_card_tells_which_run_it_is_and_what_must_stay_secret():
     for title in ("What the numbers mean", "Who is protected, and from whom", "What to ask before you rely on this card"):
         assert f"## {title}\n" in card
     void = privacy_card(dataclasses.replace(FACTS, provenance=rows, marks=(FIXED_SEED,)))
-    assert "| Run id | ab12 |" in void and "Who is protected" not in void and "as likely" not in void
+    assert "| Run id | ab12 |" in void and "Who is protected" not in void and "the probability of" not in void
