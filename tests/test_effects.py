@@ -14,8 +14,8 @@ from dpfed.config import Config, load_config, parse_config, read_back
 from dpfed.dotted_keys import leaves, put
 from dpfed.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, refuse_without_effect, without_effect
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
 from dpfed.pretraining import begin, carry_out, pretrain, with_absolute_paths
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.run import RunDirectory
 from dpfed.watching import Silent
 

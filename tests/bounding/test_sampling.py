@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 
 from dpfed.data.sampling import StepDraw, draw_step
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 
 RNG = np.random.default_rng(0)

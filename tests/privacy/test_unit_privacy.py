@@ -11,7 +11,7 @@ from dpfed.data.records import RecordStore, record_key
 from dpfed.data.sampling import draw_step, protected_count, unit_keys
 from dpfed.data.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 
 UNITS, RECORDS = 300, 1200

@@ -14,9 +14,9 @@ from torch import nn
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig, parse_config
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
 from dpfed.pretraining import pretrain
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 from dpfed.report.card import round_up
 from dpfed.run import RunDirectory
