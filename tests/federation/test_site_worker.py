@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from dpfed.errors import UserError
 from dpfed.federation.answers import Reason
 from dpfed.federation.identity import Identity
 from dpfed.federation.messages import seal
@@ -46,6 +47,20 @@ def test_the_answer_waits_for_the_ledger(lab, monkeypatch):
     reply = site.answer(question(lab))
     assert said(reply)["kind"] == "refusal" and not reply.vector
     assert b"secret" not in reply.header and any("secret" in line for line in lab.logs)
+
+
+def test_a_step_is_on_the_books_before_a_record_is_drawn(lab, monkeypatch):
+    """A sum that fails tells something of the records that it needed."""
+    site = lab.wire.workers["node0"]
+
+    def bounded_sum(step):
+        assert (lab.ledger(0).charged, lab.ledger(0).last_step) == (1, 2)
+        raise UserError("a record cannot be read")
+
+    monkeypatch.setattr(site._worker, "bounded_sum", bounded_sum)
+    assert said(site.answer(question(lab, step=2)))["reason"] == Reason.FAILED
+    assert lab.ledger(0).charged == 1 and lab.logs[0] == "error: a record cannot be read"
+    assert said(site.answer(question(lab, step=2)))["reason"] == Reason.OVER
 
 
 @pytest.mark.parametrize(

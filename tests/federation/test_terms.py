@@ -1,6 +1,7 @@
 """The terms bind all that the guarantee depends on, and nobody signs up to what contradicts itself or spends too much."""
 
 import json
+import math
 
 import pytest
 
@@ -123,6 +124,8 @@ def test_what_honest_sites_add_is_never_less_than_the_plans(terms, mode, sites, 
     trust, plan = Trust(mode, sites, drops, colluders), terms.privacy_plan
     for arrived in range(trust.least, sites + 1):
         assert trust.carried_std(plan, arrived - colluders) >= plan.noise_std * (1 - 1e-12)
+        shares = [trust.share_std(plan) ** 2] * arrived  # what is stated is what came, and no more
+        assert trust.carried_std(plan, arrived) == pytest.approx(math.sqrt(sum(shares)), rel=1e-12)
 
 
 @pytest.fixture
@@ -169,6 +172,17 @@ def test_terms_that_spend_too_much_or_promise_nothing_are_not_joined(parties, ch
     with pytest.raises(UserError, match=why):
         site.join(Terms.load(agree(**changes).terms))
     assert not site.ledger.exists()
+
+
+def test_a_budget_counts_every_step_to_the_last_digit(parties):
+    (site, _), agree = parties
+    terms, settings = Terms.load(agree().terms), site.path / "site.toml"
+    given, spent = settings.read_text(), terms.privacy_plan.epsilon()
+    settings.write_text(given.replace("8.5", repr(spent * (1 - 1e-9))))
+    with pytest.raises(UserError, match="this site's budget is"):
+        site.join(terms)
+    settings.write_text(given.replace("8.5", repr(spent)))
+    site.join(terms)
 
 
 def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_path):
