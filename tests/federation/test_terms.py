@@ -3,17 +3,22 @@
 import json
 import math
 
+import dp_accounting
 import pytest
+from dp_accounting.rdp import RdpAccountant
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder, _card
 from dpfed.federation.identity import Identity
+from dpfed.federation.journal import Journal
 from dpfed.federation.serving import load_site
-from dpfed.federation.statement import statement
+from dpfed.federation.statement import of_federation, statement
 from dpfed.federation.terms import SiteCard, Terms
 from dpfed.federation.trust import Trust
 from dpfed.privacy.ledger import Ledger, Release
+from dpfed.report.promise import round_up
+from tests.report.test_card import FACTS
 
 
 @pytest.fixture
@@ -266,6 +271,32 @@ def test_the_statement_says_what_one_message_gives_away(tiny_config, cards):
     assert {mode for mode, said in texts.items() if "one message" in said} == {"distributed", "local"}
     of_message = float(texts["distributed"]["one message"].split("epsilon ")[1].split()[0])
     assert of_message > 8.0  # a share of the noise protects less than all of it
+
+
+def spent(plan, sigma, steps) -> str:
+    """Epsilon as it is printed, by an accountant of its own."""
+    step = dp_accounting.PoissonSampledDpEvent(plan.batch / plan.records, dp_accounting.GaussianDpEvent(sigma))
+    accountant = RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(step, steps))
+    return round_up(float(accountant.get_epsilon(plan.delta)))
+
+
+@pytest.mark.parametrize(("mode", "shares"), [("distributed", 2), ("local", 1)])  # three sites, one of which may talk
+def test_every_epsilon_that_a_federation_states_is_that_of_its_noise_and_steps(tiny_config, cards, tmp_path, mode, shares):
+    terms = Terms.agree(tiny_config, cards, Identity(b"c" * 32).signing_key, trust=mode)
+    plan, journal = terms.privacy_plan, Journal(tmp_path / "journal.jsonl")
+    sigma, of_message = plan.noise_multiplier, spent(plan, plan.noise_multiplier / math.sqrt(shares), plan.steps)
+    assert len({spent(plan, sigma, steps) for steps in range(1, plan.steps + 1)}) == plan.steps  # one step less would show
+    said = dict(statement(terms))
+    assert said["promise"].startswith(f"({spent(plan, sigma, plan.steps)}, {round_up(plan.delta)})-")
+    assert f"epsilon {of_message} at the same delta" in said["one message"]
+    for step in range(4):
+        journal.write("opened", step)
+        journal.write("collected", step, arrived=["site-0", "site-2"] if step else ["site-0"])
+    facts = of_federation(FACTS, terms, journal, simulated=False)
+    for line, steps in zip(facts.sites, (4, 0, 3), strict=True):
+        stated = f"its sums are in {steps} steps, which is epsilon {spent(plan, sigma, steps) if steps else 0} for its"
+        assert stated in line
+    assert any(f"epsilon {of_message} at the same delta" in mark.text for mark in facts.marks)
 
 
 @pytest.mark.parametrize(
