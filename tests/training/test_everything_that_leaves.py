@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import stat
 
 import dp_accounting
 import pytest
@@ -141,6 +142,12 @@ def test_all_that_leaves_a_run_follows_from_its_noisy_sums(twins, name):
     for one, two in zip(first[0]["moments"], second[0]["moments"], strict=True):
         assert one.keys() == two.keys()
         assert [path for path in one if one[path] != two[path]] == []
+    # The secret key, and what the owners' randomness is made of, are in the key's own file alone, which nobody else can read.
+    keys = [randomness.master for randomness in (Randomness.from_seed(3), Randomness.from_seed(3).for_owners())]
+    for moment in first[0]["moments"]:
+        held = [path for path, content in moment.items() for key in keys if key in content or key.hex().encode() in content]
+        assert held == [path for path in moment if path == "secret.key"]
+    assert any("secret.key" in moment for moment in first[0]["moments"]) and "secret.key" not in first[0]["moments"][-1]
     # The noise: for each step, on every number, of the planned deviation to the last digit, on the clean sum itself, and what
     # is kept, hashed and used is what came out.
     calls, totals = first[1], first[2]
@@ -161,6 +168,14 @@ def test_all_that_leaves_a_run_follows_from_its_noisy_sums(twins, name):
     assert {call.noisy.numel() for call in calls if call.purpose == "statistics"} <= {8 * 2 * 16}
 
     epsilon_is_that_of_all_steps(RunDirectory(first[3].path.parents[1] / "done-0" / "run"))
+
+
+def test_the_secret_key_is_for_its_owners_eyes(tiny_config, tmp_path):
+    randomness = Randomness.fresh()
+    run = RunDirectory.create(tmp_path / "run", tiny_config, randomness)
+    key = run.path / "secret.key"
+    assert (key.read_bytes(), stat.S_IMODE(key.stat().st_mode)) == (randomness.master, 0o600)
+    assert randomness.master != Randomness.fresh().master
 
 
 def epsilon_is_that_of_all_steps(run):
