@@ -204,6 +204,7 @@ def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_p
     with pytest.MonkeyPatch.context() as patch:  # the site refuses for itself
         patch.setattr("dpfed.plan._check_delta", lambda *_: None)
         worse = Terms._checked(loose)
+        assert dict(statement(worse))["warning"].startswith("Do not rely on this promise: its delta of 0.5")
         with pytest.raises(UserError, match="delta 0.5"):
             site.join(worse)
     assert not site.ledger.exists()
