@@ -10,11 +10,14 @@ import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from safetensors.torch import load_file
 from torch import nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig, parse_config
 from dpfed.errors import UserError
+from dpfed.models.folder import load_encoder
+from dpfed.models.parameters import TrainableVector
 from dpfed.plan import PrivacyPlan
 from dpfed.pretraining import pretrain
 from dpfed.privacy.ledger import Ledger
@@ -167,7 +170,23 @@ def test_all_that_leaves_a_run_follows_from_its_noisy_sums(twins, name):
     assert {call.noisy.numel() for call in on_sums} == {totals[0].values.numel()}
     assert {call.noisy.numel() for call in calls if call.purpose == "statistics"} <= {8 * 2 * 16}
 
-    epsilon_is_that_of_all_steps(RunDirectory(first[3].path.parents[1] / "done-0" / "run"))
+    run = RunDirectory(first[3].path.parents[1] / "done-0" / "run")
+    assert not run.releases.exists()
+    what_is_exported_is_what_was_measured(run, "average" in name)
+    epsilon_is_that_of_all_steps(run)
+
+
+def what_is_exported_is_what_was_measured(run, averaged):
+    tensors = load_file(Checkpoints(run.checkpoints, 1).paths()[-1])
+    model = load_encoder(run.model)
+    own = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
+    assert ("average" in tensors) == averaged
+    if averaged:
+        parameters = TrainableVector(model)
+        assert torch.equal(parameters.gather(), tensors["average"])
+        assert not torch.equal(tensors["average"], torch.cat([own[name].flatten() for name in parameters.names]))
+    else:
+        assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
 
 
 def test_the_secret_key_is_for_its_owners_eyes(tiny_config, tmp_path):
