@@ -8,7 +8,7 @@ import torch
 from dpfed.errors import UserError
 from dpfed.federation.answers import Reason
 from dpfed.federation.identity import Identity
-from dpfed.federation.messages import seal
+from dpfed.federation.messages import digest_of, seal
 from dpfed.federation.packets import Packet
 from dpfed.federation.vectors import encoded
 from dpfed.models.parameters import TrainableVector
@@ -58,7 +58,9 @@ def test_a_step_is_on_the_books_before_a_record_is_drawn(lab, monkeypatch):
         raise UserError("a record cannot be read")
 
     monkeypatch.setattr(site._worker, "bounded_sum", bounded_sum)
-    assert said(site.answer(question(lab, step=2)))["reason"] == Reason.FAILED
+    reply = site.answer(question(lab, step=2))
+    fixed = {"kind": "refusal", "terms": lab.terms.fingerprint, "vector": digest_of(b""), "site": 0}
+    assert said(reply) == fixed | {"reason": Reason.FAILED, "about": None} and not reply.vector  # and nothing else
     assert lab.ledger(0).charged == 1 and lab.logs[0] == "error: a record cannot be read"
     assert said(site.answer(question(lab, step=2)))["reason"] == Reason.OVER
 
