@@ -197,16 +197,17 @@ def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_p
     terms = Terms.load(agree().terms)
     with pytest.raises(UserError, match="more than 1/N"):
         agree("loose", delta=0.5)
-    loose = terms.model_dump() | {"plan": terms.plan | {"delta": 0.5}}  # a coordinator that does not check
-    loose["config"]["privacy"]["delta"] = 0.5
-    with pytest.raises(UserError, match="more than 1/N"):
-        Terms._checked(loose)
-    with pytest.MonkeyPatch.context() as patch:  # the site refuses for itself
-        patch.setattr("dpfed.plan._check_delta", lambda *_: None)
-        worse = Terms._checked(loose)
-        assert dict(statement(worse))["warning"].startswith("Do not rely on this promise: its delta of 0.5")
-        with pytest.raises(UserError, match="delta 0.5"):
-            site.join(worse)
+    for delta, said in ((0.5, "0.5"), (1.01 / terms.privacy_plan.records, "8.41e-4")):  # a coordinator that does not check
+        loose = terms.model_dump() | {"plan": terms.plan | {"delta": delta}}
+        loose["config"]["privacy"]["delta"] = delta
+        with pytest.raises(UserError, match="more than 1/N"):
+            Terms._checked(loose)
+        with pytest.MonkeyPatch.context() as patch:  # the site refuses for itself
+            patch.setattr("dpfed.plan._check_delta", lambda *_: None)
+            worse = Terms._checked(loose)
+            assert dict(statement(worse))["warning"].startswith(f"Do not rely on this promise: its delta of {said}")
+            with pytest.raises(UserError, match=f"delta {said}"):
+                site.join(worse)
     assert not site.ledger.exists()
     config = Terms.agree(terms.run_config(), [_card(one.card) for one in sites], terms.coordinator)
     with pytest.raises(UserError, match=r"1.00e-6 at most"):
