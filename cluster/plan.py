@@ -11,6 +11,7 @@ import typer
 
 from cluster.estimate import Estimate, Machines, bottleneck, estimate
 from dpfed.cli.entry import run
+from dpfed.cli.terminal import say
 from dpfed.config import Config, load_config, parse_config
 from dpfed.errors import UserError, nearest
 from dpfed.plan import PrivacyPlan
@@ -48,6 +49,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
     """Step time, bytes, sigma, epsilon, hours and dollars of a sharded run: arithmetic, no records and no cluster needed."""
+    say(f"planning for {', '.join(map(str, workers))} workers", True)
     given = {"batch": batch, "steps": steps, "epsilon": epsilon, "group_size": group_size}
     wanted = _config(config, assignments or [], given)
     promise = PrivacyPlan.from_config(_count(wanted, config, records), wanted)

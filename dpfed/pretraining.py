@@ -27,10 +27,11 @@ from dpfed.provenance import began, environment
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
 from dpfed.shipped import find_tower
-from dpfed.training.checkpoint import Checkpoints, Progress, load_weights
+from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator, StepSummary
+from dpfed.training.post_processing import serving
 from dpfed.training.releases import Releases
-from dpfed.training.session import Parts, assemble, averaged
+from dpfed.training.session import Parts, assemble
 from dpfed.training.trainer import InProcess, Transport, train
 from dpfed.training.worker import GroupObserver
 from dpfed.watching import Silent, Watcher
@@ -234,7 +235,7 @@ def carry_out(
 
     def evaluate_on_the_way(summary: StepSummary) -> None:
         if config.evaluation.every and summary.done < plan.steps and _due(summary, plan, config.evaluation.every):
-            with averaged(parts.model, coordinator):
+            with serving(parts.model, coordinator.post_processors):
                 _record(run, parts.evaluate("trained", summary.done), watcher)
 
     def show_progress(summary: StepSummary) -> None:
@@ -242,7 +243,7 @@ def carry_out(
 
     own = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
     train(connect(job), coordinator, range(start, plan.steps), [*own, *observers])
-    with averaged(parts.model, coordinator):
+    with serving(parts.model, coordinator.post_processors):
         watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
         trained = parts.evaluate("trained", plan.steps)
         # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
@@ -260,7 +261,7 @@ def _untrained_again(parts: Parts, checkpoints: Checkpoints) -> list[Evaluation]
     if first is None or parts.config.evaluation.split == "none":
         return []
     before = dataclasses.replace(parts, model=copy.deepcopy(parts.model))
-    load_weights(first, before.model)
+    before.load_weights(first)
     return before.evaluate("untrained", 0)
 
 

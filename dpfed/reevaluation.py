@@ -12,7 +12,7 @@ from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, tasks_of
 from dpfed.outcome import rewrite_papers, terms_of
 from dpfed.run import RunDirectory
-from dpfed.training.checkpoint import Checkpoints, load_weights
+from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.session import assemble
 from dpfed.watching import Silent, Watcher
 
@@ -48,9 +48,9 @@ def evaluate_run(
     if not parts.store.public and uses_labelled_bank(tasks_of(parts.store, parts.config)):
         run.disclose(LABELLED_FIGURES)
     watcher.note("measuring the model before training")
-    load_weights(saved[0], parts.model)
+    parts.load_weights(saved[0])
     untrained = parts.evaluate("untrained", 0)
-    load_weights(saved[-1], parts.model)
+    parts.load_weights(saved[-1])
     watcher.note("measuring the trained model")
     step = int(saved[-1].stem.removeprefix("step-"))
     figures = untrained + [figure.compared(untrained) for figure in parts.evaluate("trained", step)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from dpfed.errors import UserError
 
 _MOST = 1 << 20  # bytes: what is larger, or has no end, is no file that a person wrote
 _DEEP = "tables or arrays are nested too deeply"
+_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
+_LONG_KEY = re.compile(rf"(?m)(?:^|[\[{{,])[ \t]*(?:{_PART}[ \t]*\.[ \t]*){{32}}")  # tomllib takes hours for some
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
@@ -30,10 +33,10 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     if len(content) > _MOST:
         raise UserError(f"the {what} {path} is larger than 1 MB: expected a short TOML file.")
     try:
-        return tomllib.loads(content.decode("utf-8-sig"))
+        return _parsed(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not valid TOML: it is not UTF-8 text; save it as UTF-8.") from error
-    except RecursionError as error:
+    except RecursionError as error:  # of tomllib, or ours
         raise UserError(f"{path} is not valid TOML: {_DEEP}.") from error
     except ValueError as error:  # a syntax error, or a number with thousands of digits
         raise UserError(f"{path} is not valid TOML: {error}.") from error
@@ -48,8 +51,14 @@ def toml_value(text: str) -> Any:
         text: one line.
     """
     try:
-        alone = tomllib.loads(f"value = {text}")
-        listed = tomllib.loads(f"value = [{text}]")  # a comment would swallow the bracket
+        alone = _parsed(f"value = {text}")
+        listed = _parsed(f"value = [{text}]")  # a comment would swallow the bracket
     except (ValueError, RecursionError):
         return text
     return alone["value"] if alone.keys() == {"value"} and len(listed["value"]) == 1 else text
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    if _LONG_KEY.search(text):
+        raise RecursionError("a key of more than 32 parts")
+    return tomllib.loads(text)

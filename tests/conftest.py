@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,21 @@ def tiny(shapes) -> dict:
 @pytest.fixture
 def tiny_config(tiny) -> Config:
     return parse_config(tiny)
+
+
+@pytest.fixture
+def dpfed(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    """The command line in this process, which has torch already: words in, exit code, stdout and stderr out."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        from dpfed.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["dpfed", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return call
 
 
 @pytest.fixture(autouse=True)

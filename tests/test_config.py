@@ -1,5 +1,6 @@
 """Configurations: round trip, and refusal of everything that is not meant."""
 
+import time
 import tomllib
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from dpfed.config import Config, load_config, parse_config
 from dpfed.errors import UserError
+from dpfed.toml_file import toml_value
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
 
@@ -111,3 +113,27 @@ def test_an_assignment_without_a_value_takes_a_key_out():
 def test_an_option_that_is_no_number_is_named():
     with pytest.raises(UserError, match="'bounding.options.spread_out': expected a finite number"):
         parse_config({"bounding": {"options": {"spread_out": [1]}}})
+
+
+def nested_keys(parts):
+    return ("a." * parts + "b = 1", f"[{'a.' * parts}b]", f"x = {{{'a.' * parts}b = 1}}", '"a" . ' * parts + "b = 1")
+
+
+@pytest.mark.parametrize("text", nested_keys(20_000))
+def test_a_key_of_very_many_parts_is_refused_at_once(tmp_path, text):
+    """The parser's time grows with the square of their number: such a file of 1 MB would take hours."""
+    (tmp_path / "deep.toml").write_text(text)
+    started = time.monotonic()
+    with pytest.raises(UserError, match="nested too deeply"):
+        load_config(tmp_path / "deep.toml")
+    assert toml_value(text) == text and toml_value(f"{{{text}}}") == f"{{{text}}}"
+    assert time.monotonic() - started < 2
+
+
+def test_texts_with_many_dots_are_no_keys(tmp_path):
+    names = ["../" * 40 + "store", ". ".join(["A photo of a dog"] * 40), "v1." * 40]
+    for name in names:
+        (tmp_path / "dots.toml").write_text(f'[data]\npath = "{name}"\n')
+        with pytest.raises(UserError, match="data.path"):
+            load_config(tmp_path / "dots.toml")
+        assert toml_value(f'["{name}"]') == [name]

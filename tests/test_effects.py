@@ -156,7 +156,9 @@ def constant(monkeypatch):
     monkeypatch.setattr(PrivacyPlan, "fingerprint", "0" * 16)
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("barlow", "vicreg"))) for name in BASES]
+)
 def test_keys_without_effect_change_no_bit_of_a_run_all_at_once(tiny, tmp_path, constant, name):
     tree = tree_of(tiny, **BASES[name])
     idle = without_effect(parse_config(tree)).keys() - ELSEWHERE - BREAKS

@@ -27,7 +27,7 @@ from dpfed.objectives import loss_of
 from dpfed.outcome import rewrite_papers, terms_of
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
-from dpfed.training.checkpoint import Checkpoints, load_weights
+from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.session import assemble
 from dpfed.watching import Silent, Watcher
 
@@ -147,7 +147,7 @@ def audit_membership(
     promise = Promise(privacy["epsilon"] if privacy["guarantee"] else None, privacy["delta"])
     outcomes: list[Outcome] = []
     for weights, path in _weights(run).items():
-        load_weights(path, parts.model)
+        parts.load_weights(path)
         advance = watcher.stage(f"{weights} model", len(sides.member))
         signals = signals_of(parts.model, loss_of(parts.config.objective), sides.views(), sides.reference_views(), advance)
         watcher.note(f"fitting the attacks on the {weights} model")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from dpfed.config import DataConfig, PrivacyConfig
 from dpfed.data.layout import INDEX, Layout, damaged, is_store, read_layout
+from dpfed.data.place import local_path
 from dpfed.data.remote import is_url
 from dpfed.errors import UserError
 
@@ -25,21 +27,44 @@ def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
         The number, or ``None`` where only an import can tell.
 
     Raises:
-        UserError: for a store that is not there or damaged, or units that the records do not name.
+        UserError: for records that are not there, a damaged store, or units that the records do not name.
     """
     if data.source == "shapes":
         if privacy.unit == "unit":
             raise no_units("shapes")
         return data.records
-    if data.path is None or is_url(data.path) or data.source == "scenes":
+    if is_url(given := given_path(data)):
         return None
-    path = Path(data.path).expanduser().absolute()
-    if data.source != "store" and not is_store(path):
-        return None
+    path = local_path(os.path.expanduser(given), "data.path")
+    if data.source != "store":
+        require_something_at(path)
+        if data.source == "scenes" or not is_store(path):
+            return None
     layout = read_layout(path)
     if privacy.unit == "unit" and layout.header.get("unit_name") is None:
         raise no_units(layout.header["name"])
     return _sharded(layout, privacy) if layout.shards else _whole(path, layout, privacy)
+
+
+def given_path(data: DataConfig) -> str:
+    """``data.path`` of a source that reads files.
+
+    Raises:
+        UserError: where it is missing.
+    """
+    if data.path is None:
+        raise UserError(f"data.source = {data.source!r} needs data.path, the place of the records.")
+    return data.path
+
+
+def require_something_at(path: Path) -> None:
+    """Refuses a place of records where nothing is.
+
+    Raises:
+        UserError: naming it.
+    """
+    if not os.path.exists(path):
+        raise UserError(f"data.path: there is nothing at {path}; give the path of a local file or folder.")
 
 
 def no_units(name: str) -> UserError:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from dpfed.config import DataConfig
+from dpfed.data.counting import given_path, require_something_at
 from dpfed.data.importers import Progress, detect, import_records, importers
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import walk
@@ -74,20 +75,17 @@ def _from_path(
     config: DataConfig, format: str | None, progress: Progress | None, owner: int, owners: int, size: int | None = None
 ) -> RecordStore:
     """Opens ``data.path``, after importing it if it is no store; without a format the importer is found by looking at it."""
-    if config.path is None:
-        raise UserError(f"data.source = {config.source!r} needs data.path, the place of the records.")
-    if is_url(config.path):
+    if is_url(given := given_path(config)):
         if format not in ("store", None):
             raise UserError(
                 f"data.source = {format!r} reads files on this machine, and data.path is the address of another place: import "
                 "the files with `dpfed data import`, upload the store, and set data.source = 'store'."
             )
-        return RecordStore.open(fetch_store(config.path, config.stores, owner, owners, progress), owner, owners)
-    path = local_path(config.path, "data.path")
+        return RecordStore.open(fetch_store(given, config.stores, owner, owners, progress), owner, owners)
+    path = local_path(given, "data.path")
     if format == "store" or is_store(path):
         return RecordStore.open(path, owner, owners)
-    if not os.path.exists(path):
-        raise UserError(f"data.path: there is nothing at {path}; give the path of a local file or folder.")
+    require_something_at(path)
     format = format or detect(path)
 
     def write(target: Path) -> None:

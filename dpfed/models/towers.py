@@ -107,6 +107,7 @@ def build_clip(plan: Blueprint, objective: ObjectiveConfig, size: int, load_weig
             clip = open_clip.create_model(
                 f"{LOCAL_DIR}{folder}",
                 load_weights=False,
+                device=torch.get_default_device(),  # "meta" where the model's size is asked for
                 pretrained_text=False,
                 force_image_size=None if size == plan.size else size,
                 force_patch_dropout=None if "timm_model_name" in plan.model_cfg["vision_cfg"] else 0.0,

@@ -15,7 +15,7 @@ from dpfed.evaluation.suite import subset
 from dpfed.objectives import loss_of
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
-from dpfed.training.checkpoint import Checkpoints, load_weights
+from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.session import assemble
 
 RECORDS, GROUP = 512, 16
@@ -33,7 +33,7 @@ def relative_losses(run: RunDirectory) -> list[tuple[int, float]]:
     batch = parts.view_maker()(rows.reshape(-1), Randomness.from_seed(0), 0, parts.device)
     loss, losses = loss_of(config.objective), []
     for path in Checkpoints(run.checkpoints, config.training.keep).paths():
-        load_weights(path, parts.model)
+        parts.load_weights(path)
         mean = _mean(LossOfViews(parts.model, "fp32", loss), batch, rows)
         losses.append((int(path.stem.removeprefix("step-")), mean))
     return [(step, mean / losses[0][1]) for step, mean in losses]

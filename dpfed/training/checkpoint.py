@@ -1,8 +1,8 @@
 """Checkpoints: one safetensors file each, written atomically, checked by digest, read without pickle.
 
 The first checkpoint of a run holds the whole model; later ones hold what can have changed since: trained parameters, buffers,
-optimizer state and the moving average. All follow from noisy sums, so a checkpoint may leave the trust boundary. Secret keys
-are never in it.
+optimizer state and what post-processors keep. All follow from noisy sums, so a checkpoint may leave the trust boundary. Secret
+keys are never in it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +20,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
-from dpfed.models.parameters import TrainableVector
 from dpfed.training.coordinator import Coordinator
+from dpfed.training.post_processing import PostProcessor, load_states, serve, states_of
 
 FORMAT = "dpfed-checkpoint-2"
+_POST = "post/"  # in front of what post-processors keep
+_OLD_NAMES = {"average": f"{_POST}moving_average/weights"}  # before there were others
 _OLD_FORMAT = "dpfed-checkpoint-1"  # its digest is of the numbers alone: of no use to go on with a run
 
 
@@ -74,8 +77,7 @@ class Checkpoints:
                     tensors[f"optimizer/{index}/{name}"] = value
                 elif value is not None:
                     scalars[f"{index}/{name}"] = value
-        if coordinator.average is not None:
-            tensors["average"] = coordinator.average
+        tensors |= {f"{_POST}{name}": value for name, value in states_of(coordinator.post_processors).items()}
         tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
         header = {"format": FORMAT, "optimizer": json.dumps(scalars)}
         header |= {name: str(value) for name, value in vars(progress).items()}
@@ -93,7 +95,7 @@ class Checkpoints:
         return path
 
     def load(self, path: Path, model: nn.Module, coordinator: Coordinator) -> Progress:
-        """Restores model, optimizer and average from a checkpoint.
+        """Restores model, optimizer and post-processors from a checkpoint.
 
         Raises:
             UserError: if it is damaged, belongs to another model, or an earlier version of dpfed wrote it.
@@ -111,19 +113,25 @@ class Checkpoints:
             state.setdefault(int(index), {})[name] = value
         groups = coordinator.optimizer.state_dict()["param_groups"]
         coordinator.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        if (coordinator.average is None) != ("average" not in tensors):
-            raise UserError(f"the checkpoint {path} does not fit optimizer.ema of the config: change it back.")
-        if coordinator.average is not None:
-            coordinator.average.copy_(tensors["average"])
+        load_states(coordinator.post_processors, _under(_POST, tensors), f"the checkpoint {path}")
         return Progress(int(header["step"]), int(header["charged"]), header["fingerprint"])
 
 
-def load_weights(path: Path, model: nn.Module) -> None:
-    """Loads only the weights of a checkpoint: the moving average, if it holds one."""
+def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcessor]) -> None:
+    """Loads the weights of a checkpoint that are measured and published.
+
+    Args:
+        path: of the checkpoint.
+        model: gets the weights.
+        processors: of the run's configuration.
+
+    Raises:
+        UserError: see `Checkpoints.load`.
+    """
     tensors, _ = _read(path)
     _load_model(path, tensors, model)
-    if "average" in tensors:
-        TrainableVector(model).assign(tensors["average"])
+    load_states(processors, _under(_POST, tensors), f"the checkpoint {path}")
+    serve(model, processors)
 
 
 def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> None:
@@ -151,7 +159,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     digest = {FORMAT: _digest, _OLD_FORMAT: _old_digest}.get(header.get("format", ""))
     if digest is None or header.get("digest") != digest(tensors, header):
         raise UserError(_damaged(path))
-    return tensors, header
+    return {_OLD_NAMES.get(name, name): value for name, value in tensors.items()}, header
 
 
 def _damaged(path: Path) -> str:

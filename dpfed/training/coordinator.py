@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
-from dpfed.models.contract import method_of
 from dpfed.models.parameters import TrainableVector
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.randomness import Randomness
 from dpfed.training.optimizers import build_optimizer, learning_rate
+from dpfed.training.post_processing import PostProcessor, post_processors
 from dpfed.training.releases import Releases, digest_of
 
 DISCARDED = "discarded"  # in the place of a digest
@@ -52,10 +52,14 @@ class StepSummary:
 class Coordinator:
     """Holds the model, the noise, the optimizer and the ledger.
 
+    Attributes:
+        optimizer: torch's.
+        post_processors: what is done with every noisy sum beside the optimizer's step, in order.
+
     Args:
         plan: the noise, the divisor and the number of steps.
         model: whose trainable parameters are updated in place.
-        config: optimizer, schedule and moving average.
+        config: optimizer, schedule and post-processors.
         randomness: the coordinator's secret randomness.
         ledger: written before each release is used.
         releases: keeps releases until a checkpoint takes them in; without it, a resume must compute them again, exactly.
@@ -74,9 +78,9 @@ class Coordinator:
         self._ledger, self._releases = ledger, releases
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(f"{ledger.path} was started for another plan: noise and accounting must follow from the same one.")
-        self._model, self._vector = model, TrainableVector(model)
+        self._vector = TrainableVector(model)
         self.optimizer = build_optimizer(config, self._vector.parameters)
-        self.average: Tensor | None = self._vector.gather() if config.ema else None
+        self.post_processors: list[PostProcessor] = post_processors(config, model)
 
     def apply(self, step: int, total: BoundedSum) -> StepSummary:
         """One step: noise once, charge, divide by the public divisor, update.
@@ -174,6 +178,9 @@ class Coordinator:
     def _update(self, step: int, noisy: Tensor) -> StepSummary:
         rate = learning_rate(self._config, step, self._plan.steps)
         gradient = noisy.div_(self._plan.divisor)
+        norm = gradient.norm().item()
+        for processor in self.post_processors:
+            gradient = processor.gradient(step, gradient)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         for parameter, part in zip(self._vector.parameters, self._vector.split(gradient), strict=True):
@@ -181,13 +188,9 @@ class Coordinator:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._check_parameters(step)
-        if hasattr(self._model, "move"):
-            method_of(self._model, "move")()
-        if self.average is not None:
-            # The average's own warm-up: a long memory must not hold on to the untrained weights.
-            decay = min(self._config.ema, (1 + step) / (10 + step))
-            self.average.lerp_(self._vector.gather(), 1 - decay)
-        return StepSummary(step, rate, gradient.norm().item())
+        for processor in self.post_processors:
+            processor.updated(step)
+        return StepSummary(step, rate, norm)
 
     def _skipped(self, step: int) -> StepSummary:
         return StepSummary(step, learning_rate(self._config, step, self._plan.steps), None)

@@ -18,7 +18,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model, image_size
 from dpfed.sections import ModelConfig
 
-_COPIES = 4  # of the parameters: weights, one group's gradient, their sum, the optimizer's moments
+_FURTHER_COPIES = 3  # of the trained parameters: one group's gradient, their sum, the optimizer's moments
 _KEPT = 0.5  # of the outputs of all layers is kept for the backward pass, at least
 _FLOAT = 4  # bytes
 _CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -34,15 +34,18 @@ def require_memory(config: Config, device: torch.device) -> None:
     Raises:
         UserError: saying how much is needed and how much there is.
     """
-    if config.model.kind == "open_clip":  # it has models that cannot be built without memory
-        return
-    parameters, outputs = _count(config)
+    try:
+        parameters, trained, outputs = _count(config)
+    except (UserError, RuntimeError):
+        if config.model.kind == "open_clip":  # it has models that cannot be built without memory
+            return
+        raise
     there = memory_of(device)
-    least = _COPIES * _FLOAT * parameters
+    least = _FLOAT * (parameters + _FURTHER_COPIES * trained)
     if least > there:
         raise UserError(
             f"a model with {parameters:,} parameters takes at least {_size(least)} in training, and there are {_size(there)} "
-            "of memory: choose a smaller model (model.width, model.embedding, model.text_width, ...)."
+            "of memory: choose a smaller model (model.architecture, model.width, model.embedding, model.text_width, ...)."
         )
     records = 2 if method_named(config.bounding.method).whole_batch else max(2, config.bounding.group_size)
     views = config.objective.augmentations + (1 if config.model.reads_text else 2)
@@ -77,8 +80,8 @@ def memory_of(device: torch.device) -> int:
     return there
 
 
-def _count(config: Config) -> tuple[int, float]:
-    """Parameters of a model, and bytes of what its image tower's layers put out for one view, without memory for either."""
+def _count(config: Config) -> tuple[int, int, float]:
+    """Parameters of a model, those trained, and bytes of what its image tower puts out for a view, without memory for them."""
     outputs = 0
 
     def add(module: nn.Module, _: object, output: object) -> None:
@@ -90,16 +93,17 @@ def _count(config: Config) -> tuple[int, float]:
     with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
         model = build_model(config.model, config.objective, config.adaptation, size, load_weights=False)
         parameters = sum(parameter.numel() for parameter in model.parameters())
+        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         for module in model.modules():
             module.register_forward_hook(add)
         model.eval().features(torch.empty(1, 3, size, size))
     anchors = config.model.anchor_count if config.model.normalisation == "batch" else 0  # go through the tower as well
-    return parameters, outputs / (1 + anchors)
+    return parameters, trained, outputs / (1 + anchors)
 
 
 def _of_a_caption(model: ModelConfig) -> int:
-    """Bytes of what the layers of the small text tower put out for one caption."""
-    if not model.reads_text:
+    """Bytes of what the layers of the small text tower put out for one caption; those of open_clip are not counted."""
+    if not model.reads_text or model.kind == "open_clip":
         return 0
     scores, vectors = 2 * model.text_heads * model.context**2, 10 * model.context * model.text_width
     return _FLOAT * model.text_layers * (scores + vectors)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,14 +26,15 @@ from dpfed.evaluation.suite import Evaluation, Which, evaluate, tasks_of
 from dpfed.foresight import foresee, guarded, refuse_many_owners
 from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, settled, tokenizer_for
 from dpfed.models.norm import refuse_mixing
-from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.objectives import loss_of
 from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
 from dpfed.randomness import Randomness
+from dpfed.training.checkpoint import load_weights
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.memory import require_memory
+from dpfed.training.post_processing import post_processors
 from dpfed.training.releases import Releases
 from dpfed.training.worker import GroupObserver, Worker, rows_of_owner
 from dpfed.watching import Silent, Watcher, import_progress
@@ -156,6 +156,14 @@ class Parts:
     def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
         """The run's coordinator."""
         return Coordinator(self.plan, self.model, self.config.optimizer, randomness, ledger, releases)
+
+    def load_weights(self, checkpoint: Path) -> None:
+        """Gives the model the weights of a checkpoint that are measured and published.
+
+        Raises:
+            UserError: if the checkpoint is damaged or belongs to another model.
+        """
+        load_weights(checkpoint, self.model, post_processors(self.config.optimizer, self.model))
 
     def evaluate(self, which: Which, step: int) -> list[Evaluation]:
         """Measures the model as it is now."""
@@ -291,21 +299,6 @@ def pick_device(name: str) -> torch.device:
         there = [device for device, is_there in available.items() if is_there]
         raise UserError(f"training.device = '{name}', but this machine has only: {', '.join(there)}.")
     return torch.device(name)
-
-
-@contextlib.contextmanager
-def averaged(model: nn.Module, coordinator: Coordinator) -> Iterator[None]:
-    """The model with its moving average of weights, if there is one."""
-    if coordinator.average is None:
-        yield
-        return
-    vector = TrainableVector(model)
-    current = vector.gather()
-    vector.assign(coordinator.average)
-    try:
-        yield
-    finally:
-        vector.assign(current)
 
 
 def _stand_in(config: Config, plan: PrivacyPlan, text: tuple[int, int] | None, device: torch.device) -> GroupBatch:

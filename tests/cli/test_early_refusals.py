@@ -126,6 +126,8 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path):
         ["pretrain", "empty.toml", "--set", "privacy.epsilon=8", "--federated", "3", "--drops", "3"],
         ["pretrain", "empty.toml", "--set", "privacy.epsilon=8", "--cluster", "ray", "--workers", "1000000"],
         ["privacy", "calibrate", "--records", "60000", "--batch", "2048", "--steps", "1200", "--epsilon", "nan"],
+        ["pretrain", "quickstart", "--set", "data.source=folder", "--set", "data.path=nowhere", "--run", "run"],
+        ["pretrain", "quickstart", "--set", "data.source=scenes", "--run", "run"],
         ["resume", "nowhere"],
     ):
         started = time.monotonic()

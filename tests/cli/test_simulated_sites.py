@@ -1,24 +1,11 @@
 """`dpfed pretrain --federated N`: its options, and what is refused in one sentence."""
 
 import json
-import sys
 
 import pytest
 
-from dpfed.cli import main
 from dpfed.config import parse_config
 from dpfed.run import RunDirectory
-
-
-@pytest.fixture
-def dpfed(monkeypatch, capsys):
-    def call(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dpfed", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code or 0, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_sites_compute_with_the_coordinators_target_also_after_a_step_they_misse
     released, held, apply, bounded_sum = {}, [], Coordinator.apply, Worker.bounded_sum
 
     def watched_apply(self, step, total):
-        released[step] = {name: value.clone() for name, value in self._model.state_dict().items()}
+        released[step] = {name: value.clone() for name, value in self.post_processors[0]._move.__self__.state_dict().items()}
         return apply(self, step, total)
 
     def watched_sum(self, step):

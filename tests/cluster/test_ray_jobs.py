@@ -268,6 +268,7 @@ def test_two_workers_learn_what_one_process_learns(head, folder, tmp_path):
         assert min(ours, theirs) > before + 0.2 and abs(ours - theirs) < 0.15
 
 
+@pytest.mark.slow
 def test_without_workers_the_run_is_that_of_one_process_bit_for_bit(settings, folder, tmp_path):
     import ray
 

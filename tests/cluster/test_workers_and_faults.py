@@ -102,7 +102,7 @@ def resume(rank, log, *arguments):
     dpfed("resume", *arguments, "--cluster", "torchrun")
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_crash_in_a_step_costs_nothing_twice_whoever_goes_on(crashed, undisturbed, tmp_path, workers):
     folder, point = crashed
     *_, replayed, computed = POINTS[point]
@@ -171,7 +171,11 @@ def flip(rank, name, *arguments):
     dpfed(*arguments)
 
 
-@pytest.mark.parametrize("name", ["fixed_temperature", "text_encoder.token.weight"], ids=["buffer", "frozen weight"])
+@pytest.mark.parametrize(
+    "name",
+    ["fixed_temperature", pytest.param("text_encoder.token.weight", marks=pytest.mark.slow)],
+    ids=["buffer", "frozen weight"],
+)
 def test_other_weights_are_refused_and_all_processes_end(source, tmp_path, name):
     folder = tmp_path / "run"
     with Processes(3, tmp_path / "out", flip, name, *pretrain(source, folder)) as processes:
@@ -194,7 +198,10 @@ def damage(rank, who, *arguments):
     dpfed(*arguments)
 
 
-@pytest.mark.parametrize(("who", "sharding"), [(0, "none"), (1, "none"), (1, "fsdp")])
+@pytest.mark.parametrize(
+    ("who", "sharding"),
+    [pytest.param(0, "none", marks=pytest.mark.slow), (1, "none"), pytest.param(1, "fsdp", marks=pytest.mark.slow)],
+)
 def test_a_store_that_is_damaged_on_the_way_ends_the_run_and_names_no_record(source, shapes, tmp_path, who, sharding):
     options = ("--set", f"training.sharding={sharding}", *(("--set", "bounding.engine=") if sharding == "fsdp" else ()))
     with Processes(2, tmp_path / "out", damage, who, *pretrain(source, tmp_path / "run", *options)) as processes:

@@ -6,8 +6,7 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -260,15 +259,11 @@ def test_stores_that_are_not_sharded_keep_their_format(stores: tuple[Path, Path]
     assert versions == [2, 3]
 
 
-def test_the_command(stores: tuple[Path, Path], by: str, tmp_path: Path) -> None:
-    def dpfed(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "dpfed", "data", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-    made = dpfed("shard", stores[0], tmp_path / "t", "--shards", 4)
-    assert made.returncode == 0, made.stderr
-    assert f"2,080 training records in 4 shards by {'person' if by == 'unit' else 'record'}, 520 held out" in made.stdout
-    facts = json.loads(dpfed("inspect", tmp_path / "t", "--json").stdout)
+def test_the_command(stores: tuple[Path, Path], by: str, tmp_path: Path, dpfed: Callable[..., tuple[int, str, str]]) -> None:
+    code, made, error = dpfed("data", "shard", stores[0], tmp_path / "t", "--shards", 4)
+    assert code == 0, error
+    assert f"2,080 training records in 4 shards by {'person' if by == 'unit' else 'record'}, 520 held out" in made
+    facts = json.loads(dpfed("data", "inspect", tmp_path / "t", "--json")[1])
     assert facts["shards"] == 4 and facts["records"]["train"] == 2080
-    again = dpfed("shard", stores[0], tmp_path / "t")
-    assert again.returncode == 2 and "exists already" in again.stderr + again.stdout
+    code, _, error = dpfed("data", "shard", stores[0], tmp_path / "t")
+    assert code == 2 and "exists already" in error

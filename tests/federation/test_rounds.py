@@ -153,7 +153,9 @@ OPEN_FAULTS = {  # a masked sum shows none of these
 }
 
 
-@pytest.mark.parametrize("trust", MODES)
+@pytest.mark.parametrize(
+    "trust", [pytest.param(mode, marks=[pytest.mark.slow] * (mode in ("local", "distributed"))) for mode in MODES]
+)
 def test_a_bad_answer_costs_its_site_only(lab, trust):
     faults = FAULTS if trust == "secure" else FAULTS | OPEN_FAULTS
     one = lab(trust, steps=3 * len(faults))
@@ -300,7 +302,15 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(("trust", "to"), [("central", "hello"), ("central", "sum"), ("secure", "sum"), ("secure", "shares")])
+@pytest.mark.parametrize(
+    ("trust", "to"),
+    [
+        ("central", "hello"),
+        pytest.param("central", "sum", marks=pytest.mark.slow),
+        ("secure", "sum"),
+        pytest.param("secure", "shares", marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_that_a_site_says_stops_the_others(lab, trust, to):
     one = lab(trust, steps=3 * len(HOSTILE), deadline=0.5)
     said = []

@@ -199,7 +199,7 @@ def test_anything_that_can_be_typed(effort, desk, bounded_memory) -> None:
             shutil.rmtree(desk / name, ignore_errors=True)
             (desk / name).unlink(missing_ok=True) if not (desk / name).is_dir() else None
 
-    effort.tries(250, check, COMMANDS)
+    effort.tries(150, check, COMMANDS)
 
 
 def _meant(words: list[str], changed: set[str]) -> bool:

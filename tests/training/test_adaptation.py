@@ -85,7 +85,7 @@ def test_the_exported_adapters_are_all_that_the_run_learnt(adapting, tmp_path):
     assert {path.name for path in whole} >= {"open_clip_config.json", "open_clip_model.safetensors", "model.json"}
 
 
-@pytest.mark.parametrize("at", [1, 3, 5])
+@pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_an_interrupted_adaptation_resumes_to_the_same_bits(adapting, tmp_path, monkeypatch, at):
     config = parse_config({**adapting, "privacy": {**adapting["privacy"], "seed": 5}})
     expected = tensors_of(pretrain(config, tmp_path / "whole").model / "open_clip_model.safetensors")
@@ -130,7 +130,7 @@ def test_nothing_to_train_is_refused(adapting, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("loss", ["infonce", "siglip"])
+@pytest.mark.parametrize("loss", [pytest.param("infonce", marks=pytest.mark.slow), "siglip"])
 def test_temperature_and_bias_learn_with_the_adapters(adapting, tmp_path, loss):
     adapting["objective"] |= {"name": loss, "learn_temperature": True}
     run = pretrain(parse_config(adapting), tmp_path / "run")
@@ -149,6 +149,7 @@ def test_a_run_does_not_go_on_with_another_architecture_of_the_same_name(adaptin
     assert run.results.read_text() == before
 
 
+@pytest.mark.slow
 def test_a_random_local_dir_is_called_random(adapting, tmp_path):
     folder = tmp_path / "bare"
     folder.mkdir()

@@ -13,6 +13,7 @@ from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.randomness import Randomness
 from dpfed.training.coordinator import DISCARDED, Coordinator
+from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases, digest_of
 
 PLAN = PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5)  # 16 groups, sensitivity 1, noise 1.3
@@ -222,7 +223,8 @@ def test_the_average_of_weights_lags_behind_and_costs_nothing(make):
     model, coordinator, ledger = make(config=OptimizerConfig(name="sgd", learning_rate=1.0, momentum=0.0, ema=0.9))
     for step in range(10):
         coordinator.apply(step, zeros())
-    assert 0 < coordinator.average.norm() < model.weight.norm()
+    (average,) = states_of(coordinator.post_processors).values()
+    assert 0 < average.norm() < model.weight.norm()
     assert ledger.charged == 10
 
 

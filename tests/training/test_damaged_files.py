@@ -20,8 +20,10 @@ from dpfed.privacy.ledger import Ledger, Release
 from dpfed.randomness import Randomness
 from dpfed.training.checkpoint import Checkpoints, Progress, _old_digest, load_weights
 from dpfed.training.coordinator import Coordinator
+from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases, digest_of
 
+AVERAGE = "post/moving_average/weights"
 PLAN = PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5)
 
 
@@ -41,11 +43,16 @@ def saved(parts, tmp_path):
     return checkpoints, checkpoints.save(Progress(1, 1, PLAN.fingerprint), *parts)
 
 
+def average_of(coordinator):
+    (average,) = states_of(coordinator.post_processors).values()
+    return average
+
+
 def everything(checkpoints, path, model, coordinator):
     """All that a checkpoint restores."""
     progress = checkpoints.load(path, model, coordinator)
     state = {name: value.tolist() for name, value in model.state_dict().items()}
-    return progress, state, str(coordinator.optimizer.state_dict()), coordinator.average.tolist()
+    return progress, state, str(coordinator.optimizer.state_dict()), average_of(coordinator).tolist()
 
 
 def test_a_checkpoint_with_any_byte_changed_is_noticed(saved, parts):
@@ -73,7 +80,7 @@ def test_a_checkpoint_with_another_header_is_noticed(saved, parts, field):
         save_file(tensors, path, metadata=other)
         with pytest.raises(UserError, match="damaged"):
             checkpoints.load(path, *parts)
-    save_file({**tensors, "average": tensors["average"].view(3, 4)}, path, metadata=header)  # the same bits in another shape
+    save_file({**tensors, AVERAGE: tensors[AVERAGE].view(3, 4)}, path, metadata=header)  # the same bits in another shape
     with pytest.raises(UserError, match="damaged"):
         checkpoints.load(path, *parts)
 
@@ -83,16 +90,18 @@ def test_an_earlier_versions_checkpoint_can_be_measured_and_not_gone_on_with(sav
     with safe_open(path, framework="pt") as file:
         header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     old = {**header, "format": "dpfed-checkpoint-1"}
+    tensors["average"] = tensors.pop(AVERAGE)
     save_file(tensors, path, metadata=old | {"digest": _old_digest(tensors, old)})
     model, coordinator = parts
-    load_weights(path, model)
-    assert torch.equal(torch.cat([model.weight.flatten(), model.bias]), coordinator.average)
+    average = average_of(coordinator).clone()
+    load_weights(path, model, coordinator.post_processors)
+    assert torch.equal(torch.cat([model.weight.flatten(), model.bias]), average)
     with pytest.raises(UserError, match="earlier version of dpfed"):
         checkpoints.load(path, *parts)
     tensors["average"][0] += 1
     save_file(tensors, path, metadata=old | {"digest": header["digest"]})
     with pytest.raises(UserError, match="damaged"):
-        load_weights(path, model)
+        load_weights(path, model, coordinator.post_processors)
 
 
 def each_byte(path, stride=3):

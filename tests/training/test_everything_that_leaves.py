@@ -26,6 +26,7 @@ from dpfed.report.card import round_up
 from dpfed.run import RunDirectory
 from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator
+from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 from tests.training.twins import Noise, files, stores
@@ -280,11 +281,12 @@ def test_the_average_is_that_of_the_weights_after_every_step_the_last_one_too(tm
     config = OptimizerConfig(name="sgd", learning_rate=0.3, momentum=0.0, ema=0.7)
     coordinator = Coordinator(PLAN, model, config, Randomness.from_seed(0), Ledger.create(tmp_path / "ledger.jsonl", PLAN))
     expected = model.weight.detach().flatten().double()
+    (average,) = states_of(coordinator.post_processors).values()
     for step in range(PLAN.steps):
         coordinator.apply(step, BoundedSum(torch.randn(SIZE), PLAN.sensitivity, PLAN.groups))
         decay = min(0.7, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * model.weight.detach().flatten().double()
-        assert torch.allclose(coordinator.average.double(), expected, atol=1e-6)
+        assert torch.allclose(average.double(), expected, atol=1e-6)
 
 
 def test_groups_that_hold_no_record_count_in_the_divisor(tiny):

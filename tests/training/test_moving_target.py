@@ -33,9 +33,9 @@ def test_the_target_is_the_average_of_the_weights_after_each_step_also_when_resu
 
     def watched(self, step, total):
         if not seen:
-            seen.append({name: value.clone() for name, value in self._model.state_dict().items()})
+            seen.append({name: value.clone() for name, value in self.post_processors[0]._move.__self__.state_dict().items()})
         summary = apply(self, step, total)
-        seen.append({name: value.clone() for name, value in self._model.state_dict().items()})
+        seen.append({name: value.clone() for name, value in self.post_processors[0]._move.__self__.state_dict().items()})
         return summary
 
     monkeypatch.setattr(Coordinator, "apply", watched)

@@ -86,6 +86,7 @@ def test_no_figure_is_shown_where_the_mark_cannot_be_written(private, tmp_path, 
         evaluate_run(run.path, tasks=["knn"])
 
 
+@pytest.mark.slow
 def test_an_audit_stays_on_the_card_that_a_later_evaluation_writes(private, tmp_path, monkeypatch):
     monkeypatch.setattr("dpfed.audit.sides._LEAST", 50)
     run = pretrain(parse_config(private), tmp_path / "run")

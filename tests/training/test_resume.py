@@ -55,7 +55,18 @@ def interrupt(monkeypatch, owner, method, at, before):
     return lambda: monkeypatch.setattr(owner, method, real)
 
 
-PLACES = [(Ledger, "charge", True), (Ledger, "charge", False), (Coordinator, "apply", False), (Checkpoints, "save", True)]
+PLACES = {
+    "unpaid": (Ledger, "charge", True),
+    "paid": (Ledger, "charge", False),
+    "applied": (Coordinator, "apply", False),
+    "unsaved": (Checkpoints, "save", True),
+}
+OFTEN = {(1, "unpaid"), (2, "applied"), (3, "paid"), (4, "unpaid"), (4, "unsaved"), (5, "paid"), (6, "unsaved")}
+DEATHS = [
+    pytest.param(at, *PLACES[place], id=f"{at}-{place}", marks=[pytest.mark.slow] * ((at, place) not in OFTEN))
+    for at in range(1, 7)
+    for place in PLACES
+]
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +82,8 @@ def undisturbed(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize(("owner", "method", "before"), PLACES, ids=["unpaid", "paid", "applied", "unsaved"])
-@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6])
-def test_resume_from_every_step_gives_the_same_bits(seeded, tmp_path, monkeypatch, undisturbed, owner, method, before, at):
+@pytest.mark.parametrize(("at", "owner", "method", "before"), DEATHS)
+def test_resume_from_every_step_gives_the_same_bits(seeded, tmp_path, monkeypatch, undisturbed, at, owner, method, before):
     weights, results = undisturbed(seeded)
     restore = interrupt(monkeypatch, owner, method, at, before)
     folder = tmp_path / "run"

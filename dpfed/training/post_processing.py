@@ -1,0 +1,158 @@
+"""What is done with a noisy sum once it is public: filters of the gradient, averages of the weights, weights that follow.
+
+Differential privacy is closed under post-processing, so nothing here costs epsilon, and nothing here may look at anything but
+what the coordinator released. A run has a list of processors, in order. Each keeps its own state: checkpoints carry it under
+its name, and nobody else knows what it holds. To add one: a class here, and a line in `post_processors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from dpfed.config import OptimizerConfig
+from dpfed.errors import UserError
+from dpfed.models.contract import method_of
+from dpfed.models.parameters import TrainableVector
+
+
+class PostProcessor:
+    """One thing that follows from the noisy sums; each method does nothing unless it is overridden.
+
+    Attributes:
+        name: under which a checkpoint keeps the state: a word.
+        setting: the configuration's key that asks for it, for messages.
+    """
+
+    name: str
+    setting: str = ""
+
+    def gradient(self, step: int, gradient: Tensor) -> Tensor:
+        """The gradient ``(P,)`` for the optimizer, in place of the noisy one ``(P,)``."""
+        return gradient
+
+    def updated(self, step: int) -> None:
+        """The model has its new parameters."""
+
+    def served(self, weights: Tensor) -> Tensor:
+        """The weights ``(P,)`` that are measured and published, in place of those that training goes on with ``(P,)``."""
+        return weights
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that a resumed run must have back."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes back what `state_dict` gave."""
+
+
+class MovingWeights(PostProcessor):
+    """Weights that a model moves itself, such as BYOL's target network; they are a part of the model's own state."""
+
+    name = "moving_weights"
+
+    def __init__(self, model: nn.Module) -> None:
+        self._move = method_of(model, "move")
+
+    def updated(self, step: int) -> None:
+        """See `PostProcessor`."""
+        self._move()
+
+
+class MovingAverage(PostProcessor):
+    """An exponential moving average of the weights: it is measured and published in place of the last ones.
+
+    Args:
+        model: whose trainable parameters are averaged.
+        decay: of the average. Its own warm-up keeps it from holding on to the untrained weights.
+    """
+
+    name, setting = "moving_average", "optimizer.ema"
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._vector, self._decay = TrainableVector(model), decay
+        self._weights = self._vector.gather()
+
+    def updated(self, step: int) -> None:
+        """See `PostProcessor`."""
+        decay = min(self._decay, (1 + step) / (10 + step))
+        self._weights.lerp_(self._vector.gather(), 1 - decay)
+
+    def served(self, weights: Tensor) -> Tensor:
+        """See `PostProcessor`."""
+        return self._weights
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `PostProcessor`."""
+        return {"weights": self._weights}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `PostProcessor`."""
+        self._weights.copy_(state["weights"])
+
+
+def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProcessor]:
+    """The processors that a configuration and a model ask for, in order.
+
+    Args:
+        config: the ``[optimizer]`` section.
+        model: on its device, at the weights from which averages start.
+    """
+    found: list[PostProcessor] = []
+    if hasattr(model, "move"):
+        found.append(MovingWeights(model))
+    if config.ema:
+        found.append(MovingAverage(model, config.ema))
+    return found
+
+
+@contextlib.contextmanager
+def serving(model: nn.Module, processors: Sequence[PostProcessor]) -> Iterator[None]:
+    """The model with the weights that are measured and published; afterwards with those that training goes on with."""
+    vector = TrainableVector(model)
+    current = vector.gather()
+    serve(model, processors)
+    try:
+        yield
+    finally:
+        vector.assign(current)
+
+
+def serve(model: nn.Module, processors: Sequence[PostProcessor]) -> None:
+    """Gives the model the weights that are measured and published."""
+    vector = TrainableVector(model)
+    current = vector.gather()
+    weights = current
+    for processor in processors:
+        weights = processor.served(weights)
+    if weights is not current:
+        vector.assign(weights)
+
+
+def states_of(processors: Sequence[PostProcessor]) -> dict[str, Tensor]:
+    """The state of all, each tensor's name with its processor's in front."""
+    return {f"{processor.name}/{name}": value for processor in processors for name, value in processor.state_dict().items()}
+
+
+def load_states(processors: Sequence[PostProcessor], states: Mapping[str, Tensor], origin: str) -> None:
+    """Gives all processors their state back.
+
+    Args:
+        processors: of the run, as its configuration asks for them.
+        states: see `states_of`.
+        origin: where the states are from, for the message.
+
+    Raises:
+        UserError: if they are those of other processors.
+    """
+    expected, given = states_of(processors), dict(states)
+    if expected.keys() != given.keys() or any(given[name].shape != value.shape for name, value in expected.items()):
+        known = {kind.name: kind.setting for kind in PostProcessor.__subclasses__()}
+        names = sorted({name.partition("/")[0] for name in expected.keys() ^ given.keys()}) or sorted(known)
+        settings = ", ".join(known.get(name) or name for name in names)
+        raise UserError(f"{origin} does not fit {settings} of the config: change it back.")
+    for processor in processors:
+        own = {name: value for name, value in given.items() if name.startswith(f"{processor.name}/")}
+        processor.load_state_dict({name.partition("/")[2]: value for name, value in own.items()})

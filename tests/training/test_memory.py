@@ -1,0 +1,61 @@
+"""What cannot fit into memory is refused before any of it is built."""
+
+import json
+
+import pytest
+import torch
+
+from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.models.building import build_model, settled
+from dpfed.shipped import configs
+from dpfed.training import memory
+from dpfed.training.memory import require_memory
+
+CPU = torch.device("cpu")
+GIVEN = {"name": "sizes", "data": {"source": "store", "path": "/records"}, "privacy": {"epsilon": 8.0, "batch": 60, "steps": 4}}
+
+
+def config_of(model, **sections):
+    return settled(parse_config({**GIVEN, "model": model, **sections}))
+
+
+@pytest.fixture
+def tower(tmp_path):
+    def written(**vision):
+        cfg = json.loads((configs() / "towers" / "small.json").read_text())
+        cfg["vision_cfg"] |= vision
+        (tmp_path / "tower.json").write_text(json.dumps(cfg))
+        return {"kind": "open_clip", "architecture": str(tmp_path / "tower.json")}
+
+    return written
+
+
+@pytest.mark.parametrize("width", [32_768, 1_048_576])
+def test_an_open_clip_model_that_cannot_fit_is_refused_without_memory_for_it(tower, width):
+    with pytest.raises(UserError, match=r"a model with [\d,]+ parameters takes at least .* choose a smaller model"):
+        require_memory(config_of(tower(width=width)), CPU)
+
+
+def test_a_model_of_ours_that_cannot_fit_is_refused():
+    with pytest.raises(UserError, match="choose a smaller model"):
+        require_memory(config_of({"kind": "image-text", "text_width": 8_192, "text_layers": 64}), CPU)
+
+
+@pytest.mark.parametrize("adaptation", [{}, {"image": "lora", "text": "lora"}])
+def test_frozen_weights_are_held_once_and_trained_ones_four_times(tower, adaptation, monkeypatch):
+    config = config_of(tower(), adaptation=adaptation)
+    model = build_model(config.model, config.objective, config.adaptation, config.data.size)
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    least = 4 * sum(count * (4 if trained else 1) for count, trained in sizes)
+    monkeypatch.setattr(memory, "memory_of", lambda _: least - 1)
+    with pytest.raises(UserError, match="choose a smaller model"):
+        require_memory(config, CPU)
+    monkeypatch.setattr(memory, "memory_of", lambda _: 8 * least)
+    require_memory(config, CPU)
+
+
+def test_the_sizes_are_taken_without_drawing_a_random_number(tower):
+    state = torch.random.get_rng_state()
+    require_memory(config_of(tower()), CPU)
+    assert torch.equal(state, torch.random.get_rng_state())

@@ -1,0 +1,131 @@
+"""What is done after the noise is a list: a new processor is one class. Runs and checkpoints know nothing of it."""
+
+import pytest
+import torch
+
+from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.pretraining import pretrain, resume
+from dpfed.reevaluation import evaluate_run
+from dpfed.run import RunDirectory
+from dpfed.training import coordinator as coordinators
+from dpfed.training import session
+from dpfed.training.checkpoint import Checkpoints
+from dpfed.training.post_processing import MovingAverage, PostProcessor, load_states, states_of
+
+
+class Filter(PostProcessor):
+    """A low-pass filter of the noisy gradient, which remembers the one before."""
+
+    name, setting = "filter", "optimizer.filter"
+
+    def __init__(self, size):
+        self.before = torch.zeros(size)
+
+    def gradient(self, step, gradient):
+        self.before = 0.5 * self.before + 0.5 * gradient
+        return self.before.clone()
+
+    def state_dict(self):
+        return {"before": self.before}
+
+    def load_state_dict(self, state):
+        self.before = state["before"].clone()
+
+
+class LastTwo(PostProcessor):
+    """The mean of the weights after the last two steps."""
+
+    name = "last_two"
+
+    def __init__(self, average):
+        self._vector, self.weights = average._vector, average._weights.repeat(2, 1)
+
+    def updated(self, step):
+        self.weights[step % 2] = self._vector.gather()
+
+    def served(self, weights):
+        return self.weights.mean(0)
+
+    def state_dict(self):
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state):
+        self.weights = state["weights"].clone()
+
+
+@pytest.fixture
+def with_others(monkeypatch):
+    """Runs have both of these, and no other processor."""
+
+    def chosen(config, model):
+        average = MovingAverage(model, 0.5)
+        return [Filter(len(average._weights)), LastTwo(average)]
+
+    for module in (coordinators, session):
+        monkeypatch.setattr(module, "post_processors", chosen)
+
+
+def weights_of(run):
+    from safetensors.torch import load_file
+
+    return load_file(run.model / "model.safetensors")
+
+
+def test_a_run_with_other_processors_resumes_to_the_same_bits_and_measures_what_they_serve(
+    tiny, tmp_path, with_others, monkeypatch
+):
+    config = parse_config({**tiny, "privacy": {**tiny["privacy"], "seed": 3}})
+    whole = pretrain(config, tmp_path / "whole")
+    apply, calls = coordinators.Coordinator.apply, []
+
+    def dies(self, step, total):
+        if step == 5 and not calls:
+            calls.append(step)
+            raise KeyboardInterrupt
+        return apply(self, step, total)
+
+    monkeypatch.setattr(coordinators.Coordinator, "apply", dies)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(config, tmp_path / "again")
+    run = resume(tmp_path / "again")
+    assert calls and all(torch.equal(value, weights_of(run)[name]) for name, value in weights_of(whole).items())
+    measured = {(one.name, one.model): one.value for one in evaluate_run(run.path) if one.step in (0, 6)}
+    noted = {(one["name"], one["model"]): one["value"] for one in _figures(whole) if one["step"] in (0, 6)}
+    assert measured == pytest.approx(noted)
+
+
+def _figures(run):
+    import json
+
+    return json.loads(run.results.read_text())["evaluations"]
+
+
+def test_a_filtered_gradient_moves_the_weights_and_no_processor_changes_what_is_released(tiny, tmp_path, monkeypatch):
+    config = parse_config({**tiny, "privacy": {**tiny["privacy"], "steps": 2, "seed": 3}, "evaluation": {"split": "none"}})
+
+    class Nothing(PostProcessor):
+        name = "nothing"
+
+        def gradient(self, step, gradient):
+            return torch.zeros_like(gradient)
+
+    plain = pretrain(config, tmp_path / "plain")
+    monkeypatch.setattr(coordinators, "post_processors", lambda config, model: [Nothing()])
+    still = pretrain(config, tmp_path / "still")
+    first = [RunDirectory(run.path).ledger.read_text().splitlines()[1] for run in (plain, still)]
+    assert first[0] == first[1]
+    saved = [path for path in Checkpoints(still.checkpoints, 3).paths()]
+    assert len(saved) > 1
+    moved = [not torch.equal(weights_of(plain)[name], value) for name, value in weights_of(still).items()]
+    assert any(moved)
+
+
+def test_a_state_goes_back_to_its_own_processor_only():
+    one, other = Filter(3), Filter(3)
+    one.before += 2
+    load_states([other], states_of([one]), "file")
+    assert torch.equal(other.before, one.before)
+    for processors, states in (([], states_of([one])), ([Filter(4)], states_of([one])), ([one], {})):
+        with pytest.raises(UserError, match=r"file does not fit .*optimizer\.filter.* of the config"):
+            load_states(processors, states, "file")
