@@ -96,7 +96,8 @@ def test_old_steps_are_over(lab):
     site = lab.wire.workers["node0"]
     assert said(site.answer(question(lab, step=3)))["kind"] == "sum"
     for step in (3, 2, 0):
-        assert said(site.answer(question(lab, step=step)))["kind"] == "refusal"
+        assert said(site.answer(question(lab, step=step)))["reason"] == Reason.OVER
+        assert said(lab.site(0).answer(question(lab, step=step)))["reason"] == Reason.OVER  # also after a restart
     assert lab.ledger(0).charged == 1
 
 
