@@ -111,6 +111,13 @@ def test_without_noise_and_clipping_moments_give_the_gradient_of_the_batchs_barl
     assert (total(engine, batch, 1e9) / 12 - expected).norm() / expected.norm() < 1e-3
 
 
+def test_moments_are_those_of_directions_whatever_the_lengths():
+    """What is released and what is differentiated are the same unit vectors, so slopes shrink as embeddings grow."""
+    embeddings, lengths = normalize(torch.randn(12, 2, 16), dim=2), torch.rand(12, 2, 1) * 5 + 0.1
+    one, other = (ReleasedMoments(12, silent()).slopes(z, torch.tensor(0.1), 0) for z in (embeddings, lengths * embeddings))
+    assert torch.allclose(one.embeddings, lengths * other.embeddings, rtol=1e-4, atol=1e-5)
+
+
 def test_noise_that_makes_variances_negative_gives_finite_slopes():
     statistics = ReleasedMoments(12, release_noise(Randomness.from_seed(1), 30.0, 0, ""))
     slopes = statistics.slopes(torch.randn(12, 2, 16), torch.tensor(0.1), 0)
