@@ -25,8 +25,8 @@ from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, fastest_engin
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig
 from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.parameters import TrainableVector
-from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 
 _FLOAT_BYTES = 4
 

@@ -14,7 +14,7 @@ from dpfed.cli.entry import run
 from dpfed.cli.terminal import say
 from dpfed.config import Config, load_config, parse_config
 from dpfed.errors import UserError, nearest
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.report.promise import large_delta, meaning, round_up
 
 _WIDTH = 116  # columns of the table: a pipe or a narrow terminal wraps its lines rather than cutting figures

@@ -15,7 +15,7 @@ _HOMES = {
     "load_config": "dpfed.config",
     "parse_config": "dpfed.config",
     "UserError": "dpfed.errors",
-    "PrivacyPlan": "dpfed.plan",
+    "PrivacyPlan": "dpfed.privacy.plan",
     "RecordStore": "dpfed.data.records",
     "StoreWriter": "dpfed.data.writing",
     "RecordInput": "dpfed.data.writing",

@@ -183,7 +183,7 @@ _RULES = (
     Rule(
         "privacy.accountant",
         "bounding.method",
-        lambda c: _method(c).sampling != "fixed",
+        lambda c: len(_method(c).accountants) > 1,
         "its samples are accounted for by RDP alone; set bounding.method = 'group'",
     ),
     _needs("privacy.per_unit", "privacy.unit", "unit"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from dpfed.config import Config
 from dpfed.data.counting import known_count
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.run import RunDirectory
 from dpfed.watching import Silent, Watcher
 

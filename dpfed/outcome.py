@@ -17,8 +17,8 @@ from dpfed.federation.journal import Journal
 from dpfed.federation.statement import of_federation
 from dpfed.federation.terms import Terms
 from dpfed.models.summary import Trained, trained_part
-from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.report.card import CardFacts, is_void, privacy_card
 from dpfed.report.gallery import Gallery, build_gallery
 from dpfed.report.html import write_report
@@ -188,9 +188,7 @@ def card_facts(parts: Parts, ledger: Ledger, disclosed: Collection[str] = ()) ->
     trained = trained_part(parts.model, config)
     protected = (_unit_name(parts) or "unit") if plan.unit == "unit" else "record"
     unit = _CAPTIONED if config.model.reads_text else _IMAGE
-    sampler = f"Poisson: every {protected} is drawn independently"
-    if plan.how.sampling == "fixed":
-        sampler = f"fixed size: {plan.batch:,} {protected}s without replacement"
+    sampler = plan.sampler.describe(protected)
     grouping = f"every drawn {protected} chooses one of the K groups independently"
     if plan.how.whole_batch:
         grouping = f"all drawn {protected}s make one batch"
@@ -205,9 +203,7 @@ def card_facts(parts: Parts, ledger: Ledger, disclosed: Collection[str] = ()) ->
         version=__version__,
         unit=unit,
         protected=protected,
-        adjacency=("replace" if plan.how.sampling == "fixed" else "add or remove")
-        + f" one {protected}"
-        + (" with all its records" if plan.unit == "unit" else ""),
+        adjacency=plan.sampler.relation.describe(protected, plan.unit == "unit"),
         trained=str(trained),
         epsilon_spent=ledger.epsilon,
         epsilon_planned=plan.epsilon(),

@@ -21,8 +21,8 @@ from dpfed.models.building import settled
 from dpfed.models.folder import save_encoder
 from dpfed.models.summary import trained_part
 from dpfed.outcome import write_outcome
-from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.provenance import began, environment
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory

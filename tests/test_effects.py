@@ -14,8 +14,8 @@ from dpfed.config import Config, load_config, parse_config, read_back
 from dpfed.dotted_keys import leaves, put
 from dpfed.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, refuse_without_effect, without_effect
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
 from dpfed.pretraining import begin, carry_out, pretrain, with_absolute_paths
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.run import RunDirectory
 from dpfed.watching import Silent
 
@@ -225,6 +225,90 @@ def test_what_has_no_effect_is_refused_and_what_would_give_it_one_is_said(tree, 
     with pytest.raises(UserError, match=re.escape(said)):  # a configuration that was made in a program
         pretrain(Config(**tree), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def of(section, **values) -> dict:
+    return {section: values}
+
+
+PARQUET, STORE = of("data", source="parquet", path="/nowhere"), of("data", source="store", path="/nowhere")
+PAIRS, CLIP = of("model", kind="image-text"), of("model", kind="open_clip", architecture="a")
+NO_COLOUR = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
+STEPS_OF = [  # from one configuration to another: which keys lose their effect
+    (PARQUET, {}, "data.path data.public data.test data.validation"),
+    (PARQUET, STORE, "data.public data.stores data.test data.validation"),
+    ({}, STORE, "data.half data.records data.stores"),
+    ({}, of("data", source="scenes", path="/nowhere"), "data.records"),
+    (of("views", jitter=1.0), {}, "views.brightness views.contrast views.hue views.saturation"),
+    (of("views", jitter=1.0), of("views", jitter=1.0, **NO_COLOUR), "views.jitter"),
+    (of("views", jitter=1.0), of("views", jitter=1.0, grayscale=1.0), "views.hue views.saturation"),
+    (of("views", blur=0.5), {}, "views.blur_sigma"),
+    (
+        PAIRS,
+        {},
+        "evaluation.match evaluation.templates model.context model.text model.text_heads model.text_layers model.text_width "
+        "model.vocabulary text_views.sentence_swap text_views.word_delete text_views.word_swap",
+    ),
+    (
+        PAIRS,
+        CLIP,
+        "model.context model.embedding model.features model.image model.normalisation model.text model.text_heads "
+        "model.text_layers model.text_width model.vocabulary model.weight_standardisation model.width",
+    ),
+    ({}, PAIRS, "model.head_hidden"),
+    (
+        CLIP,
+        PAIRS,
+        "adaptation.alpha adaptation.image adaptation.image_layers adaptation.rank adaptation.text adaptation.text_layers "
+        "model.architecture model.digest model.tokenizer model.weights",
+    ),
+    (of("model", image="resnet18", normalisation="batch"), {}, "model.anchor_count model.anchors model.stem"),
+    (
+        CLIP | of("adaptation", text="frozen"),
+        CLIP | of("adaptation", image="frozen", text="frozen"),
+        "adaptation.alpha adaptation.image_layers adaptation.rank",
+    ),
+    (CLIP, CLIP | of("adaptation", text="full"), "adaptation.text_layers"),
+    (
+        of("objective", name="siglip"),
+        of("objective", name="barlow_twins"),
+        "objective.augmentations objective.bias objective.learn_temperature objective.temperature",
+    ),
+    (of("objective", name="barlow_twins"), {}, "objective.redundancy"),
+    (
+        of("objective", name="vicreg"),
+        {},
+        "objective.covariance objective.deviation objective.invariance objective.variance",
+    ),
+    (of("objective", name="vicreg"), of("objective", name="vicreg", variance=0.0), "objective.deviation"),
+    (of("objective", name="byol"), {}, "objective.momentum"),
+    ({}, of("bounding", method="batch"), "bounding.engine bounding.group_size bounding.max_group_size"),
+    (of("bounding", method="sample"), {}, "bounding.max_batch"),
+    (
+        {},
+        of("bounding", method="none"),
+        "bounding.clip_norm privacy.accountant privacy.delta privacy.epsilon privacy.noise_multiplier",
+    ),
+    (of("bounding", method="released"), of("bounding", method="dpcl"), "privacy.accountant"),
+    ({}, of("training", sharding="fsdp"), "bounding.engine"),
+    (of("privacy", unit="unit"), {}, "privacy.per_unit"),
+    (of("optimizer", name="sgd"), {}, "optimizer.momentum"),
+    ({}, of("optimizer", warmup=1), "optimizer.warmup"),
+    (of("optimizer", warmup=98), of("optimizer", warmup=99), "optimizer.schedule"),
+    (
+        PAIRS,
+        PAIRS | of("evaluation", split="none"),
+        "evaluation.bank evaluation.every evaluation.match evaluation.records evaluation.tasks evaluation.templates",
+    ),
+    (PAIRS, PAIRS | of("evaluation", tasks=["knn"]), "evaluation.match evaluation.templates"),
+    (PAIRS, PAIRS | of("evaluation", tasks=["retrieval"]), "evaluation.bank evaluation.templates"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "lost"), STEPS_OF)
+def test_a_step_from_one_configuration_to_another_takes_the_effect_from_these_keys_alone(before, after, lost):
+    idle = [without_effect(read_back(tree, "test")).keys() for tree in (before, after)]
+    assert idle[1] - idle[0] == set(lost.split())
 
 
 def test_what_the_command_line_is_told_to_type_gives_a_valid_configuration(shapes):

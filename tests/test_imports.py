@@ -21,7 +21,7 @@ def test_the_whole_job_loads_no_transport():
 
 
 def test_accounting_needs_no_torch():
-    assert "torch" not in loaded_after("import dpfed.plan, dpfed.cli")
+    assert "torch" not in loaded_after("import dpfed.privacy.plan, dpfed.cli")
 
 
 def test_every_public_name_is_there():

@@ -11,17 +11,19 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dpfed.bounding import methods
 from dpfed.errors import UserError
+from dpfed.privacy.accounting import Accountant
+from dpfed.privacy.samplers import PoissonSampler, Sampler
 
 if TYPE_CHECKING:
     from torch import nn
 
     from dpfed.bounding.engines import Engine
     from dpfed.config import Config
-    from dpfed.plan import PrivacyPlan
+    from dpfed.privacy.plan import PrivacyPlan
     from dpfed.randomness import Randomness
 
 # All names, without loading any: a method's file may be heavy, and most runs need one.
@@ -63,6 +65,10 @@ def _one(plan: PrivacyPlan) -> int:
     return 1
 
 
+def _independently(plan: PrivacyPlan) -> Sampler:
+    return PoissonSampler(plan.sampling_rate)
+
+
 def _nothing(config: Config) -> dict[str, Any]:
     if config.bounding.options:
         raise UserError(
@@ -94,7 +100,8 @@ class Method:
         picks_engine: ``bounding.engine`` chooses among `dpfed.bounding.engines`; otherwise the method has one of its own.
         units: whether the sensitivity also holds for units of several records.
         private: whether there is clipping and noise at all.
-        sampling: ``poisson``, every record is drawn independently, or ``fixed``, B records without replacement.
+        accountants: that can account for its sampler; the first is the default where a configuration's cannot.
+        sampler: who takes part in a step, of a plan; by default every record is drawn independently.
     """
 
     name: str
@@ -113,7 +120,8 @@ class Method:
     picks_engine: bool = False
     units: bool = False
     private: bool = True
-    sampling: Literal["poisson", "fixed"] = "poisson"
+    accountants: tuple[Accountant, ...] = ("pld", "rdp")
+    sampler: Callable[[PrivacyPlan], Sampler] = _independently
 
 
 @functools.cache

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from dpfed.bounding.record_gradients import Slopes
-from dpfed.bounding.released_embeddings import ReleaseNoise
 from dpfed.objectives.two_views import off_diagonal_squares
+from dpfed.privacy.noise import KeyedNoise
 
 _LEAST_VARIANCE = 1e-5  # added to variances, as batch normalisation does: the noisy ones are often zero
 
@@ -33,7 +33,7 @@ class PublishedSimilarity:
         noise: of standard deviation noise multiplier times `sensitivity`.
     """
 
-    def __init__(self, two_towers: bool, noise: ReleaseNoise) -> None:
+    def __init__(self, two_towers: bool, noise: KeyedNoise) -> None:
         self._two_towers, self._noise = two_towers, noise
 
     @staticmethod
@@ -89,7 +89,7 @@ class PublishedMoments:
 
     SCATTER_SENSITIVITY = 6.0
 
-    def __init__(self, mean_noise: ReleaseNoise, scatter_noise: ReleaseNoise, redundancy: float = 5e-3) -> None:
+    def __init__(self, mean_noise: KeyedNoise, scatter_noise: KeyedNoise, redundancy: float = 5e-3) -> None:
         self._mean_noise, self._scatter_noise, self._redundancy = mean_noise, scatter_noise, redundancy
 
     @staticmethod

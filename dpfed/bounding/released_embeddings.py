@@ -7,7 +7,6 @@ the other slots. docs/released.md has the proof. Shapes: n records, two views ea
 
 from __future__ import annotations
 
-import hashlib
 import math
 
 import numpy as np
@@ -18,10 +17,11 @@ from torch.nn.functional import one_hot
 from dpfed.bounding.bounded_sum import clip_factors
 from dpfed.bounding.record_gradients import Slopes
 from dpfed.models.parameters import exact_type
+from dpfed.privacy.noise import GaussianNoise, KeyedNoise
 from dpfed.randomness import Randomness
 
 
-class ReleaseNoise:
+def release_noise(randomness: Randomness, std: float, owner: int, context: str) -> KeyedNoise:
     """The owner's Gaussian noise on released statistics.
 
     Args:
@@ -30,21 +30,7 @@ class ReleaseNoise:
         owner: the owner's number.
         context: public, such as the fingerprint of the plan.
     """
-
-    def __init__(self, randomness: Randomness, std: float, owner: int, context: str) -> None:
-        self.std = std
-        self._randomness, self._owner, self._context = randomness, owner, context
-
-    def add_(self, statistics: Tensor, step: int) -> Tensor:
-        """Adds the noise of a step in place.
-
-        It is a pseudo-random function of the statistics, too: the same ones get the same noise when a step is repeated, others
-        get independent noise, so that no two can be subtracted from each other.
-        """
-        flat = statistics.view(-1)
-        digest = hashlib.sha256(flat.cpu().numpy().tobytes()).hexdigest()
-        self._randomness.add_normal_(flat, self.std, "statistics", step, self._owner, f"{self._context}/{digest}")
-        return statistics
+    return KeyedNoise(GaussianNoise(std), randomness, "statistics", context, owner, letters=64)
 
 
 def bounded(embeddings: Tensor) -> Tensor:
@@ -69,7 +55,7 @@ class ReleasedEmbeddings:
 
     SENSITIVITY = math.sqrt(2)  # two unit embeddings more or less, in one slot
 
-    def __init__(self, slots: int, batch: int, noise: ReleaseNoise, randomness: Randomness) -> None:
+    def __init__(self, slots: int, batch: int, noise: KeyedNoise, randomness: Randomness) -> None:
         self._slots, self._batch, self._noise, self._randomness = slots, batch, noise, randomness
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Slopes:
@@ -106,7 +92,7 @@ class ReleasedEmbeddings:
         members = self._batch / self._slots
         mean = noisy.mean(dim=0)
         variance = members / noisy.shape[-1]
-        shrink = variance / (variance + self._noise.std**2)
+        shrink = variance / (variance + self._noise.noise.std**2)
         return mean / members + shrink / math.sqrt(members) * (noisy - mean)
 
 

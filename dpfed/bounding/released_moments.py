@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dpfed.bounding.record_gradients import Slopes
-from dpfed.bounding.released_embeddings import ReleaseNoise, bounded
+from dpfed.bounding.released_embeddings import bounded
 from dpfed.models.parameters import exact_type
 from dpfed.objectives.two_views import off_diagonal_squares
+from dpfed.privacy.noise import KeyedNoise
 
 _LEAST_VARIANCE = 0.1  # of a dimension, over the average one: noise can make a variance tiny or negative
 
@@ -58,7 +59,7 @@ class ReleasedMoments:
 
     SENSITIVITY = math.sqrt(5)
 
-    def __init__(self, batch: int, noise: ReleaseNoise, redundancy: float = 5e-3) -> None:
+    def __init__(self, batch: int, noise: KeyedNoise, redundancy: float = 5e-3) -> None:
         self._batch, self._noise, self._redundancy = batch, noise, redundancy
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Slopes:

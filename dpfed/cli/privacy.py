@@ -74,8 +74,8 @@ def _show(numbers: dict[str, Any], fixed: dict[str, float], as_json: bool) -> No
 
 def _figures(numbers: dict[str, Any], fixed: dict[str, Any]) -> tuple[dict[str, dict[str, float]], float, dict[str, str]]:
     """What each accountant says, delta, and why one says nothing: RDP always can where there is an answer."""
-    from dpfed.plan import PrivacyPlan
     from dpfed.privacy.accounting import Accountant, Unresolved
+    from dpfed.privacy.plan import PrivacyPlan
 
     accountants: tuple[Accountant, ...] = ("rdp", "pld")
     figures: dict[str, dict[str, float]] = {}

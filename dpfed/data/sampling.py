@@ -15,7 +15,7 @@ import numpy as np
 from dpfed.config import PrivacyConfig
 from dpfed.data.counting import no_units
 from dpfed.data.records import RecordStore
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 
 
@@ -118,7 +118,7 @@ def draw_step(
     """Draws the records of one step and their groups.
 
     Args:
-        plan: gives the sampling rate and the caps.
+        plan: gives the sampler and the caps.
         randomness: the source of all draws.
         step: training step.
         rows: ``(n,)`` int64 rows of the records that the owner holds.
@@ -132,10 +132,7 @@ def draw_step(
     if groups == 0:
         return StepDraw(rows[:0], np.zeros(1, np.int64))
     uniforms = randomness.per_record("sample", step, keys if units is None else units, 2)
-    if plan.how.sampling == "fixed":
-        drawn = np.sort(np.argpartition(uniforms[:, 0], plan.batch - 1)[: plan.batch])
-    else:
-        drawn = np.flatnonzero(uniforms[:, 0] < plan.sampling_rate)
+    drawn = plan.sampler.draw(randomness, step, keys if units is None else units, uniforms[:, 0])
     group = np.minimum((uniforms[drawn, 1] * groups).astype(np.int64), groups - 1)
     if units is not None:
         _, unit = np.unique(units[drawn], return_inverse=True)

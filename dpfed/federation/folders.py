@@ -19,8 +19,8 @@ from dpfed.errors import UserError
 from dpfed.federation.identity import Identity
 from dpfed.federation.terms import SiteCard, Terms
 from dpfed.models.building import preprocessing_of, settled
-from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import KEY_BYTES, Randomness
 from dpfed.report.promise import round_up
 from dpfed.toml_file import read_toml

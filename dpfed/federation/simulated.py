@@ -7,7 +7,7 @@ from pydantic import Field
 from dpfed.config import Config, Section
 from dpfed.federation.trust import Mode, Trust
 from dpfed.foresight import refuse_sharding
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 
 
 class Simulation(Section):

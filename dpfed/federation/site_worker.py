@@ -21,8 +21,8 @@ from dpfed.federation.terms import Terms
 from dpfed.federation.vectors import decoded, encoded, grid_of
 from dpfed.models.parameters import BroadcastVector
 from dpfed.privacy.ledger import Ledger, Release
+from dpfed.privacy.noise import GaussianNoise, KeyedNoise
 from dpfed.randomness import Randomness
-from dpfed.training.releases import digest_of
 from dpfed.training.worker import Worker
 
 if TYPE_CHECKING:
@@ -161,9 +161,8 @@ class SiteWorker:
         plan, trust = self._terms.privacy_plan, self._terms.trust_model
         if not (std := trust.share_std(plan)):
             return encoded(values)
-        context = f"{self._terms.fingerprint}/{digest_of(values)}"
-        noisy = values.cpu().double()  # the grid of secure sums is finer than float32
-        self._randomness.add_normal_(noisy, std, "share", step, self._number, context)
+        share = KeyedNoise(GaussianNoise(std), self._randomness, "share", self._terms.fingerprint, self._number)
+        noisy = share.add_(values.cpu().double(), step, of=values)  # the grid of secure sums is finer than float32
         if self._masking is None:
             return encoded(noisy.float())
         ring = grid_of(self._terms).encode(noisy.numpy())

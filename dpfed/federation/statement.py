@@ -57,7 +57,8 @@ def message_epsilon(terms: Terms) -> str:
     plan, trust = terms.privacy_plan, terms.trust_model
     if not plan.private or terms.trust not in ("distributed", "local"):
         return ""
-    seen = epsilon(trust.message_multiplier(plan), plan.sampling_rate, plan.steps, plan.delta, plan.accountant)
+    message = dataclasses.replace(plan.mechanism, noise_multiplier=trust.message_multiplier(plan))
+    seen = epsilon(message, plan.steps, plan.delta, plan.accountant)
     who = "whoever sees the messages of one site, as the server does"
     if not math.isfinite(seen):
         return f"{who}: no finite epsilon holds, so nothing limits what these messages tell about a {plan.unit}"

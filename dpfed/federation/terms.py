@@ -21,7 +21,7 @@ from dpfed.federation.identity import is_exchange_key
 from dpfed.federation.trust import Mode, Trust
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import settled
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.sections import Items
 
 _Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 
 Mode = Literal["central", "distributed", "secure", "local"]
 _SHARES = (

@@ -1,11 +1,12 @@
-"""Epsilon of a composed, Poisson-subsampled Gaussian mechanism, and the noise that a promise needs.
+"""Epsilon of a composed mechanism, and the noise that a promise needs.
 
-A step is ``Poisson(q, Gaussian(sigma))`` under add-or-remove-one adjacency. The noise multiplier `sigma` is relative to the
-step's sensitivity, whatever bounds that sensitivity, so nothing here knows of groups or clip norms.
+All follows from the mechanism's event (`dpfed.privacy.mechanism`), which dp_accounting composes. The noise multiplier sigma is
+relative to a release's sensitivity, whatever bounds that sensitivity, so nothing here knows of groups or clip norms.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dpfed.errors import UserError
 from dpfed.privacy.loss_grid import ROUNDING, fitting_interval
+from dpfed.privacy.mechanism import Mechanism
 from dpfed.report.promise import round_up
 
 if TYPE_CHECKING:  # it takes a second to import, and a plan that cannot be is refused without
@@ -40,35 +42,35 @@ def default_delta(records: int) -> float:
     return 1.0 / (records * max(1.0, math.log(records)))
 
 
-def _fresh(accountant: Accountant, fixed_of: int | None, interval: float = _FINE) -> dp_accounting.PrivacyAccountant:
-    import dp_accounting
+def _fresh(accountant: Accountant, mechanism: Mechanism, interval: float = _FINE) -> dp_accounting.PrivacyAccountant:
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
     # The RDP accountant leaves out orders that do not converge, which can only raise its bound: not worth a warning each.
     logging.getLogger("absl").setLevel(logging.ERROR)
-    if fixed_of is not None:
-        if accountant == "pld":
-            raise UserError(
-                "samples of fixed size, drawn without replacement, are accounted for by RDP (Wang et al. 2019): set "
-                "privacy.accountant to 'rdp'."
-            )
-        return RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-    adjacency = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    relation = mechanism.sampler.relation.of_accountants
     if accountant == "pld":
-        return PLDAccountant(adjacency, value_discretization_interval=interval)
-    return RdpAccountant(neighboring_relation=adjacency)
+        return PLDAccountant(relation, value_discretization_interval=interval)
+    return RdpAccountant(neighboring_relation=relation)
 
 
-def _event(noise_multiplier: float, sampling_rate: float, steps: int, fixed_of: int | None) -> dp_accounting.DpEvent:
-    import dp_accounting
+def _spent(mechanism: Mechanism, steps: int, delta: float, accountant: Accountant, interval: float = _FINE) -> float:
+    return float(_fresh(accountant, mechanism, interval).compose(mechanism.event(steps)).get_epsilon(delta))
 
-    release = dp_accounting.GaussianDpEvent(noise_multiplier)
-    if fixed_of is None:
-        step = dp_accounting.PoissonSampledDpEvent(sampling_rate, release)
-    else:
-        step = dp_accounting.SampledWithoutReplacementDpEvent(fixed_of, round(sampling_rate * fixed_of), release)
-    return dp_accounting.SelfComposedDpEvent(step, steps)
+
+def _poisson_steps(mechanism: Mechanism, steps: int) -> tuple[float, int]:
+    """Rate and number of the Poisson-sampled steps that PLD accounting composes.
+
+    Raises:
+        UserError: for a mechanism that it cannot account for.
+    """
+    same = mechanism.poisson_steps(steps)
+    if same is None:
+        raise UserError(
+            "samples of fixed size, drawn without replacement, are accounted for by RDP (Wang et al. 2019): set "
+            "privacy.accountant to 'rdp'."
+        )
+    return same
 
 
 def require_resolution(steps: int, delta: float) -> None:
@@ -104,61 +106,53 @@ def _interval(noise_multiplier: float, sampling_rate: float, steps: int, wanted:
 
 
 @functools.lru_cache(maxsize=4096)
-def epsilon(
-    noise_multiplier: float,
-    sampling_rate: float,
-    steps: int,
-    delta: float,
-    accountant: Accountant = "pld",
-    fixed_of: int | None = None,
-) -> float:
-    """Epsilon spent by `steps` noisy steps.
+def epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Accountant = "pld") -> float:
+    """Epsilon spent by so many steps of a mechanism.
 
     Args:
-        noise_multiplier: sigma, standard deviation of the noise over the sensitivity.
-        sampling_rate: q, the probability of each record to be in a step.
+        mechanism: what each step releases.
         steps: T.
         delta: the promise's delta.
-        accountant: ``pld`` (privacy loss distributions, tight) or ``rdp`` (Renyi, what the DP-GCL paper uses).
-        fixed_of: N where every step takes exactly qN of N records without replacement, and one record is replaced by another
-            (Wang et al. 2019); RDP only. ``None``: Poisson samples, and a record is added or removed.
+        accountant: ``pld`` (privacy loss distributions, tight; Poisson samples only) or ``rdp`` (Renyi, what the DP-GCL paper
+            uses).
 
     Returns:
         Epsilon; 0 for no steps, infinity for no noise.
 
     Raises:
+        UserError: if the accountant cannot account for the mechanism's sampler.
         Unresolved: if PLD accounting cannot say; RDP can.
     """
     if steps == 0:
         return 0.0
-    if noise_multiplier == 0:
+    if mechanism.noise_multiplier == 0:
         return math.inf
-    event = _event(noise_multiplier, sampling_rate, steps, fixed_of)
-    if accountant == "rdp" or fixed_of is not None:
-        return float(_fresh(accountant, fixed_of).compose(event).get_epsilon(delta))
-    require_resolution(steps, delta)
-    interval = _interval(noise_multiplier, sampling_rate, steps, _FINE, _POINTS)
-    spent = float(_fresh(accountant, None, interval).compose(event).get_epsilon(delta))
+    if accountant == "rdp":
+        return _spent(mechanism, steps, delta, accountant)
+    rate, count = _poisson_steps(mechanism, steps)
+    require_resolution(count, delta)
+    interval = _interval(mechanism.noise_multiplier, rate, count, _FINE, _POINTS)
+    spent = _spent(mechanism, steps, delta, accountant, interval)
     while interval > max(_FINEST, spent * _FINE):  # small epsilons need a finer grid to be tight
         wanted = max(_FINEST, spent * _FINE)
-        finer = fitting_interval(noise_multiplier, sampling_rate, steps, wanted, _POINTS)
+        finer = fitting_interval(mechanism.noise_multiplier, rate, count, wanted, _POINTS)
         if finer is None or finer >= interval:  # it would take too long; what was found is an upper bound
             break
         interval = finer
-        spent = float(_fresh(accountant, None, interval).compose(event).get_epsilon(delta))
+        spent = _spent(mechanism, steps, delta, accountant, interval)
     return spent
 
 
 @functools.lru_cache(maxsize=256)
-def calibrate(
-    target: float,
-    sampling_rate: float,
-    steps: int,
-    delta: float,
-    accountant: Accountant = "pld",
-    fixed_of: int | None = None,
-) -> float:
-    """The smallest noise multiplier (on a grid of 1e-4) whose `steps` steps cost at most `target`; see `epsilon`.
+def calibrate(target: float, draft: Mechanism, steps: int, delta: float, accountant: Accountant = "pld") -> Mechanism:
+    """A mechanism with the smallest noise multiplier (on a grid of 1e-4) whose steps cost at most `target`; see `epsilon`.
+
+    Args:
+        target: epsilon.
+        draft: the mechanism, whose own noise multiplier does not matter.
+        steps: T.
+        delta: the promise's delta.
+        accountant: see `epsilon`.
 
     Raises:
         UserError: if no noise multiplier between `LEAST_NOISE` and `MOST_NOISE` meets the promise.
@@ -166,48 +160,56 @@ def calibrate(
     """
     from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
 
-    numbers = f"over {steps:,} steps at sampling rate {sampling_rate:.3g} and delta {round_up(delta)}"
-    if accountant == "pld" and fixed_of is None:
-        require_resolution(steps, delta)
-    if (least := epsilon(LEAST_NOISE, sampling_rate, steps, delta, "rdp", fixed_of)) <= target:
+    numbers = (
+        f"over {steps * draft.releases:,} steps at sampling rate {draft.sampler.participation:.3g} and delta {round_up(delta)}"
+    )
+    if accountant == "pld":
+        require_resolution(_poisson_steps(draft, steps)[1], delta)
+    least = epsilon(_with(draft, LEAST_NOISE), steps, delta, "rdp")
+    if least <= target:
         raise _too_generous(target, least, numbers)
     too_strict = UserError(
         f"no noise multiplier up to {MOST_NOISE:g} keeps epsilon {target:g} {numbers}: raise epsilon, or lower the batch or "
         "the number of steps."
     )
-    if epsilon(MOST_NOISE, sampling_rate, steps, delta, "rdp", fixed_of) > target:
+    if epsilon(_with(draft, MOST_NOISE), steps, delta, "rdp") > target:
         raise too_strict
     try:
-        found = _search(target, sampling_rate, steps, delta, "rdp", _FINE, (LEAST_NOISE, 1.0), fixed_of)
+        found = _search(target, draft, steps, delta, "rdp", _FINE, (LEAST_NOISE, 1.0))
     except (NoBracketIntervalFoundError, OverflowError) as error:
         raise too_strict from error
     if accountant == "pld":
-        found = _by_pld(target, sampling_rate, steps, delta, found, numbers)
+        found = _by_pld(target, draft, steps, delta, found, numbers)
     ticks = math.ceil(found / _GRID)
     for tick in range(ticks, ticks + _MOST_TICKS):
         if tick * _GRID > MOST_NOISE:
             raise too_strict
-        if epsilon(tick * _GRID, sampling_rate, steps, delta, accountant, fixed_of) <= target:
-            return round(tick * _GRID, 10)
+        if epsilon(_with(draft, tick * _GRID), steps, delta, accountant) <= target:
+            return _with(draft, round(tick * _GRID, 10))
     raise _too_coarse(target, numbers)
 
 
-def _by_pld(target: float, sampling_rate: float, steps: int, delta: float, by_rdp: float, numbers: str) -> float:
+def _with(draft: Mechanism, noise_multiplier: float) -> Mechanism:
+    return dataclasses.replace(draft, noise_multiplier=noise_multiplier)
+
+
+def _by_pld(target: float, draft: Mechanism, steps: int, delta: float, by_rdp: float, numbers: str) -> float:
     """The noise multiplier by PLD, before it is rounded up; RDP's bound is looser, so RDP's answer lies above."""
     from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
 
     lower = max(LEAST_NOISE, 0.5 * by_rdp)  # less than a factor of two, as a rule
     wanted = max(_FINEST, _FINE * min(1.0, target))
+    rate, count = _poisson_steps(draft, steps)
     while True:
-        interval = _interval(lower, sampling_rate, steps, wanted, _POINTS_OF_SEARCH)
-        spent = _fresh("pld", None, interval).compose(_event(lower, sampling_rate, steps, None)).get_epsilon(delta)
+        interval = _interval(lower, rate, count, wanted, _POINTS_OF_SEARCH)
+        spent = _spent(_with(draft, lower), steps, delta, "pld", interval)
         if spent > target:
             break
         if lower == LEAST_NOISE:
-            raise _too_generous(target, float(spent), numbers)
+            raise _too_generous(target, spent, numbers)
         lower = max(LEAST_NOISE, 0.5 * lower)
     try:
-        found = _search(target, sampling_rate, steps, delta, "pld", interval, (lower, max(0.95 * by_rdp, lower)))
+        found = _search(target, draft, steps, delta, "pld", interval, (lower, max(0.95 * by_rdp, lower)))
     except (NoBracketIntervalFoundError, OverflowError) as error:
         raise _too_coarse(target, numbers) from error
     if found > by_rdp + _GRID:
@@ -231,19 +233,18 @@ def _too_generous(target: float, least: float, numbers: str) -> UserError:
 
 def _search(
     target: float,
-    sampling_rate: float,
+    draft: Mechanism,
     steps: int,
     delta: float,
     accountant: Accountant,
     interval: float,
     bracket: tuple[float, float],
-    fixed_of: int | None = None,
 ) -> float:
     import dp_accounting
 
     return dp_accounting.calibrate_dp_mechanism(
-        lambda: _fresh(accountant, fixed_of, interval),
-        lambda sigma: _event(sigma, sampling_rate, steps, fixed_of),
+        lambda: _fresh(accountant, draft, interval),
+        lambda sigma: _with(draft, sigma).event(steps),
         target_epsilon=target,
         target_delta=delta,
         bracket_interval=dp_accounting.LowerEndpointAndGuess(*bracket),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dpfed.data.place import path_of
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 
 FORMAT = 1
 

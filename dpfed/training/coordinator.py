@@ -15,12 +15,13 @@ from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
-from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger, Release
+from dpfed.privacy.noise import KeyedNoise, digest_of
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 from dpfed.training.optimizers import build_optimizer, learning_rate
 from dpfed.training.post_processing import PostProcessor, post_processors
-from dpfed.training.releases import Releases, digest_of
+from dpfed.training.releases import Releases
 
 DISCARDED = "discarded"  # in the place of a digest
 
@@ -74,7 +75,8 @@ class Coordinator:
         ledger: Ledger,
         releases: Releases | None = None,
     ) -> None:
-        self._plan, self._config, self._randomness = plan, config, randomness
+        self._plan, self._config = plan, config
+        self._noise = KeyedNoise(plan.noise, randomness, "noise", plan.fingerprint)
         self._ledger, self._releases = ledger, releases
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(f"{ledger.path} was started for another plan: noise and accounting must follow from the same one.")
@@ -133,17 +135,11 @@ class Coordinator:
         return self._update(step, noisy.to(self._vector.device))
 
     def _release(self, step: int, total: BoundedSum) -> Tensor:
-        """Adds the noise, keeps the result and pays, in this order, before anything is used.
-
-        The noise is a pseudo-random function of the plan, the step and the clean sum itself. The same sum, as in an exact
-        replay, gets the same noise; a sum that differs in its last bit gets independent noise, for with the same noise the
-        two could be subtracted from each other.
-        """
+        """Adds the noise, keeps the result and pays, in this order, before anything is used."""
         self._check_sum(step, total)
         noisy = total.values
-        context = f"{self._plan.fingerprint}/{digest_of(noisy)}"
         if self._plan.private and not total.noise_std:
-            self._randomness.add_normal_(noisy, self._plan.noise_std, "noise", step, context=context)
+            self._noise.add_(noisy, step)
         release = Release(step, digest_of(noisy))
         recorded = self._ledger.release_of(step)
         if recorded is not None and recorded != release:

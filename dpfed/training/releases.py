@@ -7,7 +7,6 @@ is kept before it is charged, and charged before it is used; one that a crash le
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
@@ -16,12 +15,7 @@ import torch
 from torch import Tensor
 
 from dpfed.privacy.ledger import Release
-
-
-def digest_of(vector: Tensor) -> str:
-    """A hash of a flat vector's bits."""
-    # SHA-256, of which 128 bits are kept: the fastest where the processor has instructions for it.
-    return hashlib.sha256(vector.detach().cpu().numpy().data).hexdigest()[:32]
+from dpfed.privacy.noise import digest_of
 
 
 class Releases:

@@ -28,8 +28,8 @@ from dpfed.models.building import Tokenizer, build_model, image_size, preprocess
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.objectives import loss_of
-from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 from dpfed.training.checkpoint import load_weights
 from dpfed.training.coordinator import Coordinator

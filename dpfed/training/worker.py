@@ -17,7 +17,7 @@ from dpfed.errors import UserError
 from dpfed.models.contract import temperature_of
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import validate
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 
 # Called with (step, raw figures): private, so only where the user asked for raw diagnostics.

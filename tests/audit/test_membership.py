@@ -72,7 +72,7 @@ def test_the_promise_is_the_run_s(audit):
     run, _, result = audit
     plan = assemble(run.config()).plan
     assert result.promise.delta == plan.delta
-    spent = accounted(plan.noise_multiplier, plan.sampling_rate, 2, plan.delta)
+    spent = accounted(plan.mechanism, 2, plan.delta)
     assert result.promise.epsilon == pytest.approx(spent)
     assert result.outcomes[0].points[0].most == pytest.approx(min(1, np.exp(spent) * 0.01 + plan.delta), rel=1e-6)
 

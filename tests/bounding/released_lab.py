@@ -5,10 +5,11 @@ import torch
 from dpfed.bounding.engines import GroupBatch
 from dpfed.bounding.method import method_named
 from dpfed.bounding.record_gradients import StatisticsEngine
-from dpfed.bounding.released_embeddings import ReleasedEmbeddings, ReleaseNoise
+from dpfed.bounding.released_embeddings import ReleasedEmbeddings, release_noise
 from dpfed.config import Config, parse_config
 from dpfed.models.building import build_model
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.noise import KeyedNoise
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 
 MODELS = {
@@ -26,11 +27,11 @@ MODELS = {
 SLOTS = 6
 
 
-def silent(context: str = "") -> ReleaseNoise:
-    return ReleaseNoise(Randomness.from_seed(1), 0.0, 0, context)
+def silent(context: str = "") -> KeyedNoise:
+    return release_noise(Randomness.from_seed(1), 0.0, 0, context)
 
 
-def in_slots(noise: ReleaseNoise | None = None, slots: int = SLOTS, batch: int = 12) -> ReleasedEmbeddings:
+def in_slots(noise: KeyedNoise | None = None, slots: int = SLOTS, batch: int = 12) -> ReleasedEmbeddings:
     return ReleasedEmbeddings(slots, batch, noise or silent(), Randomness.from_seed(1))
 
 

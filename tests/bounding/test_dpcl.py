@@ -15,7 +15,8 @@ from dpfed.bounding.released_moments import ReleasedMoments
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.samplers import FixedSizeSampler
 from dpfed.randomness import Randomness
 from tests.bounding.released_lab import MODELS, batch_for, silent
 
@@ -190,11 +191,11 @@ def plan_for(config, **fields) -> PrivacyPlan:
 
 def test_it_is_marked_unsound_and_its_releases_have_the_planned_noise():
     method = method_named("dpcl")
-    assert not method.sound and method.sampling == "fixed"
+    assert not method.sound
     for objective, releases in (("infonce", 2), ("barlow_twins", 5)):
         config = config_for("one tower", objective)
         plan = plan_for(config)
-        assert plan.options == {"releases": releases}
+        assert plan.options == {"releases": releases} and plan.sampler == FixedSizeSampler(50, COUNT)
         model = build_model(config_for("one tower").model, config_for("one tower").objective)
         statistics = method.engine(Build(model, plan, config, Randomness.from_seed(1)))._statistics
         if objective == "infonce":
@@ -203,7 +204,7 @@ def test_it_is_marked_unsound_and_its_releases_have_the_planned_noise():
         else:
             mean, _ = statistics.release(torch.zeros(1, 2, 5000), 0)
             assert mean.std() == pytest.approx(0.8 * 2 / COUNT, rel=0.05)
-            assert statistics._scatter_noise.std == pytest.approx(0.8 * 6)
+            assert statistics._scatter_noise.noise.std == pytest.approx(0.8 * 6)
         assert plan.noise_std == pytest.approx(0.8 * 4 * 0.5)
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from dpfed.bounding.bounded_sum import clip_factors
 from dpfed.bounding.engines import ENGINES, GroupBatch
+from dpfed.bounding.engines.layerwise import _add_weighted
 from dpfed.bounding.gradient_cache import BatchEngine
 from dpfed.bounding.jacobians import LayerFactors
 from dpfed.bounding.layer_rules import convolution, term
@@ -93,6 +94,18 @@ def test_a_norm_that_is_measured_in_gram_matrices_is_never_short(exponents):
         assert (true * clip_factors(measured, clip_norm.item()) <= clip_norm).all()
     if exponents == (0, 0):
         assert torch.allclose(measured, true, rtol=1e-4)
+
+
+@pytest.mark.parametrize("exponents", [(18, -23), (-23, 18), (10, -30), (0, 0)], ids=str)
+def test_the_layerwise_engine_clips_by_the_norm_and_what_rounding_may_have_hidden_of_it(exponents):
+    inputs, slopes = (torch.randn(4, 5, 24) * 10.0**power for power in exponents)
+    true = (slopes.double().flatten(0, 1).T @ inputs.double().flatten(0, 1)).norm().item()
+    for clip_norm in (1e-3 * true, 0.5 * true):
+        grouping = Grouping([4], torch.device("cpu"), torch.float64)
+        one, parts = OuterProducts(Target(0), inputs, slopes, grouping), [torch.zeros(24, 24)]
+        _add_weighted([one], clip_norm, parts)
+        assert one._products is None  # measured by Gram matrices
+        assert parts[0].double().norm() <= clip_norm
 
 
 def test_jacobians_of_tiny_inputs_and_large_derivatives_keep_their_length():

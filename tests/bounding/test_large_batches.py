@@ -10,7 +10,7 @@ from dpfed.bounding.method import METHODS, method_named
 from dpfed.bounding.record_gradients import StatisticsEngine
 from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from tests.bounding.released_lab import in_slots
 
 GROUPS = 1500

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from dpfed.bounding.method import Build, method_named
 from dpfed.bounding.record_gradients import StatisticsEngine
-from dpfed.bounding.released_embeddings import ReleasedEmbeddings, ReleaseNoise
+from dpfed.bounding.released_embeddings import ReleasedEmbeddings, release_noise
 from dpfed.bounding.released_moments import ReleasedMoments
 from dpfed.config import parse_config
 from dpfed.errors import UserError
@@ -91,7 +91,7 @@ def test_noise_repeats_and_differs_by_step_owner_and_statistics():
 
     def noise(step=0, owner=0, context="", offset=0.0):
         clean = torch.full((50, 4), offset)
-        return ReleaseNoise(randomness, 1.0, owner, context).add_(clean.clone(), step) - clean
+        return release_noise(randomness, 1.0, owner, context).add_(clean.clone(), step) - clean
 
     base = noise()
     assert torch.equal(base, noise())
@@ -109,7 +109,7 @@ def test_slots_are_uniform_and_new_in_every_step():
 
 
 def test_empty_slots_hold_noise():
-    noisy = in_slots(ReleaseNoise(Randomness.from_seed(1), 1.0, 0, "")).release(
+    noisy = in_slots(release_noise(Randomness.from_seed(1), 1.0, 0, "")).release(
         normalize(torch.randn(1, 2, 64), dim=2), torch.tensor([0]), 0
     )
     assert (noisy[1:].flatten(1).norm(dim=1) > 8).all()
@@ -118,7 +118,7 @@ def test_empty_slots_hold_noise():
 def test_denoising_finds_the_embeddings_where_there_is_little_noise():
     embeddings = normalize(torch.randn(5000, 2, 8) + 1.0, dim=2)
     for slots in (50, 5000):
-        statistics = in_slots(ReleaseNoise(Randomness.from_seed(1), 1e-3, 0, ""), slots, 5000)
+        statistics = in_slots(release_noise(Randomness.from_seed(1), 1e-3, 0, ""), slots, 5000)
         found = statistics.denoised(statistics.release(embeddings, statistics.draw_slots(5000, 0), 0))
         assert torch.allclose(found.mean(0), embeddings.mean(0), atol=1e-2)
     whole = in_slots(slots=5, batch=5)

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import normalize
 
 from dpfed.bounding.engines import GroupBatch
-from dpfed.bounding.released_embeddings import ReleaseNoise
+from dpfed.bounding.released_embeddings import release_noise
 from dpfed.bounding.released_moments import ReleasedMoments
 from dpfed.randomness import Randomness
 from tests.bounding.released_lab import MODELS, SLOTS, batch_for, engine_for, first, in_slots, silent, total
@@ -74,7 +74,7 @@ def pairs(model, views) -> torch.Tensor:
 @pytest.mark.parametrize("clip_norm", [0.5, 1e3])
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_the_sum_agrees_with_one_backward_pass_per_record(kind, clip_norm):
-    statistics = in_slots(ReleaseNoise(Randomness.from_seed(1), 0.3, 0, ""))
+    statistics = in_slots(release_noise(Randomness.from_seed(1), 0.3, 0, ""))
     model, engine = engine_for(kind, statistics)
     batch = batch_for(kind)
     releases, release = [], statistics.release
@@ -111,8 +111,15 @@ def test_without_noise_and_clipping_moments_give_the_gradient_of_the_batchs_barl
     assert (total(engine, batch, 1e9) / 12 - expected).norm() / expected.norm() < 1e-3
 
 
+def test_moments_are_those_of_directions_whatever_the_lengths():
+    """What is released and what is differentiated are the same unit vectors, so slopes shrink as embeddings grow."""
+    embeddings, lengths = normalize(torch.randn(12, 2, 16), dim=2), torch.rand(12, 2, 1) * 5 + 0.1
+    one, other = (ReleasedMoments(12, silent()).slopes(z, torch.tensor(0.1), 0) for z in (embeddings, lengths * embeddings))
+    assert torch.allclose(one.embeddings, lengths * other.embeddings, rtol=1e-4, atol=1e-5)
+
+
 def test_noise_that_makes_variances_negative_gives_finite_slopes():
-    statistics = ReleasedMoments(12, ReleaseNoise(Randomness.from_seed(1), 30.0, 0, ""))
+    statistics = ReleasedMoments(12, release_noise(Randomness.from_seed(1), 30.0, 0, ""))
     slopes = statistics.slopes(torch.randn(12, 2, 16), torch.tensor(0.1), 0)
     assert torch.isfinite(slopes.embeddings).all()
 

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 
 from dpfed.data.sampling import StepDraw, draw_step
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 
 RNG = np.random.default_rng(0)
@@ -144,6 +144,14 @@ def test_who_stays_at_a_groups_cap_does_not_depend_on_other_groups(cap):
         members = free.members(group)
         alone = draw_step(p, randomness, 2, members, key[members], 15)
         assert len(alone) == 1 and set(alone.rows) == set(capped.members(group))
+
+
+def test_every_record_gets_its_turn_where_groups_are_capped():
+    p, key, randomness = plan(records=20, batch=20, group_size=10, cap=4), keys(20), Randomness.from_seed(2)
+    stayed = np.zeros(20)
+    for step in range(200):
+        stayed[draw_step(p, randomness, step, np.arange(20), key, p.groups).rows] += 1
+    assert stayed.sum() > 200 * 7 and stayed.min() > 200 * 0.25  # about 0.4 each: none is always pushed out
 
 
 def test_groups_and_samples_are_new_in_every_step_and_independent():

@@ -14,7 +14,7 @@ from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.objectives import OBJECTIVES
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from tests.bounding.test_engines_towers import build
 from tests.models.conftest import SMALL
 

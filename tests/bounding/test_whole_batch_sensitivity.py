@@ -11,7 +11,7 @@ from dpfed.bounding.method import method_named
 from dpfed.bounding.pair_engines import LogitEngine, SampleEngine
 from dpfed.config import parse_config
 from dpfed.objectives import OBJECTIVES
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from tests.bounding.angle_model import AngleModel, batch_of, intruder, moving, newcomer, staying
 
 CAP, CLIP = 6, 0.5

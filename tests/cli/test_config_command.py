@@ -16,7 +16,7 @@ from dpfed.config import Config, parse_config
 from dpfed.config_keys import all_keys, matching, section_meanings
 from dpfed.dotted_keys import leaves, put
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 KEYS = {key.name: key for key in all_keys()}

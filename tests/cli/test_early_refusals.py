@@ -29,6 +29,7 @@ IMPOSSIBLE = [
     {"delta": 0.5},
     {"delta": 1e-300},
     {"unit": "unit"},
+    {"epsilon": None, "noise_multiplier": 0.5, "steps": 10**7},
 ]
 
 

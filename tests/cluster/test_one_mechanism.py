@@ -17,11 +17,11 @@ from dpfed.config import parse_config
 from dpfed.objectives.infonce import group_loss
 from dpfed.pretraining import pretrain
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.noise import digest_of
 from dpfed.randomness import Randomness
 from dpfed.run import RunDirectory
 from dpfed.training import session
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.releases import digest_of
 from dpfed.training.session import assemble
 from dpfed.training.worker import Worker
 from dpfed.watching import Silent

@@ -11,7 +11,7 @@ import pytest
 from cluster import plan as command
 from cluster.estimate import Machines, bottleneck, estimate, largest_shard, transport_seconds
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 
 MACHINES = Machines(throughput=500.0, bandwidth=2e9, latency=1e-4, noise=0.05, bookkeeping=0.03, price=3.0, gpus_per_node=8)
 FLAGS = (

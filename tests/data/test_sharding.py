@@ -20,7 +20,7 @@ from dpfed.data.sampling import owner_keys, protected_count
 from dpfed.data.sharding import shard_store
 from dpfed.data.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 from dpfed.training.session import assemble
 from dpfed.training.worker import rows_of_owner

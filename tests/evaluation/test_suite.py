@@ -6,6 +6,7 @@ import torch
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
+from dpfed.evaluation.intervals import wilson
 from dpfed.evaluation.suite import evaluate, tasks_of
 
 
@@ -70,6 +71,21 @@ def test_a_perfect_model_scores_perfectly_on_all_that_the_store_allows():
     assert all(item.value == 1.0 for item in found.values())
     assert {(item.model, item.step, item.split) for item in found.values()} == {("trained", 7, "test")}
     assert "80 labelled training records, 40 held-out" in found["knn3_accuracy"].protocol
+    assert {item.queries for item in found.values()} == {40}
+    # What came of each query is in memory only: it would tell which held-out record is which.
+    written = {"name", "value", "model", "split", "protocol", "step", "queries", "interval"}
+    assert all(item.facts().keys() == written and item.outcomes is not None for item in found.values())
+    assert found["knn3_accuracy"].compared(list(found.values())).facts().keys() == written | {"change"}
+
+
+def test_error_bars_count_held_out_units_where_there_are_units():
+    store, shares = Store(captions=2), ("knn3_accuracy", "image_to_text_R@1", "text_to_image_R@1")
+    records = {name: run(store)[name].interval for name in shares}
+    assert records == {name: wilson(1.0, 40) for name in shares}
+    store.units, store.unit_name = (np.arange(120) // 4).astype(np.uint64) << np.uint64(40), "person"
+    found = run(store)
+    assert {name: found[name].interval for name in shares} == {name: wilson(1.0, 10) for name in shares}
+    assert [found[name].queries for name in shares] == [40, 40, 80]
 
 
 def test_several_label_columns_get_suffixes_and_unlabelled_records_are_left_out():

@@ -14,9 +14,9 @@ from dpfed.federation.packets import Packet
 from dpfed.federation.vectors import decoded, encoded, grid_of
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger, Release
+from dpfed.privacy.noise import digest_of
 from dpfed.randomness import Randomness
 from dpfed.training.coordinator import DISCARDED
-from dpfed.training.releases import digest_of
 from dpfed.training.trainer import InProcess, train
 from tests.federation.lab import SITES, Lab, identity_of
 

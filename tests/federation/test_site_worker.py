@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
+from dpfed.errors import UserError
 from dpfed.federation.answers import Reason
 from dpfed.federation.identity import Identity
-from dpfed.federation.messages import seal
+from dpfed.federation.messages import digest_of, seal
 from dpfed.federation.packets import Packet
 from dpfed.federation.vectors import encoded
 from dpfed.models.parameters import TrainableVector
@@ -48,6 +49,22 @@ def test_the_answer_waits_for_the_ledger(lab, monkeypatch):
     assert b"secret" not in reply.header and any("secret" in line for line in lab.logs)
 
 
+def test_a_step_is_on_the_books_before_a_record_is_drawn(lab, monkeypatch):
+    """A sum that fails tells something of the records that it needed."""
+    site = lab.wire.workers["node0"]
+
+    def bounded_sum(step):
+        assert (lab.ledger(0).charged, lab.ledger(0).last_step) == (1, 2)
+        raise UserError("a record cannot be read")
+
+    monkeypatch.setattr(site._worker, "bounded_sum", bounded_sum)
+    reply = site.answer(question(lab, step=2))
+    fixed = {"kind": "refusal", "terms": lab.terms.fingerprint, "vector": digest_of(b""), "site": 0}
+    assert said(reply) == fixed | {"reason": Reason.FAILED, "about": None} and not reply.vector  # and nothing else
+    assert lab.ledger(0).charged == 1 and lab.logs[0] == "error: a record cannot be read"
+    assert said(site.answer(question(lab, step=2)))["reason"] == Reason.OVER
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -79,7 +96,8 @@ def test_old_steps_are_over(lab):
     site = lab.wire.workers["node0"]
     assert said(site.answer(question(lab, step=3)))["kind"] == "sum"
     for step in (3, 2, 0):
-        assert said(site.answer(question(lab, step=step)))["kind"] == "refusal"
+        assert said(site.answer(question(lab, step=step)))["reason"] == Reason.OVER
+        assert said(lab.site(0).answer(question(lab, step=step)))["reason"] == Reason.OVER  # also after a restart
     assert lab.ledger(0).charged == 1
 
 

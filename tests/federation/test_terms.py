@@ -1,18 +1,24 @@
 """The terms bind all that the guarantee depends on, and nobody signs up to what contradicts itself or spends too much."""
 
 import json
+import math
 
+import dp_accounting
 import pytest
+from dp_accounting.rdp import RdpAccountant
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder, _card
 from dpfed.federation.identity import Identity
+from dpfed.federation.journal import Journal
 from dpfed.federation.serving import load_site
-from dpfed.federation.statement import statement
+from dpfed.federation.statement import of_federation, statement
 from dpfed.federation.terms import SiteCard, Terms
 from dpfed.federation.trust import Trust
 from dpfed.privacy.ledger import Ledger, Release
+from dpfed.report.promise import round_up
+from tests.report.test_card import FACTS
 
 
 @pytest.fixture
@@ -123,6 +129,8 @@ def test_what_honest_sites_add_is_never_less_than_the_plans(terms, mode, sites, 
     trust, plan = Trust(mode, sites, drops, colluders), terms.privacy_plan
     for arrived in range(trust.least, sites + 1):
         assert trust.carried_std(plan, arrived - colluders) >= plan.noise_std * (1 - 1e-12)
+        shares = [trust.share_std(plan) ** 2] * arrived  # what is stated is what came, and no more
+        assert trust.carried_std(plan, arrived) == pytest.approx(math.sqrt(sum(shares)), rel=1e-12)
 
 
 @pytest.fixture
@@ -171,6 +179,17 @@ def test_terms_that_spend_too_much_or_promise_nothing_are_not_joined(parties, ch
     assert not site.ledger.exists()
 
 
+def test_a_budget_counts_every_step_to_the_last_digit(parties):
+    (site, _), agree = parties
+    terms, settings = Terms.load(agree().terms), site.path / "site.toml"
+    given, spent = settings.read_text(), terms.privacy_plan.epsilon()
+    settings.write_text(given.replace("8.5", repr(spent * (1 - 1e-9))))
+    with pytest.raises(UserError, match="this site's budget is"):
+        site.join(terms)
+    settings.write_text(given.replace("8.5", repr(spent)))
+    site.join(terms)
+
+
 def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_path):
     (site, _), agree = parties
     strict = SiteFolder.create(tmp_path / "strict", "strict", shapes.path, budget=8.5, delta=1e-6)
@@ -178,15 +197,17 @@ def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_p
     terms = Terms.load(agree().terms)
     with pytest.raises(UserError, match="more than 1/N"):
         agree("loose", delta=0.5)
-    loose = terms.model_dump() | {"plan": terms.plan | {"delta": 0.5}}  # a coordinator that does not check
-    loose["config"]["privacy"]["delta"] = 0.5
-    with pytest.raises(UserError, match="more than 1/N"):
-        Terms._checked(loose)
-    with pytest.MonkeyPatch.context() as patch:  # the site refuses for itself
-        patch.setattr("dpfed.plan._check_delta", lambda *_: None)
-        worse = Terms._checked(loose)
-        with pytest.raises(UserError, match="delta 0.5"):
-            site.join(worse)
+    for delta, said in ((0.5, "0.5"), (1.01 / terms.privacy_plan.records, "8.41e-4")):  # a coordinator that does not check
+        loose = terms.model_dump() | {"plan": terms.plan | {"delta": delta}}
+        loose["config"]["privacy"]["delta"] = delta
+        with pytest.raises(UserError, match="more than 1/N"):
+            Terms._checked(loose)
+        with pytest.MonkeyPatch.context() as patch:  # the site refuses for itself
+            patch.setattr("dpfed.privacy.plan._check_delta", lambda *_: None)
+            worse = Terms._checked(loose)
+            assert dict(statement(worse))["warning"].startswith(f"Do not rely on this promise: its delta of {said}")
+            with pytest.raises(UserError, match=f"delta {said}"):
+                site.join(worse)
     assert not site.ledger.exists()
     config = Terms.agree(terms.run_config(), [_card(one.card) for one in sites], terms.coordinator)
     with pytest.raises(UserError, match=r"1.00e-6 at most"):
@@ -252,6 +273,32 @@ def test_the_statement_says_what_one_message_gives_away(tiny_config, cards):
     assert {mode for mode, said in texts.items() if "one message" in said} == {"distributed", "local"}
     of_message = float(texts["distributed"]["one message"].split("epsilon ")[1].split()[0])
     assert of_message > 8.0  # a share of the noise protects less than all of it
+
+
+def spent(plan, sigma, steps) -> str:
+    """Epsilon as it is printed, by an accountant of its own."""
+    step = dp_accounting.PoissonSampledDpEvent(plan.batch / plan.records, dp_accounting.GaussianDpEvent(sigma))
+    accountant = RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(step, steps))
+    return round_up(float(accountant.get_epsilon(plan.delta)))
+
+
+@pytest.mark.parametrize(("mode", "shares"), [("distributed", 2), ("local", 1)])  # three sites, one of which may talk
+def test_every_epsilon_that_a_federation_states_is_that_of_its_noise_and_steps(tiny_config, cards, tmp_path, mode, shares):
+    terms = Terms.agree(tiny_config, cards, Identity(b"c" * 32).signing_key, trust=mode)
+    plan, journal = terms.privacy_plan, Journal(tmp_path / "journal.jsonl")
+    sigma, of_message = plan.noise_multiplier, spent(plan, plan.noise_multiplier / math.sqrt(shares), plan.steps)
+    assert len({spent(plan, sigma, steps) for steps in range(1, plan.steps + 1)}) == plan.steps  # one step less would show
+    said = dict(statement(terms))
+    assert said["promise"].startswith(f"({spent(plan, sigma, plan.steps)}, {round_up(plan.delta)})-")
+    assert f"epsilon {of_message} at the same delta" in said["one message"]
+    for step in range(4):
+        journal.write("opened", step)
+        journal.write("collected", step, arrived=["site-0", "site-2"] if step else ["site-0"])
+    facts = of_federation(FACTS, terms, journal, simulated=False)
+    for line, steps in zip(facts.sites, (4, 0, 3), strict=True):
+        stated = f"its sums are in {steps} steps, which is epsilon {spent(plan, sigma, steps) if steps else 0} for its"
+        assert stated in line
+    assert any(f"epsilon {of_message} at the same delta" in mark.text for mark in facts.marks)
 
 
 @pytest.mark.parametrize(

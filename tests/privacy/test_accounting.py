@@ -12,9 +12,11 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
 from dpfed.privacy import accounting
 from dpfed.privacy.ledger import Ledger, Release
+from dpfed.privacy.mechanism import Mechanism
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.samplers import PoissonSampler
 from dpfed.training.coordinator import DISCARDED
 
 # N, B, T, noise multiplier in the paper's Table 9 (RDP, epsilon 10), ours by RDP, ours by PLD
@@ -26,13 +28,17 @@ TABLE_9 = [
 MECHANISMS = [(0.928, 2048 / 60_000, 1200, 1.5e-6), (1.3, 0.05, 100, 1e-5), (2.5, 0.2, 300, 1e-6), (0.7, 0.001, 2000, 1e-7)]
 
 
+def gaussian(sigma, rate):
+    return Mechanism(PoissonSampler(rate), sigma)
+
+
 @pytest.mark.parametrize(("records", "batch", "steps", "paper", "rdp", "pld"), TABLE_9)
 def test_calibration_meets_the_paper_and_takes_little_time(records, batch, steps, paper, rdp, pld):
     delta = accounting.default_delta(records)
     started = time.process_time()
-    by_pld = accounting.calibrate(10.0, batch / records, steps, delta, "pld")
+    by_pld = accounting.calibrate(10.0, gaussian(1.0, batch / records), steps, delta, "pld").noise_multiplier
     assert time.process_time() - started < 3  # about 1 s of an idle core; 2 s is the promise
-    by_rdp = accounting.calibrate(10.0, batch / records, steps, delta, "rdp")
+    by_rdp = accounting.calibrate(10.0, gaussian(1.0, batch / records), steps, delta, "rdp").noise_multiplier
     assert by_rdp == pytest.approx(rdp, abs=0.005) and by_rdp == pytest.approx(paper, abs=0.0051)
     assert by_pld == pytest.approx(pld, abs=0.005) and by_pld < by_rdp
 
@@ -42,7 +48,7 @@ def test_rdp_equals_opacus(sigma, rate, steps, delta):
     orders = [1 + x / 10 for x in range(1, 100)] + list(range(11, 512))
     divergences = opacus_rdp.compute_rdp(q=rate, noise_multiplier=sigma, steps=steps, orders=orders)
     theirs, _ = opacus_rdp.get_privacy_spent(orders=orders, rdp=divergences, delta=delta)
-    assert accounting.epsilon(sigma, rate, steps, delta, "rdp") == pytest.approx(theirs, rel=0.01)
+    assert accounting.epsilon(gaussian(sigma, rate), steps, delta, "rdp") == pytest.approx(theirs, rel=0.01)
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps", "delta"), MECHANISMS[:2])
@@ -50,7 +56,7 @@ def test_pld_lies_within_the_error_bounds_of_opacus_prv(sigma, rate, steps, delt
     prv = PRVAccountant()
     prv.history = [(sigma, rate, steps)]
     theirs = prv.get_epsilon(delta, eps_error=0.01)
-    ours = accounting.epsilon(sigma, rate, steps, delta, "pld")
+    ours = accounting.epsilon(gaussian(sigma, rate), steps, delta, "pld")
     assert theirs - 0.02 - 0.01 * theirs <= ours <= theirs + 0.02
 
 
@@ -60,7 +66,7 @@ def test_one_step_over_all_records_equals_the_analytic_gaussian_mechanism():
     def phi(x):
         return (1 + erf(x / sqrt(2))) / 2
 
-    epsilon = accounting.epsilon(2.0, 1.0, 1, 1e-5, "pld")
+    epsilon = accounting.epsilon(gaussian(2.0, 1.0), 1, 1e-5, "pld")
     delta = phi(1 / 4 - 2 * epsilon) - exp(epsilon) * phi(-1 / 4 - 2 * epsilon)  # Balle & Wang 2018, sigma 2
     assert delta == pytest.approx(1e-5, rel=0.05) and delta <= 1.0001e-5
 
@@ -68,17 +74,17 @@ def test_one_step_over_all_records_equals_the_analytic_gaussian_mechanism():
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("target", [0.05, 1.0, 8.0])
 def test_calibrated_noise_keeps_the_promise_and_a_little_less_breaks_it(accountant, target):
-    sigma = accounting.calibrate(target, 0.05, 200, 1e-6, accountant)
-    assert accounting.epsilon(sigma, 0.05, 200, 1e-6, accountant) <= target
-    assert accounting.epsilon(sigma * 0.98, 0.05, 200, 1e-6, accountant) > target
+    sigma = accounting.calibrate(target, gaussian(1.0, 0.05), 200, 1e-6, accountant).noise_multiplier
+    assert accounting.epsilon(gaussian(sigma, 0.05), 200, 1e-6, accountant) <= target
+    assert accounting.epsilon(gaussian(sigma * 0.98, 0.05), 200, 1e-6, accountant) > target
 
 
 def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise():
-    base = accounting.epsilon(1.0, 0.02, 100, 1e-6)
-    assert accounting.epsilon(1.0, 0.02, 101, 1e-6) > base
-    assert accounting.epsilon(1.0, 0.021, 100, 1e-6) > base
-    assert accounting.epsilon(1.01, 0.02, 100, 1e-6) < base
-    assert accounting.epsilon(1.0, 0.02, 0, 1e-6) == 0
+    base = accounting.epsilon(gaussian(1.0, 0.02), 100, 1e-6)
+    assert accounting.epsilon(gaussian(1.0, 0.02), 101, 1e-6) > base
+    assert accounting.epsilon(gaussian(1.0, 0.021), 100, 1e-6) > base
+    assert accounting.epsilon(gaussian(1.01, 0.02), 100, 1e-6) < base
+    assert accounting.epsilon(gaussian(1.0, 0.02), 0, 1e-6) == 0
 
 
 GOOD = {"records": 1000, "batch": 100, "steps": 10, "group_size": 4, "clip_norm": 1.0}
@@ -174,7 +180,7 @@ def spent_by(accountant, steps, sigma=1.1, rate=0.1, delta=1e-4):
 @pytest.mark.parametrize(("accountant", "steps"), [("pld", 2), ("rdp", 1), ("rdp", 2), ("rdp", 6)])
 def test_a_plan_accounts_for_each_of_its_steps_at_its_own_rate_and_delta(accountant, steps):
     plan = PrivacyPlan(1000, 100, 4, 1.0, steps, 1.1, 1e-4, accountant)
-    found = [plan.epsilon(), plan.epsilon(steps), accounting.epsilon(1.1, 0.1, steps, 1e-4, accountant)]
+    found = [plan.epsilon(), plan.epsilon(steps), accounting.epsilon(gaussian(1.1, 0.1), steps, 1e-4, accountant)]
     assert found == pytest.approx([spent_by(accountant, steps)] * 3, rel=2e-3)
     # What half the rate, ten times the delta, or a step more or less would give is further away than that.
     assert abs(spent_by(accountant, steps + 1) / found[0] - 1) > 0.03

@@ -7,9 +7,9 @@ import pytest
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
 from dpfed.privacy import accounting
 from dpfed.privacy.loss_grid import ROUNDING, grid_points
+from dpfed.privacy.plan import PrivacyPlan
 
 NUMBERS = {"records": 60_000, "batch": 2048, "steps": 1200}
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger, Release
+from dpfed.privacy.plan import PrivacyPlan
 
 PLAN = PrivacyPlan.calibrate(1000, 100, 5, epsilon=3.0, group_size=4, clip_norm=1.0)
 

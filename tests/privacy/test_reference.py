@@ -15,9 +15,9 @@ from dpfed.config import BoundingConfig, Config, OptimizerConfig, PrivacyConfig,
 from dpfed.data.sampling import draw_step
 from dpfed.errors import UserError
 from dpfed.objectives import loss_of
-from dpfed.plan import PrivacyPlan
 from dpfed.pretraining import pretrain, resume
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 from dpfed.report.html import write_report
 from dpfed.report.run_view import RunView

@@ -8,11 +8,12 @@ import scipy.stats
 
 from dpfed.config import BoundingConfig, Config, PrivacyConfig
 from dpfed.data.records import RecordStore, record_key
-from dpfed.data.sampling import draw_step, protected_count, unit_keys
+from dpfed.data.sampling import draw_step, owner_keys, protected_count, unit_keys
 from dpfed.data.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
+from dpfed.training.worker import rows_of_owner
 
 UNITS, RECORDS = 300, 1200
 RNG = np.random.default_rng(0)
@@ -140,3 +141,15 @@ def people(path, units, splits=None, unit_name="person") -> RecordStore:
             split = splits[number] if splits else "train"
             writer.add(RecordInput(f"{number}.png", picture, split=split, unit=unit))
     return RecordStore.open(path)
+
+
+@pytest.mark.parametrize("owners", [2, 3])
+def test_an_owner_holds_whole_units_and_only_where_units_are_protected(tmp_path, owners):
+    store = people(tmp_path / "store", [f"person {number % 12}" for number in range(60)])
+    rows = store.split("train")
+    for unit, at_several in (("unit", 0), ("record", 12)):
+        keys = owner_keys(store, PrivacyConfig(unit=unit, epsilon=1.0))
+        shares = [rows_of_owner(rows, keys, owner, owners) for owner in range(owners)]
+        assert np.array_equal(np.sort(np.concatenate(shares)), rows)
+        held = np.concatenate([np.unique(store.units[share]) for share in shares])
+        assert (np.unique(held, return_counts=True)[1] > 1).sum() in range(at_several // 2, at_several + 1)

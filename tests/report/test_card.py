@@ -9,8 +9,8 @@ from dpfed.config import parse_config
 from dpfed.data.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.outcome import card_facts
-from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 from dpfed.report.card import CardFacts, is_void, lead, privacy_card
 from dpfed.report.marks import FIXED_SEED, RAW_DIAGNOSTICS, Mark

@@ -9,12 +9,13 @@ from torch import nn
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger, Release
+from dpfed.privacy.noise import digest_of
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 from dpfed.training.coordinator import DISCARDED, Coordinator
 from dpfed.training.post_processing import states_of
-from dpfed.training.releases import Releases, digest_of
+from dpfed.training.releases import Releases
 
 PLAN = PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5)  # 16 groups, sensitivity 1, noise 1.3
 SIZE = 200_000

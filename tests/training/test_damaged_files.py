@@ -15,13 +15,14 @@ from dpfed.errors import UserError
 from dpfed.federation.journal import Journal
 from dpfed.models.adapter_file import adapter_bytes, apply_adapters
 from dpfed.models.folder import describe
-from dpfed.plan import PrivacyPlan
 from dpfed.privacy.ledger import Ledger, Release
+from dpfed.privacy.noise import digest_of
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 from dpfed.training.checkpoint import Checkpoints, Progress, _old_digest, load_weights
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import states_of
-from dpfed.training.releases import Releases, digest_of
+from dpfed.training.releases import Releases
 
 AVERAGE = "post/moving_average/weights"
 PLAN = PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5)

@@ -3,20 +3,24 @@
 import json
 import math
 import re
+import stat
 
 import dp_accounting
 import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from safetensors.torch import load_file
 from torch import nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig, parse_config
 from dpfed.errors import UserError
-from dpfed.plan import PrivacyPlan
+from dpfed.models.folder import load_encoder
+from dpfed.models.parameters import TrainableVector
 from dpfed.pretraining import pretrain
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 from dpfed.report.card import round_up
 from dpfed.run import RunDirectory
@@ -142,6 +146,12 @@ def test_all_that_leaves_a_run_follows_from_its_noisy_sums(twins, name):
     for one, two in zip(first[0]["moments"], second[0]["moments"], strict=True):
         assert one.keys() == two.keys()
         assert [path for path in one if one[path] != two[path]] == []
+    # The secret key, and what the owners' randomness is made of, are in the key's own file alone, which nobody else can read.
+    keys = [randomness.master for randomness in (Randomness.from_seed(3), Randomness.from_seed(3).for_owners())]
+    for moment in first[0]["moments"]:
+        held = [path for path, content in moment.items() for key in keys if key in content or key.hex().encode() in content]
+        assert held == [path for path in moment if path == "secret.key"]
+    assert any("secret.key" in moment for moment in first[0]["moments"]) and "secret.key" not in first[0]["moments"][-1]
     # The noise: for each step, on every number, of the planned deviation to the last digit, on the clean sum itself, and what
     # is kept, hashed and used is what came out.
     calls, totals = first[1], first[2]
@@ -161,7 +171,32 @@ def test_all_that_leaves_a_run_follows_from_its_noisy_sums(twins, name):
     assert {call.noisy.numel() for call in on_sums} == {totals[0].values.numel()}
     assert {call.noisy.numel() for call in calls if call.purpose == "statistics"} <= {8 * 2 * 16}
 
-    epsilon_is_that_of_all_steps(RunDirectory(first[3].path.parents[1] / "done-0" / "run"))
+    run = RunDirectory(first[3].path.parents[1] / "done-0" / "run")
+    assert not run.releases.exists()
+    what_is_exported_is_what_was_measured(run, "average" in name)
+    epsilon_is_that_of_all_steps(run)
+
+
+def what_is_exported_is_what_was_measured(run, averaged):
+    tensors = load_file(Checkpoints(run.checkpoints, 1).paths()[-1])
+    average = tensors.get("post/moving_average/weights")
+    model = load_encoder(run.model)
+    own = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
+    assert (average is not None) == averaged
+    if averaged:
+        parameters = TrainableVector(model)
+        assert torch.equal(parameters.gather(), average)
+        assert not torch.equal(average, torch.cat([own[name].flatten() for name in parameters.names]))
+    else:
+        assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
+
+
+def test_the_secret_key_is_for_its_owners_eyes(tiny_config, tmp_path):
+    randomness = Randomness.fresh()
+    run = RunDirectory.create(tmp_path / "run", tiny_config, randomness)
+    key = run.path / "secret.key"
+    assert (key.read_bytes(), stat.S_IMODE(key.stat().st_mode)) == (randomness.master, 0o600)
+    assert randomness.master != Randomness.fresh().master
 
 
 def epsilon_is_that_of_all_steps(run):

@@ -10,7 +10,7 @@ import torch
 from dpfed.config import parse_config
 from dpfed.data.records import record_key
 from dpfed.data.sampling import StepDraw
-from dpfed.plan import PrivacyPlan
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.randomness import Randomness
 from dpfed.training import worker as worker_room
 from dpfed.training.session import assemble

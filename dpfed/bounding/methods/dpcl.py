@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from dpfed.bounding.method import Build, Method
 from dpfed.bounding.methods.released import refuse_augmentations
 from dpfed.errors import UserError
+from dpfed.privacy.samplers import FixedSizeSampler
 
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
     from dpfed.bounding.record_gradients import Statistics
     from dpfed.config import Config
+    from dpfed.privacy.noise import KeyedNoise
 
 # Noisy releases in a step, the gradient's among them: the similarities; or the mean and the variance of either view.
 _RELEASES = {"infonce": 2, "barlow_twins": 5}
@@ -37,13 +39,13 @@ def _options(config: Config) -> dict[str, Any]:
 
 def _statistics(build: Build) -> Statistics:
     from dpfed.bounding.published_dpcl import PublishedMoments, PublishedSimilarity
-    from dpfed.bounding.released_embeddings import ReleaseNoise
+    from dpfed.bounding.released_embeddings import release_noise
 
     plan, config = build.plan, build.config
 
-    def noise(sensitivity: float, context: str) -> ReleaseNoise:
+    def noise(sensitivity: float, context: str) -> KeyedNoise:
         std = plan.noise_multiplier * sensitivity
-        return ReleaseNoise(build.randomness, std, build.owner, f"{plan.fingerprint}/{context}")
+        return release_noise(build.randomness, std, build.owner, f"{plan.fingerprint}/{context}")
 
     if config.objective.name == "infonce":
         two_towers = config.model.reads_text
@@ -77,5 +79,6 @@ METHOD = Method(
     divisor=lambda plan: plan.batch,
     releases=lambda plan: plan.options["releases"],
     options=_options,
-    sampling="fixed",
+    accountants=("rdp",),
+    sampler=lambda plan: FixedSizeSampler(plan.records, plan.batch),
 )

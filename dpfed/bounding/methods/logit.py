@@ -25,7 +25,7 @@ from dpfed.bounding.pair_options import LogitOptions, options_of
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
     from dpfed.config import Config
-    from dpfed.plan import PrivacyPlan
+    from dpfed.privacy.plan import PrivacyPlan
 
 
 def _options(config: Config) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from dpfed.errors import UserError
 
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
-    from dpfed.plan import PrivacyPlan
+    from dpfed.privacy.noise import KeyedNoise
+    from dpfed.privacy.plan import PrivacyPlan
 
 
 class _Moments(Section):
@@ -80,13 +81,13 @@ def release_multiplier(plan: PrivacyPlan) -> float:
 
 def _engine(build: Build) -> Engine:
     from dpfed.bounding.record_gradients import StatisticsEngine
-    from dpfed.bounding.released_embeddings import ReleasedEmbeddings, ReleaseNoise
+    from dpfed.bounding.released_embeddings import ReleasedEmbeddings, release_noise
     from dpfed.bounding.released_moments import ReleasedMoments
 
     plan, config = build.plan, build.config
 
-    def noise(sensitivity: float) -> ReleaseNoise:
-        return ReleaseNoise(build.randomness, release_multiplier(plan) * sensitivity, build.owner, plan.fingerprint)
+    def noise(sensitivity: float) -> KeyedNoise:
+        return release_noise(build.randomness, release_multiplier(plan) * sensitivity, build.owner, plan.fingerprint)
 
     statistics: ReleasedEmbeddings | ReleasedMoments
     if config.objective.name == "infonce":

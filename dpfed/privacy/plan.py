@@ -20,6 +20,9 @@ from dpfed.bounding.method import METHODS, Method, method_named
 from dpfed.errors import UserError, nearest
 from dpfed.privacy import accounting
 from dpfed.privacy.accounting import Accountant
+from dpfed.privacy.mechanism import Mechanism
+from dpfed.privacy.noise import GaussianNoise, Noise
+from dpfed.privacy.samplers import Sampler
 from dpfed.report.promise import round_up
 
 if TYPE_CHECKING:
@@ -214,7 +217,8 @@ class PrivacyPlan:
         _check(at_most >= 2, f"the number of training records must be at least 2, got at most {at_most}")
         draft = cls._draft(at_most, config)
         if draft.private and draft.accountant == "pld" and config.privacy.delta is not None:
-            accounting.require_resolution(draft.steps * draft.how.releases(draft), draft.delta)
+            same = draft.mechanism.poisson_steps(draft.steps)
+            accounting.require_resolution(draft.steps if same is None else same[1], draft.delta)
         return draft
 
     @classmethod
@@ -249,7 +253,7 @@ class PrivacyPlan:
             group_size=bounding.group_size,
             clip_norm=bounding.clip_norm,
             max_group_size=bounding.max_group_size,
-            accountant="rdp" if method.sampling == "fixed" else privacy.accountant,  # there is no other for such samples
+            accountant=privacy.accountant if privacy.accountant in method.accountants else method.accountants[0],
             unit=privacy.unit,
             per_unit=privacy.per_unit,
             method=bounding.method,
@@ -259,11 +263,10 @@ class PrivacyPlan:
 
     def _calibrated(self) -> PrivacyPlan:
         """The same plan with the least noise that keeps its `target_epsilon`."""
-        count = self.steps * self.how.releases(self)
         target = self.target_epsilon
         assert target is not None  # only such plans are calibrated
-        sigma = accounting.calibrate(target, self.sampling_rate, count, self.delta, self.accountant, self._of_fixed)
-        return dataclasses.replace(self, noise_multiplier=sigma)
+        found = accounting.calibrate(target, self.mechanism, self.steps, self.delta, self.accountant)
+        return dataclasses.replace(self, noise_multiplier=found.noise_multiplier)
 
     def require_finite(self) -> None:
         """Refuses noise that is given, and whose epsilon is infinite or cannot be said.
@@ -332,38 +335,46 @@ class PrivacyPlan:
         return self.how.sensitivity(self)
 
     @property
-    def noise_std(self) -> float:
-        """Standard deviation of the noise on each coordinate of the sum.
+    def sampler(self) -> Sampler:
+        """Who takes part in a step."""
+        return self.how.sampler(self)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What accounting accounts for."""
+        return Mechanism(self.sampler, self.noise_multiplier, self.how.releases(self))
+
+    @property
+    def noise(self) -> Noise:
+        """What is added to the sum.
 
         A method that releases statistics besides spends a share of sigma's privacy on them.
         """
         if not self.private:
-            return 0.0
-        return self.noise_multiplier * self.sensitivity / math.sqrt(self.how.gradient_share(self))
+            return GaussianNoise(0.0)
+        return GaussianNoise(self.noise_multiplier * self.sensitivity / math.sqrt(self.how.gradient_share(self)))
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on each coordinate of the sum, at least."""
+        return self.noise.std
 
     def epsilon(self, steps: int | None = None, accountant: Accountant | None = None) -> float:
         """Epsilon of `steps` steps (default: all of them), at the plan's delta."""
-        count = (self.steps if steps is None else steps) * self.how.releases(self)
-        return accounting.epsilon(
-            self.noise_multiplier, self.sampling_rate, count, self.delta, accountant or self.accountant, self._of_fixed
-        )
+        count = self.steps if steps is None else steps
+        return accounting.epsilon(self.mechanism, count, self.delta, accountant or self.accountant)
 
     @property
     def other_accountant(self) -> Accountant | None:
         """What cross-checks epsilon; ``None``: nothing can."""
-        if self.how.sampling == "fixed":
-            return None
-        other: Accountant = "rdp" if self.accountant == "pld" else "pld"
-        try:
-            self.epsilon(accountant=other)
-        except accounting.Unresolved:
-            return None
-        return other
-
-    @property
-    def _of_fixed(self) -> int | None:
-        """N where the sampler takes a fixed number of them."""
-        return self.records if self.how.sampling == "fixed" else None
+        for other in self.how.accountants:
+            if other != self.accountant:
+                try:
+                    self.epsilon(accountant=other)
+                except accounting.Unresolved:
+                    continue
+                return other
+        return None
 
     def groups_of(self, owner: int, owners: int) -> int:
         """K_w: how many of the K groups belong to one of several owners; they add up to K."""

@@ -1,0 +1,128 @@
+"""Samplers are values: a new one, with its proof, is one class. Plan, draws, accounting and card follow from it."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.rdp import RdpAccountant
+
+from dpfed.bounding import method as methods
+from dpfed.bounding.methods import group
+from dpfed.config import parse_config
+from dpfed.data.sampling import draw_step
+from dpfed.errors import UserError
+from dpfed.pretraining import pretrain
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.relation import ADD_OR_REMOVE
+from dpfed.privacy.samplers import FixedSizeSampler, PoissonSampler, poisson_event
+from dpfed.randomness import Randomness
+
+
+@dataclass(frozen=True)
+class CyclicPoissonSampler:
+    """Every record draws one of b parts, once; step t draws from part t mod b, each record with probability b q.
+
+    **Proof.** Take the parts as given: they are drawn by each record's own key, so both of two neighbours have the same ones,
+    but for the record that only one of them has. That record can be drawn in the steps of its part alone, at most ceil(T / b),
+    each time independently with probability b q. All other steps are alike. So the outputs are at most as far apart as those of
+    ceil(T / b) Poisson samples at rate b q; and so is their mixture over the parts, which divergences do not exceed.
+    """
+
+    rate: float
+    parts: int
+    relation = ADD_OR_REMOVE
+
+    @property
+    def participation(self) -> float:
+        return self.rate
+
+    def draw(self, randomness, step, keys, uniforms):
+        part = (randomness.per_record("part", 0, keys, 1)[:, 0] * self.parts).astype(int)
+        return np.flatnonzero((part == step % self.parts) & (uniforms < self.parts * self.rate))
+
+    def poisson_steps(self, steps):
+        return self.parts * self.rate, math.ceil(steps / self.parts)
+
+    def event(self, release, steps):
+        return poisson_event(release, *self.poisson_steps(steps))
+
+    def describe(self, protected):
+        return f"cyclic Poisson: every {protected} can be drawn in each {self.parts}th step"
+
+
+PARTS = 3
+KEYS = np.random.default_rng(0).integers(0, 2**63, 900, dtype=np.uint64)
+PLAN = PrivacyPlan(900, 90, 9, 1.0, 7, 1.1, 1e-5, "rdp")
+
+
+@pytest.fixture
+def cyclic(monkeypatch):
+    """Group clipping with the sampler above."""
+    method = dataclasses.replace(group.METHOD, sampler=lambda plan: CyclicPoissonSampler(plan.sampling_rate, PARTS))
+    monkeypatch.setattr(group, "METHOD", method)
+    methods.method_named.cache_clear()
+    yield
+    methods.method_named.cache_clear()
+
+
+def drawn(plan, step, keys=KEYS):
+    """The keys that a step draws."""
+    rows = np.arange(len(keys))
+    return set(keys[draw_step(plan, Randomness.from_seed(4), step, rows, keys, plan.groups).rows].tolist())
+
+
+def spent(steps, rate):
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(1.1))
+    return RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(event, steps)).get_epsilon(1e-5)
+
+
+def test_plan_and_accounting_follow_from_the_sampler(cyclic):
+    assert PLAN.sampler == CyclicPoissonSampler(0.1, PARTS)
+    assert [PLAN.epsilon(steps) for steps in (1, 3, 4, 7)] == pytest.approx([spent(count, 0.3) for count in (1, 1, 2, 3)])
+    assert PLAN.epsilon(accountant="pld") < PLAN.epsilon() * 1.001
+    calibrated = PrivacyPlan.calibrate(900, 90, 7, 2.0, 1e-5, group_size=9, clip_norm=1.0)
+    less = dataclasses.replace(calibrated, noise_multiplier=calibrated.noise_multiplier * 0.99)
+    assert calibrated.epsilon() <= 2.0 < less.epsilon()
+
+
+def test_a_record_is_drawn_in_the_steps_of_its_part_only_and_moves_no_other(cyclic):
+    steps = [drawn(PLAN, step) for step in range(60)]
+    for key in KEYS[:200].tolist():
+        assert len({step % PARTS for step, keys in enumerate(steps) if key in keys}) <= 1
+    assert np.mean([len(keys) for keys in steps]) == pytest.approx(90, rel=0.05)
+    assert all(drawn(PLAN, step, KEYS[5:]) == steps[step] - set(KEYS[:5].tolist()) for step in range(12))
+
+
+def test_a_run_draws_accounts_and_says_so_on_its_card(cyclic, tiny, tmp_path):
+    tiny["privacy"] = {"noise_multiplier": 1.1, "accountant": "rdp", "batch": 60, "steps": 4, "delta": 1e-5}
+    run = pretrain(parse_config(tiny), tmp_path / "run")
+    assert "cyclic Poisson: every record can be drawn in each 3th step" in run.card.read_text()
+    assert Ledger.open(run.ledger).epsilon == pytest.approx(spent(2, 0.3))
+
+
+@pytest.mark.parametrize("sampler", [PoissonSampler(0.1), FixedSizeSampler(900, 90), CyclicPoissonSampler(0.1, PARTS)])
+def test_every_record_takes_part_as_often_as_the_sampler_says(sampler):
+    randomness, count, steps = Randomness.from_seed(1), np.zeros(len(KEYS)), 600
+    for step in range(steps):
+        places = sampler.draw(randomness, step, KEYS, randomness.per_record("sample", step, KEYS, 1)[:, 0])
+        assert (np.diff(places) > 0).all()
+        count[places] += 1
+    share = count / steps
+    assert share.mean() == pytest.approx(sampler.participation, rel=0.02)
+    assert share.std() < 1.3 * math.sqrt(PARTS * 0.1 * 0.9 / steps)
+    assert hash(sampler) == hash(dataclasses.replace(sampler))
+
+
+def test_an_event_is_what_the_sampler_costs():
+    release = dp_accounting.GaussianDpEvent(1.1)
+    assert PoissonSampler(0.1).event(release, 7) == poisson_event(release, 0.1, 7)
+    fixed = FixedSizeSampler(900, 90)
+    assert fixed.event(release, 7).event.source_dataset_size == 900 and fixed.event(release, 7).count == 7
+    assert fixed.relation.of_accountants is dp_accounting.NeighboringRelation.REPLACE_ONE
+    assert PoissonSampler(0.1).relation.of_accountants is dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    with pytest.raises(UserError, match="accounted for by RDP"):
+        PrivacyPlan(900, 90, 9, 1.0, 7, 1.1, 1e-5, "pld", method="dpcl", options={"releases": 2}).epsilon()
