@@ -296,8 +296,8 @@ def test_every_epsilon_that_a_federation_states_is_that_of_its_noise_and_steps(t
         journal.write("collected", step, arrived=["site-0", "site-2"] if step else ["site-0"])
     facts = of_federation(FACTS, terms, journal, simulated=False)
     for line, steps in zip(facts.sites, (4, 0, 3), strict=True):
-        stated = f"its sums are in {steps} steps, which is epsilon {spent(plan, sigma, steps) if steps else 0} for its"
-        assert stated in line
+        stated = f"its sums are in {steps} steps, which cost its records epsilon {spent(plan, sigma, steps) if steps else 0}"
+        assert line.endswith(stated)
     assert any(f"epsilon {of_message} at the same delta" in mark.text for mark in facts.marks)
 
 
