@@ -78,7 +78,7 @@ def main(modes: tuple[str, ...], folder: Path) -> dict[str, Any]:
 def found(parties: Path, stores: Path, mode: str) -> None:
     """Makes the parties. Plain gradient descent, and no checkpoint before the end, so that every step can be computed again."""
     config = load_config("configs/federation.toml").model_dump(mode="json", exclude_unset=True)
-    config["data"] = {"source": "store", "path": str(stores / EVALUATION), "public": True}
+    config["data"] = {"source": "store", "path": str(stores / EVALUATION)}
     config["model"] |= {"width": 8, "text_width": 16, "text_layers": 1}
     config["bounding"] |= {"engine": "loop"}
     config["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 200, "steps": STEPS + 1}

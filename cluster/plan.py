@@ -36,6 +36,7 @@ def plan(
     steps: Annotated[int | None, typer.Option(help="T: steps.")] = None,
     group_size: Annotated[int | None, typer.Option(help="S: expected records in a group.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="The promise.")] = None,
+    accountant: Annotated[str | None, typer.Option(help="pld (tight) or rdp (any numbers); default: the config's.")] = None,
     parameters: Annotated[int | None, typer.Option(help="P: trained parameters.")] = None,
     measured: Annotated[Path | None, typer.Option(help="A file of `python -m benchmarks.throughput`.")] = None,
     model: Annotated[str | None, typer.Option(help="Which model of the measured file.")] = None,
@@ -51,7 +52,7 @@ def plan(
     """Step time, bytes, sigma, epsilon, hours and dollars of a sharded run: arithmetic, no records and no cluster needed."""
     say(f"planning for {', '.join(map(str, workers))} workers", True)
     given = {"batch": batch, "steps": steps, "epsilon": epsilon, "group_size": group_size}
-    wanted = _config(config, assignments or [], given)
+    wanted = _config(config, assignments or [], given, {} if accountant is None else {"accountant": accountant})
     promise = PrivacyPlan.from_config(_count(wanted, config, records), wanted)
     figures = _measured(measured, model)
     for name, value in {
@@ -81,10 +82,11 @@ def plan(
         _show(promise, machines, trained, rows)
 
 
-def _config(path: Path | None, assignments: list[str], given: dict[str, float | None]) -> Config:
-    """The configuration that a file and the command line describe together."""
+def _config(path: Path | None, assignments: list[str], given: dict[str, float | None], further: dict[str, str]) -> Config:
+    """The configuration that a file and the command line describe together; `given` is needed where there is no file."""
     sections = {"group_size": "bounding"}
-    flags = {name: value for name, value in given.items() if value is not None}
+    flags: dict[str, float | str] = {name: value for name, value in given.items() if value is not None}
+    flags |= further
     if path is not None:
         return load_config(path, assignments + [f"{sections.get(key, 'privacy')}.{key}={flags[key]}" for key in flags])
     if assignments:
