@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.record import write_result
 from benchmarks.turns import BLOCK
 from dpfed.config import load_config
-from dpfed.data.shapes import shapes_store
+from dpfed.data.generated.shapes import shapes_store
 
 BATCHES = (1_024, 65_536)
 # name, how it is started, workers, cores of each. The first of a pair is what the second is compared with.

@@ -25,10 +25,10 @@ from benchmarks.record import write_result
 from benchmarks.rounds import PARTS as SERVER
 from benchmarks.timed_site import PARTS as SITE
 from dpfed.config import parse_config
-from dpfed.data.division import EVALUATION, divide_store, site_folder
-from dpfed.data.shapes import shapes_store
+from dpfed.data.generated.shapes import shapes_store
+from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder
-from dpfed.federation.terms import Terms
+from dpfed.federation.protocol.terms import Terms
 from server.loopback import RUN, free_ports, loopback
 
 MODES = ("central", "secure")

@@ -24,15 +24,15 @@ import torch
 from benchmarks.hostile_site import done_in
 from benchmarks.record import write_result
 from dpfed.config import load_config, parse_config
-from dpfed.data.division import EVALUATION, divide_store, site_folder
-from dpfed.data.shapes import shapes_store
+from dpfed.data.generated.shapes import shapes_store
+from dpfed.data.store.division import EVALUATION, divide_store, site_folder
+from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder
-from dpfed.federation.journal import Journal
-from dpfed.federation.serving import site_config
-from dpfed.federation.terms import Terms
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.site.serving import site_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.releases import Releases
 from dpfed.training.session import Share, assemble

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
-from dpfed.federation.door import serve
 from dpfed.federation.folders import SiteFolder
-from dpfed.federation.messages import alleged, seal
-from dpfed.federation.packets import Packet
-from dpfed.federation.serving import load_site
-from dpfed.federation.vectors import decoded, encoded
+from dpfed.federation.protocol.messages import alleged, seal
+from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.protocol.vectors import decoded, encoded
+from dpfed.federation.site.local_socket import serve
+from dpfed.federation.site.serving import load_site
 
 SLOW = 6.0  # seconds beyond the deadline
 

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from benchmarks.record import write_result
 from dpfed.bounding.engines import ENGINES, GroupBatch, Views
-from dpfed.bounding.gradient_cache import BatchEngine
-from dpfed.bounding.pair_engines import LogitEngine, SampleEngine
+from dpfed.bounding.whole_batch.gradient_cache import BatchEngine
+from dpfed.bounding.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.config import ModelConfig, ObjectiveConfig, ViewsConfig
-from dpfed.data.records import RecordStore
-from dpfed.data.shapes import write_shapes
-from dpfed.data.views import ImageViews
+from dpfed.data.generated.shapes import write_shapes
+from dpfed.data.store.records import RecordStore
+from dpfed.data.views.images import ImageViews
 from dpfed.models.building import build_model
 from dpfed.models.contrastive import SimCLRModel
 from dpfed.models.parameters import TrainableVector

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from dpfed.config import parse_config
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.session import assemble
 
 

@@ -28,7 +28,7 @@ from torch.nn.utils import parametrize
 from benchmarks.record import write_result
 from dpfed.config import DataConfig, ViewsConfig
 from dpfed.data.opening import open_records
-from dpfed.data.views import ImageViews
+from dpfed.data.views.images import ImageViews
 from dpfed.errors import UserError
 from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, StandardisedWeight, layer_norm
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import dpfed
-from dpfed.provenance import hardware
+from dpfed.runs.provenance import hardware
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -15,18 +15,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import dpfed.federation.rounds as rounds
+import dpfed.federation.coordinator.rounds as rounds
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.timed_site import ECHO
 from dpfed.bounding.bounded_sum import BoundedSum
-from dpfed.federation.journal import Journal
-from dpfed.federation.packets import Packet, receive_packet, send_packet
-from dpfed.federation.rounds import Federation
+from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.coordinator.rounds import Federation
+from dpfed.federation.protocol.packets import Packet, receive_packet, send_packet
 from dpfed.privacy.ledger import Ledger
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.releases import Releases
-from dpfed.watching import Silent
 from server.channel import FlowerChannel
 from server.coordination import coordinate
 

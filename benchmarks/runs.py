@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.record import write_result
 from dpfed.config import load_config
-from dpfed.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain
 
 
 def main(name: str, assignments: list[str]) -> None:

@@ -27,7 +27,7 @@ from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
 from dpfed.training.session import pick_device

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-import dpfed.federation.site_worker as site_worker
+import dpfed.federation.site.worker as site_worker
 from benchmarks.stopwatch import Stopwatch
-from dpfed.federation.door import serve
 from dpfed.federation.folders import SiteFolder
-from dpfed.federation.messages import alleged
-from dpfed.federation.packets import Packet, receive_packet, send_packet
-from dpfed.federation.serving import load_site
-from dpfed.federation.site_worker import SiteWorker
+from dpfed.federation.protocol.messages import alleged
+from dpfed.federation.protocol.packets import Packet, receive_packet, send_packet
+from dpfed.federation.site.local_socket import serve
+from dpfed.federation.site.serving import load_site
+from dpfed.federation.site.worker import SiteWorker
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.training.worker import Worker

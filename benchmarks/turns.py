@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 import cluster.launch
-import dpfed.pretraining
+import dpfed.runs.pretraining
 from benchmarks.memory import anonymous_mb
 from cluster.collective import Replicas
 from cluster.launch import Resources
@@ -31,10 +31,10 @@ from cluster.relay import Relay
 from cluster.torchrun import take_part
 from cluster.work import Task, work
 from dpfed.config import parse_config
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent, Watcher
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.worker import Worker
-from dpfed.watching import Silent, Watcher
 
 BLOCK = 5  # steps in a turn; the first, whose caches are cold and whose records were read ahead while waiting, does not count
 _PATIENCE = 1200.0  # seconds that a run waits for its turn
@@ -105,7 +105,7 @@ class Measured:
         self._ended = threading.Event()
 
     def __enter__(self) -> Measured:
-        dpfed.pretraining._CURVE_POINTS = 1  # epsilon so far is not part of a step, and costs more than some that are
+        dpfed.runs.pretraining._CURVE_POINTS = 1  # epsilon so far is not part of a step, and costs more than some that are
         for part, (owner, name) in PARTS.items():
             setattr(owner, name, self._timed(part, getattr(owner, name)))
         return self
@@ -165,7 +165,7 @@ def main(folder: Path, name: str, other: str, tree: dict[str, Any], start: str, 
         if start == "torchrun":
             take_part(Task(run, config), turns)
         else:
-            dpfed.pretraining.pretrain(config, run, turns)
+            dpfed.runs.pretraining.pretrain(config, run, turns)
     write(folder, name, int(os.environ.get("RANK", 0)), {"seconds": turns.seconds, **measured.figures()})
 
 

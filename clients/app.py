@@ -10,9 +10,9 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from dpfed.federation.door import ask
-from dpfed.federation.flower_content import content_of, packet_in
-from dpfed.federation.packets import Failure, Packet, PacketError, failed
+from dpfed.federation.flower.content import content_of, packet_in
+from dpfed.federation.protocol.packets import Failure, Packet, PacketError, failed
+from dpfed.federation.site.local_socket import ask
 
 app = ClientApp()
 

@@ -29,7 +29,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from clients.app import app
 from dpfed.errors import UserError
-from dpfed.federation.flower_pauses import shorten_fetching
+from dpfed.federation.flower.pauses import shorten_fetching
 
 _MOST = 64  # messages at a time, nearly all of which wait for the rest of themselves
 _PAUSE = 0.05  # seconds between looks for a message

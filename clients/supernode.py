@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 
-from dpfed.federation.flower_pauses import shorten_fetching
+from dpfed.federation.flower.pauses import shorten_fetching
 
 LONGEST = 0.2  # seconds; an idle SuperNode then asks five times a second, a signed request of a few hundred bytes
 

@@ -19,10 +19,10 @@ from cluster.reach import require_cluster
 from cluster.relay import Relay, relayed
 from cluster.torchrun import BACKEND_OF, TIMEOUT, process_group
 from cluster.work import Task, work
-from dpfed.data.remote import is_url
+from dpfed.data.store.remote import is_url
 from dpfed.errors import UserError
-from dpfed.run import RunDirectory
-from dpfed.watching import Watcher
+from dpfed.progress import Watcher
+from dpfed.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer

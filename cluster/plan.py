@@ -101,8 +101,8 @@ def _config(path: Path | None, assignments: list[str], given: dict[str, float | 
 
 def _count(config: Config, path: Path | None, records: int | None) -> int:
     """N: as given, or what the configuration's store holds."""
-    from dpfed.data.records import RecordStore
     from dpfed.data.sampling import protected_count
+    from dpfed.data.store.records import RecordStore
 
     if records is not None:
         return records

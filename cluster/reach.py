@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from dpfed.errors import UserError
-from dpfed.watching import Watcher
+from dpfed.progress import Watcher
 
 WAIT = 20.0  # seconds: a head that has just been started answers within a few
 _EACH = 2.0  # seconds for one attempt

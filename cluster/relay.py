@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dpfed.watching import Watcher
+from dpfed.progress import Watcher
 
 if TYPE_CHECKING:
     from ray.util.queue import Queue

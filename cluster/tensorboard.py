@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from types import TracebackType
 
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
 from dpfed.training.coordinator import StepSummary
 
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from cluster.work import Task, work
 from dpfed.errors import UserError
-from dpfed.run import RunDirectory
-from dpfed.watching import Watcher
+from dpfed.progress import Watcher
+from dpfed.runs.directory import RunDirectory
 
 # Seconds that a process waits for the others: rank 0 may import or evaluate for hours. The end of one is noticed at once.
 TIMEOUT = 86_400

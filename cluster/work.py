@@ -15,12 +15,12 @@ from cluster.link import MARK_BYTES, Link
 from cluster.tensorboard import TensorBoard
 from dpfed.config import Config, read_back
 from dpfed.errors import UserError
-from dpfed.pretraining import Job, begin, carry_out, check, take_up
-from dpfed.randomness import Randomness
-from dpfed.run import RunDirectory
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Watcher
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import Job, begin, carry_out, check, take_up
 from dpfed.training.session import Parts, assemble
 from dpfed.training.worker import GroupObserver
-from dpfed.watching import Watcher
 
 _ENDING = 150.0  # seconds that a rank 0 of before may still hold the run; a dead machine's locks on NFS last 90
 

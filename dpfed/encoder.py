@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.config import ViewsConfig
-from dpfed.data.place import path_of
-from dpfed.data.preprocessing import Preprocessing
-from dpfed.data.views import ImageViews
-from dpfed.encoder_inputs import Pictures, square_images, texts
+from dpfed.config.place import path_of
+from dpfed.data.views.images import ImageViews
+from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.models.building import Tokenizer, tokenizer_for
 from dpfed.models.contract import method_of
 from dpfed.models.folder import describe, load_encoder, model_config, preprocessing_in
-from dpfed.run import RunDirectory
+from dpfed.models.inputs import Pictures, square_images, texts
+from dpfed.runs.directory import RunDirectory
 
 
 class Encoder:

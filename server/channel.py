@@ -12,9 +12,9 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from flwr.supercore.run import RunNotRunningException
 
-from dpfed.federation.flower_content import MESSAGE_TYPE, content_of, packet_in, vector_record
-from dpfed.federation.flower_pauses import shorten_fetching
-from dpfed.federation.packets import Packet, failure_of
+from dpfed.federation.flower.content import MESSAGE_TYPE, content_of, packet_in, vector_record
+from dpfed.federation.flower.pauses import shorten_fetching
+from dpfed.federation.protocol.packets import Packet, failure_of
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds between looks for a reply; Flower's own loop takes 3
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.coordinator.rounds import Federation
 from dpfed.federation.folders import CoordinatorFolder
-from dpfed.federation.journal import Journal
-from dpfed.federation.members import Channel
-from dpfed.federation.rounds import Federation
-from dpfed.federation.terms import Terms
-from dpfed.pretraining import Job, begin, carry_out, take_up
+from dpfed.federation.protocol.members import Channel
+from dpfed.federation.protocol.terms import Terms
 from dpfed.privacy.ledger import Ledger
-from dpfed.run import RunDirectory
-from dpfed.watching import Watcher
+from dpfed.progress import Watcher
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import Job, begin, carry_out, take_up
 
 _ENDING = 10.0  # seconds that a server of before may still hold the run
 

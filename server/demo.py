@@ -15,7 +15,7 @@ import typer
 from dpfed.cli.entry import run as run_app
 from dpfed.cli.simulation import Skew
 from dpfed.cli.terminal import chosen_config, say, show_run
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from dpfed.cli.terminal import console, watching
 from dpfed.config import Config
-from dpfed.data.division import EVALUATION, divide_store, site_folder
 from dpfed.data.opening import open_records
+from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.errors import UserError
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder
-from dpfed.federation.terms import Terms
+from dpfed.federation.protocol.terms import Terms
 from dpfed.models.building import preprocessing_of, settled
-from dpfed.pretraining import with_absolute_paths
-from dpfed.run import RunDirectory
-from dpfed.watching import import_progress
+from dpfed.progress import import_progress
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import with_absolute_paths
 from server.app_folder import make_app_folder
 from server.loopback import RUN, Loopback, loopback
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dpfed.config import Config, parse_config
-from dpfed.data.records import RecordStore
-from dpfed.data.shapes import write_shapes
+from dpfed.data.generated.shapes import write_shapes
+from dpfed.data.store.records import RecordStore
 
 CIFAR10 = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dpfed.config import Config, load_config, parse_config
+from dpfed.config.toml_file import toml_value
 from dpfed.errors import UserError
-from dpfed.toml_file import toml_value
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
 

@@ -11,13 +11,13 @@ import pytest
 from safetensors.torch import load_file
 
 from dpfed.config import Config, load_config, parse_config, read_back
-from dpfed.dotted_keys import leaves, put
-from dpfed.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, refuse_without_effect, without_effect
+from dpfed.config.dotted_keys import leaves, put
+from dpfed.config.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, refuse_without_effect, without_effect
 from dpfed.errors import UserError
-from dpfed.pretraining import begin, carry_out, pretrain, with_absolute_paths
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.run import RunDirectory
-from dpfed.watching import Silent
+from dpfed.progress import Silent
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import begin, carry_out, pretrain, with_absolute_paths
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 SCHEMA = frozenset(leaves(Config().model_dump())) | {"bounding.options"}
@@ -334,7 +334,7 @@ def test_settings_of_tasks_that_the_records_do_not_allow_are_refused_before_a_ru
     with pytest.raises(UserError, match=r"'evaluation.bank' has no effect with these records.* retrieval and zero_shot alone"):
         refuse_unmeasured(config, ("retrieval", "zero_shot"))
     refuse_unmeasured(config, ())
-    monkeypatch.setattr("dpfed.pretraining.tasks_of", lambda *_: ("retrieval",))
+    monkeypatch.setattr("dpfed.runs.pretraining.tasks_of", lambda *_: ("retrieval",))
     with pytest.raises(UserError, match="'evaluation.templates' and 'evaluation.bank' have no effect"):
         pretrain(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

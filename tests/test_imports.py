@@ -17,7 +17,7 @@ def test_importing_dpfed_loads_neither_a_transport_nor_torch():
 
 
 def test_the_whole_job_loads_no_transport():
-    assert not {"ray", "flwr", "opacus", "open_clip"} & loaded_after("import dpfed.pretraining, dpfed.cli, dpfed.encoder")
+    assert not {"ray", "flwr", "opacus", "open_clip"} & loaded_after("import dpfed.runs.pretraining, dpfed.cli, dpfed.encoder")
 
 
 def test_accounting_needs_no_torch():

@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn import functional
 
 import dpfed
-from dpfed.data.views import ImageViews
+from dpfed.data.views.images import ImageViews
 from dpfed.models.validation import validate
 from dpfed.privacy.ledger import Ledger
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.session import Parts
 from dpfed.training.trainer import InProcess, train
 

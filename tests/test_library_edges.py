@@ -10,15 +10,15 @@ from test_library import Mine
 from torch import nn
 
 import dpfed
-from dpfed.data.preprocessing import Preprocessing
-from dpfed.data.views import ImageViews
+from dpfed.data.views.images import ImageViews
+from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import Encoder
 from dpfed.errors import UserError
 from dpfed.models.validation import check_independence, random_group
 from dpfed.privacy.ledger import Ledger
-from dpfed.randomness import Randomness
-from dpfed.reevaluation import evaluate_run
-from dpfed.run import RunDirectory
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training.session import Parts
 
 PLAN = {"records": 600, "batch": 60, "steps": 5, "epsilon": 8.0, "group_size": 4, "clip_norm": 1.0}

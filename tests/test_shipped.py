@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dpfed import shipped
-from dpfed.catalogue import shipped_configs, shipped_sweeps
-from dpfed.config import load_config
+from dpfed.config import load_config, shipped
+from dpfed.config.catalogue import shipped_configs, shipped_sweeps
 from dpfed.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,7 +77,7 @@ def test_any_other_name_is_refused_with_the_nearest(given, words, elsewhere):
 
 
 def test_a_sweep_is_found_by_name(elsewhere):
-    from dpfed.sweep import read_sweep
+    from dpfed.runs.sweep import read_sweep
 
     base = load_config("cuhk-pedes")
     expected = read_sweep(CONFIGS / "sweeps" / "table6.toml", base)
@@ -92,7 +91,7 @@ def test_a_sweep_is_found_by_name(elsewhere):
 def test_a_shipped_tower_is_found_in_any_folder_and_the_users_own_wins(elsewhere):
     pytest.importorskip("open_clip")
     from dpfed.models.blueprints import blueprint
-    from dpfed.pretraining import with_absolute_paths
+    from dpfed.runs.pretraining import with_absolute_paths
 
     for name in ("adapt/shapes-public", "adapt/cifar10-public"):
         config = load_config(name)

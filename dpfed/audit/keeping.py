@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dpfed.disclosures import AUDITED
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.disclosures import AUDITED
 
 
 def keep(run: RunDirectory, name: str, result: dict[str, Any]) -> Path:

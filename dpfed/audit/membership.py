@@ -24,12 +24,12 @@ from dpfed.audit.sides import Sides
 from dpfed.audit.signals import Signals, signals_of
 from dpfed.errors import UserError
 from dpfed.objectives import loss_of
-from dpfed.outcome import rewrite_papers, terms_of
-from dpfed.randomness import Randomness
-from dpfed.run import RunDirectory
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent, Watcher
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.outcome import rewrite_papers, terms_of
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.session import assemble
-from dpfed.watching import Silent, Watcher
 
 Weights = Literal["trained", "untrained"]
 FPRS = (0.01, 0.001)

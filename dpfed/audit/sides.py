@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from dpfed.audit.signals import DRAWS, REFERENCES
-from dpfed.data.records import RecordStore
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.session import Parts
 
 _LEAST = 200  # of either side: half are attacked, and 1% of a hundred is one

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
     from dpfed.config import Config
     from dpfed.privacy.plan import PrivacyPlan
-    from dpfed.randomness import Randomness
+    from dpfed.privacy.randomness import Randomness
 
 # All names, without loading any: a method's file may be heavy, and most runs need one.
 METHODS = tuple(sorted(module.name for module in pkgutil.iter_modules(methods.__path__)))

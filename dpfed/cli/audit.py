@@ -35,7 +35,7 @@ def membership(
     from dpfed.cli.terminal import console, say, watching
 
     say(f"attacking {run}", as_json)
-    from dpfed.run import RunDirectory
+    from dpfed.runs.directory import RunDirectory
 
     RunDirectory.open(run)  # before torch, which takes seconds to import
     with watching(as_json) as watcher:

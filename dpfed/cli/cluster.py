@@ -12,8 +12,8 @@ from dpfed.errors import UserError
 
 if TYPE_CHECKING:
     from dpfed.config import Config
-    from dpfed.run import RunDirectory
-    from dpfed.watching import Watcher
+    from dpfed.progress import Watcher
+    from dpfed.runs.directory import RunDirectory
 
 _DIGITS = 20  # of a range; there are no clusters beyond
 
@@ -49,7 +49,7 @@ def carry_out(
         The finished run; ``None`` in torchrun's processes but the first.
     """
     from cluster.work import Task
-    from dpfed.pretraining import with_absolute_paths
+    from dpfed.runs.pretraining import with_absolute_paths
 
     task = Task(folder.absolute(), config and with_absolute_paths(config), again)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from dpfed.config_keys import Key
+    from dpfed.config.keys import Key
 
 _NARROW = 78  # columns, below which a table of four columns would break words
 _KEY, _DEFAULT = 22, 13  # columns of the longest of each
@@ -24,8 +24,8 @@ def list_(as_json: Json = False) -> None:
     """List the configurations that dpfed ships: what each is, its epsilon, and what it needs."""
     from rich.markup import escape
 
-    from dpfed.catalogue import shipped_configs, shipped_sweeps
     from dpfed.cli.terminal import console
+    from dpfed.config.catalogue import shipped_configs, shipped_sweeps
 
     trained, sweeps = shipped_configs(), shipped_sweeps()
     if as_json:
@@ -50,7 +50,7 @@ def show(
     name: Annotated[str, typer.Argument(help="Such as quickstart; `dpfed config list` has them all.", show_default=False)],
 ) -> None:
     """Print a shipped configuration, sweep or tower as it is: `dpfed config show quickstart > mine.toml`."""
-    from dpfed.shipped import shipped_file
+    from dpfed.config.shipped import shipped_file
 
     typer.echo(shipped_file(name).read_bytes(), nl=False)  # as it is, whatever the terminal's encoding
 
@@ -64,7 +64,7 @@ def keys(
     as_json: Json = False,
 ) -> None:
     """Explain every key of a configuration: its values, its default, and what it means."""
-    from dpfed.config_keys import matching
+    from dpfed.config.keys import matching
 
     found = matching(words or [])
     if as_json:
@@ -78,7 +78,7 @@ def _show_keys(found: list[Key]) -> None:
     from rich.table import Table
 
     from dpfed.cli.terminal import console
-    from dpfed.config_keys import section_meanings
+    from dpfed.config.keys import section_meanings
 
     if not console.is_terminal or console.width < _NARROW:  # one key after another: for `grep`, and for narrow windows
         for key in found:

@@ -11,7 +11,7 @@ from dpfed.errors import UserError
 
 if TYPE_CHECKING:
     from dpfed.data.importers import ImportReport
-    from dpfed.data.records import RecordStore
+    from dpfed.data.store.records import RecordStore
     from dpfed.models.building import Tokenizer
 
 _CLASSES_NAMED, _PASSED_OVER_NAMED = 5, 12
@@ -57,7 +57,7 @@ def import_(
     say(f"importing {', '.join(source)} into {dest}")
     from dpfed.data.importers import import_records
     from dpfed.data.reasons import by_reason
-    from dpfed.watching import import_progress
+    from dpfed.progress import import_progress
 
     with watching() as watcher:
         report = import_records(
@@ -94,8 +94,8 @@ def shard(
     from dpfed.cli.terminal import say, watching
 
     say(f"copying {source} into {dest}, in {shards:,} shards")
-    from dpfed.data.sharding import shard_store
-    from dpfed.watching import import_progress
+    from dpfed.data.store.sharding import shard_store
+    from dpfed.progress import import_progress
 
     with watching() as watcher:
         store = shard_store(source, dest, shards, import_progress(watcher))
@@ -125,8 +125,8 @@ def divide(
     from dpfed.cli.terminal import say, watching
 
     say(f"dividing {source} among {sites:,} sites, into {dest}")
-    from dpfed.data.division import CAPTION, divide_store, divided_by, largest_share
-    from dpfed.watching import import_progress
+    from dpfed.data.store.division import CAPTION, divide_store, divided_by, largest_share
+    from dpfed.progress import import_progress
 
     with watching() as watcher:
         *stores, evaluation = divide_store(source, dest, sites, skew, by, import_progress(watcher))
@@ -161,7 +161,7 @@ def inspect(
 
     say(f"counting {dest}", as_json)
     from dpfed.data.reasons import visible
-    from dpfed.data.records import SPLITS, RecordStore
+    from dpfed.data.store.records import SPLITS, RecordStore
 
     store = RecordStore.open(dest)
     facts: dict[str, Any] = {
@@ -234,8 +234,8 @@ def _some(names: list[str], most: int) -> str:
 
 def _check_contents(store: RecordStore) -> None:
     """Refuses a store whose records are not those that its fingerprint is of."""
-    from dpfed.data.fingerprint import contents_of, splits_of
-    from dpfed.data.layout import damaged
+    from dpfed.data.store.fingerprint import contents_of, splits_of
+    from dpfed.data.store.layout import damaged
 
     if store.contents is None:
         raise UserError(f"{store.path} has no fingerprint: an older dpfed wrote it. Import the records again for one.")
@@ -267,7 +267,7 @@ def _tokenizer(config: Path | None, context: int | None) -> Tokenizer | None:
     if config is None and context is None:
         return None
     from dpfed.config import ModelConfig, load_config
-    from dpfed.data.text import WordTokenizer
+    from dpfed.data.views.words import WordTokenizer
     from dpfed.models.building import tokenizer_for
 
     if config is None:
@@ -284,7 +284,7 @@ def _tokenizer(config: Path | None, context: int | None) -> Tokenizer | None:
 def _captions(store: RecordStore, tokenizer: Tokenizer | None) -> dict[str, int | str]:
     import numpy as np
 
-    from dpfed.data.text import WordTokenizer
+    from dpfed.data.views.words import WordTokenizer
 
     total = most = longer = 0
     for start in range(0, len(store), _CAPTIONS_AT_ONCE):
@@ -303,7 +303,7 @@ def _captions(store: RecordStore, tokenizer: Tokenizer | None) -> dict[str, int 
 def _units(store: RecordStore) -> dict[str, str | int | None]:
     import numpy as np
 
-    from dpfed.data.records import SPLITS
+    from dpfed.data.store.records import SPLITS
 
     units = store.units
     assert units is not None  # the caller looked

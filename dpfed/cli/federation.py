@@ -13,7 +13,7 @@ import typer
 from dpfed.cli.terminal import chosen_config, console, say
 
 if TYPE_CHECKING:
-    from dpfed.federation.terms import Terms
+    from dpfed.federation.protocol.terms import Terms
 
 federation = typer.Typer(help="For the coordinator of several institutions: make the terms, show them.", no_args_is_help=True)
 site = typer.Typer(help="For one of several institutions: make a site, join a federation, serve it.", no_args_is_help=True)
@@ -38,8 +38,8 @@ def create_federation(
     """Make the terms of a federation from the cards of its sites."""
     say(f"making terms for {len(cards)} sites", True)
     from dpfed.federation.folders import CoordinatorFolder
-    from dpfed.federation.terms import Terms
-    from dpfed.pretraining import with_absolute_paths
+    from dpfed.federation.protocol.terms import Terms
+    from dpfed.runs.pretraining import with_absolute_paths
 
     loaded = with_absolute_paths(chosen_config(config, assignments))
     options = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline, "broadcast": broadcast}
@@ -52,7 +52,7 @@ def create_federation(
 def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.", show_default=False)]) -> None:
     """Show what the terms mean, before anybody joins."""
     say(f"reading {terms}", True)
-    from dpfed.federation.terms import Terms
+    from dpfed.federation.protocol.terms import Terms
 
     _show_terms(Terms.load(terms))
 
@@ -93,7 +93,7 @@ def join(
     """Join a federation: from now on the site answers to these terms only."""
     say(f"checking {terms}", True)
     from dpfed.federation.folders import SiteFolder
-    from dpfed.federation.terms import Terms
+    from dpfed.federation.protocol.terms import Terms
 
     loaded = Terms.load(terms)
     SiteFolder.open(folder).join(loaded)
@@ -116,7 +116,7 @@ def serve(
     say(f"loading the records and the model of {folder}", True)
     from dpfed.errors import UserError
     from dpfed.federation.folders import SiteFolder
-    from dpfed.federation.serving import serve_site
+    from dpfed.federation.site.serving import serve_site
 
     if group is not None and socket is None:
         raise UserError(f"--group {group} cannot reach a socket in {folder}, which is secret: give --socket outside of it.")
@@ -158,7 +158,7 @@ def _say(text: str) -> None:
 
 
 def _show_terms(terms: Terms) -> None:
-    from dpfed.federation.statement import statement
+    from dpfed.federation.protocol.statement import statement
 
     for name, value in statement(terms):
         console.print(f"{name:>15}  {value}", highlight=False, soft_wrap=True)

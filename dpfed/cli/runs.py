@@ -10,23 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpfed.cli.cluster import (
-    Cluster,
-    CpusPerWorker,
-    GpusPerWorker,
-    Restarts,
-    Workers,
-    another_process,
-    collected,
-    least_of,
-)
+from dpfed.cli.cluster import Cluster, CpusPerWorker, GpusPerWorker, Restarts, Workers, another_process, collected, least_of
 from dpfed.cli.cluster import carry_out as on_cluster
 from dpfed.cli.simulation import Colluders, Drops, Federated, Skew, TrustMode, simulated
 
 if TYPE_CHECKING:
     from dpfed.config import Config
-    from dpfed.run import RunDirectory
-    from dpfed.watching import Watcher
+    from dpfed.progress import Watcher
+    from dpfed.runs.directory import RunDirectory
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
@@ -71,7 +62,7 @@ def pretrain(
 
             return simulate(loaded, folder, simulation, watcher, again)
         if cluster is None:
-            from dpfed.pretraining import pretrain
+            from dpfed.runs.pretraining import pretrain
 
             return pretrain(loaded, folder, watcher, again)
         return on_cluster(cluster, folder, loaded, again, watcher, **options)
@@ -81,7 +72,7 @@ def pretrain(
 
 def _foresee(config: Config, folder: Path, again: bool, watcher: Watcher, owners: int) -> None:
     """Answers what is wrong with a new run, as far as it shows now, before torch is imported; that takes seconds."""
-    from dpfed.foresight import foresee, refuse_place
+    from dpfed.runs.foresight import foresee, refuse_place
 
     refuse_place(folder, again)
     if not again:
@@ -104,7 +95,7 @@ def resume(
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     if not another_process(cluster):
         say(f"going on with {run}", as_json)
-    from dpfed.run import RunDirectory
+    from dpfed.runs.directory import RunDirectory
 
     RunDirectory.open(run)
 
@@ -112,7 +103,7 @@ def resume(
         watcher.note("loading PyTorch")
         if cluster is not None:
             return on_cluster(cluster, run, None, True, watcher, **options)
-        from dpfed.pretraining import resume
+        from dpfed.runs.pretraining import resume
 
         return resume(run, watcher)
 
@@ -122,7 +113,7 @@ def resume(
 def _watch(carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool, silently: bool) -> None:
     """Has a run carried out before the user's eyes, and shows what came of it."""
     from dpfed.cli.terminal import show_run, watching
-    from dpfed.watching import Silent
+    from dpfed.progress import Silent
 
     with contextlib.nullcontext(Silent()) if silently else watching(as_json) as watcher:
         finished = carry_out(watcher)
@@ -147,12 +138,12 @@ def evaluate(
     from dpfed.report.results import shown
 
     say(f"measuring {run} again", as_json)
-    from dpfed.run import RunDirectory
+    from dpfed.runs.directory import RunDirectory
 
     RunDirectory.open(run)  # before torch, which takes seconds to import
     with watching(as_json) as watcher:
         watcher.note("loading PyTorch")
-        from dpfed.reevaluation import evaluate_run
+        from dpfed.runs.reevaluation import evaluate_run
 
         figures = evaluate_run(run, split, task, watcher)
     if as_json:
@@ -196,8 +187,8 @@ def export(
     from dpfed.cli.terminal import console, say
 
     say(f"copying the model of {run} to {dest}")
-    from dpfed.export import export_model
-    from dpfed.run import RunDirectory
+    from dpfed.runs.directory import RunDirectory
+    from dpfed.runs.export import export_model
 
     for file in export_model(run, dest, adapters):
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)

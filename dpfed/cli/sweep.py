@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from dpfed.sweep import SweepOutcome
+    from dpfed.runs.sweep import SweepOutcome
 
 
 def sweep(
@@ -33,7 +33,7 @@ def sweep(
     say(f"{loaded.name}: the runs of {file} go to {runs}")
     with watching() as watcher:
         watcher.note("loading PyTorch")
-        from dpfed.sweep import sweep as carry_out
+        from dpfed.runs.sweep import sweep as carry_out
 
         outcome = carry_out(loaded, file, runs, watcher)
     _show(outcome)

@@ -22,7 +22,7 @@ from dpfed.data.reasons import visible
 if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do without
     from dpfed.config import Config
     from dpfed.evaluation.suite import Evaluation
-    from dpfed.run import RunDirectory
+    from dpfed.runs.directory import RunDirectory
 
 console = Console()
 beside = Console(stderr=True)  # for what is no part of a command's output, such as progress where the output is JSON
@@ -44,7 +44,7 @@ def chosen_config(given: Path, assignments: list[str] | None) -> Config:
 
 def say_if_shipped(given: Path) -> None:
     """Says, beside the output, that a name was taken for a shipped file: a user's own may have been meant."""
-    from dpfed.shipped import shipped_name
+    from dpfed.config.shipped import shipped_name
 
     if name := shipped_name(given):
         print(f"{name}: as shipped with dpfed {dpfed.__version__}", file=sys.stderr, flush=True)

@@ -7,15 +7,15 @@ import os
 from pathlib import Path
 
 from dpfed.config import DataConfig
-from dpfed.data.counting import given_path, require_something_at
+from dpfed.config.place import local_path
+from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.importers import Progress, detect, import_records, importers
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import walk
-from dpfed.data.layout import FORMAT_VERSION, is_store
-from dpfed.data.place import local_path
-from dpfed.data.records import RecordStore, open_or_write
-from dpfed.data.remote import fetch_store, is_url
-from dpfed.data.shapes import shapes_store
+from dpfed.data.store.counting import given_path, require_something_at
+from dpfed.data.store.layout import FORMAT_VERSION, is_store
+from dpfed.data.store.records import RecordStore, open_or_write
+from dpfed.data.store.remote import fetch_store, is_url
 from dpfed.errors import UserError, nearest
 
 _NAMES = 2  # how an import names its records; it was by row before, and a store made then is not used again
@@ -52,7 +52,7 @@ def open_records(
     if config.source == "shapes":
         return shapes_store(config.records, config.stores, half=config.half)
     if config.source == "scenes":
-        from dpfed.data.scenes import scenes_store
+        from dpfed.data.generated.scenes import scenes_store
 
         labelled = DataConfig(source="scenes", path=config.path, stores=config.stores, public=config.public)
         return scenes_store(config, lambda: _from_path(labelled, None, progress, 0, 1))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfed.config import PrivacyConfig
-from dpfed.data.counting import no_units
-from dpfed.data.records import RecordStore
+from dpfed.data.store.counting import no_units
+from dpfed.data.store.records import RecordStore
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 
 
 @dataclass(frozen=True)

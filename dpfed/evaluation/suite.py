@@ -20,7 +20,7 @@ from dpfed.evaluation.retrieval import retrieval_ranks, right_pairs, summary
 from dpfed.evaluation.zero_shot import check_templates, class_embeddings, zero_shot_right
 
 if TYPE_CHECKING:
-    from dpfed.data.records import RecordStore
+    from dpfed.data.store.records import RecordStore
 
 Figure = tuple[str, Outcomes, str]  # name, what came of each query, protocol
 EmbedRows = Callable[[np.ndarray], Tensor]

@@ -13,17 +13,17 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from dpfed.config import Config, Section, first_problem, read_back
+from dpfed.config.toml_file import read_toml
 from dpfed.data.opening import open_records
-from dpfed.data.records import RecordStore
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.federation.identity import Identity
-from dpfed.federation.terms import SiteCard, Terms
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.terms import SiteCard, Terms
 from dpfed.models.building import preprocessing_of, settled
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import KEY_BYTES, Randomness
+from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.report.promise import round_up
-from dpfed.toml_file import read_toml
 
 
 class SiteSettings(Section):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from dpfed.config import Config, Section
-from dpfed.federation.trust import Mode, Trust
-from dpfed.foresight import refuse_sharding
+from dpfed.federation.protocol.trust import Mode, Trust
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.runs.foresight import refuse_sharding
 
 
 class Simulation(Section):
@@ -17,7 +17,7 @@ class Simulation(Section):
     trust: Mode = "central"
     drops: int = Field(0, ge=0)
     colluders: int = Field(1, ge=0)
-    skew: float = Field(0.8, ge=0, le=1, description="how unlike the sites' records are, see `dpfed.data.division`")
+    skew: float = Field(0.8, ge=0, le=1, description="how unlike the sites' records are, see `dpfed.data.store.division`")
 
     @property
     def trust_model(self) -> Trust:

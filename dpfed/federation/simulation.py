@@ -1,7 +1,7 @@
 """A federation in one process, for experiments: the real protocol, with sites that share this machine's memory.
 
-The training records of one store are divided among the sites (`dpfed.data.division`). Everything else is what institutions run:
-the same terms, site workers, ledgers and messages; only the wire is missing.
+The training records of one store are divided among the sites (`dpfed.data.store.division`). Everything else is what
+institutions run: the same terms, site workers, ledgers and messages; only the wire is missing.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from pathlib import Path
 import numpy as np
 
 from dpfed.config import Config
-from dpfed.data.division import site_of_rows
 from dpfed.data.opening import open_records
-from dpfed.data.records import RecordStore
 from dpfed.data.sampling import unit_keys
+from dpfed.data.store.division import site_of_rows
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.federation.identity import Identity
-from dpfed.federation.journal import Journal
-from dpfed.federation.packets import Packet
-from dpfed.federation.rounds import Federation
+from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.coordinator.rounds import Federation
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.protocol.terms import SiteCard, Terms
 from dpfed.federation.simulated import Simulation
-from dpfed.federation.site_worker import SiteWorker
-from dpfed.federation.terms import SiteCard, Terms
-from dpfed.foresight import foresee, guarded
+from dpfed.federation.site.worker import SiteWorker
 from dpfed.models.building import preprocessing_of, settled
-from dpfed.pretraining import Job, begin, carry_out, check, secret_of, take_up, with_absolute_paths
 from dpfed.privacy.ledger import Ledger
-from dpfed.randomness import Randomness
-from dpfed.run import RunDirectory
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent, Watcher, import_progress
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.foresight import foresee, guarded
+from dpfed.runs.pretraining import Job, begin, carry_out, check, secret_of, take_up, with_absolute_paths
 from dpfed.training.session import Share
-from dpfed.watching import Silent, Watcher, import_progress
 
 
 class InProcessChannel:

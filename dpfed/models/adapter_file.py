@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from dpfed.data.place import path_of
+from dpfed.config.place import path_of
 from dpfed.errors import UserError
 from dpfed.models.lora import adapted, update_of
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from dpfed.data.records import RecordStore
-from dpfed.data.shapes import write_shapes
+from dpfed.data.generated.shapes import write_shapes
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
 _SEED = 2**32 - 1  # of generated anchors: other shapes than any data set of shapes holds

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.config import ModelConfig
-from dpfed.data.preprocessing import Preprocessing
+from dpfed.config.shipped import find_tower
+from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError, nearest
-from dpfed.shipped import find_tower
 
 LOCAL_DIR = "local-dir:"
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"

@@ -11,8 +11,8 @@ from torch import nn
 
 from dpfed.bounding.method import method_named
 from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
-from dpfed.data.preprocessing import Preprocessing
-from dpfed.data.text import WordTokenizer
+from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
 from dpfed.models.anchors import anchor_images
 from dpfed.models.blueprints import blueprint

@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
-from dpfed.data.preprocessing import Preprocessing
+from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.models.adapter_file import adapter_bytes
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG

@@ -15,7 +15,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfed.data.place import path_of
+from dpfed.config.place import path_of
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused without it
     from torch import Tensor
 
-    from dpfed.randomness import Randomness
+    from dpfed.privacy.randomness import Randomness
 
 
 class Noise(Protocol):

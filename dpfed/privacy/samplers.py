@@ -17,7 +17,7 @@ from dpfed.privacy.relation import ADD_OR_REMOVE, REPLACE, Relation
 if TYPE_CHECKING:  # it takes a second to import
     import dp_accounting
 
-    from dpfed.randomness import Randomness
+    from dpfed.privacy.randomness import Randomness
 
 
 class Sampler(Protocol):

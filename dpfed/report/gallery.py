@@ -21,7 +21,7 @@ from dpfed.evaluation.suite import subset
 from dpfed.report.embedding_map import maps
 
 if TYPE_CHECKING:
-    from dpfed.data.records import RecordStore
+    from dpfed.data.store.records import RecordStore
 
 POOL = 2_000  # records among which neighbours and answers are looked for
 INDEX = "gallery.json"

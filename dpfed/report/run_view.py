@@ -13,7 +13,7 @@ from dpfed.errors import UserError
 from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.gallery import Gallery
 from dpfed.report.results import Result, results_of
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
 
 _NUMBER = (int, float)
 _SPENT = (int, float, type(None))  # JSON has no infinity

@@ -13,8 +13,8 @@ from dpfed.bounding.engines import LossOfViews
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import subset
 from dpfed.objectives import loss_of
-from dpfed.randomness import Randomness
-from dpfed.run import RunDirectory
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.directory import RunDirectory
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.session import assemble
 

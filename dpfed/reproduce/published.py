@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dpfed import shipped
+from dpfed.config import shipped
 
 PAPERS = ("dp-gcl", "logit-dp", "dpcl", "batch-norm")
 

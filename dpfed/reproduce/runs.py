@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.config import Config, read_back
+from dpfed.config.dotted_keys import put
+from dpfed.config.effects import effective
+from dpfed.config.shipped import configs
+from dpfed.config.toml_file import read_toml
 from dpfed.data.importers import detect
-from dpfed.data.layout import is_store
 from dpfed.data.opening import open_records
-from dpfed.dotted_keys import put
-from dpfed.effects import effective
+from dpfed.data.store.layout import is_store
 from dpfed.errors import UserError
-from dpfed.foresight import foresee, refuse_place
 from dpfed.models.building import settled
-from dpfed.pretraining import pretrain, with_absolute_paths
+from dpfed.progress import Watcher, import_progress
 from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import WITHOUT_PRIVACY, DataSet, Scale
-from dpfed.run import RunDirectory
-from dpfed.shipped import configs
-from dpfed.toml_file import read_toml
-from dpfed.watching import Watcher, import_progress
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.foresight import foresee, refuse_place
+from dpfed.runs.pretraining import pretrain, with_absolute_paths
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 import time
 
 from dpfed.config import Config
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.session import assemble
 
 ROUNDS = 3

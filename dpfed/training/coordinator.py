@@ -1,7 +1,7 @@
 """The coordinator: adds the noise, once, and turns the noisy sum into new parameters.
 
-Where the data owners share the noise out among themselves (`dpfed.federation.trust`), the sum says how much it carries, and the
-coordinator refuses less than the plan's instead of adding any.
+Where the data owners share the noise out among themselves (`dpfed.federation.protocol.trust`), the sum says how much it
+carries, and the coordinator refuses less than the plan's instead of adding any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import KeyedNoise, digest_of
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.optimizers import build_optimizer, learning_rate
 from dpfed.training.post_processing import PostProcessor, post_processors
 from dpfed.training.releases import Releases

@@ -14,33 +14,33 @@ from torch import nn
 from dpfed.bounding.engines import Engine, GroupBatch, fastest_engine, require_fitting, require_fp32
 from dpfed.bounding.method import Build, Method, method_named
 from dpfed.config import Config
-from dpfed.data.batches import ViewMaker
 from dpfed.data.opening import open_records
-from dpfed.data.preprocessing import Preprocessing
-from dpfed.data.records import RecordStore
 from dpfed.data.sampling import owner_keys, protected_count, unit_keys
-from dpfed.data.text_views import TextViews
-from dpfed.data.views import ImageViews
+from dpfed.data.store.records import RecordStore
+from dpfed.data.views.batches import ViewMaker
+from dpfed.data.views.images import ImageViews
+from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.data.views.texts import TextViews
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, Which, evaluate, tasks_of
-from dpfed.foresight import foresee, guarded, refuse_many_owners
 from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, settled, tokenizer_for
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.objectives import loss_of
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent, Watcher, import_progress
+from dpfed.runs.foresight import foresee, guarded, refuse_many_owners
 from dpfed.training.checkpoint import load_weights
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.memory import require_memory
 from dpfed.training.post_processing import post_processors
 from dpfed.training.releases import Releases
 from dpfed.training.worker import GroupObserver, Worker, rows_of_owner
-from dpfed.watching import Silent, Watcher, import_progress
 
 if TYPE_CHECKING:
-    from dpfed.federation.terms import Terms
+    from dpfed.federation.protocol.terms import Terms
 
 
 _MOST_TRIED, _PIXELS_TRIED = 64, 64 * 64 * 64  # see `_largest_pass`: 64 records of 64 pixels, or fewer larger ones

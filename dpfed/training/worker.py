@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum, clip_norm_in_float32
 from dpfed.bounding.engines import Engine, GroupBatch
-from dpfed.data.batches import ViewMaker
 from dpfed.data.sampling import StepDraw, draw_step
+from dpfed.data.views.batches import ViewMaker
 from dpfed.errors import UserError
 from dpfed.models.contract import temperature_of
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import validate
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 
 # Called with (step, raw figures): private, so only where the user asked for raw diagnostics.
 GroupObserver = Callable[[int, dict[str, float | None]], None]

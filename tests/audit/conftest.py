@@ -7,7 +7,7 @@ import torch
 
 from dpfed.audit.signals import Signals
 from dpfed.config import parse_config
-from dpfed.pretraining import pretrain
+from dpfed.runs.pretraining import pretrain
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from dpfed.audit.sides import Sides
 from dpfed.audit.signals import REFERENCES
 from dpfed.cli import main
 from dpfed.cli.terminal import console
-from dpfed.data.shapes import write_shapes
+from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
 from dpfed.privacy.accounting import epsilon as accounted
-from dpfed.randomness import Randomness
-from dpfed.run import RunDirectory
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.directory import RunDirectory
 from dpfed.training.session import assemble
 
 
@@ -186,7 +186,7 @@ def test_a_model_that_overfits_is_found_out_and_a_private_one_is_not(tmp_path):
     """The whole way, with a real model: 400 records learnt by heart."""
     from benchmarks.membership import configuration
     from dpfed.config import parse_config
-    from dpfed.pretraining import pretrain
+    from dpfed.runs.pretraining import pretrain
 
     write_shapes(tmp_path / "shapes", train=431, validation=0, test=400)
     shown = {}

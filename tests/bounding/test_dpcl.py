@@ -8,16 +8,16 @@ from torch.nn.functional import normalize
 
 from dpfed.bounding.engines import GroupBatch
 from dpfed.bounding.method import Build, method_named
-from dpfed.bounding.published_dpcl import PublishedMoments, PublishedSimilarity
-from dpfed.bounding.record_gradients import StatisticsEngine
-from dpfed.bounding.released_embeddings import ReleasedEmbeddings
-from dpfed.bounding.released_moments import ReleasedMoments
+from dpfed.bounding.noisy_statistics.published_dpcl import PublishedMoments, PublishedSimilarity
+from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
+from dpfed.bounding.noisy_statistics.released_embeddings import ReleasedEmbeddings
+from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
 from dpfed.privacy.samplers import FixedSizeSampler
-from dpfed.randomness import Randomness
 from tests.bounding.released_lab import MODELS, batch_for, silent
 
 COUNT = 10

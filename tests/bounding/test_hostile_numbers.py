@@ -9,13 +9,13 @@ from torch import nn
 from dpfed.bounding.bounded_sum import clip_factors
 from dpfed.bounding.engines import ENGINES, GroupBatch
 from dpfed.bounding.engines.layerwise import _add_weighted
-from dpfed.bounding.gradient_cache import BatchEngine
-from dpfed.bounding.jacobians import LayerFactors
 from dpfed.bounding.layer_rules import convolution, term
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.term import OuterProducts, Target
-from dpfed.bounding.pair_engines import LogitEngine, SampleEngine
-from dpfed.bounding.record_gradients import StatisticsEngine
+from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
+from dpfed.bounding.whole_batch.gradient_cache import BatchEngine
+from dpfed.bounding.whole_batch.jacobians import LayerFactors
+from dpfed.bounding.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.models.contrastive import per_view
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives.infonce import group_loss

@@ -7,7 +7,7 @@ import torch
 from dpfed.bounding.bounded_sum import BoundedSum, add_weighted, clip_factors, clip_norm_in_float32
 from dpfed.bounding.engines import ENGINES, GroupBatch, build_engine
 from dpfed.bounding.method import METHODS, method_named
-from dpfed.bounding.record_gradients import StatisticsEngine
+from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.plan import PrivacyPlan
@@ -48,7 +48,7 @@ def by_name(name, model):
 
 class PointedOneWay:
     def slopes(self, embeddings, temperature, step):
-        from dpfed.bounding.record_gradients import Slopes
+        from dpfed.bounding.noisy_statistics.record_gradients import Slopes
 
         return Slopes(1e3 * torch.ones_like(embeddings), torch.zeros(len(embeddings)))
 
@@ -130,7 +130,7 @@ def test_the_spread_of_every_method_is_its_longest_sum_over_its_sensitivity(name
 
 
 def test_a_worker_leaves_room_for_rounding(tiny):
-    from dpfed.randomness import Randomness
+    from dpfed.privacy.randomness import Randomness
     from dpfed.training.session import assemble
 
     parts = assemble(parse_config(tiny), Randomness.from_seed(5), owners=2)
@@ -175,7 +175,7 @@ def test_a_long_sum_of_clipped_gradients_is_that_of_real_numbers():
 
 def test_released_statistics_of_a_large_batch_move_by_their_sensitivity():
     """Embeddings that all point one way, and one more: the sums are long, and none of their digits is lost before the noise."""
-    from dpfed.bounding.released_moments import ReleasedMoments
+    from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
     from tests.bounding.released_lab import silent
 
     generator = torch.Generator().manual_seed(5)

@@ -11,9 +11,9 @@ import pytest
 from dpfed.bounding.method import METHODS, method_named
 from dpfed.config import Config, parse_config
 from dpfed.errors import UserError
-from dpfed.pretraining import pretrain
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import pretrain
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 

@@ -10,13 +10,13 @@ from dp_accounting.rdp import RdpAccountant
 from torch.nn.functional import normalize
 
 from dpfed.bounding.method import Build, method_named
-from dpfed.bounding.record_gradients import StatisticsEngine
-from dpfed.bounding.released_embeddings import ReleasedEmbeddings, release_noise
-from dpfed.bounding.released_moments import ReleasedMoments
+from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
+from dpfed.bounding.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
+from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from tests.bounding.released_lab import config_for, in_slots, plan_for, silent
 
 HOSTILE = [

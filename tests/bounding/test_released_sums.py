@@ -7,9 +7,9 @@ import torch
 from torch.nn.functional import normalize
 
 from dpfed.bounding.engines import GroupBatch
-from dpfed.bounding.released_embeddings import release_noise
-from dpfed.bounding.released_moments import ReleasedMoments
-from dpfed.randomness import Randomness
+from dpfed.bounding.noisy_statistics.released_embeddings import release_noise
+from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
+from dpfed.privacy.randomness import Randomness
 from tests.bounding.released_lab import MODELS, SLOTS, batch_for, engine_for, first, in_slots, silent, total
 
 

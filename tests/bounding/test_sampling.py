@@ -6,7 +6,7 @@ import scipy.stats
 
 from dpfed.data.sampling import StepDraw, draw_step
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 
 RNG = np.random.default_rng(0)
 

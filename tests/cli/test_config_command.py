@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from dpfed.bounding.method import METHODS
 from dpfed.cli import app
 from dpfed.config import Config, parse_config
-from dpfed.config_keys import all_keys, matching, section_meanings
-from dpfed.dotted_keys import leaves, put
+from dpfed.config.dotted_keys import leaves, put
+from dpfed.config.keys import all_keys, matching, section_meanings
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 
@@ -40,7 +40,7 @@ def test_every_key_of_the_schema_is_explained():
     del defaults["name"]
     assert {"name", *defaults} - {"bounding.options"} == set(KEYS) - {"bounding.options"}
     for key in KEYS.values():
-        assert len(key.meaning) >= 8, f"{key.name} wants a description in dpfed/sections.py"
+        assert len(key.meaning) >= 8, f"{key.name} wants a description in dpfed/config/sections.py"
         assert key.allowed
     assert all(len(words) >= 8 for words in section_meanings().values())
 
@@ -176,7 +176,8 @@ def test_keys_can_be_read_on_a_terminal_of_any_width(columns, monkeypatch):
 def test_it_answers_at_once():
     """Reading help must not wait for torch."""
     code = (
-        "import sys, dpfed.cli.config; from dpfed.catalogue import shipped_configs; from dpfed.config_keys import all_keys\n"
+        "import sys, dpfed.cli.config\n"
+        "from dpfed.config.catalogue import shipped_configs; from dpfed.config.keys import all_keys\n"
         "shipped_configs(); all_keys(); print('torch' in sys.modules, 'matplotlib' in sys.modules, 'pyarrow' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

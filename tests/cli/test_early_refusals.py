@@ -10,11 +10,11 @@ import pytest
 
 from dpfed.config import parse_config
 from dpfed.data import opening
-from dpfed.data.counting import known_count
+from dpfed.data.store.counting import known_count
 from dpfed.errors import UserError
-from dpfed.foresight import foresee, guarded, refuse_place
-from dpfed.pretraining import pretrain
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.foresight import foresee, guarded, refuse_place
+from dpfed.runs.pretraining import pretrain
 
 GOOD = {"epsilon": 8.0, "batch": 60, "steps": 4}
 IMPOSSIBLE = [
@@ -141,7 +141,7 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path):
 
 
 def test_a_run_keeps_the_path_it_was_given(tiny_config, tmp_path, monkeypatch):
-    from dpfed.randomness import Randomness
+    from dpfed.privacy.randomness import Randomness
 
     monkeypatch.chdir(tmp_path)
     assert RunDirectory.create("here", tiny_config, Randomness.fresh()).path == Path("here")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dpfed.config import parse_config
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from dpfed.config import Config, load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.report.run_view import RunView
-from dpfed.sweep import joint_promise, read_sweep, sweep
+from dpfed.runs.sweep import joint_promise, read_sweep, sweep
 from dpfed.training.coordinator import Coordinator
 
 CONFIGS = Path(__file__).parents[2] / "configs"

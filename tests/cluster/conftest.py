@@ -3,7 +3,7 @@
 import pytest
 
 from dpfed.config import parse_config
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
 from tests.cluster.processes import Processes, command, pretrain
 
 STEPS = 6

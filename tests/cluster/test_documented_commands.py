@@ -12,7 +12,7 @@ import typer.main
 import yaml
 
 from dpfed.config import load_config
-from dpfed.sweep import read_sweep
+from dpfed.runs.sweep import read_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "cluster" / "README.md").read_text()

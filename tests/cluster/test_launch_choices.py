@@ -8,9 +8,9 @@ from cluster.launch import Resources, _refuse_job_copy, _settled
 from cluster.work import Task
 from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
-from dpfed.pretraining import with_absolute_paths
-from dpfed.run import RunDirectory
-from dpfed.watching import Silent
+from dpfed.progress import Silent
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import with_absolute_paths
 
 CPU, GPU = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}
 COPY = "/tmp/ray/session/runtime_resources/working_dir_files/_ray_pkg_1"
@@ -68,7 +68,7 @@ def test_paths_in_a_jobs_copy_are_refused_where_they_are_used():
 
 def test_what_a_configuration_leaves_out_may_not_differ_from_the_runs_either(tmp_path, tiny):
     from dpfed.models.building import settled
-    from dpfed.randomness import Randomness
+    from dpfed.privacy.randomness import Randomness
 
     seeded = parse_config({**tiny, "privacy": {**tiny["privacy"], "seed": 3}})
     run = RunDirectory.create(tmp_path / "run", settled(with_absolute_paths(seeded)), Randomness.from_seed(3))

@@ -9,10 +9,10 @@ from cluster.torchrun import take_part
 from cluster.work import Task
 from dpfed.config import parse_config
 from dpfed.federation.simulation import Simulation, simulate
-from dpfed.federation.site_worker import SiteWorker
+from dpfed.federation.site.worker import SiteWorker
+from dpfed.progress import Silent
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.worker import Worker
-from dpfed.watching import Silent
 from tests.cluster.processes import Processes
 
 STEPS = 3

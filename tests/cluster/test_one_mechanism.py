@@ -15,16 +15,16 @@ from cluster.torchrun import process_group, take_part
 from cluster.work import Task
 from dpfed.config import parse_config
 from dpfed.objectives.infonce import group_loss
-from dpfed.pretraining import pretrain
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import digest_of
-from dpfed.randomness import Randomness
-from dpfed.run import RunDirectory
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import pretrain
 from dpfed.training import session
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.session import assemble
 from dpfed.training.worker import Worker
-from dpfed.watching import Silent
 from tests.cluster.processes import Processes
 
 SEED, RECORDS, RATE = 11, 600, 0.05

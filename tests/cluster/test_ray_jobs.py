@@ -19,14 +19,14 @@ from safetensors.torch import load_file
 from cluster.launch import Resources, launch
 from cluster.work import Task
 from dpfed.config import load_config
-from dpfed.data.records import RecordStore
-from dpfed.data.shapes import write_shapes
-from dpfed.data.writing import RecordInput, StoreWriter
-from dpfed.pretraining import pretrain, with_absolute_paths
+from dpfed.data.generated.shapes import write_shapes
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.privacy.ledger import Ledger
-from dpfed.randomness import Randomness
-from dpfed.run import RunDirectory
-from dpfed.watching import Silent
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import pretrain, with_absolute_paths
 
 CONFIG = "configs/quickstart.toml"
 

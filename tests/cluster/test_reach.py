@@ -8,7 +8,7 @@ import pytest
 
 from cluster.reach import require_cluster
 from dpfed.errors import UserError
-from dpfed.watching import Silent
+from dpfed.progress import Silent
 
 
 class Notes(Silent):

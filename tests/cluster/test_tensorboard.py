@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cluster.tensorboard import TensorBoard
-from dpfed.randomness import Randomness
-from dpfed.run import RunDirectory
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.directory import RunDirectory
 
 pytest.importorskip("tensorboardX")
 

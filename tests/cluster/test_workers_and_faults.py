@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from cluster import collective
 from dpfed.config import load_config
-from dpfed.data.records import RecordStore
-from dpfed.data.shapes import write_shapes
+from dpfed.data.generated.shapes import write_shapes
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
 from dpfed.training import session
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker

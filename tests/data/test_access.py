@@ -15,7 +15,7 @@ import pytest
 
 from dpfed.data.importers import detect, import_records
 from dpfed.data.importers.access import Access
-from dpfed.data.records import RecordStore
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
 

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from dpfed.cli.data import app
 from dpfed.config import parse_config
-from dpfed.data import division
-from dpfed.data.division import divide_store, divided_by, largest_share, site_of_rows
-from dpfed.data.records import RecordStore
-from dpfed.data.sharding import shard_store
-from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.data.store import division
+from dpfed.data.store.division import divide_store, divided_by, largest_share, site_of_rows
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.sharding import shard_store
+from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import tasks_of
 

@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfed.cli import app
-from dpfed.data.division import divide_store
-from dpfed.data.fingerprint import Contents, contents_of, splits_of
-from dpfed.data.layout import HEADER
-from dpfed.data.records import RecordStore
-from dpfed.data.sharding import shard_store
-from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.data.store.division import divide_store
+from dpfed.data.store.fingerprint import Contents, contents_of, splits_of
+from dpfed.data.store.layout import HEADER
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.sharding import shard_store
+from dpfed.data.store.writing import RecordInput, StoreWriter
 
 
 def record(number, **changes):

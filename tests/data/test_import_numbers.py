@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from dpfed.cli.data import app
 from dpfed.config import parse_config
-from dpfed.data.division import divide_store
 from dpfed.data.importers import detect, import_records
 from dpfed.data.opening import open_records
-from dpfed.data.records import RecordStore
-from dpfed.data.sharding import shard_store
-from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.data.store.division import divide_store
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.sharding import shard_store
+from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
 
 

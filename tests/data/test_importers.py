@@ -9,7 +9,7 @@ import pytest
 
 from dpfed.data.importers import detect, import_records, importers
 from dpfed.data.importers.source import number_classes
-from dpfed.data.records import RecordStore
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
 CIFAR10 = Path(__file__).parents[3] / "shared" / "data" / "cifar10"

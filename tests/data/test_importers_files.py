@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpfed.data.importers import ImportReport, detect, import_records
-from dpfed.data.records import RecordStore, record_key
+from dpfed.data.store.records import RecordStore, record_key
 from dpfed.errors import UserError
 
 

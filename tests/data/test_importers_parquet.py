@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpfed.data.importers import detect, import_records
-from dpfed.data.records import RecordStore, record_key
+from dpfed.data.store.records import RecordStore, record_key
 from dpfed.errors import UserError
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

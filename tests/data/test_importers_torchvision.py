@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dpfed.data.importers import detect, import_records
-from dpfed.data.records import RecordStore
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfed.cli.data import app
-from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from dpfed.cli.data import app
 from dpfed.data.importers import import_records
-from dpfed.data.records import RecordStore
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
 

@@ -10,7 +10,7 @@ import pytest
 from dpfed.config import DataConfig
 from dpfed.data.importers import import_records
 from dpfed.data.opening import open_records
-from dpfed.data.records import RecordStore
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
 
@@ -76,7 +76,7 @@ def test_scenes_are_given_their_labelled_images(
         asked.append(config)
         return open_labelled()
 
-    monkeypatch.setitem(sys.modules, "dpfed.data.scenes", SimpleNamespace(scenes_store=scenes_store))
+    monkeypatch.setitem(sys.modules, "dpfed.data.generated.scenes", SimpleNamespace(scenes_store=scenes_store))
     if imported:
         import_records(source, tmp_path / "s")
     path = tmp_path / "s" if imported else source

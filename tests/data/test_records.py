@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dpfed.data.pixels import decode, square
-from dpfed.data.records import RecordStore, record_key
-from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.data.store.records import RecordStore, record_key
+from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.views.pixels import decode, square
 from dpfed.errors import UserError
 
 COUNT = 2500  # more than two batches

@@ -13,12 +13,12 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dpfed.config import DataConfig
-from dpfed.data.layout import HEADER
+from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.opening import open_records
-from dpfed.data.records import RecordStore
-from dpfed.data.remote import fetch_store, is_url
-from dpfed.data.shapes import write_shapes
-from dpfed.data.sharding import shard_store
+from dpfed.data.store.layout import HEADER
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.remote import fetch_store, is_url
+from dpfed.data.store.sharding import shard_store
 from dpfed.errors import UserError
 
 SHARDS = 4

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dpfed.config import DataConfig
+from dpfed.data.generated.scenes import scenes_store
 from dpfed.data.importers import import_records
-from dpfed.data.records import RecordStore
-from dpfed.data.scenes import scenes_store
-from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
 
 CLASSES = ["airplane", "fire_truck", "cat", "owl", "dog", "horse"]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpfed.data.records import RecordStore
-from dpfed.data.shapes import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES, shapes_store, write_shapes
+from dpfed.data.generated.shapes import BACKGROUNDS, COLORS, RELATIONS, SHAPES, SIZES, shapes_store, write_shapes
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
 CAPTION = re.compile(

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from dpfed.config import BoundingConfig, Config, PrivacyConfig, parse_config
-from dpfed.data import sharding
-from dpfed.data.records import RecordStore, record_key
 from dpfed.data.sampling import owner_keys, protected_count
-from dpfed.data.sharding import shard_store
-from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.data.store import sharding
+from dpfed.data.store.records import RecordStore, record_key
+from dpfed.data.store.sharding import shard_store
+from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.session import assemble
 from dpfed.training.worker import rows_of_owner
 

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from dpfed.config import DataConfig
-from dpfed.data import modes
 from dpfed.data.importers import import_records
 from dpfed.data.opening import open_records
-from dpfed.data.pixels import BrokenImage, decode, decode_and_tell, encode, square
-from dpfed.data.records import RecordStore
-from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.views.images import modes
+from dpfed.data.views.pixels import BrokenImage, decode, decode_and_tell, encode, square
 from dpfed.errors import UserError
 from tests.data.files_of_all_modes import colours, encoded, files, tiff
 
@@ -171,7 +171,7 @@ def test_a_ribbon_is_cropped_without_filling_the_memory(monkeypatch: pytest.Monk
     ribbon = Image.fromarray(colours(400_000, 2))
     wide = square(ribbon, 224)  # open_clip makes 40 gigabytes of it before the crop
     assert wide.shape == (3, 224, 224) and wide.std() > 1
-    monkeypatch.setattr("dpfed.data.pixels._MOST_RESIZED", 0)  # every image counts as a ribbon
+    monkeypatch.setattr("dpfed.data.views.pixels._MOST_RESIZED", 0)  # every image counts as a ribbon
     images = [Image.fromarray(colours(*side)).convert("RGB") for side in SIDES]
     apart = np.stack([np.abs(square(image, SIZE).astype(int) - stock()(image).numpy()) for image in images])
     assert apart.max() <= 1 and (apart > 0).mean() < 0.02

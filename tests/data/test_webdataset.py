@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from dpfed.data.importers import detect, import_records
-from dpfed.data.pixels import EXTENSIONS
-from dpfed.data.records import RecordStore, record_key
+from dpfed.data.store.records import RecordStore, record_key
+from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
 Members = Sequence[tuple[str, bytes]]

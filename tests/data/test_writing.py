@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfed.data.records import RecordStore, open_or_write
-from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.data.store.records import RecordStore, open_or_write
+from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
 
 

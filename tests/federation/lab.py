@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 
 from dpfed.config import parse_config
-from dpfed.federation.identity import Identity
-from dpfed.federation.journal import Journal
-from dpfed.federation.packets import Packet
-from dpfed.federation.rounds import Federation
-from dpfed.federation.site_worker import SiteWorker
-from dpfed.federation.terms import SiteCard, Terms
+from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.coordinator.rounds import Federation
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.protocol.terms import SiteCard, Terms
+from dpfed.federation.site.worker import SiteWorker
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.session import Share, assemble
 
 SITES = 3

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from dpfed.federation.door import serve
-from dpfed.federation.packets import Packet
+from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.site.local_socket import serve
 
 
 class Sites:

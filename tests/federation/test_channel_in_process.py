@@ -11,8 +11,8 @@ from flwr.app import ConfigRecord, Message, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 
 from clients.app import app  # noqa: E402
-from dpfed.federation.flower_content import content_of, packet_in  # noqa: E402
-from dpfed.federation.packets import Packet, PacketError  # noqa: E402
+from dpfed.federation.flower.content import content_of, packet_in  # noqa: E402
+from dpfed.federation.protocol.packets import Packet, PacketError  # noqa: E402
 from server.channel import FlowerChannel  # noqa: E402
 from tests.federation.in_process_grid import InProcessGrid  # noqa: E402
 from tests.federation.sites import Sites  # noqa: E402

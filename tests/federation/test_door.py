@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from dpfed.errors import UserError
-from dpfed.federation import packets
-from dpfed.federation.door import ask, serve
-from dpfed.federation.packets import Failure, Packet, PacketError, failed, failure_of, receive_packet, send_packet
+from dpfed.federation.protocol import packets
+from dpfed.federation.protocol.packets import Failure, Packet, PacketError, failed, failure_of, receive_packet, send_packet
+from dpfed.federation.site.local_socket import ask, serve
 
 PATIENCE = 10.0  # seconds
 
@@ -116,7 +116,7 @@ def test_what_is_no_packet_is_refused(content):
 def test_memory_follows_what_comes_and_not_what_is_announced():
     code = (
         "import resource, socket, struct\n"
-        "from dpfed.federation.packets import receive_packet, PacketError\n"
+        "from dpfed.federation.protocol.packets import receive_packet, PacketError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         "ours, theirs = socket.socketpair()\n"
         "ours.sendall(struct.pack('!4sIIQ', b'dpf1', 0, 0, 6 << 30) + b'few')\n"
@@ -184,7 +184,7 @@ def test_a_second_worker_is_refused_and_the_first_goes_on(path):
 def test_the_socket_of_a_killed_worker_is_replaced(path):
     code = (
         "import sys, threading; from pathlib import Path\n"
-        "from dpfed.federation.door import serve\n"
+        "from dpfed.federation.site.local_socket import serve\n"
         "serve(Path(sys.argv[1]), lambda packet: packet, threading.Event())\n"
     )
     worker = subprocess.Popen([sys.executable, "-c", code, str(path)])
@@ -304,5 +304,5 @@ def test_nobody_there(path):
 
 
 def test_neither_torch_nor_flower_is_needed():
-    code = "import dpfed.federation.door, sys; print(sorted({'torch', 'flwr', 'numpy'} & set(sys.modules)))"
+    code = "import dpfed.federation.site.local_socket, sys; print(sorted({'torch', 'flwr', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

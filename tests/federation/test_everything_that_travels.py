@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from dpfed.federation import members
-from dpfed.federation.trust import Trust
-from dpfed.federation.vectors import decoded
+from dpfed.federation.protocol import members
+from dpfed.federation.protocol.trust import Trust
+from dpfed.federation.protocol.vectors import decoded
 from dpfed.privacy.ledger import Ledger
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from tests.federation.lab import SITES, Lab
 from tests.training.twins import Noise, files, stores
 

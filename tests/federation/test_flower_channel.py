@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from dpfed.federation.packets import Packet  # noqa: E402
+from dpfed.federation.protocol.packets import Packet  # noqa: E402
 from server.loopback import CONNECTION, SUPERLINK, free_ports, loopback  # noqa: E402
 from tests.federation.sites import Sites  # noqa: E402
 

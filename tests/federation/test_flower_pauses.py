@@ -12,7 +12,7 @@ from flwr.supercore.inflatable import inflatable_utils  # noqa: E402
 from flwr.supernode import start_client_internal  # noqa: E402
 
 from clients import supernode  # noqa: E402
-from dpfed.federation.flower_pauses import shorten_fetching  # noqa: E402
+from dpfed.federation.flower.pauses import shorten_fetching  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -22,14 +22,14 @@ import tomli_w
 import typer.main
 
 from dpfed.cli import app
-from dpfed.data.division import EVALUATION, divide_store, site_folder
-from dpfed.federation.door import ask
+from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.federation.folders import CoordinatorFolder
-from dpfed.federation.messages import seal, unseal
-from dpfed.federation.terms import Terms
-from dpfed.federation.vectors import encoded
+from dpfed.federation.protocol.messages import seal, unseal
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.protocol.vectors import encoded
+from dpfed.federation.site.local_socket import ask
 from dpfed.models.parameters import TrainableVector
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.session import assemble
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -240,9 +240,9 @@ def test_the_files_are_those_of_the_table_with_their_permissions(parties):
 
 def test_the_table_of_modes_has_the_figures_of_the_plan_that_it_names():
     from dpfed.config import load_config
-    from dpfed.federation.identity import Identity
-    from dpfed.federation.statement import message_epsilon
-    from dpfed.federation.terms import SiteCard
+    from dpfed.federation.protocol.identity import Identity
+    from dpfed.federation.protocol.statement import message_epsilon
+    from dpfed.federation.protocol.terms import SiteCard
 
     config = load_config(ROOT / "configs" / "federation.toml")
     keys = [Identity(bytes([number]) * 32) for number in range(4)]

@@ -14,12 +14,12 @@ import torch
 
 from dpfed.cli import main
 from dpfed.config import parse_config
-from dpfed.data.division import EVALUATION, divide_store, site_folder, site_of_rows
+from dpfed.data.store.division import EVALUATION, divide_store, site_folder, site_of_rows
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.simulation import Simulation, simulate
-from dpfed.federation.terms import Terms
 from dpfed.privacy.ledger import Ledger
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training import session
 from dpfed.training.session import Share, assemble
 from dpfed.training.trainer import InProcess, train
@@ -103,8 +103,8 @@ def institutions(config, shapes, folder):
 
 
 def test_institutions_release_the_same(locally, config, shapes, tmp_path):
-    from dpfed.federation.serving import load_site
-    from dpfed.watching import Silent
+    from dpfed.federation.site.serving import load_site
+    from dpfed.progress import Silent
 
     sites, made = institutions(config, shapes, tmp_path)
     wire = Wire({site.path.name: load_site(site, print) for site in sites})
@@ -136,7 +136,7 @@ def test_institutions_with_flower_between_them_release_the_same(locally, config,
 def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
     """Killed between a release and the next step, it repeats nothing and asks no site twice."""
     from dpfed.federation import simulation
-    from dpfed.pretraining import resume
+    from dpfed.runs.pretraining import resume
 
     class Killed(Exception):
         pass
@@ -169,8 +169,8 @@ def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
 
 def test_an_older_checkpoint_will_do(config, shapes, tmp_path):
     """The newest one is damaged: the releases since the one before are kept, for no site answers twice."""
-    from dpfed.federation.serving import load_site
-    from dpfed.watching import Silent
+    from dpfed.federation.site.serving import load_site
+    from dpfed.progress import Silent
 
     class Stopped(Exception):
         pass

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from dpfed.errors import UserError
-from dpfed.federation.identity import Identity
-from dpfed.federation.messages import seal
-from dpfed.federation.packets import Packet
-from dpfed.federation.vectors import decoded, encoded, grid_of
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.messages import seal
+from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.protocol.vectors import decoded, encoded, grid_of
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import digest_of
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.coordinator import DISCARDED
 from dpfed.training.trainer import InProcess, train
 from tests.federation.lab import SITES, Lab, identity_of

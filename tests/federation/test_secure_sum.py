@@ -11,11 +11,11 @@ from Crypto.Cipher import ChaCha20
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dpfed.errors import UserError
-from dpfed.federation.fixed_point import Grid
-from dpfed.federation.masking import Masking
-from dpfed.federation.secure_masks import StepKeys, add_mask, public_bytes
-from dpfed.federation.secure_shares import combine, split, threshold
-from dpfed.federation.unmasking import Unmasking
+from dpfed.federation.protocol.fixed_point import Grid
+from dpfed.federation.secure.masking import Masking
+from dpfed.federation.secure.masks import StepKeys, add_mask, public_bytes
+from dpfed.federation.secure.shares import combine, split, threshold
+from dpfed.federation.secure.unmasking import Unmasking
 
 TERMS = b"fingerprint of the terms"
 SIZE = 50
@@ -310,7 +310,7 @@ def test_a_public_key_that_the_server_swaps_is_noticed():
 
 def test_a_round_key_that_gives_everybody_the_same_secret_is_refused(monkeypatch):
     federation = Federation(3, 1)
-    monkeypatch.setattr("dpfed.federation.masking.public_bytes", lambda key: bytes(32))
+    monkeypatch.setattr("dpfed.federation.secure.masking.public_bytes", lambda key: bytes(32))
     hostile = federation.masking[1].offer(0)
     monkeypatch.undo()
     mine = {1: hostile.ciphertexts[0]}
@@ -479,6 +479,7 @@ def test_secrets_are_not_shown():
 
 
 def test_sites_and_server_need_neither_torch_nor_flower():
-    code = "import sys, dpfed.federation.masking, dpfed.federation.unmasking, dpfed.federation.fixed_point; print(*sys.modules)"
+    secure = "dpfed.federation.secure.masking, dpfed.federation.secure.unmasking"
+    code = f"import sys, {secure}, dpfed.federation.protocol.fixed_point; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "flwr", "ray"} & set(loaded)

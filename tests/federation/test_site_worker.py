@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from dpfed.errors import UserError
-from dpfed.federation.answers import Reason
-from dpfed.federation.identity import Identity
-from dpfed.federation.messages import digest_of, seal
-from dpfed.federation.packets import Packet
-from dpfed.federation.vectors import encoded
+from dpfed.federation.protocol.answers import Reason
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.messages import digest_of, seal
+from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.protocol.vectors import encoded
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Release
 from tests.federation.lab import SITES, Lab

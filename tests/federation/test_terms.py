@@ -9,13 +9,13 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
+from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder, _card
-from dpfed.federation.identity import Identity
-from dpfed.federation.journal import Journal
-from dpfed.federation.serving import load_site
-from dpfed.federation.statement import of_federation, statement
-from dpfed.federation.terms import SiteCard, Terms
-from dpfed.federation.trust import Trust
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.statement import of_federation, statement
+from dpfed.federation.protocol.terms import SiteCard, Terms
+from dpfed.federation.protocol.trust import Trust
+from dpfed.federation.site.serving import load_site
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.report.promise import round_up
 from tests.report.test_card import FACTS
@@ -225,7 +225,7 @@ def test_fewer_records_than_there_are_cannot_be_declared(shapes, tmp_path, decla
 def test_a_store_that_has_grown_beyond_the_card_is_not_served(parties, monkeypatch):
     sites, agree = parties
     sites[0].join(Terms.load(agree().terms))
-    monkeypatch.setattr("dpfed.data.records.RecordStore.training_records", 601)
+    monkeypatch.setattr("dpfed.data.store.records.RecordStore.training_records", 601)
     with pytest.raises(UserError, match=r"declares 600 is less than the 601"):
         load_site(sites[0], print)
 
@@ -351,8 +351,8 @@ def test_a_site_with_another_plans_ledger_is_not_served(parties):
 
 def test_the_card_of_a_federation_speaks_of_the_sites_units(tiny, cards, shapes):
     """The coordinator's own records name none."""
-    from dpfed.outcome import card_facts
     from dpfed.report.card import privacy_card
+    from dpfed.runs.outcome import card_facts
     from dpfed.training.session import assemble
 
     with_units = [card.model_copy(update={"units": card.records // 2, "unit_name": "patient"}) for card in cards]

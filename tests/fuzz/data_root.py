@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dpfed.data.importers import import_records
-from dpfed.data.records import RecordStore
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from tests.data.files_of_all_modes import colours, encoded
 from tests.fuzz.profiles import Effort, answer

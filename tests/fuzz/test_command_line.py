@@ -15,10 +15,10 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
-import dpfed.pretraining
+import dpfed.runs.pretraining
 from dpfed.cli import main
 from dpfed.config import parse_config
-from dpfed.data.shapes import write_shapes
+from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
 from tests.fuzz.hostile import KEYS, NUMBERS, TEXTS, VALUES, spelt
 from tests.fuzz.profiles import efforts
@@ -49,10 +49,10 @@ def desk(tmp_path_factory) -> Path:
     )
     (desk / "tiny.toml").write_text(config.dump())
     (desk / "sweep.toml").write_text('[[runs]]\nname = "a"\n[runs.set]\n"privacy.epsilon" = 4.0\n')
-    dpfed.pretraining.pretrain(config, desk / "done")
+    dpfed.runs.pretraining.pretrain(config, desk / "done")
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
-        patch.setattr(dpfed.pretraining, "train", _stop)
-        dpfed.pretraining.pretrain(config, desk / "half")
+        patch.setattr(dpfed.runs.pretraining, "train", _stop)
+        dpfed.runs.pretraining.pretrain(config, desk / "half")
     return desk
 
 
@@ -83,7 +83,7 @@ def _type(words: list[str], desk: Path) -> tuple[int, str, str]:
     out, err, before = io.StringIO(), io.StringIO(), os.getcwd()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["dpfed", *words])
-        patch.setattr(dpfed.pretraining, "train", _stop)
+        patch.setattr(dpfed.runs.pretraining, "train", _stop)
         patch.chdir(desk)
         try:
             main()

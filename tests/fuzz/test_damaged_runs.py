@@ -12,15 +12,15 @@ import pytest
 from hypothesis import strategies as st
 
 import dpfed
-import dpfed.pretraining
+import dpfed.runs.pretraining
 from dpfed.config import parse_config
-from dpfed.data.shapes import write_shapes
+from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
-from dpfed.export import export_model
 from dpfed.privacy.ledger import Ledger
-from dpfed.reevaluation import evaluate_run
 from dpfed.report.html import write_report
 from dpfed.report.run_view import RunView
+from dpfed.runs.export import export_model
+from dpfed.runs.reevaluation import evaluate_run
 from tests.fuzz.profiles import answer, efforts
 
 
@@ -42,14 +42,14 @@ def runs(tmp_path_factory) -> Path:
         }
     )
     dpfed.pretrain(config, folder / "done")
-    took = dpfed.pretraining.train
+    took = dpfed.runs.pretraining.train
 
     def interrupted(transport, coordinator, steps, observers) -> None:
         took(transport, coordinator, range(steps.start, 3), observers)
         raise UserError("stopped by the test after three steps.")
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
-        patch.setattr(dpfed.pretraining, "train", interrupted)
+        patch.setattr(dpfed.runs.pretraining, "train", interrupted)
         dpfed.pretrain(config, folder / "half")
     return folder
 
@@ -67,7 +67,7 @@ ACCIDENTS = [
     "a line",
 ]
 ASKED = {
-    "resume": lambda run: dpfed.pretraining.resume(run),
+    "resume": lambda run: dpfed.runs.pretraining.resume(run),
     "evaluate": lambda run: evaluate_run(run),
     "report": lambda run: write_report(run / "again.html", [RunView.read(run)]),
     "load": lambda run: dpfed.load(run),

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from dpfed.config import Config, ModelConfig, ObjectiveConfig, ViewsConfig, parse_config
-from dpfed.data.records import RecordStore
-from dpfed.data.shapes import write_shapes
-from dpfed.data.views import ImageViews
-from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.data.generated.shapes import write_shapes
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.views.images import ImageViews
 from dpfed.errors import UserError
 from dpfed.models.anchors import anchor_images
 from dpfed.models.building import build_model

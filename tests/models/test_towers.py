@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from dpfed.config import AdaptationConfig, Config, DataConfig, ModelConfig, ObjectiveConfig
-from dpfed.data.preprocessing import Preprocessing
+from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import load
 from dpfed.errors import UserError
 from dpfed.models.building import build_model, preprocessing_of, settled, tokenizer_for

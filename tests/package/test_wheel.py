@@ -17,7 +17,7 @@ import pytest
 from installation import ROOT, build, install, outside
 
 import dpfed
-from dpfed.shipped import config_names
+from dpfed.config.shipped import config_names
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGES = ("dpfed", "cluster", "clients", "server")

@@ -8,7 +8,7 @@ import scipy.stats
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 
 KEYS = np.random.default_rng(0).integers(0, 2**64, size=20_000, dtype=np.uint64)
 

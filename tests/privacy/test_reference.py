@@ -15,12 +15,12 @@ from dpfed.config import BoundingConfig, Config, OptimizerConfig, PrivacyConfig,
 from dpfed.data.sampling import draw_step
 from dpfed.errors import UserError
 from dpfed.objectives import loss_of
-from dpfed.pretraining import pretrain, resume
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.report.html import write_report
 from dpfed.report.run_view import RunView
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.session import assemble

@@ -14,12 +14,12 @@ from dpfed.bounding.methods import group
 from dpfed.config import parse_config
 from dpfed.data.sampling import draw_step
 from dpfed.errors import UserError
-from dpfed.pretraining import pretrain
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
 from dpfed.privacy.relation import ADD_OR_REMOVE
 from dpfed.privacy.samplers import FixedSizeSampler, PoissonSampler, poisson_event
-from dpfed.randomness import Randomness
+from dpfed.runs.pretraining import pretrain
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import pytest
 import scipy.stats
 
 from dpfed.config import BoundingConfig, Config, PrivacyConfig
-from dpfed.data.records import RecordStore, record_key
 from dpfed.data.sampling import draw_step, owner_keys, protected_count, unit_keys
-from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.data.store.records import RecordStore, record_key
+from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.worker import rows_of_owner
 
 UNITS, RECORDS = 300, 1200

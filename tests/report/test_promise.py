@@ -86,7 +86,7 @@ def test_an_epsilon_of_7_9951_is_shown_as_8_everywhere(run_folder, tmp_path, mon
     from dpfed.report import plots
     from dpfed.report.html import write_report
     from dpfed.report.run_view import RunView
-    from dpfed.run import RunDirectory
+    from dpfed.runs.directory import RunDirectory
 
     drawn = []
     annotate = plots.Axes.annotate

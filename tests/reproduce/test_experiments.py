@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dpfed.config import load_config
-from dpfed.effects import without_effect
+from dpfed.config.effects import without_effect
 from dpfed.errors import UserError
 from dpfed.reproduce.datasets import DATA_SETS
 from dpfed.reproduce.experiments import EXPERIMENTS, experiment

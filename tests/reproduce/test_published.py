@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfed import shipped
-from dpfed.config import load_config
+from dpfed.config import load_config, shipped
 from dpfed.reproduce.published import PAPERS, Published, beside, published
 
 TEXTS = Path(__file__).resolve().parents[3] / "shared" / "papers"

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from dpfed.cli import reproduce as command
-from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
 from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import DATA_SETS, RETRIEVAL, DataSet
@@ -23,7 +23,7 @@ from dpfed.reproduce.held_out import relative_losses
 from dpfed.reproduce.outcome import reproduce
 from dpfed.reproduce.page import write
 from dpfed.reproduce.runs import Request, plan_runs
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
 from dpfed.training.coordinator import Coordinator
 
 BASE = Variant("Base", {"bounding.method": "group"}, untrained=True)

@@ -12,7 +12,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import digest_of
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.coordinator import DISCARDED, Coordinator
 from dpfed.training.post_processing import states_of
 from dpfed.training.releases import Releases

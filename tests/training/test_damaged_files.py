@@ -12,13 +12,13 @@ from torch import nn
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
-from dpfed.federation.journal import Journal
+from dpfed.federation.coordinator.journal import Journal
 from dpfed.models.adapter_file import adapter_bytes, apply_adapters
 from dpfed.models.folder import describe
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import digest_of
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.checkpoint import Checkpoints, Progress, _old_digest, load_weights
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import states_of

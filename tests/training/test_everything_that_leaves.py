@@ -18,12 +18,12 @@ from dpfed.config import OptimizerConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.folder import load_encoder
 from dpfed.models.parameters import TrainableVector
-from dpfed.pretraining import pretrain
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import round_up
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import pretrain
 from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import states_of

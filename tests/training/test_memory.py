@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dpfed.config import parse_config
+from dpfed.config.shipped import configs
 from dpfed.errors import UserError
 from dpfed.models.building import build_model, settled
-from dpfed.shipped import configs
 from dpfed.training import memory
 from dpfed.training.memory import require_memory
 

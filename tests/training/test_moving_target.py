@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
-from dpfed.pretraining import pretrain, resume
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.training.coordinator import Coordinator
 
 

@@ -5,9 +5,9 @@ import torch
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
-from dpfed.pretraining import pretrain, resume
-from dpfed.reevaluation import evaluate_run
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import pretrain, resume
+from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training import coordinator as coordinators
 from dpfed.training import session
 from dpfed.training.checkpoint import Checkpoints

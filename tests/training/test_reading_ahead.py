@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from dpfed.config import parse_config
-from dpfed.data.batches import ReadAhead
-from dpfed.data.writing import RecordInput, StoreWriter
-from dpfed.randomness import Randomness
+from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.views.batches import ReadAhead
+from dpfed.privacy.randomness import Randomness
 from dpfed.training.session import Parts, assemble
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from dpfed.audit.membership import audit_membership
 from dpfed.config import parse_config
-from dpfed.data.layout import HEADER
+from dpfed.data.store.layout import HEADER
 from dpfed.errors import UserError
-from dpfed.pretraining import pretrain, resume
-from dpfed.reevaluation import evaluate_run
 from dpfed.report.marks import LABELLED_BANK
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import pretrain, resume
+from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training.coordinator import Coordinator
 
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
-from dpfed.pretraining import pretrain, resume
 from dpfed.privacy.ledger import Ledger
-from dpfed.run import RunDirectory
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
 

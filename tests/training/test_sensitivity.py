@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from dpfed.config import parse_config
-from dpfed.data.records import record_key
 from dpfed.data.sampling import StepDraw
+from dpfed.data.store.records import record_key
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
 from dpfed.training import worker as worker_room
 from dpfed.training.session import assemble
 from dpfed.training.worker import Worker, rows_of_owner

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from dpfed.config import parse_config
-from dpfed.data.records import RecordStore
-from dpfed.data.writing import RecordInput, StoreWriter
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
-from dpfed.pretraining import pretrain
 from dpfed.privacy.ledger import Ledger
-from dpfed.randomness import Randomness
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.pretraining import pretrain
 from dpfed.training.session import assemble
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from dpfed.data.records import RecordStore
-from dpfed.data.writing import RecordInput, StoreWriter
-from dpfed.randomness import Randomness
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.privacy.randomness import Randomness
 
 
 @dataclass(frozen=True)

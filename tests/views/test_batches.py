@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from dpfed.config import TextViewsConfig, ViewsConfig
-from dpfed.data.batches import ViewMaker
-from dpfed.data.text import WordTokenizer
-from dpfed.data.text_views import TextViews
-from dpfed.data.views import ImageViews
-from dpfed.randomness import Randomness
+from dpfed.data.views.batches import ViewMaker
+from dpfed.data.views.images import ImageViews
+from dpfed.data.views.texts import TextViews
+from dpfed.data.views.words import WordTokenizer
+from dpfed.privacy.randomness import Randomness
 
 TEXT_VIEWS = TextViews(TextViewsConfig(sentence_swap=0.5, word_swap=0.5, word_delete=0.2))
 SECRET = Randomness.from_seed(5)

@@ -6,7 +6,7 @@ import torch
 from torchvision.transforms.v2 import functional as oracle
 
 from dpfed.config import ViewsConfig
-from dpfed.data.views import ImageViews, adjust_chroma
+from dpfed.data.views.images import ImageViews, adjust_chroma
 
 SIMCLR = ViewsConfig(crop_scale=(0.2, 1.0), crop_ratio=(3 / 4, 4 / 3), flip=0.5, jitter=0.8, grayscale=0.2, blur=0.5)
 JITTER_OFF = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
@@ -75,7 +75,7 @@ def test_cutting_into_chunks_changes_nothing(monkeypatch):
     views = ImageViews(SIMCLR)
     images, uniforms = some_images(), some_uniforms(views)
     whole = views(images, uniforms)
-    monkeypatch.setattr("dpfed.data.views._CHUNK_FLOATS", 2 * 2 * images[0].numel())
+    monkeypatch.setattr("dpfed.data.views.images._CHUNK_FLOATS", 2 * 2 * images[0].numel())
     assert torch.allclose(whole, views(images, uniforms), atol=1e-6)
 
 

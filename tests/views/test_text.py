@@ -2,7 +2,7 @@
 
 import torch
 
-from dpfed.data.text import WordTokenizer
+from dpfed.data.views.words import WordTokenizer
 
 
 def test_numbers_never_change():

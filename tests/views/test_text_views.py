@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpfed.config import TextViewsConfig
-from dpfed.data.text_views import TextViews, sentences
+from dpfed.data.views.texts import TextViews, sentences
 
 SENTENCES = ["The man wears a red coat.", "He carries a bag.", "His shoes are brown.", "He looks around."]
 CAPTION = " ".join(SENTENCES)

@@ -3,9 +3,10 @@
 Each step takes B records without replacement, releases a noisy similarity matrix (SimCLR) or noisy means and variances (Barlow
 Twins), clips every view's gradient to C and adds them up. The paper states that replacing one record then moves the sum by at
 most 4C, two views by 2C each, because the other views' gradients stay what they are once the noisy statistics are fixed.
-They do not: they contain the replaced record's clean embedding (`dpfed.bounding.published_dpcl`). Every one of the 2B clipped
-gradients can turn round, so the sum can move by up to 4BC. The 4C here is the paper's, and so is the claimed epsilon: every
-release has noise multiplier sigma, and their Renyi epsilons, each for a sample without replacement (Wang et al. 2019), add up.
+They do not: they contain the replaced record's clean embedding (`dpfed.bounding.noisy_statistics.published_dpcl`). Every one
+of the 2B clipped gradients can turn round, so the sum can move by up to 4BC. The 4C here is the paper's, and so is the claimed
+epsilon: every release has noise multiplier sigma, and their Renyi epsilons, each for a sample without replacement (Wang et al.
+2019), add up.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dpfed.privacy.samplers import FixedSizeSampler
 
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
-    from dpfed.bounding.record_gradients import Statistics
+    from dpfed.bounding.noisy_statistics.record_gradients import Statistics
     from dpfed.config import Config
     from dpfed.privacy.noise import KeyedNoise
 
@@ -38,8 +39,8 @@ def _options(config: Config) -> dict[str, Any]:
 
 
 def _statistics(build: Build) -> Statistics:
-    from dpfed.bounding.published_dpcl import PublishedMoments, PublishedSimilarity
-    from dpfed.bounding.released_embeddings import release_noise
+    from dpfed.bounding.noisy_statistics.published_dpcl import PublishedMoments, PublishedSimilarity
+    from dpfed.bounding.noisy_statistics.released_embeddings import release_noise
 
     plan, config = build.plan, build.config
 
@@ -58,7 +59,7 @@ def _statistics(build: Build) -> Statistics:
 
 
 def _engine(build: Build) -> Engine:
-    from dpfed.bounding.record_gradients import StatisticsEngine
+    from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
 
     config = build.config
     return StatisticsEngine(

@@ -2,7 +2,8 @@
 
 The gradient of a loss of similarities is ``sum over pairs of (dl/ds) grad s``. Clipping every ``grad s`` to C leaves the
 weights ``dl/ds``, and a record changes few of them by much. **Sensitivity G C**, with G the largest change of the weights,
-summed over all pairs in absolute value; `dpfed.bounding.logit_sensitivity` has the formulas, docs/logit-dp.md the proof:
+summed over all pairs in absolute value; `dpfed.bounding.whole_batch.logit_sensitivity` has the formulas, docs/logit-dp.md the
+proof:
 
 - contrastive loss at temperature tau, m candidates per record, at most b records, ``E = exp(2 / tau)``:
   ``(4 x + 2 (b - 1) r) / tau`` for each direction, where ``x = (b-1) m E / ((b-1) m E + 1)`` bounds what all candidates of
@@ -18,9 +19,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpfed.bounding.logit_sensitivity import contrastive_change, spread_out_change
 from dpfed.bounding.method import Build, Method
-from dpfed.bounding.pair_options import LogitOptions, options_of
+from dpfed.bounding.whole_batch.logit_sensitivity import contrastive_change, spread_out_change
+from dpfed.bounding.whole_batch.pair_options import LogitOptions, options_of
 
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
@@ -53,7 +54,7 @@ def _spread(plan: PrivacyPlan) -> float:
 
 
 def _engine(build: Build) -> Engine:
-    from dpfed.bounding.pair_engines import LogitEngine
+    from dpfed.bounding.whole_batch.pair_engines import LogitEngine
 
     options = options_of(build.config, LogitOptions).model_dump()
     return LogitEngine(build.model, build.plan.whole_batch_cap, microbatch=build.config.bounding.microbatch, **options)

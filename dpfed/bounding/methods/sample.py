@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpfed.bounding.method import Build, Method
-from dpfed.bounding.pair_options import PairOptions, options_of
+from dpfed.bounding.whole_batch.pair_options import PairOptions, options_of
 
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
@@ -33,7 +33,7 @@ def _options(config: Config) -> dict[str, Any]:
 
 
 def _engine(build: Build) -> Engine:
-    from dpfed.bounding.pair_engines import SampleEngine
+    from dpfed.bounding.whole_batch.pair_engines import SampleEngine
 
     norms = options_of(build.config, PairOptions).norms
     return SampleEngine(build.model, build.plan.whole_batch_cap, norms, build.config.bounding.microbatch)

@@ -10,7 +10,7 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import Listing, list_files, suffix
 from dpfed.data.importers.source import SPLIT_NAMES, FileRecord, Importer, Item, Source
 from dpfed.data.importers.splits import holds, refuse_outside, split_of
-from dpfed.data.pixels import EXTENSIONS
+from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
 TABLES = frozenset({".csv", ".tsv"})

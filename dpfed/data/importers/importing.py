@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dpfed.config.place import local_path
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.detection import detect, existing, importers
 from dpfed.data.importers.folder import TABLES, FolderImporter
@@ -20,12 +21,11 @@ from dpfed.data.importers.parquet import ParquetImporter
 from dpfed.data.importers.source import FileRecord, Source, Unreadable
 from dpfed.data.importers.table import TableImporter
 from dpfed.data.limits import stored_side, whole_number
-from dpfed.data.new_directory import check_destination
-from dpfed.data.pixels import EXTENSIONS
-from dpfed.data.place import local_path
 from dpfed.data.reasons import by_reason, mending
-from dpfed.data.records import SPLITS, RecordStore
-from dpfed.data.writing import StoreWriter
+from dpfed.data.store.new_directory import check_destination
+from dpfed.data.store.records import SPLITS, RecordStore
+from dpfed.data.store.writing import StoreWriter
+from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
 
 Progress = Callable[[int, int | None], None]  # (records so far, of how many)

@@ -31,9 +31,9 @@ from dpfed.data.importers.source import (
     unit_of,
 )
 from dpfed.data.importers.splits import holds, split_files
-from dpfed.data.pixels import EXTENSIONS
-from dpfed.data.records import record_key
-from dpfed.data.writing import RecordInput
+from dpfed.data.store.records import record_key
+from dpfed.data.store.writing import RecordInput
+from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
 _IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes")

@@ -13,18 +13,10 @@ from pathlib import Path
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import harmless, suffix
-from dpfed.data.importers.source import (
-    UNIT_NAMES,
-    Importer,
-    Item,
-    Source,
-    Unreadable,
-    number_classes,
-    unit_of,
-)
+from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Source, Unreadable, number_classes, unit_of
 from dpfed.data.importers.splits import holds, split_files
-from dpfed.data.pixels import EXTENSIONS
-from dpfed.data.writing import RecordInput
+from dpfed.data.store.writing import RecordInput
+from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
 _NAME = re.compile(r"(?:\./)?((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key, and all after the first dot of the file name

@@ -1,0 +1,37 @@
+"""The configuration of a run: its schema, how it is read and checked, and what comes with dpfed."""
+
+from dpfed.config.configuration import Config, first_problem, load_config, parse_config, read_back
+from dpfed.config.sections import (
+    AdaptationConfig,
+    BoundingConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PrivacyConfig,
+    Section,
+    TextViewsConfig,
+    TrainingConfig,
+    ViewsConfig,
+)
+
+__all__ = [
+    "AdaptationConfig",
+    "BoundingConfig",
+    "Config",
+    "DataConfig",
+    "EvaluationConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "PrivacyConfig",
+    "Section",
+    "TextViewsConfig",
+    "TrainingConfig",
+    "ViewsConfig",
+    "first_problem",
+    "load_config",
+    "parse_config",
+    "read_back",
+]

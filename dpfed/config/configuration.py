@@ -1,0 +1,149 @@
+"""The configuration of a run: a TOML file, checked key by key before anything is touched.
+
+Every field has the field's standard name, a default that is a sensible choice, and a line that says what it does. Unknown keys
+are errors that name the nearest valid key, because a misspelt privacy setting must never be ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import Field, ValidationError, model_validator
+
+from dpfed.config.dotted_keys import leaves, put
+from dpfed.config.effects import refuse_without_effect
+from dpfed.config.place import path_of
+from dpfed.config.sections import (
+    AdaptationConfig,
+    BoundingConfig,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PrivacyConfig,
+    Section,
+    TextViewsConfig,
+    TrainingConfig,
+    ViewsConfig,
+)
+from dpfed.config.shipped import find_config
+from dpfed.config.toml_file import read_toml, toml_value
+from dpfed.config.wording import has_control_characters, problem, shown
+from dpfed.errors import UserError, nearest
+
+
+class Config(Section):
+    """A whole run."""
+
+    name: str = Field(
+        "run", pattern="^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=100, description="of the run, and of its folder in runs/"
+    )
+    data: DataConfig = DataConfig()
+    views: ViewsConfig = ViewsConfig()
+    text_views: TextViewsConfig = TextViewsConfig()
+    model: ModelConfig = ModelConfig()
+    adaptation: AdaptationConfig = AdaptationConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    bounding: BoundingConfig = BoundingConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    diagnostics: Literal["none", "raw"] = Field("none", description="'raw' writes private figures and marks the card")
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Config:
+        if self.objective.name == "byol" and self.training.sharding != "none":
+            raise ValueError("the target network of objective.name = 'byol' is not sharded; set training.sharding = 'none'")
+        return self
+
+    def __init__(self, /, **tree: Any) -> None:
+        try:
+            super().__init__(**tree)
+        except ValidationError as error:
+            raise UserError(f"{problem(error, type(self))}.") from None
+
+    def dump(self) -> str:
+        """The configuration as TOML, with every default spelled out."""
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads a configuration file of a user.
+
+    Args:
+        path: a TOML file, or the name of a config that dpfed ships, such as ``quickstart``; a file of that name wins.
+        overrides: ``section.key=value`` assignments, applied on top; values are TOML, bare words are text, and no value at all
+            takes the key out, so that its default holds.
+
+    Raises:
+        UserError: for a missing file, a syntax error, an unknown key, a value out of range, or a key that has no effect.
+    """
+    if isinstance(overrides, str):
+        raise UserError(f"expected a list of assignments, such as [{overrides!r}].")
+    tree = read_toml(find_config(path_of(path, "the configuration")), "config")
+    for assignment in overrides or ():
+        _assign(tree, assignment)
+    return parse_config(tree, str(path))
+
+
+def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
+    """Checks a user's configuration given as nested dictionaries.
+
+    Raises:
+        UserError: naming the first offending key, what it got and what was expected; or the keys that have no effect.
+    """
+    config = read_back(tree, origin)
+    refuse_without_effect(config, origin)
+    return config
+
+
+def read_back(tree: dict[str, Any], origin: str) -> Config:
+    """A configuration that dpfed wrote itself, which an earlier version may have filled with keys that have no effect.
+
+    Raises:
+        UserError: see `parse_config`.
+    """
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        raise UserError(f"{origin}: expected keys and values, such as {{'privacy': {{'epsilon': 8.0}}}}; got {shown(tree)}.")
+    try:
+        return Config(**tree)
+    except UserError as error:
+        raise UserError(f"{origin}: {error}") from None
+
+
+def _assign(tree: dict[str, Any], assignment: str) -> None:
+    key, equals, text = assignment.partition("=")
+    key = key.strip()
+    if has_control_characters(assignment):
+        raise UserError(f"{assignment!r} holds a line break or another control character: expected one section.key=value.")
+    if not equals or not key:
+        raise UserError(f"{assignment!r}: expected section.key=value, for example privacy.epsilon=4.")
+    if not text.strip() and not _known(key, tree):
+        raise UserError(f"{assignment!r}: there is no such key to be left out; {nearest(key, leaves(Config().model_dump()))}")
+    put(tree, key, toml_value(text) if text.strip() else None, repr(assignment))
+
+
+def _known(key: str, tree: dict[str, Any]) -> bool:
+    """Whether a key is one that a configuration may have, or, of a method's own options, one that is there."""
+    place: Any = Config
+    for part in key.split("."):
+        place = place.model_fields[part].annotation if part in getattr(place, "model_fields", {}) else None
+        if place is None:
+            return key.startswith("bounding.options.") and key in leaves(tree)
+    return True
+
+
+def first_problem(error: ValidationError) -> str:
+    """What is wrong with a value, in a few words: of settings that are no configuration of a run."""
+    return problem(error)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value

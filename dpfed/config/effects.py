@@ -1,0 +1,310 @@
+"""Which keys of a configuration have an effect beside the others: one that has none is a mistake, and is refused.
+
+Whoever sets `data.path` and forgets `data.source` would otherwise train on generated shapes without noticing. Every key of the
+schema stands in `_ALWAYS` or in a rule, once at least; a test sees to it. A key counts as given where its value is not the
+default, so that a resolved configuration, which spells out every default, can be read again. Intervals longer than the run and
+limits that are not reached do what they say, and so have an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dpfed.bounding.method import Method, method_named
+from dpfed.config.wording import shown
+from dpfed.errors import UserError
+
+if TYPE_CHECKING:
+    from dpfed.config import Config
+
+
+class Rule(NamedTuple):
+    """When some keys have an effect.
+
+    Attributes:
+        keys: with spaces between them.
+        because: the keys whose values decide, likewise.
+        holds: whether the keys have an effect in a configuration.
+        remedy: what would give them one.
+    """
+
+    keys: str
+    because: str
+    holds: Callable[[Config], bool]
+    remedy: str
+
+
+def _needs(keys: str, key: str, *values: str, why: str = "") -> Rule:
+    """Keys that have an effect only where another has one of a few values."""
+    remedy = f"{why}set {key} = {' or '.join(map(repr, values))}"
+    return Rule(keys, key, lambda c: attrgetter(key)(c) in values, remedy)
+
+
+def _method(c: Config) -> Method:
+    return method_named(c.bounding.method)
+
+
+def _imports(c: Config) -> bool:
+    return c.data.source not in ("shapes", "scenes", "store")
+
+
+def _finds_store(c: Config) -> bool:
+    """Whether `data.path` is a record store, although the source is not called one."""
+    from dpfed.data.store.layout import is_store
+    from dpfed.data.store.remote import is_url
+
+    if c.data.path is None or c.data.source in ("shapes", "store"):
+        return False
+    try:
+        return is_url(c.data.path) or is_store(Path(c.data.path).expanduser())
+    except (OSError, RuntimeError):  # opening it will say what is wrong
+        return False
+
+
+def _writes_store(c: Config) -> bool:
+    from dpfed.data.store.remote import is_url
+
+    if c.data.source in ("shapes", "scenes"):
+        return True
+    return (c.data.path is not None and is_url(c.data.path)) or (_imports(c) and not _finds_store(c))
+
+
+def _measures(c: Config, *tasks: str) -> bool:
+    return not c.evaluation.tasks or not set(tasks).isdisjoint(c.evaluation.tasks)
+
+
+_IMPORTER = "set data.source to the name of an importer"
+_READERS = ("image-text", "open_clip")  # kinds of models that read captions
+
+_ALWAYS = """
+    name data.source data.size data.resize views.crop_scale views.crop_ratio views.flip views.grayscale views.blur model.kind
+    objective.name bounding.method bounding.options bounding.microbatch privacy.unit privacy.batch privacy.steps privacy.seed
+    optimizer.name optimizer.learning_rate optimizer.weight_decay optimizer.ema training.device training.precision
+    training.sharding training.checkpoint_every training.keep evaluation.split diagnostics
+"""  # of bounding.options, every method refuses those that it does not have
+_RULES = (
+    Rule(
+        "data.path",
+        "data.source",
+        lambda c: c.data.source != "shapes",
+        "set data.source = 'store' or to the name of an importer",
+    ),
+    _needs("data.records", "data.source", "shapes"),
+    _needs("data.half", "data.source", "shapes", "scenes"),
+    Rule("data.validation data.test", "data.source", _imports, f"{_IMPORTER} (other records are divided already)"),
+    Rule(
+        "data.public",
+        "data.source",
+        lambda c: _imports(c) or c.data.source == "scenes",
+        f"{_IMPORTER} (generated records are public, and a store says itself whether it is)",
+    ),
+    Rule(
+        "data.validation data.test data.public",
+        "data.path",
+        lambda c: not _finds_store(c),
+        "there is a record store, which is made already; give what it was imported from",
+    ),
+    Rule("data.stores", "data.source data.path", _writes_store, "no store is written; set data.source to an importer"),
+    Rule(
+        "views.jitter",
+        "views.brightness views.contrast views.saturation views.hue",
+        lambda c: any((c.views.brightness, c.views.contrast, c.views.saturation, c.views.hue)),
+        "give one of them a strength",
+    ),
+    Rule(
+        "views.brightness views.contrast views.saturation views.hue",
+        "views.jitter",
+        lambda c: c.views.jitter > 0,
+        "set views.jitter, the probability of colour jitter",
+    ),
+    Rule("views.saturation views.hue", "views.grayscale", lambda c: c.views.grayscale < 1, "no image has a colour; lower it"),
+    Rule("views.blur_sigma", "views.blur", lambda c: c.views.blur > 0, "set views.blur, the probability of blur"),
+    _needs("text_views.sentence_swap text_views.word_swap text_views.word_delete", "model.kind", *_READERS),
+    _needs(
+        "model.architecture model.weights model.digest model.tokenizer adaptation.image adaptation.text adaptation.rank "
+        "adaptation.alpha adaptation.image_layers adaptation.text_layers",
+        "model.kind",
+        "open_clip",
+    ),
+    _needs(
+        "model.image model.stem model.width model.features model.normalisation model.weight_standardisation model.anchors "
+        "model.anchor_count model.text model.text_width model.text_layers model.text_heads model.vocabulary model.context "
+        "model.embedding model.head_hidden",
+        "model.kind",
+        "image",
+        "image-text",
+        why="an open_clip architecture has its own; ",
+    ),
+    _needs("model.stem", "model.image", "resnet18", "resnet34", "resnet50"),
+    _needs("model.anchors model.anchor_count", "model.normalisation", "batch"),
+    _needs(
+        "model.text model.text_width model.text_layers model.text_heads model.vocabulary model.context",
+        "model.kind",
+        "image-text",
+    ),
+    _needs("model.head_hidden", "model.kind", "image"),
+    Rule(
+        "adaptation.rank adaptation.alpha",
+        "adaptation.image adaptation.text",
+        lambda c: "lora" in (c.adaptation.image, c.adaptation.text),
+        "set one of them to 'lora'",
+    ),
+    _needs("adaptation.image_layers", "adaptation.image", "lora"),
+    _needs("adaptation.text_layers", "adaptation.text", "lora"),
+    _needs("objective.temperature objective.learn_temperature objective.augmentations", "objective.name", "infonce", "siglip"),
+    _needs("objective.bias", "objective.name", "siglip"),
+    _needs("objective.redundancy", "objective.name", "barlow_twins"),
+    _needs("objective.invariance objective.variance objective.covariance objective.deviation", "objective.name", "vicreg"),
+    Rule("objective.deviation", "objective.variance", lambda c: c.objective.variance > 0, "give objective.variance a weight"),
+    _needs("objective.momentum", "objective.name", "byol"),
+    Rule(
+        "bounding.group_size bounding.max_group_size",
+        "bounding.method",
+        lambda c: not _method(c).whole_batch,
+        "it contrasts the whole batch; set bounding.method = 'group'",
+    ),
+    Rule(
+        "bounding.max_batch",
+        "bounding.method",
+        lambda c: _method(c).capped,
+        "its batch needs no cap; set bounding.method = 'batch', 'sample' or 'logit'",
+    ),
+    _needs("bounding.engine", "bounding.method", "group", "none", why="it has its own engine; "),
+    _needs("bounding.engine", "training.sharding", "none", why="a sharded model has its own engine; "),
+    Rule(
+        "bounding.clip_norm privacy.epsilon privacy.noise_multiplier privacy.delta privacy.accountant",
+        "bounding.method",
+        lambda c: _method(c).private,
+        "nothing is clipped, added or promised; set bounding.method = 'group'",
+    ),
+    Rule(
+        "privacy.accountant",
+        "bounding.method",
+        lambda c: len(_method(c).accountants) > 1,
+        "its samples are accounted for by RDP alone; set bounding.method = 'group'",
+    ),
+    _needs("privacy.per_unit", "privacy.unit", "unit"),
+    _needs("optimizer.momentum", "optimizer.name", "sgd", "lars"),
+    Rule(
+        "optimizer.warmup",
+        "optimizer.warmup optimizer.schedule",
+        lambda c: c.optimizer.warmup != 1 or c.optimizer.schedule != "constant",
+        "the first step has the full learning rate then; give 2 or more",
+    ),
+    Rule(
+        "optimizer.schedule",
+        "optimizer.warmup privacy.steps",
+        lambda c: c.optimizer.warmup + 1 < c.privacy.steps,
+        "it begins behind the warm-up; leave it two steps at least",
+    ),
+    _needs(
+        "evaluation.tasks evaluation.match evaluation.templates evaluation.every evaluation.records evaluation.bank",
+        "evaluation.split",
+        "validation",
+        "test",
+    ),
+    _needs("evaluation.match evaluation.templates", "model.kind", *_READERS),
+    Rule("evaluation.match", "evaluation.tasks", lambda c: _measures(c, "retrieval"), "add 'retrieval'"),
+    Rule("evaluation.templates", "evaluation.tasks", lambda c: _measures(c, "zero_shot"), "add 'zero_shot'"),
+    Rule("evaluation.bank", "evaluation.tasks", lambda c: _measures(c, "knn", "linear"), "add 'knn' or 'linear'"),
+)
+
+
+def deciding(key: str) -> tuple[str, ...]:
+    """The other keys that decide whether one has an effect; none: it always has."""
+    found = [other for rule in _RULES if key in rule.keys.split() for other in rule.because.split()]
+    return tuple(other for other in dict.fromkeys(found) if other != key)
+
+
+def without_effect(config: Config) -> dict[str, Rule]:
+    """The keys, given or not, that nothing depends on in a configuration, each with the rule that says so."""
+    found: dict[str, Rule] = {}
+    for rule in _RULES:
+        if not rule.holds(config):
+            found |= {key: rule for key in rule.keys.split() if key not in found}
+    return found
+
+
+def refuse_without_effect(config: Config, origin: str = "config") -> None:
+    """Refuses keys that are given and have no effect.
+
+    Args:
+        config: as the user wrote it, or resolved.
+        origin: of the configuration, for the message.
+
+    Raises:
+        UserError: naming the keys, why they have no effect, and what would give them one.
+    """
+    idle = {key: rule for key, rule in without_effect(config).items() if _given(config, key)}
+    if idle:
+        rules = list(dict.fromkeys(idle.values()))
+        said = (_sentence(config, rule, [key for key in idle if idle[key] is rule]) for rule in rules)
+        raise _refusal(origin, said, idle)
+    warmup, steps = config.optimizer.warmup, config.privacy.steps
+    if warmup and warmup > steps:
+        raise UserError(
+            f"{origin}: optimizer.warmup = {warmup} never ends with privacy.steps = {steps}: lower it, or raise them."
+        )
+
+
+def refuse_unmeasured(config: Config, tasks: tuple[str, ...]) -> None:
+    """Refuses settings of tasks that the records do not allow, where the configuration leaves the tasks to them.
+
+    Args:
+        config: of the run.
+        tasks: that are measured.
+
+    Raises:
+        UserError: see `refuse_without_effect`.
+    """
+    if config.evaluation.tasks or not tasks:
+        return
+    measured = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"tasks": tasks})})
+    idle = [key for key in without_effect(measured) if key.startswith("evaluation.") and _given(config, key)]
+    if idle:
+        said = f"{_listed(idle)} no effect with these records, which allow {' and '.join(tasks)} alone"
+        raise _refusal(config.name, [f"{said}: choose others, or leave {_them(idle)} out"], idle)
+
+
+def effective(config: Config) -> Config:
+    """The configuration with every key that has no effect at its default."""
+    changes: dict[str, dict[str, Any]] = {}
+    for key in without_effect(config):
+        section, name = key.split(".")
+        changes.setdefault(section, {})[name] = _default(config, key)
+    return config.model_copy(
+        update={section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
+    )
+
+
+def _default(config: Config, key: str) -> Any:
+    section, name = key.split(".")
+    return type(getattr(config, section)).model_fields[name].default
+
+
+def _given(config: Config, key: str) -> bool:
+    return attrgetter(key)(config) != _default(config, key)
+
+
+def _sentence(config: Config, rule: Rule, keys: list[str]) -> str:
+    def value(key: str) -> str:
+        return shown(attrgetter(key)(config)) + ("" if _given(config, key) else " (the default)")
+
+    why = " and ".join(f"{key} = {value(key)}" for key in rule.because.split())
+    return f"{_listed(keys)} no effect with {why}: {rule.remedy}, or leave {_them(keys)} out"
+
+
+def _listed(keys: list[str]) -> str:
+    return f"{' and '.join(map(repr, keys))} {'has' if len(keys) == 1 else 'have'}"
+
+
+def _them(keys: list[str]) -> str:
+    return "it" if len(keys) == 1 else "them"
+
+
+def _refusal(origin: str, sentences: Iterable[str], keys: Iterable[str]) -> UserError:
+    options = " ".join(f"--set {key}=" for key in keys)
+    return UserError(f"{origin}: {'; '.join(sentences)}.", command=f"On the command line, that is {options}")

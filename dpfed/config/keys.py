@@ -1,0 +1,148 @@
+"""Every key of a configuration: what it may be, its default, and what it means, read from the schema itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
+
+from dpfed.bounding.method import METHODS
+from dpfed.config import Config
+from dpfed.config.effects import deciding
+from dpfed.config.sections import Section
+from dpfed.errors import UserError, nearest
+
+_IMPORTERS = (
+    "cuhk-pedes rstpreid deepfashion-mm roco cifar10 fashion-mnist eurosat pcam imagenet camelyon17 "
+    "parquet table webdataset folder"
+).split()
+# What is checked where the value is used. Tests hold it against that place; reading it there takes torch.
+_CHECKED_ELSEWHERE: dict[str, dict[str, Any]] = {
+    "data.source": {"enum": ["shapes", "scenes", "store", *_IMPORTERS]},
+    "bounding.method": {"enum": list(METHODS)},
+    "bounding.group_size": {"minimum": 1},
+    "bounding.clip_norm": {"minimum": 1e-9, "maximum": 1e9},
+    "bounding.max_group_size": {"minimum": 2},
+    "privacy.epsilon": {"exclusiveMinimum": 0},
+    "privacy.noise_multiplier": {"minimum": 0.1},
+    "privacy.delta": {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "privacy.batch": {"minimum": 1},
+    "privacy.steps": {"minimum": 1},
+}
+_WORDS = {"boolean": "true or false", "integer": "whole number", "number": "number", "string": "text", "object": "table"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key.
+
+    Attributes:
+        name: dotted, such as ``privacy.epsilon``.
+        section: such as ``privacy``; empty: the key stands above all sections.
+        allowed: values, in words.
+        choices: the values, where they can be listed; of a list, those of its members.
+        default: what holds where the key is left out; ``None``: nothing, or what the meaning says.
+        meaning: what it does.
+        depends_on: the keys that decide whether it has an effect; where it has none, giving it is an error.
+    """
+
+    name: str
+    section: str
+    allowed: str
+    choices: tuple[str, ...]
+    default: Any
+    meaning: str
+    depends_on: tuple[str, ...]
+
+    @property
+    def default_in_toml(self) -> str:
+        """The default as one would write it; empty: none."""
+        if self.default is None:
+            return ""
+        if isinstance(self.default, dict | list):
+            return json.dumps(self.default)  # lists of texts, and an empty table, are the same in TOML
+        return tomli_w.dumps({"x": self.default}).removeprefix("x = ").strip()
+
+
+def all_keys() -> list[Key]:
+    """Every key, in the order of the schema."""
+    top = Config.model_json_schema()["properties"]
+    found = []
+    for name, field in Config.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            found += [_key(f"{name}.{key}", name, schema) for key, schema in kind.model_json_schema()["properties"].items()]
+        else:
+            found.append(_key(name, "", top[name]))
+    return found
+
+
+def section_meanings() -> dict[str, str]:
+    """What each section is about, in a sentence or two; the empty name stands for the keys above all sections."""
+    kinds = {name: field.annotation for name, field in Config.model_fields.items()}
+    sections = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}
+    return {"": str(Config.__doc__), **{name: " ".join(str(kind.__doc__).split()) for name, kind in sections.items()}}
+
+
+def matching(words: Iterable[str]) -> list[Key]:
+    """The keys of sections, keys by their names, or the keys that have every word in their name, values or meaning.
+
+    Args:
+        words: capital letters do not matter; none: all keys.
+
+    Raises:
+        UserError: if nothing matches.
+    """
+    wanted, keys = [word.lower() for word in words], all_keys()
+    names = {key.name for key in keys} | {key.section for key in keys} - {""}
+    if wanted and names.issuperset(bare := [word.strip("[]") for word in wanted]):
+        return [key for key in keys if key.name in bare or key.section in bare]
+    found = [key for key in keys if all(word in f"{key.name} {key.allowed} {key.meaning}".lower() for word in wanted)]
+    if not found:
+        raise UserError(f"no key has {' and '.join(map(repr, wanted))} in its name or meaning; {nearest(wanted[0], names)}")
+    return found
+
+
+def _key(name: str, section: str, schema: dict[str, Any]) -> Key:
+    kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
+    whole = {**(kinds[0] if len(kinds) == 1 else schema), **_CHECKED_ELSEWHERE.get(name, {})}
+    choices = tuple(whole.get("enum") or whole.get("items", {}).get("enum") or ())
+    meaning = schema.get("description", "")
+    return Key(name, section, _allowed(whole), choices, schema.get("default"), meaning, deciding(name))
+
+
+def _allowed(schema: dict[str, Any]) -> str:
+    if "enum" in schema or "const" in schema:
+        return _either(schema.get("enum") or [schema["const"]])
+    if "prefixItems" in schema:
+        return f"[{', '.join(_allowed(item) for item in schema['prefixItems'])}]"
+    if schema["type"] == "array":
+        least = "at least one of " if schema.get("minItems") else ""
+        members = _either(schema["items"]["enum"], "and") if "enum" in schema["items"] else f"{_allowed(schema['items'])}s"
+        return f"list of {least}{members}"
+    return _WORDS[schema["type"]] + _range(schema)
+
+
+def _range(schema: dict[str, Any]) -> str:
+    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    if low is not None and high is not None:
+        return f", {low:g} to {high:g}"
+    parts = []
+    if low is not None:
+        parts.append(f"{low:g} or more")
+    if above is not None:
+        parts.append(f"above {above:g}")
+    if high is not None:
+        parts.append(f"{high:g} or less")
+    if below is not None:
+        parts.append(f"below {below:g}")
+    return "".join(f", {part}" for part in parts)
+
+
+def _either(values: list[str], joint: str = "or") -> str:
+    quoted = [repr(value) for value in values]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} {joint} {quoted[-1]}"

@@ -1,0 +1,257 @@
+"""The sections of a configuration: every key, its default, and a line that says what it does.
+
+What a value has to be by itself stands here; whether a key has an effect beside the others stands in `dpfed.config.effects`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
+
+from dpfed.bounding.method import METHODS
+from dpfed.config.wording import has_control_characters
+
+_DIGITS = 10**20  # a seed may have 64 bits
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, no key that it does not know, and no value of another type, such as true for 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+    @field_validator("*")
+    @classmethod
+    def _sensible(cls, value: Any) -> Any:
+        if type(value) is int and abs(value) >= _DIGITS:
+            raise ValueError("expected a whole number of fewer digits")
+        for text in value if isinstance(value, tuple) else (value,):
+            if text == "":
+                raise ValueError("expected a text that is not empty")
+            if isinstance(text, str) and has_control_characters(text):
+                raise ValueError("expected no line break or other control character")
+        return value
+
+
+Item = TypeVar("Item")
+Pair = Annotated[tuple[float, float], Strict(False)]  # TOML has lists, and no tuples
+Items = Annotated[tuple[Item, ...], Strict(False)]
+
+
+class DataConfig(Section):
+    """Which records, and whether anyone may see them."""
+
+    source: str = Field("shapes", description="'shapes' or 'scenes' (generated), 'store', or the name of an importer")
+    path: str | None = Field(None, description="a record store, or what the importer reads")
+    records: int = Field(20_000, ge=16, le=10_000_000, description="how many training records to generate (source = 'shapes')")
+    validation: int = Field(0, ge=0, description="training records held out for validation when importing")
+    test: int = Field(0, ge=0, description="training records held out for test when importing a source without a test split")
+    half: Literal["all", "first", "second"] = Field("all", description="half of the colours (shapes) or classes (scenes)")
+    size: int | None = Field(
+        None, ge=8, le=4096, description="side of the square images, pixels; default 32, or what open_clip expects"
+    )
+    resize: Literal["model", "crop", "squash", "pad"] = Field("model", description="how an image becomes square")
+    stores: str = Field("stores", description="folder for record stores imported on the way")
+    public: bool = Field(False, description="the records are public: the report may show them")
+
+
+class ViewsConfig(Section):
+    """Random views of an image; every record and view draws its own parameters."""
+
+    crop_scale: Pair = Field((1.0, 1.0), description="area of the random resized crop, fraction of the image")
+    crop_ratio: Pair = Field((1.0, 1.0), description="aspect ratio of the crop, width / height")
+    flip: float = Field(0.0, ge=0, le=1, description="probability of a horizontal flip")
+    jitter: float = Field(0.0, ge=0, le=1, description="probability of colour jitter")
+    brightness: float = Field(0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies brightness by 0.6 to 1.4")
+    contrast: float = Field(0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies contrast by 0.6 to 1.4")
+    saturation: float = Field(0.4, ge=0, le=1, description="colour jitter: 0.4 multiplies saturation by 0.6 to 1.4")
+    hue: float = Field(0.1, ge=0, le=0.5, description="colour jitter: 0.1 turns the hue by up to 36 degrees")
+    grayscale: float = Field(0.0, ge=0, le=1, description="probability of losing colour")
+    blur: float = Field(0.0, ge=0, le=1, description="probability of Gaussian blur")
+    blur_sigma: Pair = Field((0.1, 2.0), description="standard deviation of the blur, pixels of a 224-pixel image")
+
+    @model_validator(mode="after")
+    def _ranges(self) -> ViewsConfig:
+        for name in ("crop_scale", "crop_ratio", "blur_sigma"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high:
+                raise ValueError(f"{name} must be [low, high] with 0 < low <= high, got [{low}, {high}]")
+        if self.crop_scale[1] > 1:
+            raise ValueError(f"crop_scale is a fraction of the image, at most 1, got {self.crop_scale[1]}")
+        return self
+
+
+class TextViewsConfig(Section):
+    """Random views of a caption (DP-GCL, appendix B.3); every record and view draws its own."""
+
+    sentence_swap: float = Field(0.0, ge=0, le=1, description="probability that two sentences change places; the paper: 0.5")
+    word_swap: float = Field(0.0, ge=0, le=1, description="probability of each word to swap with the next; the paper: 0.3")
+    word_delete: float = Field(0.0, ge=0, le=1, description="probability of each word to be left out; the paper: 0.2")
+
+
+class ModelConfig(Section):
+    """The encoder that is trained."""
+
+    kind: Literal["image", "image-text", "open_clip"] = Field(
+        "image", description="one tower with a projection head, two small towers, or the two towers of an open_clip model"
+    )
+    architecture: str | None = Field(None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'")
+    weights: str | None = Field(None, description="a pretrained tag or a local file; none: random, or local-dir's own")
+    digest: str | None = Field(None, description="written by a run: of the open_clip architecture that it was started with")
+    tokenizer: Literal["own", "words"] = Field("own", description="the model's own, or hashed words (random weights)")
+    image: Literal["cnn", "resnet18", "resnet34", "resnet50"] = Field("cnn", description="image encoder")
+    stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
+    width: int = Field(32, ge=4, le=4096, description="channels of the first stage of 'cnn', or 64 for a standard ResNet")
+    features: Literal["last", "pyramid"] = Field(
+        "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weight)"
+    )
+    normalisation: Literal["group", "layer", "batch"] = Field(
+        "group", description="behind each convolution; 'batch': over one group and public anchors (docs/normalisation.md)"
+    )
+    anchors: str | None = Field(None, description="normalisation = 'batch': a public record store; none: generated shapes")
+    anchor_count: int = Field(32, ge=2, le=4096, description="M: public images in every group (normalisation = 'batch')")
+    weight_standardisation: bool = Field(False, description="convolutions use weights of mean 0 and variance 1")
+    text: Literal["transformer"] = Field("transformer", description="text encoder (kind = 'image-text')")
+    text_width: int = Field(
+        64, ge=8, le=8192, description="dimensions of a word inside the text encoder; a multiple of text_heads"
+    )
+    text_layers: int = Field(2, ge=1, le=256, description="transformer blocks of the text encoder")
+    text_heads: int = Field(2, ge=1, le=256, description="attention heads of each block")
+    vocabulary: int = Field(1024, ge=64, le=1_000_000, description="hash buckets of the word tokenizer")
+    context: int = Field(24, ge=4, le=4096, description="words of a caption that are read")
+    embedding: int = Field(64, ge=2, le=65_536, description="dimensions of the space in which views are contrasted")
+    head_hidden: int = Field(128, ge=2, le=65_536, description="hidden width of the projection head (kind = 'image')")
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether there is a text tower."""
+        return self.kind != "image"
+
+    @model_validator(mode="after")
+    def _named(self) -> ModelConfig:
+        if self.kind == "open_clip" and self.architecture is None:
+            raise ValueError("kind = 'open_clip' needs model.architecture, such as 'ViT-B-32'")
+        return self
+
+
+Layer = Literal["q", "k", "v", "out", "mlp"]
+Training = Literal["full", "lora", "frozen"]
+
+
+class AdaptationConfig(Section):
+    """What of an open_clip model is trained. What is frozen costs no gradient, no noise and no traffic."""
+
+    image: Training = Field("lora", description="image tower: all weights, low-rank adapters, or nothing (LiT)")
+    text: Training = Field("lora", description="text tower: the same choice")
+    rank: int = Field(16, ge=1, le=4096, description="r of the adapters B A (Hu et al. 2022)")
+    alpha: float = Field(16.0, gt=0, description="the adapters count alpha / rank times")
+    image_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
+    text_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the text tower gets adapters")
+
+    @field_validator("image_layers", "text_layers")
+    @classmethod
+    def _once(cls, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        if len(set(layers)) < len(layers):
+            raise ValueError("each layer may stand there once")
+        return layers
+
+
+_OF_LOSS = {"barlow_twins": ("redundancy",), "vicreg": ("invariance", "variance", "covariance", "deviation")}
+
+
+class ObjectiveConfig(Section):
+    """The loss of one group."""
+
+    name: Literal["infonce", "siglip", "barlow_twins", "vicreg", "byol"] = Field(
+        "infonce", description="contrasts (first two), statistics of two views (next two), or a slower copy's view (byol)"
+    )
+    temperature: float = Field(0.1, gt=0, description="divides the cosine similarities")
+    learn_temperature: bool = Field(False, description="train temperature (1/100 and above) and bias with the model")
+    bias: float | None = Field(None, description="siglip: added to every logit; default -ln(S - 1), the odds of a pair")
+    augmentations: int = Field(0, ge=0, le=16, description="N_a: further views of every negative (intra-group augmentation)")
+    redundancy: float = Field(5e-3, ge=0, description="barlow_twins: lambda, weight of the correlations between dimensions")
+    invariance: float = Field(25.0, ge=0, description="vicreg: weight of the distance between the views of a record")
+    variance: float = Field(25.0, ge=0, description="vicreg: weight of the hinge on the standard deviations")
+    covariance: float = Field(1.0, ge=0, description="vicreg: weight of the covariances between dimensions")
+    deviation: float = Field(1.0, gt=0, description="vicreg: gamma, the standard deviation that every dimension should have")
+    momentum: float = Field(0.99, ge=0, lt=1, description="byol: how much of the target network stays in a step")
+
+    @property
+    def options(self) -> dict[str, float]:
+        """What the loss takes by name, beside temperature and bias."""
+        return {name: getattr(self, name) for name in _OF_LOSS.get(self.name, ())}
+
+
+class BoundingConfig(Section):
+    """How one record's influence on a step is bounded."""
+
+    method: str = Field("group", description="what is clipped; 'none': no privacy at all (docs/methods.md has them all)")
+    group_size: int = Field(16, description="S: expected records in a group")
+    clip_norm: float = Field(1.0, description="C: the largest L2 norm of what is clipped")
+    max_group_size: int | None = Field(None, description="a group keeps at most so many of its own records")
+    max_batch: int | None = Field(None, ge=2, description="sample and logit: cap of the batch; default B + 4 sqrt(B)")
+    options: dict[str, bool | int | float | str] = Field({}, description="of the method's own (docs/methods.md)")
+    engine: Literal["auto", "loop", "vmap", "layerwise"] = Field("auto", description="how group gradients are computed")
+    microbatch: int = Field(512, ge=1, description="records whose views are in memory at a time")
+
+    @field_validator("method")
+    @classmethod
+    def _known(cls, method: str) -> str:
+        if method not in METHODS:
+            raise ValueError(f"expected one of {', '.join(METHODS)}")
+        return method
+
+
+class PrivacyConfig(Section):
+    """The promise. Give `epsilon` (the noise is calibrated) or `noise_multiplier` (epsilon follows)."""
+
+    epsilon: float | None = Field(None, description="the promise for the whole run: smaller is more private, noisier")
+    noise_multiplier: float | None = Field(None, description="sigma: standard deviation of the noise over the sensitivity")
+    delta: float | None = Field(None, description="default 1/(N ln N)")
+    accountant: Literal["pld", "rdp"] = Field("pld", description="how epsilon is computed; pld is tighter, rdp the papers' way")
+    unit: Literal["record", "unit"] = Field("record", description="what is protected: a record, or all that share a unit")
+    per_unit: int = Field(1, ge=1, description="unit = 'unit': at most so many records of a unit in a step")
+    batch: int = Field(1024, description="B: expected records (or units) in a step; each is drawn with q = B/N")
+    steps: int = Field(100, description="T: noisy steps in the whole run")
+    seed: int | None = Field(None, description="for tests only: a seed voids the secrecy of the noise and marks the card")
+
+
+class OptimizerConfig(Section):
+    """What is done with the private gradient (post-processing: costs no privacy)."""
+
+    name: Literal["sgd", "adam", "adamw", "lars"] = Field("adam", description="how the noisy gradient becomes a step")
+    learning_rate: float = Field(1e-3, gt=0, description="size of a step, at the end of the warm-up")
+    momentum: float = Field(0.9, ge=0, lt=1, description="for sgd and lars")
+    weight_decay: float = Field(
+        0.0, ge=0, description="this part of the weights joins the gradient; adamw: shrinks the weights"
+    )
+    warmup: int = Field(0, ge=0, description="steps of linear warm-up")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="learning rate after the warm-up; cosine ends near 0"
+    )
+    ema: float = Field(0.0, ge=0, lt=1, description="decay of the weights' moving average; 0 is off")
+
+
+class TrainingConfig(Section):
+    """Where and how the run computes."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="what computes; auto: a GPU if there is one")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="of the forward pass; bf16 wants the loop engine")
+    sharding: Literal["none", "fsdp"] = Field("none", description="'fsdp': a cluster's workers share one copy of the model")
+    checkpoint_every: int = Field(50, ge=1, description="steps between two checkpoints")
+    keep: int = Field(2, ge=1, description="how many checkpoints are kept, the newest")
+
+
+Task = Literal["retrieval", "zero_shot", "knn", "linear"]
+
+
+class EvaluationConfig(Section):
+    """What is measured on held-out records, on the untrained and on the trained model."""
+
+    tasks: Items[Task] = Field((), description="what is measured; empty: all that is possible")
+    match: Literal["record", "unit"] = Field("record", description="retrieval: right is the own record, or any of its unit")
+    templates: Items[str] = Field(("a photo of a {}.",), min_length=1, description="zero-shot prompts, {} is the class")
+    split: Literal["validation", "test", "none"] = Field("test", description="'none' trains without measuring")
+    every: int = Field(0, ge=0, description="steps between evaluations during training; 0: at the end only")
+    records: int = Field(0, ge=0, description="held-out records used; 0: all")
+    bank: int = Field(0, ge=0, description="labelled training records for k-NN and linear probe; 0: all")

@@ -1,0 +1,127 @@
+"""Files that come with dpfed: configurations, sweeps, small towers, and the papers' figures, all found in any current folder.
+
+They have one home in the repository, ``configs/`` and ``benchmarks/published/``; setup.py puts them into the installed package.
+A name such as ``quickstart`` stands for a shipped file wherever a file is asked for. A file of the user's own always wins.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dpfed.errors import UserError, nearest
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_SWEEPS, _TOWERS = "sweeps", "towers"
+
+
+def configs() -> Path:
+    """The folder of the shipped configurations."""
+    return _folder("configs", "configs")
+
+
+def published(paper: str) -> Path:
+    """The file of a paper's figures."""
+    return _folder("published", "benchmarks/published") / f"{paper}.csv"
+
+
+def config_names() -> tuple[str, ...]:
+    """Every configuration, such as ``quickstart`` and ``adapt/shapes``; those in folders come last."""
+    names = _names(".toml")
+    return tuple(sorted((name for name in names if not name.startswith(f"{_SWEEPS}/")), key=lambda name: ("/" in name, name)))
+
+
+def sweep_names() -> tuple[str, ...]:
+    """Every sweep file, such as ``sweeps/table5``."""
+    return tuple(name for name in _names(".toml") if name.startswith(f"{_SWEEPS}/"))
+
+
+def tower_names() -> tuple[str, ...]:
+    """Every open_clip architecture, such as ``towers/small.json``."""
+    return tuple(f"{name}.json" for name in _names(".json") if name.startswith(f"{_TOWERS}/"))
+
+
+def find_config(given: str | Path) -> Path:
+    """The configuration file that a path or a name means; ``.toml`` may be left out.
+
+    Raises:
+        UserError: if there is no such file, and none that dpfed ships.
+    """
+    found = _own(given)
+    if found is None and str(given).removesuffix(".toml") in sweep_names():
+        raise UserError(f"{given} is a sweep, not a config: `dpfed sweep CONFIG {given}` applies it to a config.")
+    return found or _shipped(given, config_names(), "config")
+
+
+def find_sweep(given: str | Path) -> Path:
+    """The sweep file that a path or a name means, such as ``sweeps/table5`` or ``table5``.
+
+    Raises:
+        UserError: if there is no such file, and none that dpfed ships.
+    """
+    short = {name.removeprefix(f"{_SWEEPS}/"): name for name in sweep_names()}
+    name = str(given).removesuffix(".toml")
+    return _own(given) or _shipped(short.get(name, given), sweep_names(), "sweep")
+
+
+def find_tower(given: str) -> Path | None:
+    """The shipped architecture of a name such as ``towers/small.json``; ``None``: it is a file of the user's, or nothing."""
+    return configs() / given if given in tower_names() and not os.path.lexists(given) else None
+
+
+def shipped_file(name: str) -> Path:
+    """The shipped file of a name, whatever it is: a config, a sweep or a tower. Files of the user's do not count.
+
+    Raises:
+        UserError: if dpfed ships none.
+    """
+    bare = name.removesuffix(".toml")
+    if bare in config_names() or bare in sweep_names():
+        return configs() / f"{bare}.toml"
+    if name in tower_names():
+        return configs() / name
+    raise UserError(f"dpfed ships nothing named '{name}'; {_meant(name, (*config_names(), *sweep_names(), *tower_names()))}")
+
+
+def shipped_name(given: str | Path) -> str | None:
+    """The name of the shipped file that `find_config` or `find_sweep` takes for this; ``None``: a file of the user's own."""
+    if _own(given) is not None:
+        return None
+    name = str(given).removesuffix(".toml")
+    return next((known for known in (name, f"{_SWEEPS}/{name}") if known in (*config_names(), *sweep_names())), None)
+
+
+def _own(given: str | Path) -> Path | None:
+    """The user's own file, with or without its suffix. A folder is none, so it hides no shipped name."""
+    candidates = (str(given), f"{given}.toml")
+    return next((Path(name) for name in candidates if os.path.lexists(name) and not os.path.isdir(name)), None)
+
+
+def _shipped(given: str | Path, names: tuple[str, ...], what: str) -> Path:
+    name = str(given).removesuffix(".toml")
+    if name in names:
+        return configs() / f"{name}.toml"
+    path = Path(given)
+    if path.is_absolute():
+        return path  # whoever reads it says what is wrong
+    there = f"{path} is a folder, not a {what}" if path.is_dir() else f"there is no file {path}"
+    raise UserError(f"{there}, and dpfed ships no {what} of that name; {_meant(name, names)}")
+
+
+def _meant(given: str, names: tuple[str, ...]) -> str:
+    """The nearest names; ``configs/quickstart.toml``, as in a checkout, is near ``quickstart``."""
+    bare = given.removeprefix(f"{configs().name}/").removesuffix(".toml")
+    return f"did you mean '{bare}'?" if bare in names else nearest(bare, names)
+
+
+def _names(suffix: str) -> list[str]:
+    root = configs()
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob(f"*{suffix}"))
+
+
+def _folder(installed: str, checkout: str) -> Path:
+    """Where files are: in the package, or, in a checkout, in their home beside it."""
+    for folder in (_PACKAGE / installed, _PACKAGE.parent / checkout):
+        if folder.is_dir():
+            return folder
+    raise UserError(f"this installation of dpfed is incomplete, {_PACKAGE / installed} is missing: install it again.")

@@ -1,0 +1,1 @@
+"""Records that are generated: captioned shapes, and scenes of given images."""

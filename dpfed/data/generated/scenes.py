@@ -1,0 +1,124 @@
+"""Captioned scenes: four labelled images in a square, and a caption that names their classes.
+
+A labelled data set, such as CIFAR-10, becomes one of images with texts: "a cat and a truck above a ship and a dog". No image is
+in two scenes, so a scene is a record like any other. How images are put together depends on the labelled records alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from dpfed.config import DataConfig
+from dpfed.data.store.layout import HEADER
+from dpfed.data.store.records import SPLITS, RecordStore, open_or_write
+from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.errors import UserError
+
+_VERSION = 1  # part of the store's fingerprint: changed scenes must not reuse older ones
+_SEED = 0
+_MOST_HELD_OUT = 1000  # scenes of a held-out split: retrieval among them is then comparable between data sets
+_LARGEST_CELL = 112  # pixels; larger images are made smaller, so that a scene has at most 224 x 224
+_BLOCK = 256  # scenes put together at a time
+_HALVES = ("all", "first", "second")
+# Many copies of CIFAR-10 number its classes and leave out what the numbers mean.
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def scenes_store(config: DataConfig, open_labelled: Callable[[], RecordStore]) -> RecordStore:
+    """The scenes of a labelled data set, put together on first use.
+
+    Training scenes are made of training images, held-out scenes of held-out ones. The classes are those of the store's first
+    label. Within a held-out split no two scenes have the same caption, so every caption has one right picture.
+
+    Args:
+        config: ``half`` ("first" or "second" half of the classes alone) and ``stores``, where the scenes are kept.
+        open_labelled: opens the labelled records.
+
+    Returns:
+        A store of images with texts, public if the labelled one is. A scene is twice as wide and high as the images.
+
+    Raises:
+        UserError: when the records have no labels, are too few, or the store cannot be written or is damaged.
+    """
+    labelled = open_labelled()
+    if not labelled.label_names:
+        raise UserError(
+            f"data.source = 'scenes' makes captions of class names, and the records of {labelled.name} have no labels: choose "
+            "a labelled data set, such as CIFAR-10."
+        )
+    path = Path(config.stores) / f"scenes-{_fingerprint(labelled, config.half)}"
+    return open_or_write(path, lambda target: _write(target, labelled, config.half))
+
+
+def _write(path: Path, labelled: RecordStore, half: str) -> None:
+    label, names = next(iter(labelled.label_names.items()))
+    if "cifar10" in labelled.name.lower().replace("-", "") and names == list(map(str, range(len(_CIFAR10)))):
+        names = list(_CIFAR10)
+    classes = {"all": range(len(names)), "first": range(len(names) // 2), "second": range(len(names) // 2, len(names))}[half]
+    side = _side(labelled)
+    name = f"{labelled.name}-scenes" + ("" if half == "all" else f"-{half}")
+    words = [_with_article(name.replace("_", " ")) for name in names]
+    with StoreWriter(path, name=name, kind="image-text", size=2 * side, public=labelled.public) as writer:
+        for split in SPLITS:
+            rows = labelled.split(split)
+            rows = rows[np.isin(labelled.labels[label][rows], classes)]
+            if split == "train" and len(rows) < 4:
+                raise UserError(
+                    f"a scene needs four images, and {labelled.name} has {len(rows)} training images with a class of "
+                    f"data.half = '{half}': choose more records or another half."
+                )
+            scenes = _compose(rows, split, half)
+            captions = [_caption([words[number] for number in scene]) for scene in labelled.labels[label][scenes].tolist()]
+            if split != "train":
+                first = dict(zip(reversed(captions), reversed(range(len(captions))), strict=True))  # caption -> first scene
+                kept = sorted(first.values())[:_MOST_HELD_OUT]
+                scenes, captions = scenes[kept], [captions[number] for number in kept]
+            for record in _records(labelled, scenes, captions, split, side):
+                writer.add(record)
+
+
+def _compose(rows: np.ndarray, split: str, half: str) -> np.ndarray:
+    """Shares rows out to scenes, ``(n // 4, 4)``: upper left, upper right, lower left, lower right."""
+    # Raw words of Philox, because numpy keeps those the same from release to release, unlike its permutations.
+    generator = np.random.Philox(key=np.array([_SEED, len(SPLITS) * _HALVES.index(half) + SPLITS.index(split)], np.uint64))
+    order = np.argsort(generator.random_raw(len(rows)), kind="stable")
+    return rows[order[: len(rows) // 4 * 4]].reshape(-1, 4)
+
+
+def _records(labelled: RecordStore, scenes: np.ndarray, captions: list[str], split: str, side: int) -> Iterator[RecordInput]:
+    for start in range(0, len(scenes), _BLOCK):
+        block = scenes[start : start + _BLOCK]
+        images = labelled.images(block.ravel(), side).numpy().reshape(-1, 2, 2, 3, side, side)
+        pictures = images.transpose(0, 1, 4, 2, 5, 3).reshape(-1, 2 * side, 2 * side, 3)
+        ids = np.array(labelled.ids(block.ravel())).reshape(-1, 4)
+        for names, picture, caption in zip(ids, pictures, captions[start : start + _BLOCK], strict=True):
+            yield RecordInput(" + ".join(names), picture, (caption,), split=split)
+
+
+def _caption(things: list[str]) -> str:
+    return "{} and {} above {} and {}".format(*things)
+
+
+def _with_article(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
+def _side(labelled: RecordStore) -> int:
+    """The side of a scene's images, pixels: that of the stored ones, or of the first original."""
+    if labelled.size is not None:
+        return min(labelled.size, _LARGEST_CELL)
+    [original] = labelled.encoded(np.array([0]))
+    with Image.open(io.BytesIO(original)) as image:
+        return min(*image.size, _LARGEST_CELL)
+
+
+def _fingerprint(labelled: RecordStore, half: str) -> str:
+    """A short hash of everything that the scenes depend on; the labelled store never changes once it is written."""
+    written = (labelled.path / HEADER).stat().st_mtime_ns
+    return hashlib.blake2b(repr((_VERSION, str(labelled.path), written, half)).encode(), digest_size=6).hexdigest()

@@ -1,0 +1,223 @@
+"""Captioned shapes: a data set that is generated, so that everything can be tried without a download.
+
+Two objects (size, colour, shape) in a spatial relation on a background, 32 x 32 pixels, and a caption that says so. A record is
+a function of the seed, its split and its position; how many others are generated does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dpfed.data.store.records import SPLITS, RecordStore, open_or_write
+from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.errors import UserError
+
+SIDE = 32
+SHAPES = ("circle", "square", "triangle", "diamond", "cross", "ring")
+SIZES = {"small": 3.5, "large": 6.0}  # half extent, pixels
+COLORS = {
+    "red": (215, 35, 40),
+    "green": (40, 160, 60),
+    "blue": (40, 80, 225),
+    "yellow": (240, 215, 45),
+    "orange": (245, 135, 25),
+    "purple": (135, 50, 170),
+    "pink": (250, 140, 190),
+    "cyan": (50, 205, 220),
+}
+BACKGROUNDS = {"black": (12, 12, 12), "white": (242, 242, 242), "gray": (128, 128, 128), "brown": (88, 56, 32)}
+RELATIONS = ("left of", "above", "right of", "below")  # the second half mirrors the first
+
+_VERSION = 1  # part of the folder's name: a changed generator must not reuse older records
+_BLOCK = 512  # records drawn together
+_DRAWS = 20  # uniforms per record
+_HALVES = {"all": (0, len(COLORS)), "first": (0, 4), "second": (4, len(COLORS))}  # which of the colors both objects have
+_MOST_HELD_OUT = 0.55  # of the different scenes (72,960 with all colors): drawing new ones gets slow as they run out
+
+
+@dataclass(frozen=True)
+class _Scenes:
+    """What `_BLOCK` pictures show; arrays over the records, and over the two objects."""
+
+    size: np.ndarray  # (n, 2) 0 small, 1 large
+    color: np.ndarray  # (n, 2)
+    shape: np.ndarray  # (n, 2)
+    relation: np.ndarray  # (n,)
+    background: np.ndarray  # (n,)
+    jitter: np.ndarray  # (n, _DRAWS - 8) uniforms that the caption does not mention
+    noise: np.ndarray  # (n, SIDE, SIDE, 3) float32, gray levels
+
+    def caption(self, row: int) -> str:
+        sizes, colors = tuple(SIZES), tuple(COLORS)
+        first, second = (
+            f"a {sizes[self.size[row, i]]} {colors[self.color[row, i]]} {SHAPES[self.shape[row, i]]}" for i in (0, 1)
+        )
+        return f"{first} {RELATIONS[self.relation[row]]} {second} on a {tuple(BACKGROUNDS)[self.background[row]]} background"
+
+    def meaning(self) -> np.ndarray:
+        """``(n,)`` numbers, equal where the captions are true of the same pictures ("A left of B" and "B right of A")."""
+        objects = (self.size * len(COLORS) + self.color) * len(SHAPES) + self.shape
+        mirrored = self.relation >= 2
+        first, second = np.where(mirrored, objects[:, 1], objects[:, 0]), np.where(mirrored, objects[:, 0], objects[:, 1])
+        return ((first * 96 + second) * 2 + self.relation % 2) * len(BACKGROUNDS) + self.background
+
+
+def write_shapes(path: str | Path, train: int, validation: int, test: int, seed: int = 0, half: str = "all") -> None:
+    """Generates a store of captioned shapes.
+
+    Within the validation and the test split no two records show the same scene, so every caption has one right picture.
+
+    Args:
+        path: the store to create.
+        train: number of training records.
+        validation: number of validation records.
+        test: number of test records.
+        seed: another seed gives other records.
+        half: the colors of both objects: ``"first"`` four, ``"second"`` four or ``"all"``. Halves share no scene, and their
+            draws have nothing to do with each other.
+
+    Raises:
+        UserError: when the store exists, or more distinct held-out scenes are asked for than can be drawn.
+    """
+    names = {"shape": SHAPES, "color": tuple(COLORS)}
+    counts = dict(zip(SPLITS, (train, validation, test), strict=True))
+    most = _most_held_out(half)
+    for split in SPLITS[1:]:
+        if counts[split] > most:
+            raise UserError(
+                f"{counts[split]:,} {split} records of shapes were asked for; they are all different, so ask for at most "
+                f"{most:,}."
+            )
+    with StoreWriter(path, name=_name(half), kind="image-text", size=SIDE, public=True, label_names=names) as writer:
+        for split, count in counts.items():
+            for record in _records(split, count, seed, half):
+                writer.add(record)
+
+
+def shapes_store(records: int, folder: str | Path, validation: int = 0, test: int = 1000, half: str = "all") -> RecordStore:
+    """The captioned shapes, generated on first use.
+
+    Args:
+        records: number of training records.
+        folder: where the store is kept.
+        validation: number of validation records.
+        test: number of test records.
+        half: see `write_shapes`.
+
+    Raises:
+        UserError: when the store cannot be written or is damaged.
+    """
+    path = Path(folder) / f"{_name(half)}-v{_VERSION}-{records}-{validation}-{test}"
+    return open_or_write(path, lambda target: write_shapes(target, records, validation, test, half=half))
+
+
+def _name(half: str) -> str:
+    return "shapes" if half == "all" else f"shapes-{half}"
+
+
+def _most_held_out(half: str) -> int:
+    first, end = _HALVES[half]
+    objects = len(SIZES) * (end - first) * len(SHAPES)
+    scenes = objects * (objects - 1) * len(RELATIONS) // 2 * len(BACKGROUNDS)
+    return int(_MOST_HELD_OUT * scenes)
+
+
+def _records(split: str, count: int, seed: int, half: str) -> Iterator[RecordInput]:
+    """The first `count` records of a split; in held-out splits, scenes seen before are passed over."""
+    position, seen, block = 0, set(), 0
+    while position < count:
+        scenes = _draw(seed, split, block, half)
+        meanings = scenes.meaning().tolist()
+        pictures = _paint(scenes)
+        for row in range(_BLOCK):
+            if position == count:
+                return
+            if split != "train":
+                if meanings[row] in seen:
+                    continue
+                seen.add(meanings[row])
+            labels = {"shape": int(scenes.shape[row, 0]), "color": int(scenes.color[row, 0])}
+            yield RecordInput(f"{split}/{position}", pictures[row], (scenes.caption(row),), labels, split)
+            position += 1
+        block += 1
+
+
+def _draw(seed: int, split: str, block: int, half: str) -> _Scenes:
+    # Raw words of Philox, because numpy keeps those the same from release to release, unlike its distributions.
+    stream = (tuple(_HALVES).index(half) << 40) | (SPLITS.index(split) << 32) | block
+    generator = np.random.Philox(key=np.array([seed, stream], np.uint64))
+    uniform = (generator.random_raw(_BLOCK * _DRAWS) >> np.uint64(11)).reshape(_BLOCK, _DRAWS) * 2.0**-53
+    pixels = _BLOCK * SIDE * SIDE * 3
+    levels = generator.random_raw(pixels // 4).view(np.uint8).reshape(2, _BLOCK, SIDE, SIDE, 3)
+
+    def pick(columns: slice | int, options: int) -> np.ndarray:
+        return (uniform[:, columns] * options).astype(np.int64)
+
+    first_color, end_color = _HALVES[half]
+    colors = end_color - first_color
+    per_object = len(SIZES) * colors * len(SHAPES)
+    first = pick(0, per_object)
+    second = (first + 1 + pick(1, per_object - 1)) % per_object  # never twice the same object
+    objects = np.stack([first, second], axis=1)
+    return _Scenes(
+        size=objects // (colors * len(SHAPES)),
+        color=objects // len(SHAPES) % colors + first_color,
+        shape=objects % len(SHAPES),
+        relation=pick(2, len(RELATIONS)),
+        background=pick(3, len(BACKGROUNDS)),
+        jitter=uniform[:, 8:],
+        noise=(levels[0].astype(np.float32) + levels[1] - 255) * np.float32(4 / 104),  # triangular, standard deviation 4
+    )
+
+
+def _paint(scenes: _Scenes) -> np.ndarray:
+    """Pictures, ``(n, SIDE, SIDE, 3)`` uint8."""
+    spread = (2 * scenes.jitter - 1).astype(np.float32)  # (n, 12), in [-1, 1)
+    ground = np.array(list(BACKGROUNDS.values()), np.float32)[scenes.background] * (1 + 0.06 * spread[:, :1])
+    canvas = np.broadcast_to(ground[:, None, None], (len(ground), SIDE, SIDE, 3)).copy()
+    along = np.array([-1, -1, 1, 1], np.float32)[scenes.relation] * 8  # where the first object stands on the relation's axis
+    vertical = (scenes.relation % 2 == 1)[:, None]
+    for i, sign in ((0, 1), (1, -1)):
+        wiggle = spread[:, 2 + 5 * i : 7 + 5 * i]  # along, across, radius, brightness, tint
+        on_axis, off_axis = 16 + sign * along + wiggle[:, 0], 16 + 3 * wiggle[:, 1]
+        center = np.stack([on_axis, off_axis], axis=1)
+        center = np.where(vertical, center[:, ::-1], center)
+        radius = np.array(list(SIZES.values()), np.float32)[scenes.size[:, i]] * (1 + 0.07 * wiggle[:, 2])
+        color = np.array(list(COLORS.values()), np.float32)[scenes.color[:, i]] * (1 + 0.1 * wiggle[:, 3:4])
+        color = color + 8 * wiggle[:, 4:5] * np.array([1, 0, -1], np.float32)
+        cover = _coverage(scenes.shape[:, i], center, radius)[..., None]
+        canvas += cover * (color[:, None, None] - canvas)
+    return np.rint(canvas + scenes.noise).clip(0, 255).astype(np.uint8)
+
+
+def _coverage(shape: np.ndarray, center: np.ndarray, radius: np.ndarray) -> np.ndarray:
+    """How much of each pixel an object covers, ``(n, SIDE, SIDE)``: one minus the distance to its edge, clamped."""
+    pixel = np.arange(SIDE, dtype=np.float32) + np.float32(0.5)
+    cover = np.empty((len(shape), SIDE, SIDE), np.float32)
+    for number, name in enumerate(SHAPES):
+        rows = np.flatnonzero(shape == number)
+        x = pixel[None, None, :] - center[rows, 0, None, None]
+        y = pixel[None, :, None] - center[rows, 1, None, None]
+        distance = _distance(name, x, y, radius[rows, None, None])
+        cover[rows] = np.clip(np.float32(0.5) - distance, 0, 1)
+    return cover
+
+
+def _distance(name: str, x: np.ndarray, y: np.ndarray, r: np.ndarray) -> np.ndarray:
+    """Signed distance to the outline, pixels, negative inside (exact or a bound that is exact near straight edges)."""
+    ax, ay = np.abs(x), np.abs(y)
+    if name == "circle":
+        return np.sqrt(x * x + y * y) - r
+    if name == "ring":
+        return np.abs(np.sqrt(x * x + y * y) - 0.76 * r) - 0.25 * r
+    if name == "square":
+        return np.maximum(ax, ay) - 0.88 * r
+    if name == "diamond":
+        return (ax + ay - 1.12 * r) * np.float32(0.5**0.5)
+    if name == "cross":
+        return np.minimum(np.maximum(ax - r, ay - 0.33 * r), np.maximum(ay - r, ax - 0.33 * r))
+    return np.maximum(y - 0.85 * r, (1.85 * ax - y - r) / np.float32(1.85**2 + 1) ** 0.5)  # triangle: base and two sides

@@ -1,0 +1,1 @@
+"""Record stores: layout, reading, writing, sharding, and what can be damaged."""

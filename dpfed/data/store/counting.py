@@ -1,0 +1,96 @@
+"""How many training records (or units) a run will have, where that stands somewhere before any record is read or made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dpfed.config import DataConfig, PrivacyConfig
+from dpfed.config.place import local_path
+from dpfed.data.store.layout import INDEX, Layout, damaged, is_store, read_layout
+from dpfed.data.store.remote import is_url
+from dpfed.errors import UserError
+
+_TRAIN = 0  # in the index
+
+
+def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
+    """N of a configuration: of the configuration itself for generated shapes, of the index of a store on this machine.
+
+    Nothing is imported, generated, copied or decoded.
+
+    Args:
+        data: which records.
+        privacy: what is protected: records or units.
+
+    Returns:
+        The number, or ``None`` where only an import can tell.
+
+    Raises:
+        UserError: for records that are not there, a damaged store, or units that the records do not name.
+    """
+    if data.source == "shapes":
+        if privacy.unit == "unit":
+            raise no_units("shapes")
+        return data.records
+    if is_url(given := given_path(data)):
+        return None
+    path = local_path(os.path.expanduser(given), "data.path")
+    if data.source != "store":
+        require_something_at(path)
+        if data.source == "scenes" or not is_store(path):
+            return None
+    layout = read_layout(path)
+    if privacy.unit == "unit" and layout.header.get("unit_name") is None:
+        raise no_units(layout.header["name"])
+    return _sharded(layout, privacy) if layout.shards else _whole(path, layout, privacy)
+
+
+def given_path(data: DataConfig) -> str:
+    """``data.path`` of a source that reads files.
+
+    Raises:
+        UserError: where it is missing.
+    """
+    if data.path is None:
+        raise UserError(f"data.source = {data.source!r} needs data.path, the place of the records.")
+    return data.path
+
+
+def require_something_at(path: Path) -> None:
+    """Refuses a place of records where nothing is.
+
+    Raises:
+        UserError: naming it.
+    """
+    if not os.path.exists(path):
+        raise UserError(f"data.path: there is nothing at {path}; give the path of a local file or folder.")
+
+
+def no_units(name: str) -> UserError:
+    """The error of records that name no units, which are to be protected."""
+    return UserError(
+        f"privacy.unit = 'unit' protects all records that share a unit, and the records of {name} name no units: set "
+        "it to 'record', or import a source that names them (a column 'person_id', 'patient_id' or 'unit')."
+    )
+
+
+def _sharded(layout: Layout, privacy: PrivacyConfig) -> int | None:
+    if privacy.unit == "record":
+        return sum(part.records for part in layout.shards)
+    return sum(part.units or 0 for part in layout.shards) if layout.sharded_by == "unit" else None
+
+
+def _whole(path: Path, layout: Layout, privacy: PrivacyConfig) -> int:
+    import pyarrow as pa
+
+    layout.check_sizes(path, [layout.common])
+    try:
+        with pa.memory_map(str(path / INDEX)) as source:
+            table = pa.ipc.open_file(source).read_all()
+            train = table["split"].to_numpy() == _TRAIN
+            if privacy.unit == "record":
+                return int(train.sum())
+            return len(set(table["unit"].to_numpy()[train].tolist()))
+    except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(path, f"its files cannot be read ({type(error).__name__})") from error

@@ -1,0 +1,210 @@
+"""A store divided among simulated institutions, whose records are unlike each other's, for experiments with federations.
+
+Each record has a home site: that of its label, or of the first words of its caption. With probability `skew` it goes there, and
+otherwise to any site. Both are drawn from the record's own key and public constants, so the site of a record is a function of
+that record and of public options alone: which other records there are moves nothing. Where the store names units, the key is
+that of the unit, so that a unit stays together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from dpfed.config.place import local_path
+from dpfed.data.limits import MOST_SHARDS, whole_number
+from dpfed.data.store.fingerprint import contents_of, splits_of
+from dpfed.data.store.layout import FORMAT_VERSION, HEADER, Part, read_layout
+from dpfed.data.store.new_directory import refuse_existing
+from dpfed.data.store.records import SPLITS, RecordStore, record_key
+from dpfed.data.store.sharding import all_or_nothing, write_parts
+from dpfed.errors import UserError, nearest
+from dpfed.privacy.randomness import Randomness
+
+CAPTION = "caption"  # what to divide by, beside the names of the labels
+EVALUATION = "evaluation"  # the folder of the held-out records
+_OPENING_WORDS = 3  # enough to tell "a large red ..." from "a small blue ...", few enough for many records to share them
+_PUBLIC = Randomness.from_seed(0)  # nothing about a division is secret
+
+
+def site_folder(site: int) -> str:
+    """The folder of a site's store."""
+    return f"site-{site}"
+
+
+def site_of_rows(store: RecordStore, sites: int, skew: float, by: str | None = None) -> np.ndarray:
+    """The site of every record of a store.
+
+    Args:
+        store: the records; the sites of held-out ones mean nothing.
+        sites: how many there are, at least 2.
+        skew: the probability that a record goes to its home site, 0 (all sites are alike) to 1 (sites share no label). A
+            record without the label goes to any site.
+        by: what decides the home site: the name of a label (of class c it is c modulo `sites`), or ``"caption"`` (a hash of
+            the first three words of the first caption). ``None``: the store's first label, or without labels the caption.
+
+    Returns:
+        ``(N,)`` int64, 0 .. sites - 1, by row of the store.
+
+    Raises:
+        UserError: for fewer than two sites, a skew that is no probability, a label that the store does not have, or units
+            that have records of several home sites.
+    """
+    if sites < 2:
+        raise UserError(f"a store is divided among at least 2 sites, and {sites} were asked for; ask for more.")
+    if not 0 <= skew <= 1:
+        raise UserError(f"the skew must lie between 0 (sites that are alike) and 1 (sites that share no label), got {skew}.")
+    by = divided_by(store, by)
+    keys = store.keys if store.units is None else store.units
+    uniforms = _PUBLIC.per_record("site", 0, keys, 2)
+    anywhere = (uniforms[:, 1] * sites).astype(np.int64)
+    if skew == 0:
+        return anywhere
+    if by is None:
+        raise UserError(
+            f"the records of {store.name} have neither labels nor captions, so no site can be home to any of them: set the "
+            "skew to 0."
+        )
+    traits = _traits(store, by)
+    home = np.where(traits < 0, -1, traits % sites)
+    _refuse_torn_units(store, home, by)
+    return np.where((uniforms[:, 0] < skew) & (home >= 0), home, anywhere)
+
+
+def divide_store(
+    source: str | Path,
+    dest: str | Path,
+    sites: int,
+    skew: float,
+    by: str | None = None,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> list[RecordStore]:
+    """Writes a store for each site, and one for the evaluation: all of them, or nothing.
+
+    ``site-0``, ``site-1``, ... hold the training records of one site each, and nothing else; ``evaluation`` holds the held-out
+    records, and no training record. Keys, ids, labels, units, captions and images are those of the source, in its order.
+
+    Args:
+        source: the store to divide.
+        dest: the directory to create; must not exist.
+        sites: see `site_of_rows`, as for `skew` and `by`.
+        skew: the probability that a record goes to its home site.
+        by: what decides the home site.
+        progress: called with (records so far, all records).
+
+    Returns:
+        The stores of the sites, in order, and that of the evaluation.
+
+    Raises:
+        UserError: see `site_of_rows`; when a site or the evaluation would have no record, the source cannot be read, or
+            `dest` exists or cannot be written.
+    """
+    sites, path = (
+        whole_number(sites, "the number of sites", most=MOST_SHARDS),
+        local_path(dest, "the place of the sites' stores"),
+    )
+    refuse_existing(path)
+    store = RecordStore.open(local_path(source, "the store to divide"))
+    part_of_row = site_of_rows(store, sites, skew, by)
+    for split in SPLITS[1:]:
+        part_of_row[store.split(split)] = sites  # the last part
+    _refuse_empty(store, np.bincount(part_of_row, minlength=sites + 1))
+    names = [*map(site_folder, range(sites)), EVALUATION]
+    with all_or_nothing(path) as partial:
+        write_parts(store, [partial / name for name in names], part_of_row, progress)
+        for part, name in enumerate(names):
+            _write_header(store, np.flatnonzero(part_of_row == part), partial / name)
+            _add_contents(partial / name)
+    return [RecordStore.open(path / name) for name in names]
+
+
+def divided_by(store: RecordStore, by: str | None = None) -> str | None:
+    """What decides the home site of a store's records.
+
+    Args:
+        store: the records.
+        by: what the user asked for; ``None``: the store's first label, or without labels the caption.
+
+    Returns:
+        The name of a label or ``"caption"``; ``None`` when nothing was asked for and the store has neither.
+
+    Raises:
+        UserError: when the store does not have what was asked for.
+    """
+    possible = [*store.labels, *([CAPTION] if store.kind == "image-text" else [])]
+    if by is None:
+        return possible[0] if possible else None
+    if by not in possible:
+        has = nearest(by, possible) if possible else "they have neither labels nor captions."
+        raise UserError(f"the records of {store.name} cannot be divided by {by!r}; {has}")
+    return by
+
+
+def largest_share(store: RecordStore, by: str) -> float:
+    """How much of a site is alike: the share of its training records that have the most frequent label or opening words.
+
+    Args:
+        store: with training records.
+        by: the name of a label or ``"caption"``.
+    """
+    traits = _traits(store, by)[store.split("train")]
+    _, counts = np.unique(traits[traits >= 0], return_counts=True)
+    return counts.max(initial=0) / len(traits)
+
+
+def _traits(store: RecordStore, by: str) -> np.ndarray:
+    """What decides each record's home: ``(N,)`` int64, the label (-1: none) or a hash of the caption's opening words."""
+    if by in store.labels:
+        return store.labels[by]
+    traits = np.empty(len(store), np.int64)
+    for rows, batch in store.stored():
+        openings = (" ".join(texts[0].lower().split()[:_OPENING_WORDS]) for texts in batch["captions"].to_pylist())
+        traits[rows] = [record_key(opening) >> 1 for opening in openings]  # 63 bits: never negative
+    return traits
+
+
+def _refuse_torn_units(store: RecordStore, home: np.ndarray, by: str) -> None:
+    if store.units is None:
+        return
+    rows = store.split("train")
+    units, home = store.units[rows], home[rows]
+    order = np.lexsort((home, units))
+    if ((np.diff(units[order]) == 0) & (np.diff(home[order]) != 0)).any():
+        raise UserError(
+            f"the records of one {store.unit_name} stay together, and here they differ in what they are divided by ({by}): set "
+            f"the skew to 0, or divide by a label that all records of a {store.unit_name} share."
+        )
+
+
+def _refuse_empty(store: RecordStore, records: np.ndarray) -> None:
+    if records[-1] == 0:
+        raise UserError(f"{store.name} has no held-out records to evaluate with; import it again with --validation or --test.")
+    for site, count in enumerate(records[:-1].tolist()):
+        if count == 0:
+            raise UserError(
+                f"site {site} of {len(records) - 1} would get none of the training records of {store.name}: ask for fewer "
+                "sites, or for less skew."
+            )
+
+
+def _write_header(store: RecordStore, rows: np.ndarray, folder: Path) -> None:
+    header = read_layout(store.path).header | {
+        "dpfed_store": FORMAT_VERSION,
+        "records": len(rows),
+        "splits": {split: len(np.intersect1d(rows, store.split(split))) for split in SPLITS},
+        "skipped": [],  # what was left out when the source was written has no site
+        "files": {name: (folder / name).stat().st_size for name in Part("", len(rows)).files},
+    }
+    for inherited in ("sharding", "contents"):  # the whole store's fingerprint is not a part's
+        header.pop(inherited, None)
+    (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+
+def _add_contents(folder: Path) -> None:
+    """Gives the store of a part a fingerprint of its own."""
+    store, header = RecordStore.open(folder), read_layout(folder).header
+    header["contents"] = contents_of(store, None).header(splits_of(store))
+    (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")

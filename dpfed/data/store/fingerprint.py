@@ -1,0 +1,93 @@
+"""The fingerprint of a data set: which records these are, in a line that may be published.
+
+A plain hash of private records would be an exact function of them: whoever knows all records but one could try candidates for
+the last until the hash fits. So the hash of private records is keyed with a secret that is drawn when the store is written and
+stays in it. Only who has the store can compute the fingerprint; to all others it is a random number. Public records need no
+key, so that two people can see that they have the same ones.
+
+The order of the records does not matter, and neither does how a store is laid out: a sharded copy has the same fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from dpfed.data.store.records import RecordStore
+
+_KEY_BYTES = 32
+_RECORD_BYTES = 16
+_FINGERPRINT_BYTES = 16
+
+
+class Contents:
+    """Collects a digest of each record, and gives the fingerprint of all.
+
+    Args:
+        public: whether anyone may see the records; otherwise a key is drawn.
+        key: of an earlier fingerprint, to compute it again.
+    """
+
+    def __init__(self, public: bool, key: bytes | None = None) -> None:
+        self.key = b"" if public else (key or secrets.token_bytes(_KEY_BYTES))
+        self._digests = bytearray()
+
+    def add(self, id: str, image: bytes, captions: Sequence[str], unit: int, labels: Mapping[str, int]) -> None:
+        """Adds a record as it is stored.
+
+        Args:
+            id: of the record.
+            image: the stored bytes.
+            captions: its texts.
+            unit: the key of its unit; its own where it has none.
+            labels: by name; -1 says the same as an absent one.
+        """
+        digest = hashlib.blake2b(key=self.key, digest_size=_RECORD_BYTES, person=b"dpfed record")
+        given = sorted((name, int(number)) for name, number in labels.items() if number >= 0)
+        # repr() of the lot cannot be read in two ways; the image comes last, at its own length.
+        digest.update(repr((id, list(captions), int(unit), given, len(image))).encode())
+        digest.update(image)
+        self._digests += digest.digest()
+
+    def fingerprint(self, splits: np.ndarray) -> str:
+        """The fingerprint of the records that were added.
+
+        Args:
+            splits: ``(n,)`` int8, the split of each, in the order in which they were added.
+        """
+        digests = np.frombuffer(bytes(self._digests), np.uint8).reshape(-1, _RECORD_BYTES)
+        rows = np.concatenate([digests, np.asarray(splits, np.uint8)[:, None]], axis=1)
+        ordered = np.sort(np.ascontiguousarray(rows).view(f"V{_RECORD_BYTES + 1}").ravel())
+        whole = hashlib.blake2b(key=self.key, digest_size=_FINGERPRINT_BYTES, person=b"dpfed contents")
+        whole.update(ordered.tobytes())
+        return whole.hexdigest()
+
+    def header(self, splits: np.ndarray) -> dict[str, str]:
+        """What a store keeps of it; the key must not leave the store."""
+        return {"fingerprint": self.fingerprint(splits)} | ({"key": self.key.hex()} if self.key else {})
+
+
+def contents_of(store: RecordStore, key: str | None) -> Contents:
+    """Reads every record of a store, all of which must be open, and collects them.
+
+    Args:
+        store: the records as they are now.
+        key: in hexadecimal, of the fingerprint that this is held against; ``None``: of a new one, or of public records.
+    """
+    collected = Contents(store.public, None if key is None else bytes.fromhex(key))
+    units = store.keys if store.units is None else store.units
+    for rows, batch in store.stored():
+        ids, captions = batch["id"].to_pylist(), batch["captions"].to_pylist()
+        for row, id, texts, image in zip(range(rows.start, rows.stop), ids, captions, batch["image"], strict=True):
+            collected.add(id, image.as_py(), texts, units[row], {name: values[row] for name, values in store.labels.items()})
+    return collected
+
+
+def splits_of(store: RecordStore) -> np.ndarray:
+    """``(N,)`` int8, the split of each open record."""
+    return store.index["split"].to_numpy()

@@ -1,0 +1,177 @@
+"""What a record store's directory holds, and which of it one of several data owners opens.
+
+    store.json                 format version, name, kind, counts, label names, and the sizes of the other files
+    index.arrow                key, split, labels and unit (if any) of every record
+    records.arrow              id, image and captions
+
+A sharded store has the two Arrow files in each of several folders instead: ``shard-00000``, ``shard-00001``, ... hold the
+training records, ``held-out`` holds the rest. A training record is in the shard ``key % shards``, with the key of its unit
+where the store names units. Shard s belongs to owner ``s % owners``, so a record's owner is a function of its own key alone.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dpfed.data.store.header import fault_of
+from dpfed.errors import UserError
+
+FORMAT_VERSION = 2
+SHARDED_FORMAT_VERSION = 3  # of sharded stores; others keep the older version, which more versions of dpfed can read
+HEADER, INDEX, RECORDS = "store.json", "index.arrow", "records.arrow"
+HELD_OUT = "held-out"
+_SHOWN = 80  # characters of what is wrong with a header
+
+
+@dataclass(frozen=True)
+class Part:
+    """An index and its records.
+
+    Attributes:
+        folder: below the store's directory; empty when it is the directory itself.
+        records: how many records it holds.
+        shard: the number of the shard; ``None`` for held-out records and for a store that is not sharded.
+        units: how many units a shard of units holds, otherwise ``None``.
+    """
+
+    folder: str
+    records: int
+    shard: int | None = None
+    units: int | None = None
+
+    @property
+    def files(self) -> tuple[str, str]:
+        """Index and records, below the store's directory."""
+        return str(PurePosixPath(self.folder, INDEX)), str(PurePosixPath(self.folder, RECORDS))
+
+
+def shard_folder(number: int) -> str:
+    """The folder of a shard."""
+    return f"shard-{number:05}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The header of a store, checked.
+
+    Attributes:
+        place: where the store is, for messages.
+        header: what ``store.json`` says.
+        shards: the parts that are shared out among owners; none when the store is not sharded.
+        common: the part that every owner opens: the held-out records, or all of a store that is not sharded.
+    """
+
+    place: str
+    header: dict[str, Any]
+    shards: tuple[Part, ...]
+    common: Part
+
+    @classmethod
+    def parse(cls, text: str | bytes, place: str) -> Layout:
+        """Reads a header.
+
+        Args:
+            text: of ``store.json``.
+            place: where the store is, for messages.
+
+        Raises:
+            UserError: when it is damaged, or a newer version of dpfed wrote it.
+        """
+        try:
+            header = json.loads(text)
+            version = header["dpfed_store"]
+            if isinstance(version, int) and version > SHARDED_FORMAT_VERSION:
+                raise UserError(
+                    f"{place} was written in store format {version}, and this dpfed reads up to {SHARDED_FORMAT_VERSION}; "
+                    "update dpfed."
+                )
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise damaged(place, f"{HEADER} cannot be read") from error
+        fault = fault_of(header)
+        if fault is not None:
+            raise damaged(place, f"{HEADER} is incomplete or wrong ({fault[:_SHOWN]})")
+        shards, common = _parts(header)
+        if not all(name in header["files"] for part in (*shards, common) for name in part.files):
+            raise damaged(place, f"{HEADER} is incomplete (files)")
+        return cls(place, header, shards, common)
+
+    @property
+    def sharded_by(self) -> str | None:
+        """``"record"`` or ``"unit"``: whose key decides the shard; ``None`` when the store is not sharded."""
+        return self.header["sharding"]["by"] if self.shards else None
+
+    def parts(self, owner: int, owners: int) -> list[Part]:
+        """What one of several owners opens: its shards in order, then the part that all open.
+
+        Args:
+            owner: 0 .. owners - 1.
+            owners: how many there are.
+
+        Raises:
+            UserError: when there are more owners than shards.
+            ValueError: when there is no such owner.
+        """
+        if not 0 <= owner < owners:
+            raise ValueError(f"owner {owner} of {owners}")
+        if self.shards and owners > len(self.shards):
+            raise UserError(
+                f"the store {self.place} has {len(self.shards)} shards, and {owners} workers each need one of their own: use "
+                f"at most {len(self.shards)} workers, or make more shards with `dpfed data shard --shards`."
+            )
+        return [*self.shards[owner::owners], self.common]
+
+    def check_sizes(self, path: Path, parts: list[Part]) -> None:
+        """Checks that the files of some parts are there and whole.
+
+        Raises:
+            UserError: when one is missing, or longer or shorter than it was written.
+        """
+        for name, expected in ((name, self.header["files"][name]) for part in parts for name in part.files):
+            file = path / name
+            if not file.is_file():  # nothing else is opened: a pipe would wait for ever
+                raise damaged(path, f"{name} is missing or no file")
+            actual = file.stat().st_size
+            if actual != expected:
+                raise damaged(path, f"{name} has {actual:,} bytes instead of {expected:,}")
+
+
+def read_layout(path: Path) -> Layout:
+    """Reads the header of a store on this machine.
+
+    Raises:
+        UserError: when there is no store, its header is damaged, or a newer version of dpfed wrote it.
+    """
+    if not path.exists():
+        raise UserError(f"there is no record store at {path}; import one with `dpfed data import`.")
+    if not is_store(path):
+        raise UserError(f"{path} is not a record store (it has no {HEADER}); import it with `dpfed data import` first.")
+    try:
+        text = (path / HEADER).read_bytes()
+    except OSError as error:
+        raise damaged(path, f"{HEADER} cannot be read") from error
+    return Layout.parse(text, str(path))
+
+
+def is_store(path: str | Path) -> bool:
+    """Whether a path looks like a record store (it may still be damaged)."""
+    return (Path(path) / HEADER).is_file()
+
+
+def damaged(place: str | Path, what: str) -> UserError:
+    """The error of a store that cannot be read as it was written."""
+    return UserError(f"the record store {place} is damaged: {what}; delete it and import the data again.")
+
+
+def _parts(header: dict[str, Any]) -> tuple[tuple[Part, ...], Part]:
+    sharding = header.get("sharding")
+    if sharding is None:
+        return (), Part("", header["records"])
+    units = sharding["units"] if sharding["by"] == "unit" else [None] * len(sharding["records"])
+    shards = tuple(
+        Part(shard_folder(number), records, number, of_units)
+        for number, (records, of_units) in enumerate(zip(sharding["records"], units, strict=True))
+    )
+    return shards, Part(HELD_OUT, header["records"] - sum(sharding["records"]))

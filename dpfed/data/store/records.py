@@ -1,0 +1,340 @@
+"""Record stores: an immutable directory of records, memory-mapped, of which only what is asked for is read.
+
+The index (key, split, labels and unit of every record) is small and always read; the records themselves (id, image and
+captions, in batches of about a thousand) are mapped and read at access. `dpfed.data.store.layout` says which files there are.
+A store is made by `dpfed.data.store.writing.StoreWriter` or `dpfed.data.store.sharding.shard_store`, and never changed
+afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from dpfed.config.place import local_path
+from dpfed.data.store.integrity import Damage, check_batch, check_index, check_schema
+from dpfed.data.store.layout import Layout, Part, damaged, read_layout
+from dpfed.data.views.pixels import BrokenImage, decoded, decoders, square
+from dpfed.errors import UserError, nearest
+
+SPLITS = ("train", "validation", "test")
+KINDS = ("image", "image-text")
+_RESIZED_AT_ONCE = 1024  # images resized at a time: bounds the float workspace
+
+
+def record_key(id: str) -> int:
+    """The stable 64-bit key of a record (or a unit): a hash of its id (or name) and of nothing else."""
+    return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=8).digest(), "little")
+
+
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8; file names and JSON can hold halves of surrogate pairs, which cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class RecordStore:
+    """Records on disk, by row. Open one with `RecordStore.open`.
+
+    Rows count the records that are open: all of them, or one owner's share of a sharded store.
+
+    Attributes:
+        path: the store's directory.
+        name: what the data set is called.
+        kind: ``"image"`` or ``"image-text"``.
+        public: anyone may see the records.
+        size: side of the stored images, pixels; ``None`` when the original files are stored.
+        resized: at least one stored image became a square of that side by cropping and bicubic scaling.
+        converted: what was done to images that stock open_clip would destroy -> to how many (`dpfed.data.views.modes`), as the
+            import counted them.
+        index: key, split, unit (if any) and labels of every open record, as they are stored.
+        keys: ``(N,)`` uint64, a stable hash of each record's id; unique.
+        units: ``(N,)`` uint64, the same for records that share a unit; ``None`` when the source names no units.
+        unit_name: what a unit is called, such as ``"person"``; ``None``: there are none.
+        labels: name -> ``(N,)`` int64, -1 where a record has none.
+        label_names: name -> what the numbers mean.
+        skipped: (id, reason) of the records that were left out as unreadable when the store was written.
+        contents: fingerprint of all records of the whole store (`dpfed.data.store.fingerprint`); ``None``: an older dpfed
+            wrote it.
+        contents_key: the secret that it is keyed with, which must not leave the store; ``None``: the records are public.
+    """
+
+    def __init__(self, path: Path, layout: Layout, index: pa.Table, batches: list[pa.RecordBatch]) -> None:
+        self.path, self._layout, header = path, layout, layout.header
+        self.name: str = header["name"]
+        self.kind: str = header["kind"]
+        self.public: bool = header["public"]
+        self.size: int | None = header["images"].get("size")
+        self.resized: bool = header["images"].get("resized", False)
+        self.converted: dict[str, int] = header.get("converted", {})
+        self.label_names: dict[str, list[str]] = header["label_names"]
+        self.skipped: list[tuple[str, str]] = [(entry["id"], entry["reason"]) for entry in header["skipped"]]
+        self.unit_name: str | None = header.get("unit_name")  # absent in stores of format 1
+        contents = header.get("contents") or {}  # absent in older stores
+        self.contents: str | None = contents.get("fingerprint")
+        self.contents_key: str | None = contents.get("key")
+        self.index = index
+        self.keys: np.ndarray = index["key"].to_numpy()
+        self.units: np.ndarray | None = index["unit"].to_numpy() if self.unit_name else None
+        self.labels: dict[str, np.ndarray] = {name: index[f"label:{name}"].to_numpy() for name in self.label_names}
+        self._split: np.ndarray = index["split"].to_numpy()
+        self._batches = batches
+        self._checked: set[int] = set()
+        self._starts = np.cumsum([0] + [batch.num_rows for batch in batches])
+        self._opened = (path, 0, 1)
+
+    @classmethod
+    def open(cls, path: str | Path, owner: int = 0, owners: int = 1) -> RecordStore:
+        """Opens a store, or what one of several data owners holds of a sharded one.
+
+        Args:
+            path: the store's directory.
+            owner: whose shards are opened, 0 .. owners - 1. Held-out records and stores without shards are opened whole.
+            owners: how many owners share the store.
+
+        Raises:
+            UserError: when there is no store, it is damaged, a newer version of dpfed wrote it, or it has fewer shards than
+                there are owners.
+        """
+        path = local_path(path, "the place of the store")
+        layout = read_layout(path)
+        parts = layout.parts(owner, owners)
+        try:
+            layout.check_sizes(path, parts)
+            indexes, batches = zip(*(_read(path, part, layout.header) for part in parts), strict=True)
+            index = pa.concat_tables(indexes).combine_chunks()
+            store = cls(path, layout, index, [batch for own in batches for batch in own])
+            store._check(parts)
+        except Damage as error:
+            raise damaged(path, str(error)) from error
+        except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise damaged(path, f"its files cannot be read ({type(error).__name__})") from error
+        store._opened = (path, owner, owners)
+        return store
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash of what the store's header says, which is the same for every owner."""
+        return hashlib.blake2b(json.dumps(self._layout.header, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    @property
+    def shards(self) -> int | None:
+        """Into how many shards the training records are divided; ``None`` when they are not."""
+        return len(self._layout.shards) or None
+
+    @property
+    def training_records(self) -> int:
+        """How many training records the whole store holds, open or not."""
+        return sum(part.records for part in self._layout.shards) if self.shards else len(self.split("train"))
+
+    @property
+    def training_units(self) -> int | None:
+        """How many units the training records of the whole store have, open or not; ``None`` when it names no units."""
+        if self.units is None:
+            return None
+        if self.shards:
+            return sum(part.units or 0 for part in self._layout.shards)
+        return len(np.unique(self.units[self.split("train")]))
+
+    @property
+    def shard_numbers(self) -> np.ndarray | None:
+        """``(N,)`` uint64, the shard of every open training record, by its own key or its unit's; ``None``: not sharded."""
+        keys = self.units if self._layout.sharded_by == "unit" else self.keys
+        return keys % np.uint64(self.shards) if self.shards and keys is not None else None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __repr__(self) -> str:
+        return f"RecordStore({str(self.path)!r}, {self.name!r}, {self.kind}, {len(self):,} records)"
+
+    def __reduce__(self) -> tuple[Callable[..., RecordStore], tuple[Path, int, int]]:
+        return RecordStore.open, self._opened  # another process maps the files itself
+
+    def split(self, name: str) -> np.ndarray:
+        """Rows of a split.
+
+        Args:
+            name: ``"train"``, ``"validation"`` or ``"test"``.
+
+        Returns:
+            ``(n,)`` int64, ascending; none when the store has no such records.
+
+        Raises:
+            UserError: for any other name.
+        """
+        if name not in SPLITS:
+            raise UserError(f"unknown split {name!r}; {nearest(name, SPLITS)}")
+        return np.flatnonzero(self._split == SPLITS.index(name))
+
+    def share_units(self, first: str, second: str) -> bool:
+        """Whether a unit has records in both of two splits."""
+        if self.units is None:
+            return False
+        return bool(np.isin(self.units[self.split(first)], self.units[self.split(second)]).any())
+
+    def ids(self, rows: np.ndarray) -> list[str]:
+        """The records' ids, one for each row."""
+        return self._column(rows, "id")
+
+    def captions(self, rows: np.ndarray) -> list[list[str]]:
+        """The records' captions, a list for each row; at least one each when the kind is ``"image-text"``."""
+        return self._column(rows, "captions")
+
+    def images(self, rows: np.ndarray, size: int, resize: str = "crop", interpolation: str = "bicubic") -> Tensor:
+        """The records' images.
+
+        Args:
+            rows: ``(n,)`` rows, in any order.
+            size: side, pixels.
+            resize: how an original file becomes square: ``"crop"`` (shorter side, then the centre), ``"squash"`` (both sides,
+                the ratio is lost) or ``"pad"`` (longer side, black borders). Images that are stored square stay whole.
+            interpolation: ``"bicubic"`` or ``"bilinear"``.
+
+        Returns:
+            ``(n, 3, size, size)`` uint8.
+
+        Raises:
+            IndexError: for a row that does not exist.
+            UserError: when a stored file cannot be decoded any more.
+        """
+        if self.size is None:
+            return self._decoded(np.asarray(rows), size, resize, interpolation)
+        whole = np.dtype((np.void, 3 * self.size**2))  # one element per image: a gather is then one memcpy each
+        stored = np.empty(len(rows), whole)
+        for places, batch, local in self._by_batch(rows):
+            stored[places] = np.frombuffer(batch.column("image").buffers()[1], whole, len(batch))[local]
+        images = torch.from_numpy(stored.view(np.uint8).reshape(-1, 3, self.size, self.size))
+        return images if size == self.size else _resize(images, size, interpolation)
+
+    def encoded(self, rows: np.ndarray) -> list[bytes]:
+        """The stored images as they are, one for each row: files, or raw ``(3, size, size)`` pixels."""
+        return self._column(rows, "image")
+
+    def stored(self) -> Iterator[tuple[slice, pa.RecordBatch]]:
+        """The open records as they are stored (id, image, captions), batch by batch, with their rows."""
+        for number, start in enumerate(self._starts[:-1].tolist()):
+            batch = self._batch(number)
+            yield slice(start, start + len(batch)), batch
+
+    def _decoded(self, rows: np.ndarray, size: int, resize: str, interpolation: str) -> Tensor:
+        result = np.empty((len(rows), 3, size, size), np.uint8)
+
+        def fill(place: int, encoded: pa.Scalar) -> None:
+            try:
+                with decoded(encoded.as_py()) as (image, _):
+                    result[place] = square(image, size, resize, interpolation)
+            except BrokenImage as error:
+                [id] = self.ids(rows[place : place + 1])
+                found = damaged(self.path, f"the image of {id!r} cannot be decoded ({error})")
+                raise UserError(str(found), damaged(self.path, "an image cannot be decoded").public) from error
+
+        files = [
+            (place, batch.column("image")[row])
+            for places, batch, local in self._by_batch(rows)
+            for place, row in zip(places.tolist(), local.tolist(), strict=True)
+        ]
+        for _ in decoders().map(lambda file: fill(*file), files):
+            pass  # an error in a thread is raised here
+        return torch.from_numpy(result)
+
+    def _column(self, rows: np.ndarray, name: str) -> list[Any]:
+        result: list[Any] = [None] * len(rows)
+        for places, batch, local in self._by_batch(rows):
+            values = batch.column(name).take(pa.array(local)).to_pylist()
+            for place, value in zip(places.tolist(), values, strict=True):
+                result[place] = value
+        return result
+
+    def _check(self, parts: list[Part]) -> None:
+        """Whether each open shard holds its own training records and no others: what is promised is counted in the header."""
+        start, numbers = 0, self.shard_numbers
+        for part in parts:
+            rows = slice(start, start + part.records)
+            start += part.records
+            if part.shard is None:
+                wrong = self.shards is not None and (self._split[rows] == 0).any()
+            else:
+                wrong = numbers is None or (numbers[rows] != part.shard).any() or self._split[rows].any()
+                if part.units is not None:
+                    wrong = wrong or self.units is None or part.units != len(np.unique(self.units[rows]))
+            if wrong:
+                raise damaged(self.path, f"{part.files[0]} names records that belong elsewhere")
+
+    def _by_batch(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, np.ndarray]]:
+        """Yields (places in `rows`, batch, rows of the batch)."""
+        rows = np.asarray(rows, np.int64)
+        if len(rows) == 0:
+            return
+        if rows.min() < 0 or rows.max() >= len(self):
+            raise IndexError(f"rows {rows.min()}..{rows.max()} of a store with {len(self)} records")
+        number = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(number, kind="stable")
+        for places in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+            which = number[places[0]]
+            yield places, self._batch(which), rows[places] - self._starts[which]
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        batch = self._batches[number]
+        if number not in self._checked:
+            try:
+                check_batch(batch, self.kind)
+            except Damage as error:
+                raise damaged(self.path, str(error)) from error
+            self._checked.add(number)
+        return batch
+
+
+def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
+    """Opens a store, after writing it if it is not there yet.
+
+    Args:
+        path: where the store is or will be.
+        write: writes it; called at most once.
+
+    Raises:
+        UserError: when writing or opening fails.
+    """
+    if not path.exists():
+        try:
+            write(path)
+        except UserError:
+            if not path.exists():  # otherwise another process was faster, and its store will do
+                raise
+    return RecordStore.open(path)
+
+
+def _resize(images: Tensor, size: int, interpolation: str) -> Tensor:
+    result = images.new_empty(len(images), 3, size, size)
+    for source, target in zip(images.split(_RESIZED_AT_ONCE), result.split(_RESIZED_AT_ONCE), strict=True):
+        if len(source):
+            resized = torch.nn.functional.interpolate(source.float(), (size, size), mode=interpolation, antialias=True)
+            target.copy_(resized.round_().clamp_(0, 255))
+    return result
+
+
+def _read(path: Path, part: Part, header: dict[str, Any]) -> tuple[pa.Table, list[pa.RecordBatch]]:
+    """A part's index, and its records, mapped."""
+    index, records = (str(path / name) for name in part.files)
+    with pa.memory_map(index) as source:
+        table = pa.ipc.open_file(source).read_all()
+    check_index(table, header)
+    reader = pa.ipc.open_file(pa.memory_map(records))
+    check_schema(reader.schema, header)
+    batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    held = sum(len(batch) for batch in batches)
+    if not len(table) == held == part.records:
+        raise damaged(path, f"{part.files[1]} should hold {part.records} records and holds {held}")
+    return table, batches

@@ -1,0 +1,353 @@
+"""Writing a record store: all of it, or nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from dpfed.config.place import local_path
+from dpfed.data.limits import stored_side, whole_number
+from dpfed.data.reasons import by_reason, mending
+from dpfed.data.store.fingerprint import Contents
+from dpfed.data.store.holdout import hold_out_hash, selected
+from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS
+from dpfed.data.store.new_directory import cannot_write, name_directory, start_directory
+from dpfed.data.store.records import KINDS, SPLITS, is_text, record_key
+from dpfed.data.views.pixels import BrokenImage, ImageInput, decoded, decoders, encode, memory, square
+from dpfed.errors import UserError
+
+_BATCH_RECORDS = 1024
+_BATCH_BYTES = 64 << 20  # images in memory before a batch is written
+_THREAD_RECORDS = 32  # records that a thread decodes at a time: enough to pay for handing them over
+
+
+@dataclass(frozen=True)
+class RecordInput:
+    """One record to be stored.
+
+    Attributes:
+        id: unique and stable name of the record.
+        image: an encoded file, a PIL image, or a uint8 array ``(H, W)`` or ``(H, W, 3)``.
+        captions: texts of the image; blank ones are dropped.
+        labels: label name -> class number; -1 or absent: none.
+        split: ``"train"``, ``"validation"`` or ``"test"``.
+        unit: what this record shares with others, such as a person; ``None`` or blank: it is its own unit.
+        place: where it stands at the source, for messages; ``None``: its id says that.
+    """
+
+    id: str
+    image: ImageInput
+    captions: tuple[str, ...] = ()
+    labels: dict[str, int] = field(default_factory=dict)
+    split: str = "train"
+    unit: str | None = None
+    place: str | None = None
+
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return self.place or self.id
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The bytes of an image in a store, and what was done to it."""
+
+    content: bytes
+    converted: str | None
+    resized: bool = False
+
+
+class StoreWriter:
+    """Writes a record store; a context manager.
+
+    Everything goes to a hidden directory beside `path` that is renamed at the end of the ``with`` block. When the block fails,
+    it is removed, so a store is either complete or absent. Every image is decoded once: none that cannot be read gets in.
+
+    Args:
+        path: the directory to create; must not exist.
+        name: what the data set is called.
+        kind: ``"image"`` or ``"image-text"``.
+        size: store square images of this side, raw (fast); ``None``: keep the original files.
+        public: anyone may see the records.
+        label_names: what the class numbers of each label mean; every label that is used must be here.
+        skip_broken: leave unreadable records out, and list them in the store, instead of refusing to write it.
+        unit_name: what a unit is called, such as ``"person"``; ``None``: no record names one.
+
+    Attributes:
+        broken: (id, reason) of the unreadable records met so far.
+        converted: what was done to images that stock open_clip cannot read sensibly -> how many they are
+            (`dpfed.data.views.modes`).
+
+    Raises:
+        UserError: when `path` exists, an id occurs twice, a class number is out of range, no record is left, or records are
+            unreadable.
+        ValueError: for labels, kinds, splits or units that the store does not know.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        name: str,
+        kind: str,
+        size: int | None = None,
+        public: bool = False,
+        label_names: Mapping[str, Sequence[str]] | None = None,
+        skip_broken: bool = False,
+        unit_name: str | None = None,
+    ) -> None:
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind {kind!r}, expected one of {KINDS}")
+        size = stored_side(size)
+        self.path = local_path(path, "the place of the new store")
+        self.broken: list[tuple[str, str]] = []
+        self.converted: Counter[str] = Counter()
+        self._resized = False
+        self._name, self._kind, self._size, self._public, self._skip_broken = name, kind, size, public, skip_broken
+        self._label_names = {label: list(names) for label, names in (label_names or {}).items()}
+        self._unit_name = unit_name
+        self._keys, self._units, self._splits = array("Q"), array("Q"), array("b")
+        self._labels = {label: array("q") for label in self._label_names}
+        self._contents = Contents(public)
+        self._hashes = {split: array("Q") for split in SPLITS[1:]}
+        self._seen: set[int] = set()
+        self._copies: dict[str, int] = {}
+        self._pending: list[RecordInput] = []
+        self._pending_bytes = 0
+        image = pa.large_binary() if size is None else pa.binary(3 * size * size)
+        self._schema = pa.schema([("id", pa.string()), ("image", image), ("captions", pa.list_(pa.string()))])
+
+    def __enter__(self) -> StoreWriter:
+        self._partial = start_directory(self.path)
+        try:
+            self._records = pa.ipc.new_file(str(self._partial / RECORDS), self._schema)
+        except OSError as error:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            raise cannot_write(self.path, error) from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self._finish()
+            else:
+                self._records.close()
+        except OSError as failure:
+            raise cannot_write(self.path, failure) from failure
+        finally:
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    def add(self, record: RecordInput) -> None:
+        """Adds a record.
+
+        Raises:
+            UserError: when its id was added before, or for a class number out of range.
+            ValueError: for a label, split or unit that the store does not know.
+        """
+        _check_types(record)
+        if not is_text(record.id):
+            self.reject(record.id, "name is not valid text")
+            return
+        self._check(record)
+        captions = tuple(text.strip() for text in record.captions if text.strip())
+        if self._kind == "image-text" and not captions:
+            self.broken.append((record.called, "no caption"))
+            return
+        if not all(map(is_text, captions)):
+            self.broken.append((record.called, "caption is not valid text"))
+            return
+        self._pending.append(replace(record, captions=captions))
+        self._pending_bytes += max(memory(record.image), 3 * (self._size or 0) ** 2)
+        if len(self._pending) >= _BATCH_RECORDS or self._pending_bytes >= _BATCH_BYTES:
+            self._flush()
+
+    def reject(self, id: str, reason: str) -> None:
+        """Counts a record whose image is missing or unreadable at the source.
+
+        Args:
+            id: the id that the record would have had, or where it stands at the source.
+            reason: a few words.
+        """
+        id = id.encode("utf-8", "backslashreplace").decode()
+        self._claim(id)
+        self.broken.append((id, reason))
+
+    def counted(self, id: str) -> str:
+        """An id that is free: the given one, or with a number for each further record that has it.
+
+        For ids that follow from all that a record holds. Records that share one are then equal, and which of them has which
+        number means nothing: with one of them less, the highest number is missing.
+        """
+        if record_key(id) not in self._seen:
+            return id
+        self._copies[id] = self._copies.get(id, 1) + 1
+        return f"{id}+{self._copies[id]}"
+
+    def hold_out(self, count: int, split: str) -> None:
+        """Moves training records to another split: whole units, those with the smallest keyed hash, `count` records or more.
+
+        Without units that is exactly `count`; with units it may be a few more, so that no unit is torn apart. The choice
+        depends on the units (ids) alone, not on their order, and is made here, before any private mechanism runs: the
+        guarantee is about the training split that results.
+
+        Args:
+            count: how many, at least.
+            split: ``"validation"`` or ``"test"``.
+
+        Raises:
+            UserError: when that is no number of records, or would leave no training record.
+        """
+        count = whole_number(count, f"the number of {split} records")
+        self._flush()
+        splits = np.frombuffer(self._splits, np.int8).copy()
+        training = np.flatnonzero(splits == 0)
+        hashes = np.frombuffer(self._hashes[split], np.uint64)[training]
+        moved = selected(hashes, count)
+        if count and moved.all():
+            what = f" and whole {self._unit_name}s are held out" if self._unit_name else ""
+            raise UserError(
+                f"cannot hold out {count:,} records for {split}: there are {len(training):,} training records{what}, "
+                "and some must be left; ask for fewer."
+            )
+        splits[training[moved]] = SPLITS.index(split)
+        self._splits = array("b", splits.tobytes())
+
+    def _check(self, record: RecordInput) -> None:
+        if record.split not in SPLITS:
+            raise ValueError(f"record {record.id!r}: unknown split {record.split!r}, expected one of {SPLITS}")
+        if self._kind == "image" and record.captions:
+            raise ValueError(f"record {record.id!r} has captions, in a store of kind 'image'")
+        for label, number in record.labels.items():
+            if label not in self._label_names:
+                raise ValueError(f"record {record.id!r}: label {label!r} is not among {sorted(self._label_names)}")
+            classes = len(self._label_names[label])
+            if not -1 <= number < classes:
+                raise UserError(
+                    f"record {record.called!r} has {label} = {number}, and there are only {classes} classes; correct it."
+                )
+        if record.unit and self._unit_name is None:
+            raise ValueError(f"record {record.id!r} has a unit, in a store without a unit name")
+        if record.unit and not is_text(record.unit):
+            raise UserError(f"record {record.called!r}: its {self._unit_name} {record.unit!r} is not valid text; rename it.")
+        self._claim(record.id)
+
+    def _claim(self, id: str) -> None:
+        key = record_key(id)
+        if key in self._seen:
+            raise UserError(f"the record id {id!r} occurs twice (or its hash does); ids must be unique.")
+        self._seen.add(key)
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        kept, images = [], []
+        parts = [pending[start : start + _THREAD_RECORDS] for start in range(0, len(pending), _THREAD_RECORDS)]
+        encoded = (stored for part in decoders().map(lambda part: list(map(self._encode, part)), parts) for stored in part)
+        for record, stored in zip(pending, encoded, strict=True):
+            if isinstance(stored, BrokenImage):
+                self.broken.append((record.called, str(stored)))
+                continue
+            kept.append(record)
+            images.append(stored.content)
+            self.converted.update([stored.converted] if stored.converted else [])
+            self._resized |= stored.resized
+        if not kept:
+            return
+        columns = [[record.id for record in kept], images, [list(record.captions) for record in kept]]
+        self._records.write_batch(pa.record_batch(columns, schema=self._schema))
+        for record, image in zip(kept, images, strict=True):
+            self._contents.add(record.id, image, record.captions, record_key(record.unit or record.id), record.labels)
+            self._keys.append(record_key(record.id))
+            self._units.append(record_key(record.unit or record.id))
+            self._splits.append(SPLITS.index(record.split))
+            for split, hashes in self._hashes.items():
+                hashes.append(hold_out_hash(record.unit or record.id, split))
+            for label, numbers in self._labels.items():
+                numbers.append(record.labels.get(label, -1))
+
+    def _encode(self, record: RecordInput) -> _Stored | BrokenImage:
+        """What to store, or what is wrong with the image."""
+        try:
+            with decoded(record.image) as (image, converted):
+                if self._size is not None:
+                    return _Stored(square(image, self._size).tobytes(), converted, image.size != (self._size, self._size))
+                return _Stored(record.image if isinstance(record.image, bytes) else encode(image), converted)
+        except BrokenImage as error:
+            return error
+
+    def _finish(self) -> None:
+        self._flush()
+        self._records.close()
+        if self.broken and not self._skip_broken:
+            raise UserError(f"{self._broken_sentence()}; {mending(self.broken)}.")
+        if not self._keys:
+            reason = f": {self._broken_sentence()}" if self.broken else ""
+            raise UserError(f"there are no records to write to {self.path}{reason}.")
+        self._write_index()
+        sizes = {name: (self._partial / name).stat().st_size for name in (INDEX, RECORDS)}
+        (self._partial / HEADER).write_text(json.dumps(self._header(sizes), indent=1), encoding="utf-8")
+        name_directory(self._partial, self.path)
+
+    def _write_index(self) -> None:
+        columns = {
+            "key": np.frombuffer(self._keys, np.uint64),
+            "split": np.frombuffer(self._splits, np.int8),
+            **({"unit": np.frombuffer(self._units, np.uint64)} if self._unit_name else {}),
+            **{f"label:{label}": np.frombuffer(numbers, np.int64) for label, numbers in self._labels.items()},
+        }
+        table = pa.table(columns)
+        with pa.ipc.new_file(str(self._partial / INDEX), table.schema) as writer:
+            writer.write_table(table)
+
+    def _header(self, sizes: dict[str, int]) -> dict[str, object]:
+        images: dict[str, object] = {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size}
+        # What does not apply to most stores is left out of them: they then have the header, and the fingerprint, of before.
+        return {
+            "dpfed_store": FORMAT_VERSION,
+            "name": self._name,
+            "kind": self._kind,
+            "public": self._public,
+            "records": len(self._keys),
+            "splits": {split: self._splits.count(number) for number, split in enumerate(SPLITS)},
+            "images": images | ({"resized": True} if self._resized else {}),
+            "label_names": self._label_names,
+            "unit_name": self._unit_name,
+            "skipped": [{"id": id, "reason": reason} for id, reason in self.broken],
+            "files": sizes,
+            **({"converted": dict(self.converted)} if self.converted else {}),
+            "contents": self._contents.header(np.frombuffer(self._splits, np.int8)),
+        }
+
+    def _broken_sentence(self) -> str:
+        return f"{len(self.broken):,} of {len(self._seen):,} records cannot be read: {'; '.join(by_reason(self.broken))}"
+
+
+def _check_types(record: RecordInput) -> None:
+    """Refuses what Python would take for something else, such as one text for a sequence of one-letter texts."""
+    if not isinstance(record, RecordInput):
+        raise UserError(f"expected a dpfed.RecordInput, got {type(record).__name__}.")
+    if not isinstance(record.id, str):
+        raise UserError(f"the id of a record must be a text, got {record.id!r}.")
+    if isinstance(record.captions, str) or not all(isinstance(text, str) for text in record.captions):
+        raise UserError(f"record {record.called!r}: expected its captions as a sequence of texts, such as ('a cat',).")
+    if not isinstance(record.labels, Mapping):
+        raise UserError(f"record {record.called!r}: expected its labels as a dictionary from names to numbers.")
+    for label, number in record.labels.items():
+        whole_number(number, f"record {record.called!r}: its label {label!r}", -1)
+    if not isinstance(record.image, bytes | np.ndarray | Image.Image):
+        raise UserError(
+            f"record {record.called!r}: expected its image as the bytes of a file, a PIL image or a uint8 array (H, W, 3) or "
+            f"(H, W), got {type(record.image).__name__}."
+        )

@@ -1,0 +1,1 @@
+"""From stored images and captions to the views that a model sees."""

@@ -1,0 +1,228 @@
+"""Random views of images: one batched operation whose parameters differ from record to record and view to view.
+
+All randomness comes in as uniforms, drawn per record from the secret key (`dpfed.privacy.randomness`). A row of the result is a
+function of its own pixels and uniforms alone; no statistic is taken over the batch. An operation that a configuration leaves
+trivial (probability 0, range of one neutral value) takes no uniforms and no time.
+
+Order and formulas follow SimCLR (Chen et al. 2020, appendix A) as torchvision implements them, with two differences that
+batching asks for: the colour operations have one fixed order, and hue is rotated in YIQ space rather than in HSV.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from dpfed.config import ViewsConfig
+from dpfed.data.views.preprocessing import Preprocessing
+
+_LUMA = (0.2989, 0.587, 0.114)  # ITU-R BT.601, with torchvision's digits
+_RGB_TO_YIQ = ((0.299, 0.587, 0.114), (0.595716, -0.274453, -0.321263), (0.211456, -0.522591, 0.311135))
+_BLUR_REFERENCE = 224  # the image side, pixels, that blur_sigma refers to
+_CHUNK_FLOATS = 1 << 20  # values worked on at a time on a CPU: bounds the workspace and keeps most passes in the cache
+
+
+class ImageViews:
+    """Turns images into normalised random views.
+
+    Args:
+        config: probabilities and ranges.
+        preprocessing: mean and standard deviation that the model expects; by default 0.5 and 0.5.
+
+    Attributes:
+        columns: uniforms that each record and view needs.
+    """
+
+    def __init__(self, config: ViewsConfig, preprocessing: Preprocessing | None = None) -> None:
+        self.config = config
+        expected = preprocessing or Preprocessing()
+        self._mean, self._std = (torch.tensor(values)[:, None, None] for values in (expected.mean, expected.std))
+        self._crop = config.crop_scale != (1.0, 1.0) or config.crop_ratio != (1.0, 1.0)
+        ranges = {name: getattr(config, name) for name in ("brightness", "contrast", "saturation", "hue")}
+        self._jitter = {name: strength for name, strength in ranges.items() if config.jitter > 0 and strength > 0}
+        self._names = (
+            ["area", "ratio", "left", "top"] * self._crop
+            + ["flip"] * (config.flip > 0)
+            + ["jitter"] * bool(self._jitter)
+            + list(self._jitter)
+            + ["grayscale"] * (config.grayscale > 0)
+            + ["blur", "sigma"] * (config.blur > 0)
+        )
+        self.columns = len(self._names)
+
+    def __call__(self, images: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+        """Makes V views of each image, on the device of the inputs.
+
+        Args:
+            images: ``(n, 3, H, W)`` uint8.
+            uniforms: ``(n, V, columns)`` float32 in [0, 1].
+
+        Returns:
+            ``(n, V, 3, H, W)`` float32, normalised; without any augmentation an expanded tensor (do not write to it).
+
+        Raises:
+            ValueError: if a shape or type differs.
+        """
+        _check(images)
+        if uniforms.dim() != 3 or uniforms.shape[0] != len(images) or uniforms.shape[2] != self.columns:
+            expected = f"({len(images)}, V, {self.columns})"
+            raise ValueError(f"uniforms must have shape {expected}, got {tuple(uniforms.shape)}")
+        views = uniforms.shape[1]
+        if not self.columns:
+            return self.plain(images)[:, None].expand(-1, views, -1, -1, -1)
+        result = torch.empty(len(images), views, *images.shape[1:], device=images.device)
+        step = len(images) or 1
+        if images.device.type == "cpu":
+            step = max(1, _CHUNK_FLOATS // max(1, views * images[:1].numel()))
+        for start in range(0, len(images), step):
+            part = slice(start, start + step)
+            self._fill(result[part].flatten(0, 1), images[part], uniforms[part].float().flatten(0, 1), views)
+        return result
+
+    def plain(self, images: torch.Tensor) -> torch.Tensor:
+        """Only normalises: ``(n, 3, H, W)`` uint8 -> ``(n, 3, H, W)`` float32."""
+        _check(images)
+        return self._normalise_(_unit(images))
+
+    def _fill(self, out: torch.Tensor, images: torch.Tensor, uniforms: torch.Tensor, views: int) -> None:
+        """Writes the views of `images` to `out` ``(n V, 3, H, W)``; `uniforms` is ``(n V, columns)``."""
+        draw = dict(zip(self._names, uniforms.unbind(1), strict=True))
+        x = _unit(images).repeat_interleave(views, 0)
+        flip = draw["flip"] < self.config.flip if "flip" in draw else None
+        if self._crop:
+            left, top, width, height = self._boxes(draw, images.shape[2], images.shape[3])
+            x = resized_crop(x, left, top, width, height, flip)
+        elif flip is not None:
+            x = torch.where(flip[:, None, None, None], x.flip(3), x)
+        x = self._colour(x, draw)
+        if "blur" in draw:
+            low, high = (sigma * min(images.shape[2:]) / _BLUR_REFERENCE for sigma in self.config.blur_sigma)
+            sigma = low + draw["sigma"] * (high - low)
+            x = gaussian_blur(x, torch.where(draw["blur"] < self.config.blur, sigma, 0.0), math.ceil(3 * high))
+        out.copy_(x)
+        self._normalise_(out)
+
+    def _normalise_(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sub_(self._mean.to(x.device)).div_(self._std.to(x.device))
+
+    def _boxes(self, draw: dict[str, torch.Tensor], height: int, width: int) -> tuple[torch.Tensor, ...]:
+        """Left, top, width and height of the crops, each ``(m,)``, as fractions of the image.
+
+        A box that is too wide or too high for the image is cut to it, where torchvision draws again up to ten times.
+        """
+        (small, large), (narrow, wide) = self.config.crop_scale, map(math.log, self.config.crop_ratio)
+        area = small + draw["area"] * (large - small)
+        stretch = torch.exp(narrow + draw["ratio"] * (wide - narrow)) * (height / width)
+        box_width, box_height = (area * stretch).sqrt().clamp(max=1), (area / stretch).sqrt().clamp(max=1)
+        return draw["left"] * (1 - box_width), draw["top"] * (1 - box_height), box_width, box_height
+
+    def _colour(self, x: torch.Tensor, draw: dict[str, torch.Tensor]) -> torch.Tensor:
+        def factor(name: str) -> torch.Tensor:
+            strength = self._jitter[name]
+            return torch.where(draw["jitter"] < self.config.jitter, 1 + strength * (2 * draw[name] - 1), 1.0)
+
+        if "brightness" in draw:
+            x = adjust_brightness(x, factor("brightness"))
+        if "contrast" in draw:
+            x = adjust_contrast(x, factor("contrast"))
+        if draw.keys() & {"saturation", "hue", "grayscale"}:
+            saturation = factor("saturation") if "saturation" in draw else torch.ones_like(x[:, 0, 0, 0])
+            turns = torch.zeros_like(saturation)
+            if "hue" in draw:
+                turns = factor("hue") - 1
+            if "grayscale" in draw:
+                saturation = torch.where(draw["grayscale"] < self.config.grayscale, 0.0, saturation)
+            x = adjust_chroma(x, saturation, turns)
+        return x
+
+
+def resized_crop(
+    x: torch.Tensor,
+    left: torch.Tensor,
+    top: torch.Tensor,
+    width: torch.Tensor,
+    height: torch.Tensor,
+    flip: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Crops ``(m, 3, H, W)`` images to boxes (fractions of the image, each ``(m,)``), resizes back (bilinear) and flips.
+
+    A crop is never larger than its image, so the resize only enlarges and needs no anti-aliasing.
+    """
+    columns = _grid(left, width, x.shape[3])
+    if flip is not None:
+        columns = torch.where(flip[:, None], columns.flip(1), columns)
+    rows = _grid(top, height, x.shape[2])
+    shape = (len(x), x.shape[2], x.shape[3])
+    grid = torch.stack([columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)], -1)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _grid(start: torch.Tensor, length: torch.Tensor, pixels: int) -> torch.Tensor:
+    """Coordinates ``(m, pixels)`` in [-1, 1] to sample along one axis.
+
+    They are held half a source pixel inside the box, so that no pixel from outside it is blended in.
+    """
+    centres = (torch.arange(pixels, device=start.device) + 0.5) / pixels
+    inset = torch.minimum(length / 2, torch.full_like(length, 0.5 / pixels))
+    positions = start[:, None] + length[:, None] * centres
+    low, high = start + inset, start + length - inset
+    return torch.minimum(torch.maximum(positions, low[:, None]), high[:, None]) * 2 - 1
+
+
+def adjust_brightness(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Scales images ``(m, 3, H, W)`` in [0, 1] by `factor` ``(m,)``."""
+    return (x * factor[:, None, None, None]).clamp_(0, 1)
+
+
+def adjust_contrast(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Moves images away from (or towards) their own mean luma by `factor` ``(m,)``."""
+    mean = x.mean((2, 3)) @ x.new_tensor(_LUMA)
+    return torch.addcmul(((1 - factor) * mean)[:, None, None, None], x, factor[:, None, None, None]).clamp_(0, 1)
+
+
+def adjust_chroma(x: torch.Tensor, saturation: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Scales the chroma by `saturation` ``(m,)`` and rotates it by `turns` ``(m,)`` of a full circle; luma is kept.
+
+    Both act on the chroma plane only, where they commute, so they are one 3x3 matrix per image. Grayscale is saturation 0.
+    """
+    grey = x.new_tensor(_LUMA).expand(3, 3)
+    to_yiq = torch.tensor(_RGB_TO_YIQ, dtype=torch.float64)
+    quarter = torch.tensor([[0.0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)  # red moves towards yellow, as in HSV
+    turn = (torch.linalg.inv(to_yiq) @ quarter @ to_yiq).to(x)
+    angle = 2 * math.pi * turns
+    along, across = (saturation * angle.cos())[:, None, None], (saturation * angle.sin())[:, None, None]
+    matrix = grey + along * (torch.eye(3, device=x.device) - grey) + across * turn
+    return torch.bmm(matrix, x.flatten(2)).view_as(x).clamp_(0, 1)
+
+
+def gaussian_blur(x: torch.Tensor, sigma: torch.Tensor, radius: int) -> torch.Tensor:
+    """Blurs images ``(m, 3, H, W)`` with their own `sigma` ``(m,)``, pixels; 0 leaves an image as it is.
+
+    Separable, with reflected borders; `radius` is the half width of the kernel, pixels. Both passes are matrix products: a
+    banded matrix per image takes every border and kernel at once, and is several times as fast on a CPU as adding up taps.
+    """
+    radius = min(radius, x.shape[2] - 1, x.shape[3] - 1)
+    offsets = torch.arange(-radius, radius + 1, device=x.device)
+    kernel = torch.exp(-0.5 * (offsets / sigma.clamp(min=1e-3)[:, None]) ** 2)
+    kernel = kernel / kernel.sum(1, keepdim=True)
+    x = (x.flatten(1, 2) @ _bands(kernel, x.shape[3])).view_as(x)
+    return _bands(kernel, x.shape[2]).transpose(1, 2)[:, None] @ x
+
+
+def _bands(kernel: torch.Tensor, size: int) -> torch.Tensor:
+    """Matrices ``(m, size, size)``, source times target pixel, of the convolution with `kernel` ``(m, 2 radius + 1)``."""
+    taps = kernel.shape[1]
+    identity = torch.eye(size, device=kernel.device)[None]
+    shifted = F.pad(identity, (taps // 2, taps // 2), mode="reflect")[0].unfold(1, size, 1)  # source, tap, target
+    return (kernel @ shifted.transpose(0, 1).reshape(taps, -1)).view(-1, size, size)
+
+
+def _check(images: torch.Tensor) -> None:
+    if images.dim() != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
+        raise ValueError(f"images must be uint8 (n, 3, H, W), got {images.dtype} {tuple(images.shape)}")
+
+
+def _unit(images: torch.Tensor) -> torch.Tensor:
+    return images.to(torch.float32).div_(255)

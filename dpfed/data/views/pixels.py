@@ -1,0 +1,203 @@
+"""From image files and arrays to square RGB pixels, as stock open_clip makes them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from dpfed.data.store.scans import MOST_SCANS, too_many_scans
+from dpfed.data.views.modes import rgb, survivable
+
+# Named, because some of PIL's other readers start external programs (EPS) or open network-era curiosities.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
+EXTENSIONS = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jp2"}
+) | frozenset({".ppm", ".pgm", ".pbm", ".pnm"})
+
+_MOST_PIXELS = 89_478_485  # above it PIL warns of a file that fills the memory
+_LARGE = 1 << 24  # pixels of images that are decoded one at a time
+_MOST_RESIZED = 1 << 25  # pixels of an image before it is cropped
+_TOO_LARGE = f"more than {_MOST_PIXELS:,} pixels"
+
+_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
+_TIFF_MODES = frozenset({"CMYK", "LAB", "YCbCr", "I", "I;16B"})
+
+_KERNELS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+
+ImageInput = bytes | Image.Image | np.ndarray
+
+
+class BrokenImage(ValueError):
+    """An image that cannot be decoded; the message is the reason, in a few words."""
+
+
+def decode(image: ImageInput) -> Image.Image:
+    """Decodes an image completely.
+
+    Args:
+        image: an encoded file, a PIL image, or a uint8 array ``(H, W)`` or ``(H, W, 3)``.
+
+    Returns:
+        An image for `square`, of the original size, in the mode of the file where open_clip can read that mode.
+
+    Raises:
+        BrokenImage: when the image is empty, truncated, too large, or not an image at all.
+    """
+    return decode_and_tell(image)[0]
+
+
+def decode_and_tell(image: ImageInput) -> tuple[Image.Image, str | None]:
+    """As `decode`, with what had to be done to the image because open_clip would destroy it; ``None``: nothing."""
+    return _loaded(_opened(image))
+
+
+@contextlib.contextmanager
+def decoded(image: ImageInput) -> Iterator[tuple[Image.Image, str | None]]:
+    """As `decode_and_tell`, for the time of a block: of large images one at a time, however many threads there are."""
+    opened = _opened(image)
+    with _turn(os.getpid()) if opened.width * opened.height > _LARGE else contextlib.nullcontext():
+        yield _loaded(opened)
+
+
+def _opened(image: ImageInput) -> Image.Image:
+    """An image whose size is known, and which is decoded when it is loaded."""
+    try:
+        if isinstance(image, np.ndarray):
+            image = _from_array(image)
+        elif isinstance(image, bytes):
+            if not image:
+                raise BrokenImage("empty file")
+            if too_many_scans(image):
+                raise BrokenImage(f"a JPEG of more than {MOST_SCANS} scans")
+            image = Image.open(io.BytesIO(image), formats=_FORMATS)
+        if image.width * image.height > _MOST_PIXELS:
+            raise BrokenImage(_TOO_LARGE)
+        if 0 in image.size:
+            raise BrokenImage("no pixels")
+        return image
+    except BrokenImage:
+        raise
+    except Image.DecompressionBombError as error:
+        raise BrokenImage(_TOO_LARGE) from error
+    except Exception as error:
+        raise BrokenImage(_reason(error)) from error
+
+
+def _loaded(image: Image.Image) -> tuple[Image.Image, str | None]:
+    try:
+        image.load()
+        return survivable(image)
+    except Exception as error:  # PIL's readers raise almost anything on damaged bytes: OSError, SyntaxError, zlib.error, ...
+        raise BrokenImage(_reason(error)) from error
+
+
+def square(image: Image.Image, size: int, resize: str = "crop", interpolation: str = "bicubic") -> np.ndarray:
+    """Makes an image square and RGB, to the pixel as stock open_clip's transform for evaluation does.
+
+    The image is scaled in its own mode and becomes RGB afterwards, as there: transparent pixels then do not bleed into their
+    neighbours, and images of 1 bit or with a palette are not smoothed.
+
+    Args:
+        image: of `decode`.
+        size: side, pixels.
+        resize: ``"crop"`` (the shorter side becomes `size`, then the centre), ``"squash"`` (both sides become `size`) or
+            ``"pad"`` (the longer side becomes `size`, then borders of zeros: black, except where the mode means another
+            colour by that, such as CMYK and palettes).
+        interpolation: ``"bicubic"`` or ``"bilinear"``.
+
+    Returns:
+        ``(3, size, size)`` uint8.
+
+    Raises:
+        ValueError: for another `resize`.
+    """
+    kernel = _KERNELS[interpolation]
+    if resize == "crop":
+        image = _crop(image, size, kernel)
+    elif resize == "squash":
+        image = image.resize((size, size), kernel)
+    elif resize == "pad":
+        image = _pad(image, size, kernel)
+    else:
+        raise ValueError(f"unknown resize {resize!r}, expected 'crop', 'squash' or 'pad'")
+    return np.ascontiguousarray(np.asarray(rgb(image)).transpose(2, 0, 1))
+
+
+def _crop(image: Image.Image, size: int, kernel: Image.Resampling) -> Image.Image:
+    shorter = min(image.size)
+    resized = [int(size * side / shorter) for side in image.size]
+    starts = [round((side - size) / 2) for side in resized]
+    if resized[0] * resized[1] <= _MOST_RESIZED:
+        left, top = starts
+        return image.resize(resized, kernel).crop((left, top, left + size, top + size))
+    # A ribbon, hundreds of times as long as it is wide: only its centre is resized, as all of it would not fit in memory. PIL
+    # rounds the fractions of a box, which moves a few values by one where nothing is transparent.
+    ends = [min(side, (start + size) * side / new) for side, new, start in zip(image.size, resized, starts, strict=True)]
+    first = [start * side / new for side, new, start in zip(image.size, resized, starts, strict=True)]
+    return image.resize((size, size), kernel, box=(first[0], first[1], ends[0], ends[1]))
+
+
+def _pad(image: Image.Image, size: int, kernel: Image.Resampling) -> Image.Image:
+    ratio = max(side / size for side in image.size)
+    inner = image.resize([max(1, round(side / ratio)) for side in image.size], kernel)
+    left, top = ((size - side) // 2 for side in inner.size)
+    bands = len(inner.getbands())
+    border = (left, top, size - inner.width - left, size - inner.height - top)
+    return ImageOps.expand(inner, border, fill=(0,) * bands if bands > 1 else 0)
+
+
+def encode(image: Image.Image) -> bytes:
+    """The image as a file that loses nothing: `decode` and `square` give the same for it as for the image.
+
+    Only modes that no file holds (HSV, RGBX, and colours multiplied by their alpha) become RGB or RGBA before.
+    """
+    if image.mode not in _PNG_MODES | _TIFF_MODES:
+        image = image.convert("RGBA" if image.mode == "RGBa" else "RGB")
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG" if image.mode in _PNG_MODES else "TIFF")
+    return buffer.getvalue()
+
+
+def memory(image: ImageInput) -> int:
+    """The bytes that an image takes in memory as it is."""
+    if isinstance(image, Image.Image):
+        return 3 * image.width * image.height
+    return len(image) if isinstance(image, bytes) else image.nbytes
+
+
+def decoders() -> ThreadPoolExecutor:
+    """The threads that decode images (PIL lets go of the interpreter lock while it does)."""
+    return _pool(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _pool(process: int) -> ThreadPoolExecutor:
+    # One pool per process: the threads of a parent do not survive a fork, and waiting for them would never end.
+    return ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix=f"decode-{process}")
+
+
+@lru_cache(maxsize=1)
+def _turn(process: int) -> threading.Lock:
+    # One per process: another thread of a parent may have held it at the time of a fork.
+    return threading.Lock()
+
+
+def _from_array(array: np.ndarray) -> Image.Image:
+    colour = array.ndim == 3 and array.shape[2] == 3
+    if array.dtype != np.uint8 or not (array.ndim == 2 or colour) or 0 in array.shape:
+        raise BrokenImage(f"array {array.dtype}{array.shape}, expected uint8 (H, W) or (H, W, 3)")
+    return Image.fromarray(array)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "not an image file"
+    return str(error) or type(error).__name__

@@ -1,0 +1,1 @@
+"""What carries messages over Flower."""

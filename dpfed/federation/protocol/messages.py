@@ -1,0 +1,75 @@
+"""What coordinator and sites say to each other: a signed header in JSON, and at most one long vector.
+
+Every header names the terms that both signed up to. The signature covers the header, and the header holds a hash of the vector,
+so nobody between the two can change, mix or invent a message, and a recorded one fits no other federation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from dpfed.federation.protocol.identity import Identity, is_signed
+from dpfed.federation.protocol.packets import Content, Packet
+
+_LONGEST = 1 << 20  # bytes of a header: offers for thousands of sites
+_DOMAIN = b"dpfed message 1\0"  # a signature for this purpose fits no other
+
+
+class Untrusted(ValueError):
+    """A message that its alleged sender did not sign, or that is none."""
+
+
+def digest_of(vector: Content) -> str:
+    """A hash of a vector, as headers hold it."""
+    return hashlib.sha256(vector).hexdigest()
+
+
+def seal(
+    identity: Identity, terms: str, kind: str, vector: bytes | memoryview = b"", digest: str | None = None, **fields: Any
+) -> Packet:
+    """A signed message.
+
+    Args:
+        identity: the sender's.
+        terms: fingerprint of the terms.
+        kind: what it is about.
+        vector: sent along.
+        digest: of the vector, where it is known already.
+        fields: further content, as JSON knows it.
+    """
+    header = json.dumps(
+        {"terms": terms, "kind": kind, "vector": digest or digest_of(vector), **fields}, sort_keys=True
+    ).encode()
+    return Packet(header, identity.sign(_DOMAIN + header), vector)
+
+
+def unseal(packet: Packet, signing_key: str, terms: str) -> dict[str, Any]:
+    """The content of a message.
+
+    Args:
+        packet: as it came.
+        signing_key: the alleged sender's, public.
+        terms: fingerprint of the terms that it must name.
+
+    Raises:
+        Untrusted: if that sender did not sign it, for these terms.
+    """
+    if not is_signed(_DOMAIN + packet.header, packet.signature, signing_key):
+        raise Untrusted("not signed by its sender")
+    header = alleged(packet)
+    if header.get("terms") != terms:
+        raise Untrusted("about other terms")
+    if header.get("vector") != digest_of(packet.vector):
+        raise Untrusted("its vector was changed")
+    return header
+
+
+def alleged(packet: Packet) -> dict[str, Any]:
+    """What a header says, whoever wrote it; empty if it is none."""
+    try:
+        header = json.loads(packet.header) if len(packet.header) <= _LONGEST else None
+    except (ValueError, RecursionError):  # of what is no JSON, or deeper than anything meant
+        return {}
+    return header if isinstance(header, dict) else {}

@@ -1,0 +1,98 @@
+"""What the terms of a federation mean, in words: for the operators before they join, and for the privacy card."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.protocol.trust import Mode
+from dpfed.privacy.accounting import epsilon
+from dpfed.report.card import CardFacts
+from dpfed.report.marks import Mark
+from dpfed.report.promise import large_delta, meaning, round_up
+
+_SIMULATED = Mark(
+    "The institutions were simulated: one process held all records and all keys. Epsilon holds for the model. What this card "
+    "says about who sees what would hold among real institutions."
+)
+_NOISE_FROM: dict[Mode, str] = {
+    "central": "added once a step, by the server",
+    "distributed": "added by the sites together, at least this much in every step",
+    "secure": "added by the sites together, at least this much in every step, rounded with the sums (at no cost in epsilon)",
+    "local": "added by every site to its own sum",
+}
+
+
+def statement(terms: Terms) -> Iterator[tuple[str, str]]:
+    """Names and values, in the order in which an operator reads them."""
+    plan = terms.privacy_plan
+    yield "fingerprint", terms.fingerprint
+    if plan.promises:
+        if warning := large_delta(plan.delta, plan.records, plan.unit):
+            yield "warning", warning
+        yield "promise", f"({round_up(plan.epsilon())}, {round_up(plan.delta)})-differential privacy for each {plan.unit}"
+        yield "which means", meaning(plan.epsilon(), plan.delta, plan.unit, "what the federation releases")
+    else:
+        yield "promise", "none: nothing is clipped, no noise is added"
+    yield (
+        "plan",
+        (
+            f"N = {plan.records:,}, q = {plan.sampling_rate:.6g}, K = {plan.groups}, S = {plan.group_size}, T = {plan.steps}, "
+            f"C = {plan.bound:g}, sigma = {plan.noise_multiplier:.6g}"
+        ),
+    )
+    yield "trust", str(terms.trust_model)
+    if seen := message_epsilon(terms):
+        yield "one message", seen
+    yield "a step needs", f"{terms.trust_model.least} of {len(terms.sites)} sites within {terms.deadline:g} s"
+    for member in terms.sites:
+        yield "site", f"{member.name}, {member.records:,} records, {member.groups} groups"
+
+
+def message_epsilon(terms: Terms) -> str:
+    """What the server learns from the messages of one site, over the whole run; empty where no noise is shared out."""
+    plan, trust = terms.privacy_plan, terms.trust_model
+    if not plan.private or terms.trust not in ("distributed", "local"):
+        return ""
+    message = dataclasses.replace(plan.mechanism, noise_multiplier=trust.message_multiplier(plan))
+    seen = epsilon(message, plan.steps, plan.delta, plan.accountant)
+    who = "whoever sees the messages of one site, as the server does"
+    if not math.isfinite(seen):
+        return f"{who}: no finite epsilon holds, so nothing limits what these messages tell about a {plan.unit}"
+    words = meaning(seen, plan.delta, f"{plan.unit} of that site", "what that site sends")
+    return f"{who}: epsilon {round_up(seen)} at the same delta. {words}"
+
+
+def of_federation(facts: CardFacts, terms: Terms, journal: Journal, simulated: bool) -> CardFacts:
+    """The facts of a card, with what a federation adds to them.
+
+    Args:
+        facts: of the run.
+        terms: of the federation.
+        journal: of the run: which sites took part in which step.
+        simulated: one process was all of them.
+    """
+    plan, marks = terms.privacy_plan, facts.marks
+    if simulated:
+        marks += (_SIMULATED,)
+    if seen := message_epsilon(terms):
+        marks += (
+            Mark(f"Epsilon above is for whoever sees the model or the sums over all sites. For {seen.removesuffix('.')}."),
+        )
+    return dataclasses.replace(
+        facts,
+        trust_mode=str(terms.trust_model),
+        noise_from=_NOISE_FROM[terms.trust] if plan.private else facts.noise_from,
+        marks=marks,
+        sites=tuple(_site(terms, number, journal) for number in range(len(terms.sites))),
+    )
+
+
+def _site(terms: Terms, number: int, journal: Journal) -> str:
+    member, plan = terms.sites[number], terms.privacy_plan
+    counted = journal.rounds_of(member.name)
+    text = f"{member.name}: {member.records:,} records, {member.groups} of the K groups; its sums are in {counted} steps"
+    return text + (f", which cost its records epsilon {round_up(plan.epsilon(counted))}" if plan.private else "")

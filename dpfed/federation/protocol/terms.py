@@ -1,0 +1,205 @@
+"""The terms of a federation: everything that its sites sign up to, and whose hash every message names.
+
+They hold the configuration, the privacy plan, who adds the noise, and the sites with their public keys and numbers of records;
+no data, no path. A site that joined them answers no other question.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from dpfed.config import Config, DataConfig, Section, first_problem, read_back
+from dpfed.config.sections import Items
+from dpfed.errors import UserError
+from dpfed.federation.protocol.identity import is_exchange_key
+from dpfed.federation.protocol.trust import Mode, Trust
+from dpfed.models.blueprints import LOCAL_DIR
+from dpfed.models.building import settled
+from dpfed.privacy.plan import PrivacyPlan
+
+_Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
+# Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
+_AGREED_DATA = ("size", "resize")
+# Of [model]: what they hold is compared, where they lie is each party's own matter.
+_FILES = ("architecture", "weights", "anchors")
+
+
+class SiteCard(Section):
+    """What a site tells about itself; public."""
+
+    name: str = Field(pattern="^[A-Za-z0-9._-]{1,64}$")
+    records: int = Field(ge=1, description="training records, as declared")
+    units: int | None = Field(None, ge=1, description="units of these records, where they name any")
+    unit_name: str | None = Field(None, max_length=64, description="what such a unit is called, such as 'patient'")
+    signing_key: str = _Key
+    exchange_key: str = _Key
+
+
+class Member(SiteCard):
+    """A site in the terms."""
+
+    groups: int = Field(ge=1, description="K_w: how many of the K groups are its own")
+
+
+class Terms(Section):
+    """What a federation agreed on. Make them with `Terms.agree`, read them with `Terms.load`."""
+
+    format: Literal[1] = 1
+    config: dict[str, Any]
+    plan: dict[str, Any]
+    trust: Mode = "central"
+    drops: int = Field(0, ge=0, description="d: sites that may drop out of a step (distributed and secure)")
+    colluders: int = Field(1, ge=0, description="c: sites that may tell others what they know (distributed and secure)")
+    deadline: float = Field(120.0, gt=0, description="seconds that a step waits for the slowest site")
+    broadcast: Literal["fp32", "bf16"] = Field("fp32", description="how parameters travel to the sites; sums are always fp32")
+    coordinator: str = _Key
+    sites: Items[Member] = Field(min_length=1)
+
+    @classmethod
+    def agree(cls, config: Config, cards: list[SiteCard], coordinator: str, **options: Any) -> Terms:
+        """Terms for some sites.
+
+        Args:
+            config: of the run; its ``[data]`` and ``[evaluation]`` are the coordinator's own.
+            cards: of the sites, in an order that will count.
+            coordinator: its public signing key.
+            options: ``trust``, ``drops``, ``colluders``, ``deadline``, ``broadcast``.
+
+        Raises:
+            UserError: for an impossible plan, or sites that cannot work together.
+        """
+        config = settled(config)
+        by_unit = config.privacy.unit == "unit"
+        for card in cards:
+            if by_unit and card.units is None:
+                raise UserError(f"privacy.unit = 'unit', and the records of {card.name} name no units.")
+        counts = [(card.units or 0) if by_unit else card.records for card in cards]
+        plan = PrivacyPlan.from_config(sum(counts), config)
+        sites = [
+            Member(**card.model_dump(), groups=groups) for card, groups in zip(cards, plan.apportioned(counts), strict=True)
+        ]
+        kept = config.data.model_dump(include=set(_AGREED_DATA))
+        model = config.model.model_copy(update={name: _without_folder(getattr(config.model, name)) for name in _FILES})
+        shared = config.model_copy(update={"data": DataConfig(**kept), "model": model})
+        agreed = shared.model_dump(mode="json", exclude_defaults=True)
+        return cls._checked(
+            {"config": agreed, "plan": dataclasses.asdict(plan), "coordinator": coordinator, "sites": sites, **options}
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Terms:
+        """Reads a file of terms and checks that they fit together.
+
+        Raises:
+            UserError: if they cannot be read, or contradict themselves.
+        """
+        try:
+            return cls._checked(json.loads(Path(path).read_text(encoding="utf-8")))
+        except OSError as error:
+            raise UserError(f"cannot read the terms {path}: {error.strerror or error}.") from error
+        except ValueError as error:
+            raise UserError(f"{path} holds no terms of a federation: `dpfed federation create` writes terms.json.") from error
+
+    def save(self, path: Path) -> None:
+        """Writes the terms to a file that must not exist."""
+        try:
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(self.text)
+        except FileExistsError as error:
+            raise UserError(f"{path} exists: terms are never changed; choose another folder.") from error
+
+    @property
+    def text(self) -> str:
+        """The content of a file of terms."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def _checked(cls, tree: Any) -> Terms:
+        try:
+            terms = cls.model_validate(tree)
+            plan = terms.privacy_plan
+        except (ValidationError, TypeError) as error:
+            raise UserError(f"these are no terms of a federation: {_first(error)}.") from error
+        terms.trust_model  # noqa: B018 refuses numbers that cannot be
+        config, sites = terms.run_config(), terms.sites
+        counts = [(site.units or 0) if plan.unit == "unit" else site.records for site in sites]
+        same = PrivacyPlan.from_config(plan.records, _without_calibration(config, plan))
+        same = dataclasses.replace(same, target_epsilon=config.privacy.epsilon)
+        kept = not plan.private or plan.target_epsilon is None or plan.epsilon() <= plan.target_epsilon * (1 + 1e-6)
+        _check(same == plan and kept, "the plan is not the configuration's")
+        _check(all(counts) and sum(counts) == plan.records, "the sites' records do not add up to the plan's")
+        _check([site.groups for site in sites] == plan.apportioned(counts), "the groups are not shared out by records")
+        _check(plan.private or terms.trust == "central", "without privacy there is no noise to share out")
+        _check(all(map(is_exchange_key, (site.exchange_key for site in sites))), "an exchange key agrees on no secret")
+        for what in ("name", "signing_key", "exchange_key"):
+            _check(len({getattr(site, what) for site in sites}) == len(sites), f"two sites have the same {what}")
+        return terms
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash of all of it."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @functools.cached_property
+    def privacy_plan(self) -> PrivacyPlan:
+        """The plan, which is one for all sites."""
+        return PrivacyPlan(**self.plan)
+
+    @property
+    def trust_model(self) -> Trust:
+        """Who adds the noise."""
+        return Trust(self.trust, len(self.sites), self.drops, self.colluders)
+
+    @property
+    def unit_name(self) -> str | None:
+        """What the sites call a unit; ``None``: their records name none."""
+        return next((site.unit_name for site in self.sites if site.unit_name), None)
+
+    def run_config(self) -> Config:
+        """The configuration that was agreed on; its records and its evaluation are to be filled in."""
+        return read_back(self.config, "the terms' config")
+
+    def number_of(self, signing_key: str) -> int:
+        """Which site has a key.
+
+        Raises:
+            UserError: if none has.
+        """
+        for number, site in enumerate(self.sites):
+            if site.signing_key == signing_key:
+                return number
+        raise UserError(
+            "this site is not in the terms: its key is not among them. Ask the coordinator for terms with its card."
+        )
+
+
+def _without_calibration(config: Config, plan: PrivacyPlan) -> Config:
+    """What a plan follows from, with the noise given instead of searched for."""
+    given = {"epsilon": None, "noise_multiplier": plan.noise_multiplier if plan.private else None, "delta": plan.delta}
+    return config.model_copy(update={"privacy": config.privacy.model_copy(update=given)})
+
+
+def _without_folder(name: str | None) -> str | None:
+    """The last part of a path; other names stay as they are."""
+    if name is None or "/" not in name or not Path(name.removeprefix(LOCAL_DIR)).is_absolute():
+        return name
+    return (LOCAL_DIR if name.startswith(LOCAL_DIR) else "") + Path(name).name
+
+
+def _first(error: ValidationError | TypeError) -> str:
+    if isinstance(error, TypeError):
+        return "the plan has unknown or missing fields"
+    return first_problem(error)
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(f"these terms contradict themselves: {message}.")

@@ -1,0 +1,103 @@
+"""Who adds the noise, and so whom the sites must trust: four modes.
+
+With n sites, of which up to d may drop out of a step and up to c may tell others what they know:
+
+- ``central``: sites send clipped sums, the server adds the noise. It is trusted with the sums.
+- ``distributed``: every site adds Gaussian noise of variance 1/(n - d - c) of the plan's to its own sum. A step counts if n - d
+  sites came, so at least n - d - c of them keep their shares to themselves, and these alone carry the plan's noise. A single
+  message carries less: `Trust.message_multiplier` says how much.
+- ``secure``: the same noise, and the messages are masked (`dpfed.federation.secure.masking`): the server sees the noisy total
+  only.
+- ``local``: every site adds the plan's whole noise to its own sum and needs nobody.
+
+Every site knows its own share of the noise, so c = 1 is what protects the sites from each other; c = 0 trusts all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from dpfed.errors import UserError
+from dpfed.privacy.plan import PrivacyPlan
+
+Mode = Literal["central", "distributed", "secure", "local"]
+_SHARES = (
+    "each site adds its share of the noise. A step needs the sums of at least {least} of the {sites} sites, and the shares of "
+    "any {honest} of them make up the planned noise. So the promise also holds against somebody who sees the model and knows "
+    "up to {colluders} of the shares (a site knows its own). "
+)
+_SAID = {
+    "central": "central: each site sends its clipped sum; the server sees it, adds the noise once and keeps the ledger",
+    "distributed": "distributed: " + _SHARES + "The server sees each site's sum with that site's share only",
+    "secure": "secure: " + _SHARES + "Each site masks its sum: a server that follows the protocol sees the noisy total only",
+    "local": "local: each site adds the whole noise to its own sum before anything leaves it, and trusts nobody",
+}
+
+
+@dataclass(frozen=True)
+class Trust:
+    """A mode, and how many sites it can do without.
+
+    Args:
+        mode: see the module.
+        sites: n.
+        drops: d, sites that may drop out of a step.
+        colluders: c, sites that may tell others what they know, beside those.
+
+    Raises:
+        UserError: if so many cannot be tolerated.
+    """
+
+    mode: Mode
+    sites: int
+    drops: int = 0
+    colluders: int = 1
+
+    def __post_init__(self) -> None:
+        n, d, c = self.sites, self.drops, self.colluders
+        if d < 0 or c < 0:
+            raise UserError(f"drops and colluders count sites, at least 0; got {d} and {c}.")
+        if d >= n:
+            raise UserError(f"of {n} sites {d} may drop out of a step: that leaves none to answer. Drops must be below {n}.")
+        if not self.shared:
+            return
+        if d + c >= n:
+            raise UserError(f"of {n} sites {d} may drop out and {c} collude: that leaves none to carry the noise.")
+        if self.mode == "secure" and 2 * d >= n:
+            raise UserError(f"secure sums of {n} sites can do without {(n - 1) // 2} of them in a step, not without {d}.")
+
+    @property
+    def shared(self) -> bool:
+        """Whether the sites share the noise out among themselves."""
+        return self.mode in ("distributed", "secure")
+
+    @property
+    def least(self) -> int:
+        """Sites that must answer, or a step is discarded."""
+        return self.sites - self.drops if self.shared else 1
+
+    @property
+    def honest(self) -> int:
+        """Sites whose shares make up the plan's noise."""
+        return self.least - self.colluders
+
+    def share_std(self, plan: PrivacyPlan) -> float:
+        """Standard deviation of the noise that each site adds to each coordinate of its own sum."""
+        if self.mode == "central":
+            return 0.0
+        return plan.noise_std / math.sqrt(self.honest) if self.shared else plan.noise_std
+
+    def carried_std(self, plan: PrivacyPlan, arrived: int) -> float:
+        """Standard deviation of the noise in the sum over so many sites."""
+        return self.share_std(plan) * math.sqrt(arrived)
+
+    def message_multiplier(self, plan: PrivacyPlan) -> float:
+        """Noise over sensitivity of what the server sees of one site; infinity where it sees nothing of one site."""
+        if self.mode == "secure":
+            return math.inf
+        return self.share_std(plan) / plan.sensitivity
+
+    def __str__(self) -> str:
+        return _SAID[self.mode].format(sites=self.sites, least=self.least, honest=self.honest, colluders=self.colluders)

@@ -1,0 +1,157 @@
+"""The local socket of a site: its SuperNode's process asks, the site worker answers.
+
+A SuperNode starts a fresh process for every message. That process is thin: it hands the packet through this socket to the
+worker that holds records, model and ledger, and takes the answer back. File permissions say who may open the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import grp
+import logging
+import os
+import select
+import socket
+import stat
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dpfed.errors import UserError
+from dpfed.federation.protocol.packets import Failure, Packet, PacketError, failed, receive_packet, send_packet
+
+_LONGEST_PATH = 100  # bytes; operating systems allow 104 to 108
+_LONGEST_READ = 10.0  # seconds that one read or write on a connection may take
+_CONNECTIONS = 8  # that are read from, or wait for their turn, at a time
+_TICK = 0.2  # seconds between looks at the stop event
+
+_log = logging.getLogger(__name__)
+
+
+def serve(path: Path, handle: Callable[[Packet], Packet], stop: threading.Event, group: str | None = None) -> None:
+    """Answers packets, one after the other, until told to stop. The packet in hand is answered before this returns.
+
+    Args:
+        path: of the socket. Its directory is made if need be, and no other user may write there.
+        handle: answers one packet. When it raises, the other side learns that it failed, and nothing else.
+        stop: ends the service.
+        group: whose members may ask, too; default: only this user.
+
+    Raises:
+        UserError: if the socket cannot be there, or another worker serves it.
+    """
+    path = Path(path)
+    with _listening(path, group) as listener, ThreadPoolExecutor(_CONNECTIONS) as pool:
+        turn = threading.Lock()
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                connection, _ = listener.accept()
+                pool.submit(_answer, connection, handle, turn, stop)
+
+
+def ask(path: Path, packet: Packet, timeout: float) -> Packet:
+    """Hands a packet to the worker behind a socket and waits for the answer.
+
+    Args:
+        path: of the socket.
+        packet: the question.
+        timeout: seconds to wait for the answer to begin.
+
+    Raises:
+        TimeoutError: if none came.
+        PacketError: if what came is no packet.
+        OSError: if nobody is there, or it went away.
+    """
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(timeout)
+        sock.connect(os.fspath(path))
+        send_packet(sock, packet)
+        return receive_packet(sock)
+
+
+def _answer(sock: socket.socket, handle: Callable[[Packet], Packet], turn: threading.Lock, stop: threading.Event) -> None:
+    """One connection. Whatever the other side does ends here."""
+    with sock, contextlib.suppress(OSError):
+        sock.settimeout(_LONGEST_READ)
+        try:
+            packet = receive_packet(sock)
+        except PacketError:
+            send_packet(sock, failed(Failure.GARBLED))
+            return
+        with turn:
+            if _gone(sock):  # an answer that nobody waits for might still cost budget
+                return
+            reply = failed(Failure.UNREACHABLE) if stop.is_set() else _handled(handle, packet)
+        send_packet(sock, reply)
+
+
+def _handled(handle: Callable[[Packet], Packet], packet: Packet) -> Packet:
+    try:
+        return handle(packet)
+    except Exception as error:
+        # Where, but not the text: it may quote a record.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        _log.error("a message failed: %s in %s, line %s", type(error).__name__, place.filename, place.lineno)
+        return failed(Failure.INTERNAL)
+
+
+def _gone(sock: socket.socket) -> bool:
+    """Whether the other side has hung up: it sends nothing after its packet, so what is readable is the end."""
+    return bool(select.select([sock], [], [], 0)[0])
+
+
+@contextlib.contextmanager
+def _listening(path: Path, group: str | None) -> Iterator[socket.socket]:
+    """A socket that only this user, and perhaps a group, can connect to."""
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise UserError(
+            f"the socket's path {path} has more than {_LONGEST_PATH} bytes: choose a shorter one, such as /run/dpfed/site."
+        )
+    _directory(path.parent, group)
+    with _only_one(path), socket.socket(socket.AF_UNIX) as listener:
+        if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+            raise UserError(f"{path} is there and is no socket: choose another path.")
+        path.unlink(missing_ok=True)  # left behind by a worker that was killed
+        listener.bind(os.fspath(path))
+        try:
+            _share(path, group, 0o600)  # before `listen`, so nobody gets in earlier
+            listener.listen(_CONNECTIONS)
+            listener.settimeout(_TICK)
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _directory(folder: Path, group: str | None) -> None:
+    if not folder.exists():
+        folder.mkdir(parents=True, mode=0o700)
+        _share(folder, group, 0o700)
+    if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UserError(f"other users may write to {folder}, and could put a socket of theirs there: choose another directory.")
+
+
+def _share(path: Path, group: str | None, mode: int) -> None:
+    """Sets the owner's permissions, and lets a group in: through a directory, or to read and write on a socket."""
+    if group is not None:
+        try:
+            os.chown(path, -1, grp.getgrnam(group).gr_gid)
+        except KeyError as error:
+            raise UserError(f"there is no group {group!r} on this machine.") from error
+        except PermissionError as error:
+            raise UserError(f"only members of the group {group!r} can share a socket with it: join it first.") from error
+        mode |= 0o010 if path.is_dir() else 0o060
+    path.chmod(mode)
+
+
+@contextlib.contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Holds a lock beside the socket, which the operating system lets go when the process ends, however it ends."""
+    with path.with_name(f"{path.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another site worker already answers at {path}: stop it, or choose another path.") from error
+        yield

@@ -1,0 +1,74 @@
+"""A site at work: loads records and model once, then answers at its door until it is stopped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from dpfed.config import Config, DataConfig, EvaluationConfig
+from dpfed.errors import UserError
+from dpfed.federation.folders import SiteFolder, SiteSettings, refuse_too_few
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.site.local_socket import serve
+from dpfed.federation.site.worker import SiteWorker
+from dpfed.privacy.ledger import Ledger
+from dpfed.training.session import Share, assemble
+
+
+def serve_site(
+    folder: SiteFolder, door: Path, log: Callable[[str], None], stop: threading.Event, group: str | None = None
+) -> None:
+    """Answers questions at the site's door until `stop` is set.
+
+    Args:
+        folder: of a site that has joined a federation.
+        door: path of the Unix socket.
+        log: told what the site's operator should see; nothing of it leaves the site.
+        stop: ends the service.
+        group: whose members may knock, too; by default only this user.
+
+    Raises:
+        UserError: if the site cannot be served as it is.
+    """
+    with folder.locked():
+        worker = load_site(folder, log)
+        log("ready")
+        serve(door, worker.answer, stop, group)
+
+
+def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
+    """The worker of a site, with its records, its model and its ledger.
+
+    Raises:
+        UserError: if one of them cannot be opened.
+    """
+    terms, settings, identity, randomness = folder.terms(), folder.settings(), folder.identity(), folder.randomness()
+    number = terms.number_of(identity.signing_key)
+    parts = assemble(site_config(terms, settings), randomness, terms=terms)
+    # The store may have grown since the site was made.
+    refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
+    share = Share(number, parts.store.split("train"), terms.sites[number].groups)
+    worker = parts.worker(randomness, share=share)
+    ledger = Ledger.open(folder.ledger)
+    if ledger.plan.fingerprint != terms.privacy_plan.fingerprint:
+        raise UserError(f"{folder.ledger} was started for another plan than that of the terms: restore the one that was.")
+    return SiteWorker(terms, identity, worker, parts.model, ledger, randomness, log)
+
+
+def site_config(terms: Terms, settings: SiteSettings) -> Config:
+    """What was agreed on, for this site's own records and machine."""
+    config = terms.run_config()
+    data = DataConfig(source="store", path=settings.store, size=config.data.size, resize=config.data.resize)
+    bounding = config.bounding if settings.engine == "auto" else config.bounding.model_copy(update={"engine": settings.engine})
+    files = {name: value for name in ("weights", "architecture", "anchors") if (value := getattr(settings, name))}
+    model = config.model.model_copy(update=files)
+    return config.model_copy(
+        update={
+            "data": data,
+            "bounding": bounding,
+            "model": model,
+            "training": config.training.model_copy(update={"device": settings.device}),
+            "evaluation": EvaluationConfig(split="none"),
+        }
+    )

@@ -1,0 +1,203 @@
+"""A site's side of the protocol: answers the coordinator's questions, each only if the terms and the ledger allow it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfed.errors import UserError
+from dpfed.federation.protocol.answers import Reason
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.messages import Untrusted, seal, unseal
+from dpfed.federation.protocol.packets import Content, Packet
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.protocol.vectors import decoded, encoded, grid_of
+from dpfed.federation.secure.masks import BadOffer
+from dpfed.models.parameters import BroadcastVector
+from dpfed.privacy.ledger import Ledger, Release
+from dpfed.privacy.noise import GaussianNoise, KeyedNoise
+from dpfed.privacy.randomness import Randomness
+from dpfed.training.worker import Worker
+
+if TYPE_CHECKING:
+    from dpfed.federation.secure.masking import Masking
+
+
+class Refusal(Exception):
+    """A question that is not answered, and why."""
+
+    def __init__(self, reason: Reason, about: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.about = reason, about
+
+
+class SiteWorker:
+    """Holds one institution's records, and lets nothing out but what the terms allow.
+
+    Args:
+        terms: that the site joined.
+        identity: the site's keys; its place in the terms follows from them.
+        worker: computes the clipped sums of the site's own records, on `model`.
+        model: takes over the parameters of each step.
+        ledger: the site's own; written before each answer leaves.
+        randomness: the secret that the site's part of the noise comes from.
+        log: told each refusal and each failure in full: stays at the site.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        identity: Identity,
+        worker: Worker,
+        model: nn.Module,
+        ledger: Ledger,
+        randomness: Randomness,
+        log: Callable[[str], None],
+    ) -> None:
+        self._terms, self._identity, self._worker, self._model = terms, identity, worker, model
+        self._ledger, self._randomness, self._log = ledger, randomness, log
+        self._number = terms.number_of(identity.signing_key)
+        self._vector = BroadcastVector(model)
+        self._frozen, self._last = frozen_digest(model), ledger.last_step
+        self._masking: Masking | None = None
+        if terms.trust == "secure":
+            from dpfed.federation.secure.masking import Masking  # what it imports, only secure sums need
+
+            peers = {number: bytes.fromhex(site.exchange_key) for number, site in enumerate(terms.sites)}
+            del peers[self._number]
+            self._masking = Masking(self._number, identity.exchange, peers, terms.drops, terms.fingerprint.encode())
+        self._answers = {"hello": self._hello, "step": self._step, "reveal": self._reveal}
+
+    def answer(self, packet: Packet) -> Packet:
+        """The answer to one message; a refusal, if it may not be answered. Raises nothing."""
+        try:
+            header = unseal(packet, self._terms.coordinator, self._terms.fingerprint)
+            answer = self._answers.get(str(header.get("kind")))
+            if answer is None:
+                raise Refusal(Reason.UNKNOWN)
+            return answer(header, packet.vector)
+        except Refusal as refusal:
+            reason, about = refusal.reason, refusal.about
+        except Untrusted:
+            reason, about = Reason.UNTRUSTED, None
+        except UserError as error:  # it may name records
+            self._log(f"error: {error}")
+            reason, about = Reason.FAILED, None
+        except Exception as error:  # whatever it is, its text stays here
+            self._log(f"error: {type(error).__name__}: {error}")
+            reason, about = Reason.FAILED, None
+        self._log(f"refused: {reason}")
+        return self._seal("refusal", reason=reason, about=about)
+
+    def _hello(self, header: dict[str, Any], vector: Content) -> Packet:
+        offer = self._offer(_number(header.get("step")))
+        return self._seal("hello", nonce=str(header.get("nonce")), frozen=self._frozen, last=self._last, **offer)
+
+    def _step(self, header: dict[str, Any], vector: Content) -> Packet:
+        step, parameters = self._allowed(_number(header.get("step"))), self._parameters(vector)
+        offers = self._offers_in(header)
+        # Paid for before a record is drawn: also an answer that then fails says something about the records that it needed.
+        self._ledger.charge(Release(step, hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:32]))
+        self._last = step
+        self._vector.assign(parameters.to(self._vector.device))
+        total = self._worker.bounded_sum(step)
+        return self._seal("sum", self._protected(step, total.values, offers), step=step, **self._offer(step + 1))
+
+    def _reveal(self, header: dict[str, Any], vector: Content) -> Packet:
+        if self._masking is None:
+            raise Refusal(Reason.UNKNOWN)
+        step, arrived = _number(header.get("step")), header.get("arrived")
+        if step != self._last:
+            raise Refusal(Reason.OVER)
+        if not isinstance(arrived, list):
+            raise Refusal(Reason.MALFORMED)
+        return self._seal("shares", step=step, shares=_text(self._masking.reveal(step, set(map(_number, arrived)))))
+
+    def _allowed(self, step: int) -> int:
+        """The step, if the site may take it now.
+
+        Raises:
+            Refusal: for an old step, or beyond the site's budget.
+        """
+        if not self._last < step < self._terms.privacy_plan.steps:
+            raise Refusal(Reason.OVER)
+        try:
+            self._ledger.check_budget(step)
+        except UserError as error:
+            raise Refusal(Reason.BUDGET) from error
+        return step
+
+    def _parameters(self, vector: Content) -> Tensor:
+        """What the coordinator sent, if it fits the model.
+
+        Raises:
+            Refusal: if it does not.
+        """
+        try:
+            parameters = decoded(vector, self._terms.broadcast)
+        except ValueError as error:
+            raise Refusal(Reason.SHAPE) from error
+        if parameters.numel() != self._vector.numel or not torch.isfinite(parameters).all():
+            raise Refusal(Reason.SHAPE)
+        return parameters
+
+    def _offers_in(self, header: dict[str, Any]) -> dict[int, bytes]:
+        """What the other sites offered for this one to mask a step with; empty where nothing is masked."""
+        if self._masking is None:
+            return {}
+        offers = header.get("offers")
+        if not isinstance(offers, dict):
+            raise Refusal(Reason.MALFORMED)
+        return {int(number): base64.b64decode(offer) for number, offer in offers.items()}
+
+    def _protected(self, step: int, values: Tensor, offers: dict[int, bytes]) -> bytes:
+        """The sum as it leaves the site: with the site's part of the noise, and masked where that was agreed."""
+        plan, trust = self._terms.privacy_plan, self._terms.trust_model
+        if not (std := trust.share_std(plan)):
+            return encoded(values)
+        share = KeyedNoise(GaussianNoise(std), self._randomness, "share", self._terms.fingerprint, self._number)
+        noisy = share.add_(values.cpu().double(), step, of=values)  # the grid of secure sums is finer than float32
+        if self._masking is None:
+            return encoded(noisy.float())
+        ring = grid_of(self._terms).encode(noisy.numpy())
+        try:
+            return self._masking.mask(step, ring, offers).astype("<u4", copy=False).tobytes()
+        except BadOffer as error:
+            raise Refusal(Reason.OFFER, error.sender) from error
+
+    def _offer(self, step: int) -> dict[str, Any]:
+        """What the other sites need to mask a step together with this one."""
+        if self._masking is None or not self._last < step < self._terms.privacy_plan.steps:
+            return {}
+        offer = self._masking.offer(step)
+        public = base64.b64encode(offer.public).decode()
+        return {"offer": {"step": step, "public": public, "ciphertexts": _text(offer.ciphertexts)}}
+
+    def _seal(self, kind: str, vector: bytes = b"", **fields: Any) -> Packet:
+        return seal(self._identity, self._terms.fingerprint, kind, vector, site=self._number, **fields)
+
+
+def frozen_digest(model: nn.Module) -> str:
+    """A hash of all that never changes: it must be the same at all sites, and never travels."""
+    sent, digest = set(BroadcastVector(model).names), hashlib.blake2b(digest_size=16)
+    for name, value in sorted(model.state_dict().items()):
+        if name not in sent:
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int:
+        raise Refusal(Reason.MALFORMED)
+    return value
+
+
+def _text(content: dict[int, bytes]) -> dict[str, str]:
+    return {str(number): base64.b64encode(value).decode() for number, value in content.items()}

@@ -1,0 +1,109 @@
+"""What people hand to an encoder: one image or many, in whatever form; one caption or many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dpfed.data.store.records import is_text
+from dpfed.data.views.pixels import BrokenImage, decode, square
+from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.errors import UserError
+from dpfed.models.contract import described
+
+Picture: TypeAlias = Image.Image | np.ndarray | Tensor
+Pictures: TypeAlias = Picture | Iterable[Picture]
+
+_EXPECTED = (
+    "expected a PIL image, a uint8 array (H, W, 3) or (H, W), a uint8 tensor (3, H, W), a list of these, or a uint8 array "
+    "(n, H, W, 3) or tensor (n, 3, H, W)"
+)
+_FLOATS = "floats do not say which value is white: give whole numbers 0 to 255, for example (255 * x).round() as uint8"
+
+
+def square_images(images: Pictures, size: int, wanted: Preprocessing) -> Tensor:
+    """Images as a model sees them: pixels, colours and shape of one picture do not depend on the form in which it comes.
+
+    Args:
+        images: one or several, see `_EXPECTED`.
+        size: side, pixels.
+        wanted: how an image becomes square.
+
+    Returns:
+        ``(n, 3, size, size)`` uint8.
+
+    Raises:
+        UserError: for anything else, or none at all.
+    """
+    if isinstance(images, Tensor) and images.dtype == torch.uint8 and images.shape[1:] == (3, size, size) and len(images):
+        return images
+    squares = []
+    for number, one in enumerate(_each(images)):
+        try:
+            squares.append(square(decode(_decodable(one)), size, wanted.resize, wanted.interpolation))
+        except (BrokenImage, ValueError, MemoryError) as error:
+            raise UserError(f"image {number} cannot be used: {error}; {_EXPECTED}.") from error
+    if not squares:
+        raise UserError(f"there is no image: {_EXPECTED}.")
+    return torch.from_numpy(np.stack(squares))
+
+
+def texts(captions: str | Iterable[str]) -> list[str]:
+    """One caption, or several, as a list.
+
+    Raises:
+        UserError: for anything else than texts, or none at all.
+    """
+    if isinstance(captions, str):
+        captions = [captions]
+    if isinstance(captions, bytes) or not isinstance(captions, Iterable):
+        raise UserError(f"expected a caption or a list of captions, got {described(captions)}.")
+    found = list(captions)
+    for number, text in enumerate(found):
+        if not isinstance(text, str):
+            raise UserError(f"caption {number} is {described(text)}: expected a text.")
+        if not is_text(text):
+            raise UserError(f"caption {number} is not valid text: it holds half of a surrogate pair, which no UTF-8 can say.")
+    if not found:
+        raise UserError("there is no caption: expected a text or a list of texts.")
+    return found
+
+
+def _each(images: Pictures) -> Iterable[object]:
+    """The single pictures."""
+    if isinstance(images, Image.Image):
+        return [images]
+    if isinstance(images, np.ndarray | Tensor):
+        if images.ndim == 4:
+            return images
+        if images.ndim in (2, 3):
+            return [images]
+        raise UserError(f"an array of shape {tuple(images.shape)} is no image: {_EXPECTED}.")
+    if isinstance(images, str | bytes | dict) or not isinstance(images, Iterable):
+        hint = "; open files with PIL.Image.open" if isinstance(images, str | bytes) else ""
+        raise UserError(f"{described(images)} is no image: {_EXPECTED}{hint}.")
+    return images
+
+
+def _decodable(image: object) -> Image.Image | np.ndarray:
+    """One picture in a form that `decode` knows."""
+    if isinstance(image, Image.Image):
+        return image
+    if not isinstance(image, np.ndarray | Tensor):
+        raise BrokenImage(f"it is {described(image)}")
+    whole = image.dtype == (np.uint8 if isinstance(image, np.ndarray) else torch.uint8)
+    kind = f"it is {'an array' if isinstance(image, np.ndarray) else 'a tensor'} {tuple(image.shape)} of {image.dtype}"
+    if not whole:
+        raise BrokenImage(f"{kind}, and {_FLOATS}" if "float" in str(image.dtype) else kind)
+    if isinstance(image, Tensor):
+        if image.ndim != 3 or image.shape[0] != 3:
+            raise BrokenImage(kind)
+        image = image.detach().cpu().permute(1, 2, 0).numpy()
+    if 0 in image.shape or not (image.ndim == 2 or image.ndim == 3 and image.shape[2] == 3):
+        raise BrokenImage(kind)
+    return np.ascontiguousarray(image)

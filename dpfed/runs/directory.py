@@ -1,0 +1,367 @@
+"""A run is a directory with a fixed layout; this is the one place that knows its file names."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dpfed.config import Config, read_back
+from dpfed.config.dotted_keys import leaves
+from dpfed.config.effects import without_effect
+from dpfed.config.place import path_of
+from dpfed.config.toml_file import read_toml
+from dpfed.errors import UserError
+from dpfed.privacy.randomness import KEY_BYTES, Randomness
+
+
+class RunDirectory:
+    """Paths and files of one run.
+
+    Attributes:
+        path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
+            ``privacy_card.md`` (``no_privacy_card.md`` where the method's claim does not hold), ``report.html``,
+            ``provenance.json``, ``checkpoints/``, ``model/``, and ``disclosures.json`` where more was made of the records than
+            the model; while it is unfinished also ``releases/`` and ``secret.key``, which must stay inside the trust boundary
+            and is deleted at the end. A federation's run also holds ``terms.json``, ``federation.jsonl``, and, if it is
+            simulated, ``simulation.json`` and ``sites/``.
+    """
+
+    TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = path = path_of(path, "the folder of a run")
+        self.ledger = path / "ledger.jsonl"
+        self.metrics = path / "metrics.jsonl"
+        self.results = path / "results.json"
+        self.card = path / "privacy_card.md"
+        self.no_card = path / "no_privacy_card.md"
+        self.report = path / "report.html"
+        self.checkpoints = path / "checkpoints"
+        self.releases = path / "releases"
+        self.model = path / "model"
+        self.gallery = path / "gallery"
+        self.diagnostics = path / "diagnostics.jsonl"
+        self.terms = path / self.TERMS
+        self.journal = path / "federation.jsonl"
+        self.simulation = path / self.SIMULATION
+        self.audits = path / "audit"
+        self._provenance = path / self.PROVENANCE
+        self._disclosures = path / "disclosures.json"
+        self.sites = path / "sites"
+        self._config = path / "config.toml"
+        self._key = path / "secret.key"
+        self._lock = path / ".lock"
+
+    @classmethod
+    def create(
+        cls, path: str | Path, config: Config, randomness: Randomness, files: dict[str, str] | None = None
+    ) -> RunDirectory:
+        """Makes the directory with its configuration and its secret key, all at once or not at all.
+
+        Args:
+            path: of the directory.
+            config: resolved.
+            randomness: whose key is kept while the run goes on.
+            files: further text files, by name.
+
+        Raises:
+            UserError: if the directory is in use.
+        """
+        path = path_of(path, "the folder of a run")
+        cls.refuse_if_in_use(path)
+        place = path.resolve()
+        draft = place.parent / _draft_of(place)
+        try:
+            draft.mkdir(parents=True)
+            run = cls(draft)
+            run._config.write_text(config.dump(), encoding="utf-8")
+            run._lock.write_text(secrets.token_hex(16), encoding="utf-8")
+            for name, text in (files or {}).items():
+                (draft / name).write_text(text, encoding="utf-8")
+            with open(os.open(run._key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(randomness.master)
+            if place.is_dir():
+                place.rmdir()
+            draft.rename(place)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise _cannot_make(path, error) from None
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        return cls(path)
+
+    @staticmethod
+    def unused(path: str | Path) -> bool:
+        """Whether a run can be created there: there is nothing, or an empty directory.
+
+        Raises:
+            UserError: if nobody can tell, as for a name that is too long or a folder that this user may not read.
+        """
+        path = path_of(path, "the folder of a run")
+        if "\0" in str(path):  # it is no name at all to the system, and nothing is there to it
+            raise _cannot_make(path, ValueError("a path holds no null byte"))
+        try:
+            return not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
+        except OSError as error:
+            raise _cannot_make(path, error) from None
+
+    @classmethod
+    def refuse_if_in_use(cls, path: str | Path) -> None:
+        """Raises a `UserError` if the directory holds anything."""
+        if not cls.unused(path):
+            raise UserError(
+                f"{path} is in use: `dpfed resume {path}` goes on with that run; another one wants a folder of its own.",
+                command="On the command line: --resume or --run DIR",
+            )
+
+    @classmethod
+    def refuse_unusable(cls, path: str | Path) -> None:
+        """Refuses a place where no run can be made, by making a folder beside it and taking it away again.
+
+        Raises:
+            UserError: if the directory is in use, or cannot be made.
+        """
+        cls.refuse_if_in_use(path)
+        path = Path(path).resolve()
+        draft = path.parent / _draft_of(path)
+        # `Path.exists` refuses long names.
+        missing = [folder for folder in (draft, *draft.parents) if not os.path.exists(folder)]
+        made = []
+        try:
+            if os.path.ismount(path):  # an empty one, which the run cannot replace
+                raise OSError(errno.EBUSY, "it is a mount point, give a folder in it")
+            for folder in reversed(missing):
+                folder.mkdir()
+                made.append(folder)
+        except (OSError, ValueError) as error:
+            raise _cannot_make(path, error) from None
+        finally:
+            for folder in reversed(made):
+                with contextlib.suppress(OSError):  # somebody else put something there meanwhile
+                    folder.rmdir()
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDirectory:
+        """Opens an existing run.
+
+        Raises:
+            UserError: if there is none, or something in it is neither a file nor a folder where one belongs.
+        """
+        run = cls(path)
+        run.refuse_odd_entries()
+        if not run._config.is_file():
+            raise UserError(f"{path} is not a run: it has no config.toml; `dpfed pretrain CONFIG --run {path}` starts one.")
+        return run
+
+    @property
+    def finished(self) -> bool:
+        """Whether training and evaluation are done."""
+        return self.results.is_file()
+
+    @property
+    def identity(self) -> str:
+        """What tells this run from any other, such as one at the same path of another machine; empty: no run is there."""
+        return self._lock.read_text(encoding="utf-8") if self._lock.is_file() else ""
+
+    def refuse_odd_entries(self) -> None:
+        """Refuses pipes, links that lead nowhere, and folders in the place of files.
+
+        Reading them would fail late, or never end.
+
+        Raises:
+            UserError: naming the first.
+        """
+        known = {self.checkpoints, self.releases, self.model, self.gallery}
+        for entry in (entry for folder in (self.path, *known) if folder.is_dir() for entry in folder.iterdir()):
+            if entry.is_file() or (entry.is_dir() and (entry in known or not entry.suffix)):
+                continue
+            what = "a folder" if entry.is_dir() else "a link that leads nowhere" if entry.is_symlink() else "no regular file"
+            raise UserError(f"{self.path} is damaged: {entry.relative_to(self.path)} is {what}. Restore it, or remove it.")
+
+    @property
+    def provenance(self) -> dict[str, Any] | None:
+        """Which run this is and what it was made with, see `dpfed.runs.provenance`; ``None``: an older dpfed began it."""
+        facts = _json_of(self._provenance)
+        if facts is not None and not (isinstance(facts, dict) and facts.keys() >= {"began", "data", "environments"}):
+            raise UserError(f"{self._provenance} is damaged: it does not say what the run was made with; restore or delete it.")
+        return facts
+
+    def note_environment(self, environment: dict[str, Any]) -> None:
+        """Adds what the run goes on with, if that is not what it was made with last."""
+        facts = self.provenance
+        if facts and facts["environments"][-1] != environment:
+            facts["environments"].append(environment)
+            self.write(self._provenance, json.dumps(facts, indent=1) + "\n")
+
+    @property
+    def disclosures(self) -> set[str]:
+        """What was made of the run's private records beside training, which the card must say."""
+        names = _json_of(self._disclosures) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError(f"{self._disclosures} is damaged: expected a list of names; restore it.")
+        return set(names)
+
+    def disclose(self, what: str) -> None:
+        """Writes down, before anything is shown, that more will be known of the private records than epsilon covers.
+
+        Raises:
+            UserError: if it cannot be written: then nothing may be shown.
+        """
+        known = self.disclosures
+        if what in known:
+            return
+        try:
+            self.write(self._disclosures, json.dumps(sorted({*known, what})) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be written ({error.strerror or error}), and its card must say what was made of its "
+                "records: measure a copy of the run that can be."
+            ) from error
+
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return read_back(read_toml(self._config, "run's configuration"), str(self._config))
+
+    def refuse_another(self, config: Config) -> None:
+        """Refuses a configuration that is not the run's.
+
+        Args:
+            config: with absolute paths; what it leaves open, the run has chosen.
+
+        Raises:
+            UserError: naming the first key that differs.
+        """
+        own = self.config()
+        given, there = leaves(config.model_dump()), leaves(own.model_dump())
+        idle = without_effect(config).keys() & without_effect(own)  # what an earlier version wrote there does not matter
+        for key in given | there:  # a method's options may be on one side only
+            value, kept = given.get(key), there.get(key)
+            if key not in idle and value not in ("auto", kept):
+                raise UserError(
+                    f"{self.path} holds a run with {key} = {kept!r}, and the configuration now says {value!r}: change it "
+                    "back to go on with that run, or choose another folder.",
+                    command="On the command line: --run DIR",
+                )
+
+    def refuse_other_terms(self, terms: str) -> None:
+        """Refuses terms of a federation that are not the run's.
+
+        Raises:
+            UserError: if they differ, or the run is no federation's.
+        """
+        if not self.terms.is_file() or self.terms.read_text(encoding="utf-8") != terms:
+            raise UserError(f"{self.path} holds a run with other terms, or with none: choose another directory for this one.")
+
+    def randomness(self) -> Randomness:
+        """The run's secret randomness.
+
+        Raises:
+            UserError: if the key is gone, which is so after the run has finished.
+        """
+        try:
+            master = self._key.read_bytes()
+        except OSError as error:
+            raise UserError(f"{self._key} is missing: without the secret key the run cannot go on.") from error
+        if len(master) != KEY_BYTES:
+            raise UserError(f"{self._key} is damaged: expected {KEY_BYTES} bytes, got {len(master)}.")
+        return Randomness(master)
+
+    def forget_key(self) -> None:
+        """Deletes the secret key and what else only a resume needs. Whoever holds the key can remove the noise."""
+        shutil.rmtree(self.releases, ignore_errors=True)
+        self._key.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self, wait: float = 0.0) -> Iterator[None]:
+        """Holds the run for this process.
+
+        Args:
+            wait: seconds to wait for a process that holds it and may be about to end.
+
+        Raises:
+            UserError: if another process holds it.
+        """
+        deadline = time.monotonic() + wait
+        with open(self._lock, "a", encoding="utf-8") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline:
+                        raise UserError(f"{self.path} is in use by another process that is training it right now.") from error
+                    time.sleep(0.2)
+                except OSError as error:
+                    raise UserError(
+                        f"{self.path} cannot be locked ({error.strerror}): put runs on storage with file locks, or two "
+                        "processes might train one run."
+                    ) from error
+            yield
+
+    def append(self, file: Path, line: dict[str, Any]) -> None:
+        """Adds one JSON line to one of the run's files."""
+        with open(file, "a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+
+    def append_diagnostics(self, step: int, raw: dict[str, float | None]) -> None:
+        """Adds raw, private figures of a step; called only where the configuration asks for them."""
+        self.append(self.diagnostics, {"step": step, **raw})
+
+    def metric_lines(self) -> list[dict[str, Any]]:
+        """All lines of metrics.jsonl; a last line that a crash cut short is left out.
+
+        Raises:
+            UserError: for a file that is damaged otherwise.
+        """
+        try:
+            if not self.metrics.exists():
+                return []
+            text = self.metrics.read_text(encoding="utf-8")
+            lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+            if not all(isinstance(line["step"], int) for line in lines):
+                raise TypeError
+            return lines
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UserError(
+                f"{self.metrics} is damaged: restore it, or delete it; the run then goes on without the earlier part of "
+                "its curves."
+            ) from error
+
+    def rewind_metrics(self, step: int) -> None:
+        """Forgets metrics beyond a step, which a resumed run will write again."""
+        kept = [line for line in self.metric_lines() if line["step"] <= step]
+        self.write(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def write(self, file: Path, text: str) -> None:
+        """Replaces one of the run's text files atomically."""
+        temporary = file.with_name(f".{file.name}.partial")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, file)
+
+
+def _json_of(file: Path) -> Any:
+    """What a JSON file of the run holds; ``None``: it is not there."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is damaged ({error}): restore it.") from error
+
+
+def _draft_of(path: Path) -> str:
+    """The name, beside a run's directory, under which it is made."""
+    return f".{path.name}.{secrets.token_hex(4)}"
+
+
+def _cannot_make(path: Path, error: OSError | ValueError) -> UserError:
+    reason = error.strerror or error if isinstance(error, OSError) else error
+    return UserError(f"cannot make a run at {path}: {reason}; choose another folder for it.")

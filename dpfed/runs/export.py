@@ -1,0 +1,50 @@
+"""A run's model, taken out of the run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from dpfed.errors import UserError
+from dpfed.models.folder import ADAPTERS
+from dpfed.runs.directory import RunDirectory
+
+
+def export_model(folder: str | Path, dest: str | Path, adapters: bool = False) -> list[Path]:
+    """Copies the model of a finished run.
+
+    Args:
+        folder: a run directory.
+        dest: a folder to make; with `adapters`, a file.
+        adapters: only what was trained; `dpfed.apply_adapters` adds it to the weights that the run started from.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UserError: if the run is not finished, has no adapters, or `dest` exists.
+    """
+    run, dest = RunDirectory.open(folder), Path(dest)
+    if not run.finished:
+        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` trains it to its end.")
+    if os.path.lexists(dest):
+        raise UserError(f"{dest} exists already; choose another destination or delete it first.")
+    source = run.model / ADAPTERS if adapters else run.model
+    if adapters and not source.exists():
+        raise UserError(f"{folder} has no adapters: no tower of it was trained with 'lora'.")
+    partial = dest.with_name(f".{dest.name}.partial-{os.getpid()}")
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        if adapters:
+            shutil.copy(source, partial)
+        else:
+            shutil.copytree(source, partial)
+        partial.rename(dest)
+    except OSError as error:
+        raise UserError(f"cannot write {dest}: {error.strerror or error}.") from error
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        partial.unlink(missing_ok=True)
+    return [dest] if adapters else sorted(dest.iterdir())

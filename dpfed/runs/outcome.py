@@ -1,0 +1,286 @@
+"""What a run leaves behind beside its model: results.json, the privacy card, the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from dpfed import __version__
+from dpfed.evaluation.suite import tasks_of
+from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.protocol.statement import of_federation
+from dpfed.federation.protocol.terms import Terms
+from dpfed.models.summary import Trained, trained_part
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.report.card import CardFacts, is_void, privacy_card
+from dpfed.report.gallery import Gallery, build_gallery
+from dpfed.report.html import write_report
+from dpfed.report.marks import (
+    AUDITS,
+    FIXED_SEED,
+    LABELLED_BANK,
+    NOT_PRIVATE,
+    NOT_PROTECTED,
+    RAW_DIAGNOSTICS,
+    STARTING_WEIGHTS,
+    UNSOUND,
+    Mark,
+    shared_unit,
+)
+from dpfed.report.run_view import RunView
+from dpfed.runs import provenance
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES, uses_labelled_bank
+from dpfed.training.session import Parts
+
+_IMAGE = "one record: an image"
+_CAPTIONED = "one record: an image with all its captions, of which each step draws one"
+_COVERED = (
+    "Covered by the guarantee: the parameters after each step (checkpoints/, model/), the ledger, and in metrics.jsonl "
+    "epsilon, learning rate and the norm of the noisy gradient. They follow from noisy sums only.",
+    "Not covered: evaluation figures (results.json, report.html, and their lines in metrics.jsonl), which are exact.",
+)
+_ONE_PROCESS = "central: one process holds the records, the model and the noise"
+_ONE_CLUSTER = (
+    "central: up to {} workers of one cluster hold the records; sums travel between them without noise, and one of them adds it"
+)
+_RECORDS = "The records, and the record store that holds them: only those who hold them now may have them."
+_RECORDS_OF_SITES = "Each site's records, and the record store that holds them: only that site may have them."
+_DECLARED_PUBLIC = "Not the records: they were generated, or whoever imported them declared them public."
+_KEY = (
+    "`secret.key` in the run's folder: whoever has it can compute which records each step drew. They can also compute the "
+    "noise and subtract it. The file exists while the run goes on; the run deletes it at its end. Delete copies and backups "
+    "of it, too."
+)
+_KEY_OF_SERVER = (
+    "`secret.key` in the run's folder: where the server adds the noise, whoever has this key can compute the noise and "
+    "subtract it. The file exists while the run goes on; the run deletes it at its end. Delete copies and backups of it, too."
+)
+_KEYS_OF_SITES = (
+    "Each site's `secret.key`, which draws its records and its noise, and `identity.key`, which signs for it: only that site "
+    "may have them."
+)
+_NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but nobody knows whether it is enough."
+_ALL_EXACT = "Nothing is covered: all that this run wrote is an exact function of the records."
+
+
+def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger) -> None:
+    """Writes results, card and report of a finished run; results.json last, for it marks the run as finished."""
+    gallery = build_gallery(
+        parts.model, parts.store, parts.read, parts.config, parts.views.plain, parts.tokenizer, parts.device
+    )
+    if gallery is not None:
+        gallery.write(run.gallery)
+    facts = facts_of_run(run, parts, ledger)
+    results = results_of_run(run, parts, ledger, facts)
+    _write_papers(run, facts, results)
+    run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
+
+
+def rewrite_papers(run: RunDirectory, parts: Parts, results: dict[str, Any]) -> None:
+    """Writes card and report of a finished run again, with every mark that applies by now.
+
+    Args:
+        run: locked by the caller.
+        parts: of the run; what they say of the evaluation may be other than the run's own.
+        results: what results.json holds, or will hold.
+    """
+    ledger, own = Ledger.open(run.ledger), run.config()
+    config = parts.config.model_copy(update={"evaluation": own.evaluation})
+    parts = dataclasses.replace(parts, config=config, plan=ledger.plan, terms=terms_of(run))
+    _write_papers(run, facts_of_run(run, parts, ledger, results["evaluations"]), results)
+
+
+def terms_of(run: RunDirectory) -> Terms | None:
+    """The terms of the federation that a run is for, if it is for one."""
+    return Terms.load(run.terms) if run.terms.is_file() else None
+
+
+def _write_papers(run: RunDirectory, facts: CardFacts, results: dict[str, Any]) -> None:
+    card = privacy_card(facts)
+    run.write(run.card if facts.sound else run.no_card, card)
+    gallery = Gallery.read(run.gallery) if run.gallery.is_dir() else None
+    config = run.config()
+    write_report(run.report, [RunView(config.name, str(run.path), config.dump(), results, run.metric_lines(), card, gallery)])
+
+
+def facts_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, evaluations: Sequence[dict[str, Any]] = ()) -> CardFacts:
+    """What the card of a run states: its plan and ledger, its federation, and all that was made of its records since.
+
+    Args:
+        run: its directory.
+        parts: of the run.
+        ledger: of the run.
+        evaluations: further figures than those in metrics.jsonl, as they stand in results.json.
+    """
+    disclosed = run.disclosures
+    figures = [*_evaluations(run), *evaluations]
+    if not parts.store.public and uses_labelled_bank(figures=[item["name"] for item in figures]):
+        disclosed.add(LABELLED_FIGURES)
+    if any(run.audits.glob("*.json")):  # of an audit that an older dpfed made
+        disclosed.add(AUDITED)
+    facts = card_facts(parts, ledger, disclosed)
+    simulated = run.simulation.is_file()
+    if parts.terms:
+        facts = of_federation(facts, parts.terms, Journal(run.journal), simulated)
+    made = provenance.rows(run.identity, run.provenance, federation=parts.terms is not None and not simulated)
+    return dataclasses.replace(facts, provenance=tuple(made))
+
+
+def _evaluations(run: RunDirectory) -> list[dict[str, Any]]:
+    return [line["evaluation"] for line in run.metric_lines() if "evaluation" in line]
+
+
+def results_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, facts: CardFacts) -> dict[str, Any]:
+    """The content of results.json."""
+    plan = parts.plan
+    privacy = {
+        "method": plan.method,
+        "unit": plan.unit,
+        "per_unit": plan.per_unit,
+        "epsilon": facts.epsilon_spent,
+        "delta": plan.delta,
+        "accountant": plan.accountant,
+        "guarantee": not is_void(privacy_card(facts)),
+        **({f"epsilon_{facts.other_accountant}": facts.other_epsilon} if facts.other_accountant else {}),
+        "noise_multiplier": plan.noise_multiplier,
+        "sensitivity": plan.sensitivity,
+        "sampling_rate": plan.sampling_rate,
+        "steps_charged": ledger.charged,
+        "records": plan.records,
+        "batch": plan.batch,
+        "group_size": None if plan.how.whole_batch else plan.group_size,
+        "groups": plan.groups,
+        "divisor": plan.divisor,
+        "clip_norm": plan.bound,
+        "noise_std": plan.noise_std,
+        "sound": plan.how.sound,
+        "max_batch": plan.max_batch,
+        "options": plan.options,
+    }
+    privacy = {name: None if value == math.inf else value for name, value in privacy.items()}  # JSON has no infinity
+    versions = {"dpfed": __version__, "torch": torch.__version__}
+    made = {"id": run.identity[:16], **(run.provenance or {})}
+    return {
+        "name": parts.config.name,
+        "privacy": privacy,
+        "evaluations": _evaluations(run),
+        "versions": versions,
+        "run": made,
+    }
+
+
+def card_facts(parts: Parts, ledger: Ledger, disclosed: Collection[str] = ()) -> CardFacts:
+    """What the privacy card of a run states, from its plan and its ledger.
+
+    Args:
+        parts: of the run.
+        ledger: of the run.
+        disclosed: what was made of the records beside the model, see `dpfed.runs.disclosures`.
+    """
+    plan, config = parts.plan, parts.config
+    other = plan.other_accountant
+    trained = trained_part(parts.model, config)
+    protected = (_unit_name(parts) or "unit") if plan.unit == "unit" else "record"
+    unit = _CAPTIONED if config.model.reads_text else _IMAGE
+    sampler = plan.sampler.describe(protected)
+    grouping = f"every drawn {protected} chooses one of the K groups independently"
+    if plan.how.whole_batch:
+        grouping = f"all drawn {protected}s make one batch"
+        grouping += "" if plan.max_batch is None else f"; of more than {plan.max_batch:,}, so many are kept"
+    if plan.unit == "unit":
+        where = " at one site" if parts.terms else ""
+        unit = f"one {protected}: all records{where} that share a value of '{protected}' (a record that names none stands for "
+        unit += "itself)"
+        sampler += f"; of a drawn {protected}, at most {plan.per_unit} of its records take part"
+    return CardFacts(
+        name=config.name,
+        version=__version__,
+        unit=unit,
+        protected=protected,
+        adjacency=plan.sampler.relation.describe(protected, plan.unit == "unit"),
+        trained=str(trained),
+        epsilon_spent=ledger.epsilon,
+        epsilon_planned=plan.epsilon(),
+        delta=plan.delta,
+        accountant=plan.accountant,
+        other_accountant=other or "",
+        other_epsilon=None if other is None else plan.epsilon(ledger.charged, other),
+        steps_charged=ledger.charged,
+        steps_planned=plan.steps,
+        records=plan.records,
+        sampler=sampler,
+        sampling_rate=plan.sampling_rate,
+        expected_batch=plan.batch,
+        method=f"{plan.how.title}: {plan.how.claim}",
+        grouping=grouping,
+        groups=plan.groups,
+        group_size=None if plan.how.whole_batch else plan.group_size,
+        max_group_size=plan.max_group_size,
+        clip_norm=plan.bound,
+        noise_multiplier=plan.noise_multiplier,
+        sensitivity=plan.sensitivity,
+        noise_std=plan.noise_std,
+        trust_mode=_ONE_PROCESS if ledger.owners == 1 else _ONE_CLUSTER.format(ledger.owners),
+        outputs=_COVERED if plan.promises else (_NOTHING_COVERED if plan.private else _ALL_EXACT,),
+        marks=_marks(parts, ledger, disclosed),
+        not_protected=_not_protected(parts, trained, disclosed),
+        secrets=_secrets(parts, ledger, disclosed),
+        complete=ledger.charged >= plan.steps,
+        options=", ".join(f"{name} = {value}" for name, value in plan.options.items()),
+        released=_released(plan),
+        sound=plan.how.sound,
+    )
+
+
+def _released(plan: PrivacyPlan) -> str:
+    """The noise of what a method releases beside the sum: what the sum's noise leaves of sigma's privacy."""
+    rest = 1 - plan.how.gradient_share(plan)
+    if not rest:
+        return ""
+    return f"noise multiplier {plan.noise_multiplier / math.sqrt(rest):.6g}; with the sum's, that of sigma on one sample"
+
+
+def _marks(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[Mark, ...]:
+    if not parts.plan.private:
+        return (NOT_PRIVATE,)
+    store = parts.store
+    marks = [UNSOUND] * (not parts.plan.how.sound)
+    marks += [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
+    marks += [RAW_DIAGNOSTICS] * ledger.marks.get("raw_diagnostics", False)
+    planned = not store.public and uses_labelled_bank(tasks_of(store, parts.config))
+    marks += [LABELLED_BANK] * (planned or LABELLED_FIGURES in disclosed)
+    if (name := _unit_name(parts)) is not None and parts.plan.unit == "record":
+        marks.append(shared_unit(name))
+    return tuple(marks)
+
+
+def _unit_name(parts: Parts) -> str | None:
+    """What the training records call a unit: in a federation, those of the sites."""
+    return parts.terms.unit_name if parts.terms else parts.store.unit_name
+
+
+def _not_protected(parts: Parts, trained: Trained, disclosed: Collection[str]) -> tuple[str, ...]:
+    if not parts.plan.promises:
+        return ("All records.",)
+    starting = () if trained.start == "random" else (STARTING_WEIGHTS,)
+    return (*starting, *NOT_PROTECTED, *([AUDITS] if AUDITED in disclosed else []))
+
+
+def _secrets(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[str, ...]:
+    """What must not become known, or the guarantee is worth nothing, and with whom it lies."""
+    secrets = [_RECORDS_OF_SITES if parts.terms else _DECLARED_PUBLIC if parts.store.public else _RECORDS]
+    secrets.append(_KEY_OF_SERVER if parts.terms else _KEY)
+    if parts.terms:
+        secrets.append(_KEYS_OF_SITES)
+    if ledger.marks.get("raw_diagnostics", False):
+        secrets.append("`diagnostics.jsonl`, with raw figures of each step: do not publish it with the run.")
+    if AUDITED in disclosed:
+        secrets.append("`audit/`: do not publish it with the run.")
+    return tuple(secrets)

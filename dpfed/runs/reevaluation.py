@@ -1,0 +1,79 @@
+"""Measuring a run again, with other settings or after an interruption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dpfed.config import read_back
+from dpfed.errors import UserError
+from dpfed.evaluation.suite import Evaluation, tasks_of
+from dpfed.progress import Silent, Watcher
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.disclosures import LABELLED_FIGURES, uses_labelled_bank
+from dpfed.runs.outcome import rewrite_papers, terms_of
+from dpfed.training.checkpoint import Checkpoints
+from dpfed.training.session import assemble
+
+
+def evaluate_run(
+    folder: str | Path, split: str | None = None, tasks: list[str] | None = None, watcher: Watcher | None = None
+) -> list[Evaluation]:
+    """Measures a run's untrained and trained model; a finished run's results, card and report take the new figures in.
+
+    Figures that are functions of private training labels (k-NN, linear probe) are marked on the card. The mark is on disk
+    before anything is measured, also for a run that is not finished: its card will have it.
+
+    Args:
+        folder: a run directory. An unfinished run is measured at its last checkpoint; nothing but the mark is written to it.
+        split: ``validation`` or ``test``; the run's own by default.
+        tasks: the run's own by default.
+        watcher: is told what is done.
+
+    Raises:
+        UserError: if there is nothing to measure, or the mark cannot be written.
+    """
+    run = RunDirectory.open(folder)
+    if isinstance(tasks, str):
+        raise UserError(f"expected a list of tasks, such as [{tasks!r}].")
+    tree = run.config().model_dump(mode="json")
+    tree["evaluation"] |= {"split": split} if split else {}
+    tree["evaluation"] |= {"tasks": tasks} if tasks else {}
+    saved = Checkpoints(run.checkpoints, 1).paths()
+    if not saved:
+        raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it.")
+    watcher = watcher or Silent()
+    parts = assemble(read_back(tree, "evaluation"), watcher=watcher, terms=terms_of(run))
+    if not parts.store.public and uses_labelled_bank(tasks_of(parts.store, parts.config)):
+        run.disclose(LABELLED_FIGURES)
+    watcher.note("measuring the model before training")
+    parts.load_weights(saved[0])
+    untrained = parts.evaluate("untrained", 0)
+    parts.load_weights(saved[-1])
+    watcher.note("measuring the trained model")
+    step = int(saved[-1].stem.removeprefix("step-"))
+    figures = untrained + [figure.compared(untrained) for figure in parts.evaluate("trained", step)]
+    if run.finished:
+        with run.locked(wait=_WAIT):
+            # The card first: a crash in between leaves a mark without its figures, and never figures without their mark.
+            results = _merged(run, figures)
+            rewrite_papers(run, parts, results)
+            run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
+    return figures
+
+
+_WAIT = 30.0  # seconds for another evaluation to write what it found
+
+
+def _merged(run: RunDirectory, figures: list[Evaluation]) -> dict[str, Any]:
+    """The run's results with new figures in place of older ones of the same kind."""
+
+    def identity(item: dict) -> tuple:
+        return item["name"], item["model"], item["split"], item["protocol"], item["step"]
+
+    results = json.loads(run.results.read_text(encoding="utf-8"))
+    new = [figure.facts() for figure in figures]
+    replaced = {identity(item) for item in new}
+    results["evaluations"] = [item for item in results["evaluations"] if identity(item) not in replaced] + new
+    return results

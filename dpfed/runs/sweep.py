@@ -1,0 +1,235 @@
+"""A sweep: one base configuration with one set of changes after another, each trained, and all compared.
+
+All runs of a sweep see the same private records, so they spend budget together: whoever sees the models of several has the
+promise of their basic composition, the sum of their epsilons and the sum of their deltas, and not one run's own; evaluation
+figures are exact and covered by none. `sweep` returns that joint promise in words. It counts the runs of this sweep only; other
+runs on the same records, deleted ones too, add theirs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfed.config import Config, parse_config
+from dpfed.config.dotted_keys import leaves, put
+from dpfed.config.effects import without_effect
+from dpfed.config.shipped import find_sweep
+from dpfed.config.toml_file import read_toml
+from dpfed.config.wording import has_control_characters, shown
+from dpfed.errors import UserError, nearest
+from dpfed.evaluation.suite import Evaluation
+from dpfed.progress import Silent, Watcher
+from dpfed.report.html import write_report
+from dpfed.report.promise import large_delta, meaning, round_up
+from dpfed.report.run_view import RunView
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.foresight import foresee, refuse_place, refuse_sharding
+from dpfed.runs.pretraining import pretrain, resume, with_absolute_paths
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,99}")  # the name of a folder
+_CHOSEN_LATER = ("data.size", "objective.bias", "model.digest")  # None in a user's configuration
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep file, applied to a base configuration.
+
+    Attributes:
+        name: of the sweep, and of its folder.
+        about: what it compares, for people.
+        configs: run name -> its whole configuration, in the order of the file.
+    """
+
+    name: str
+    about: str
+    configs: dict[str, Config]
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What a sweep gave.
+
+    Attributes:
+        sweep: what was asked for.
+        runs: the finished runs, in its order.
+        promise: what all runs together promise, in words; see `joint_promise`.
+        comparison: the report that compares the runs.
+    """
+
+    sweep: Sweep
+    runs: list[RunView]
+    promise: str
+    comparison: Path
+
+
+def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher | None = None) -> SweepOutcome:
+    """Trains every run of a sweep file into ``folder/SWEEP/RUN`` and writes ``folder/SWEEP/comparison.html``.
+
+    Finished runs are kept, interrupted ones are resumed. The privacy that all runs cost together is in the outcome's `promise`:
+    by basic composition, epsilons and deltas of runs on the same records add up.
+
+    Args:
+        base: what all runs have in common.
+        file: a TOML file with ``name``, ``about`` and ``[[run]]`` tables of ``name`` and ``set`` (keys such as
+            ``"adaptation.rank"`` to values), or the name of one that dpfed ships, such as ``table5``.
+        folder: holds the sweeps' folders.
+        watcher: sees the stages.
+
+    Raises:
+        UserError: before anything is trained, for a bad entry or a folder that holds another run; later, whatever `pretrain`
+            and `resume` refuse. The runs that are finished by then stay.
+    """
+    watcher = watcher or Silent()
+    asked = read_sweep(file, base)
+    target = Path(folder) / asked.name
+    for name, config in asked.configs.items():
+        _refuse_another_run(target / name, config)
+        if not _is_there(target / name):
+            watcher.note(f"{name}: accounting")
+            refuse_place(target / name)
+            refuse_sharding(config)
+            foresee(with_absolute_paths(config))
+    advance = watcher.stage("runs", len(asked.configs))
+    runs = []
+    for name, config in asked.configs.items():
+        path, prefixed = target / name, _Prefixed(watcher, name)
+        run = resume(path, prefixed) if _is_there(path) else pretrain(config, path, prefixed)
+        runs.append(RunView.read(run.path))
+        advance(len(runs))
+    comparison = target / "comparison.html"
+    promise = joint_promise(runs)
+    write_report(comparison, runs, promise)
+    return SweepOutcome(asked, runs, promise, comparison)
+
+
+def read_sweep(file: str | Path, base: Config) -> Sweep:
+    """Reads a sweep file and checks the configuration of every run.
+
+    Raises:
+        UserError: for a missing or malformed file, a name that occurs twice, an unknown key or a value out of range.
+    """
+    tree = read_toml(find_sweep(file), "sweep")
+    _refuse_unknown(tree, ("name", "about", "run"), str(file))
+    entries = tree.get("run")
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise UserError(f"{file} has no [[run]] tables; a sweep needs at least one, with name and set.")
+    configs: dict[str, Config] = {}
+    for number, entry in enumerate(entries, start=1):
+        _refuse_unknown(entry, ("name", "set"), f"{file}, run {number}")
+        name = _name(entry, f"{file}, run {number}")
+        if name in configs:
+            raise UserError(f"{file} has two runs named '{name}'; give each its own name.")
+        configs[name] = _changed(base, entry.get("set", {}), name, f"{file}, run '{name}'")
+    about = tree.get("about", "")
+    if not isinstance(about, str):
+        raise UserError(f"{file}: 'about' must be a text; got {shown(about)}.")
+    return Sweep(_name(tree, str(file)), about, configs)
+
+
+def joint_promise(runs: list[RunView]) -> str:
+    """What several runs on the same private records promise together, in one sentence, by basic composition.
+
+    An (epsilon_1, delta_1) and an (epsilon_2, delta_2) private release are together (epsilon_1 + epsilon_2, delta_1 + delta_2)
+    private, also when the second was chosen after seeing the first. Runs that protect different units have no such sum.
+    """
+    void = [run.name for run in runs if run.void]
+    if void:
+        return f"No joint promise holds for these {len(runs)} runs, because no guarantee holds for {', '.join(void)}."
+    if len({tomllib.loads(run.config_toml).get("privacy", {}).get("unit", "record") for run in runs}) > 1:
+        return f"No joint promise is stated for these {len(runs)} runs: some protect a record and some a unit."
+    epsilon, delta = (math.fsum(getattr(run, name) for run in runs) for name in ("epsilon", "delta"))
+    unit = tomllib.loads(runs[0].config_toml).get("privacy", {}).get("unit", "record")
+    counts = [count for run in runs if (count := run.results["privacy"].get("records"))]
+    warning = large_delta(delta, min(counts), unit) if counts else ""
+    return (
+        f"{warning} Joint promise: together these {len(runs)} runs are ({round_up(epsilon)}, {round_up(delta)})-differentially "
+        "private, for on the same records epsilons and deltas add up; that, and not one run's own epsilon, covers whoever sees "
+        f"several of the models. {meaning(epsilon, delta, unit, 'what they released together')} "
+        "Evaluation figures are exact, and no epsilon covers them."
+    ).strip()
+
+
+class _Prefixed:
+    """Says to which run a stage or a note belongs."""
+
+    def __init__(self, watcher: Watcher, name: str) -> None:
+        self._watcher, self._name = watcher, name
+
+    def stage(self, name: str, total: int | None) -> Callable[[int], None]:
+        """See `Watcher`."""
+        return self._watcher.stage(f"{self._name}: {name}", total)
+
+    def note(self, text: str) -> None:
+        """See `Watcher`."""
+        self._watcher.note(f"{self._name}: {text}")
+
+    def evaluated(self, figures: list[Evaluation]) -> None:
+        """See `Watcher`."""
+        self._watcher.evaluated(figures)
+
+
+def _refuse_unknown(table: dict[str, Any], valid: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key not in valid:
+            raise UserError(f"{where}: unknown key {key!r}; {nearest(key, valid)}")
+
+
+def _name(table: dict[str, Any], where: str) -> str:
+    name = table.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UserError(f"{where}: 'name' must be letters, digits, '.', '_' and '-', for it names a folder; got {shown(name)}.")
+    return name
+
+
+def _changed(base: Config, changes: Any, name: str, where: str) -> Config:
+    if not isinstance(changes, dict):
+        raise UserError(f"{where}: 'set' must be a table of keys such as \"adaptation.rank\"; got {shown(changes)}.")
+    tree = base.model_dump(mode="json")
+    try:
+        asked = leaves(changes)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    for key, value in asked.items():
+        if key == "name":
+            raise UserError(f"{where}: 'set' cannot change 'name', which is the run's own.")
+        if has_control_characters(key):
+            raise UserError(f"{where}: unknown key {key!r}: it holds a line break or another control character.")
+        put(tree, key, value, where)
+    return parse_config({**tree, "name": name}, where)
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+
+def _refuse_another_run(path: Path, config: Config) -> None:
+    """A run that was kept must be the one that is asked for now, or the comparison would be of something else."""
+    if not _is_there(path):
+        return
+    own = RunDirectory.open(path).config()
+    kept, asked = (leaves(tree.model_dump(mode="json")) for tree in (own, config))
+    differing = [key for key in asked | kept if not _agrees(key, asked.get(key), kept.get(key))]
+    idle = without_effect(own).keys() & without_effect(config) if differing else set()
+    changed = [key for key in differing if key not in idle]
+    if changed:
+        raise UserError(
+            f"{path} holds a run with another {', '.join(changed)}: choose another folder for this sweep, or another name."
+        )
+
+
+def _agrees(key: str, asked: Any, kept: Any) -> bool:
+    """Whether a run's resolved value is what was asked for: the same, chosen for 'auto', or a path made absolute."""
+    if asked == kept or asked in ("auto", "model") or (asked is None and key in _CHOSEN_LATER):
+        return True
+    paths = isinstance(asked, str) and isinstance(kept, str)
+    return paths and _place(asked) == _place(kept)
+
+
+def _place(text: str) -> Path:
+    return Path(text.removeprefix("local-dir:")).expanduser().resolve()
