@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 import cluster.launch
 import dpfed.runs.pretraining
+import dpfed.runs.running
 from benchmarks.memory import anonymous_mb
 from cluster.collective import Replicas
 from cluster.launch import Resources
@@ -105,7 +106,7 @@ class Measured:
         self._ended = threading.Event()
 
     def __enter__(self) -> Measured:
-        dpfed.runs.pretraining._CURVE_POINTS = 1  # epsilon so far is not part of a step, and costs more than some that are
+        dpfed.runs.running._CURVE_POINTS = 1  # epsilon so far is not part of a step, and costs more than some that are
         for part, (owner, name) in PARTS.items():
             setattr(owner, name, self._timed(part, getattr(owner, name)))
         return self

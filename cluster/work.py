@@ -18,7 +18,8 @@ from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.pretraining import Job, begin, carry_out, check, take_up
+from dpfed.runs.job import Job, begin, check, take_up
+from dpfed.runs.running import run_job
 from dpfed.training.session import Parts, assemble
 from dpfed.training.worker import GroupObserver
 
@@ -91,7 +92,7 @@ def _lead(link: Link, task: Task, watcher: Watcher) -> None:
                 link.broadcast(job.randomness.for_owners().master)
                 link.agree(_mark(job.parts))
                 board = stack.enter_context(TensorBoard(job.run))
-                carry_out(job, watcher, lambda job: _join(link, job.parts, job.randomness.for_owners(), job.observe), [board])
+                run_job(job, watcher, lambda job: _join(link, job.parts, job.randomness.for_owners(), job.observe), [board])
     except UserError:
         end()
         raise

@@ -12,7 +12,8 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Watcher
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.pretraining import Job, begin, carry_out, take_up
+from dpfed.runs.job import Job, begin, take_up
+from dpfed.runs.running import run_job
 
 _ENDING = 10.0  # seconds that a server of before may still hold the run
 
@@ -49,4 +50,4 @@ def coordinate(folder: Path, place: Path, channel: Channel, watcher: Watcher) ->
             return run
         job = take_up(run, watcher, terms=terms)
     with job.run.locked(_ENDING):
-        return carry_out(job, watcher, connect)
+        return run_job(job, watcher, connect)

@@ -20,7 +20,7 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.models.building import preprocessing_of, settled
 from dpfed.progress import import_progress
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.pretraining import with_absolute_paths
+from dpfed.runs.paths import with_absolute_paths
 from server.app_folder import make_app_folder
 from server.loopback import RUN, Loopback, loopback
 

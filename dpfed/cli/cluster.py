@@ -49,7 +49,7 @@ def carry_out(
         The finished run; ``None`` in torchrun's processes but the first.
     """
     from cluster.work import Task
-    from dpfed.runs.pretraining import with_absolute_paths
+    from dpfed.runs.paths import with_absolute_paths
 
     task = Task(folder.absolute(), config and with_absolute_paths(config), again)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}

@@ -39,7 +39,7 @@ def create_federation(
     say(f"making terms for {len(cards)} sites", True)
     from dpfed.federation.folders import CoordinatorFolder
     from dpfed.federation.protocol.terms import Terms
-    from dpfed.runs.pretraining import with_absolute_paths
+    from dpfed.runs.paths import with_absolute_paths
 
     loaded = with_absolute_paths(chosen_config(config, assignments))
     options = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline, "broadcast": broadcast}

@@ -32,7 +32,9 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee, guarded
-from dpfed.runs.pretraining import Job, begin, carry_out, check, secret_of, take_up, with_absolute_paths
+from dpfed.runs.job import Job, begin, check, secret_of, take_up
+from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.running import run_job
 from dpfed.training.session import Share
 
 
@@ -101,7 +103,7 @@ def simulate(
     files = {RunDirectory.SIMULATION: simulation.model_dump_json() + "\n"}
     job = begin(config, folder, watcher, randomness=randomness, terms=terms, files=files)
     with job.run.locked():
-        return carry_out(job, watcher, lambda job: _connect(job, simulation, watcher))
+        return run_job(job, watcher, lambda job: _connect(job, simulation, watcher))
 
 
 def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation | None = None) -> RunDirectory:
@@ -131,7 +133,7 @@ def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation 
             run.forget_key()
             return run
         job = take_up(run, watcher, terms=Terms.load(run.terms))
-        return carry_out(job, watcher, lambda job: _connect(job, simulation, watcher))
+        return run_job(job, watcher, lambda job: _connect(job, simulation, watcher))
 
 
 def _connect(job: Job, simulation: Simulation, watcher: Watcher) -> Federation:

@@ -25,7 +25,8 @@ from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import WITHOUT_PRIVACY, DataSet, Scale
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee, refuse_place
-from dpfed.runs.pretraining import pretrain, with_absolute_paths
+from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.pretraining import pretrain
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def refuse_place(folder: str | Path, again: bool = False) -> None:
 
     Args:
         folder: of the run.
-        again: a run may be there already; whether it is the right one is seen later (`dpfed.runs.pretraining.check`).
+        again: a run may be there already; whether it is the right one is seen later (`dpfed.runs.job.check`).
 
     Raises:
         UserError: saying what is in the way.

@@ -30,7 +30,8 @@ from dpfed.report.promise import large_delta, meaning, round_up
 from dpfed.report.run_view import RunView
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee, refuse_place, refuse_sharding
-from dpfed.runs.pretraining import pretrain, resume, with_absolute_paths
+from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.pretraining import pretrain, resume
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,99}")  # the name of a folder
 _CHOSEN_LATER = ("data.size", "objective.bias", "model.digest")  # None in a user's configuration

@@ -10,7 +10,7 @@ from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.pretraining import with_absolute_paths
+from dpfed.runs.paths import with_absolute_paths
 
 CPU, GPU = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}
 COPY = "/tmp/ray/session/runtime_resources/working_dir_files/_ray_pkg_1"

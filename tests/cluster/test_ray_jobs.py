@@ -26,7 +26,8 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.pretraining import pretrain, with_absolute_paths
+from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.pretraining import pretrain
 
 CONFIG = "configs/quickstart.toml"
 

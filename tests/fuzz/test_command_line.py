@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import dpfed.runs.pretraining
+import dpfed.runs.running
 from dpfed.cli import main
 from dpfed.config import parse_config
 from dpfed.data.generated.shapes import write_shapes
@@ -51,7 +52,7 @@ def desk(tmp_path_factory) -> Path:
     (desk / "sweep.toml").write_text('[[runs]]\nname = "a"\n[runs.set]\n"privacy.epsilon" = 4.0\n')
     dpfed.runs.pretraining.pretrain(config, desk / "done")
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
-        patch.setattr(dpfed.runs.pretraining, "train", _stop)
+        patch.setattr(dpfed.runs.running, "train", _stop)
         dpfed.runs.pretraining.pretrain(config, desk / "half")
     return desk
 
@@ -83,7 +84,7 @@ def _type(words: list[str], desk: Path) -> tuple[int, str, str]:
     out, err, before = io.StringIO(), io.StringIO(), os.getcwd()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["dpfed", *words])
-        patch.setattr(dpfed.runs.pretraining, "train", _stop)
+        patch.setattr(dpfed.runs.running, "train", _stop)
         patch.chdir(desk)
         try:
             main()

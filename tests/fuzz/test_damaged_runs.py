@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import dpfed
 import dpfed.runs.pretraining
+import dpfed.runs.running
 from dpfed.config import parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
@@ -42,14 +43,14 @@ def runs(tmp_path_factory) -> Path:
         }
     )
     dpfed.pretrain(config, folder / "done")
-    took = dpfed.runs.pretraining.train
+    took = dpfed.runs.running.train
 
     def interrupted(transport, coordinator, steps, observers) -> None:
         took(transport, coordinator, range(steps.start, 3), observers)
         raise UserError("stopped by the test after three steps.")
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
-        patch.setattr(dpfed.runs.pretraining, "train", interrupted)
+        patch.setattr(dpfed.runs.running, "train", interrupted)
         dpfed.pretrain(config, folder / "half")
     return folder
 

@@ -10,7 +10,7 @@ from dpfed.config import Config, load_config, parse_config
 from dpfed.config.toml_file import toml_value
 from dpfed.errors import UserError
 
-CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -105,7 +105,7 @@ def test_a_resolved_open_clip_configuration_reads_back():
 
 
 def test_an_assignment_without_a_value_takes_a_key_out():
-    path = Path(__file__).parents[1] / "configs" / "quickstart.toml"
+    path = Path(__file__).parents[2] / "configs" / "quickstart.toml"
     assert load_config(path).privacy.epsilon == 8.0
     assert load_config(path, ["privacy.epsilon="]).privacy.epsilon is None
 

@@ -17,9 +17,12 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.pretraining import begin, carry_out, pretrain, with_absolute_paths
+from dpfed.runs.job import begin
+from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.pretraining import pretrain
+from dpfed.runs.running import run_job
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 SCHEMA = frozenset(leaves(Config().model_dump())) | {"bounding.options"}
 
 # Two other values than the default for every key that a rule is about, as far as a run can take them.
@@ -133,7 +136,7 @@ def observed(tree: dict, folder: Path) -> tuple:
     """All that a run gives but the words of its plan and its configuration."""
     job = begin(read_back(tree, "test"), folder, Silent())
     with job.run.locked():
-        run = carry_out(job, Silent())
+        run = run_job(job, Silent())
     results = json.loads(run.results.read_text())
     privacy = {key: results["privacy"].get(key) for key in ("epsilon", "noise_multiplier")}
     weights = {name: value.tolist() for name, value in load_file(run.model / "model.safetensors").items()}
@@ -334,7 +337,7 @@ def test_settings_of_tasks_that_the_records_do_not_allow_are_refused_before_a_ru
     with pytest.raises(UserError, match=r"'evaluation.bank' has no effect with these records.* retrieval and zero_shot alone"):
         refuse_unmeasured(config, ("retrieval", "zero_shot"))
     refuse_unmeasured(config, ())
-    monkeypatch.setattr("dpfed.runs.pretraining.tasks_of", lambda *_: ("retrieval",))
+    monkeypatch.setattr("dpfed.runs.job.tasks_of", lambda *_: ("retrieval",))
     with pytest.raises(UserError, match="'evaluation.templates' and 'evaluation.bank' have no effect"):
         pretrain(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -1,0 +1,124 @@
+"""A run that is ready to go on: begun in a new directory, or taken up from one that is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpfed.config import Config
+from dpfed.config.effects import refuse_unmeasured, refuse_without_effect
+from dpfed.errors import UserError
+from dpfed.evaluation.suite import tasks_of
+from dpfed.models.building import settled
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Watcher
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.provenance import began, environment
+from dpfed.runs.remarks import say_what_is_trained
+from dpfed.training.session import Parts, assemble
+from dpfed.training.trainer import InProcess, Transport
+from dpfed.training.worker import GroupObserver
+
+if TYPE_CHECKING:
+    from dpfed.federation.protocol.terms import Terms
+
+_CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is ready to go on.
+
+    Attributes:
+        run: its directory, which must be locked while it is carried out.
+        parts: its public parts.
+        randomness: its secret.
+    """
+
+    run: RunDirectory
+    parts: Parts
+    randomness: Randomness
+
+    @property
+    def observe(self) -> GroupObserver | None:
+        """Receives raw, private figures of each step where the user asked for them."""
+        return self.run.append_diagnostics if self.parts.config.diagnostics == "raw" else None
+
+
+def check(config: Config, folder: str | Path, again: bool) -> None:
+    """Refuses keys that have no effect, and a directory that holds another run (unless `again`, any) or cannot be made.
+
+    Raises:
+        UserError: naming the keys, or saying what is there.
+    """
+    refuse_without_effect(config)
+    if again and not RunDirectory.unused(folder):
+        RunDirectory.open(folder).refuse_another(settled(with_absolute_paths(config)))
+    else:
+        RunDirectory.refuse_unusable(folder)
+
+
+def begin(
+    config: Config,
+    folder: str | Path,
+    watcher: Watcher,
+    owners: int = 1,
+    randomness: Randomness | None = None,
+    terms: Terms | None = None,
+    files: dict[str, str] | None = None,
+) -> Job:
+    """A new run in a directory that must not be in use, for the first of `owners` processes.
+
+    Args:
+        config: what to do.
+        folder: must not be in use.
+        watcher: sees the stages.
+        owners: processes that share the work.
+        randomness: the run's secret; default: `secret_of` the configuration.
+        terms: of the federation that the run is for.
+        files: further files of the run, by name.
+
+    Raises:
+        UserError: see `pretrain`.
+    """
+    RunDirectory.refuse_unusable(folder)
+    randomness = randomness or secret_of(config)
+    parts = assemble(with_absolute_paths(config), randomness, watcher, owners=owners, terms=terms)
+    refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
+    say_what_is_trained(parts, watcher)
+    files = {RunDirectory.PROVENANCE: began(parts.store, parts.config.data), **(files or {})}
+    if terms:
+        files[RunDirectory.TERMS] = terms.text
+    return Job(RunDirectory.create(folder, parts.config, randomness, files), parts, randomness)
+
+
+def secret_of(config: Config) -> Randomness:
+    """New secret randomness, or what a fixed seed gives."""
+    seed = config.privacy.seed
+    return Randomness.fresh() if seed is None else Randomness.from_seed(seed)
+
+
+def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1, terms: Terms | None = None) -> Job:
+    """An unfinished run, for the first of `owners` processes; they may be more or fewer than before.
+
+    Args:
+        run: locked by the caller.
+        watcher: sees the stages.
+        owners: processes that share the work.
+        terms: of the federation that the run is for.
+
+    Raises:
+        UserError: see `resume`; for a federation's run, if no terms are given.
+    """
+    if terms is None and run.terms.is_file():
+        raise UserError(f"{run.path} is the run of a federation: start its server again (`flwr run`) to go on with it.")
+    randomness = run.randomness()
+    run.note_environment(environment())
+    return Job(run, assemble(run.config(), randomness, watcher, owners=owners, terms=terms), randomness)
+
+
+def alone(job: Job) -> Transport:
+    """This process has all records and does all the work."""
+    return InProcess([job.parts.worker(job.randomness.for_owners(), job.observe)])

@@ -1,0 +1,37 @@
+"""The files that a configuration means, wherever it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpfed.config import Config
+from dpfed.config.effects import without_effect
+from dpfed.config.shipped import find_tower
+from dpfed.data.store.remote import is_url
+from dpfed.models.blueprints import LOCAL_DIR
+
+if TYPE_CHECKING:
+    pass
+
+_CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The same configuration, meaning the same files wherever it is read. What dpfed ships keeps its name."""
+    data = config.data
+    path = data.path if data.path is None or is_url(data.path) else str(Path(data.path).expanduser().resolve())
+    data = data.model_copy(update={"path": path})
+    if "data.stores" not in without_effect(config):
+        data = data.model_copy(update={"stores": str(Path(data.stores).expanduser().resolve())})
+    model = config.model
+    if model.weights is not None and Path(model.weights).expanduser().is_file():
+        model = model.model_copy(update={"weights": str(Path(model.weights).expanduser().resolve())})
+    if model.anchors is not None:
+        model = model.model_copy(update={"anchors": str(Path(model.anchors).expanduser().resolve())})
+    name = model.architecture or ""
+    if name.startswith(LOCAL_DIR) or (name.endswith(".json") and find_tower(name) is None):
+        prefix = LOCAL_DIR if name.startswith(LOCAL_DIR) else ""
+        place = Path(name.removeprefix(LOCAL_DIR)).expanduser().resolve()
+        model = model.model_copy(update={"architecture": f"{prefix}{place}"})
+    return config.model_copy(update={"data": data, "model": model})

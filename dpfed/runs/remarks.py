@@ -1,0 +1,53 @@
+"""What a user should know before the first step: what is trained, and what of the records the model does not see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dpfed.data.views.words import WordTokenizer
+from dpfed.models.summary import trained_part
+from dpfed.progress import Watcher
+from dpfed.training.session import Parts
+
+if TYPE_CHECKING:
+    from dpfed.data.store.records import RecordStore
+
+_CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
+
+
+def say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
+    """Tells the user, before the first step, what will be trained and what of the records is not read as it is."""
+    trained = trained_part(parts.model, parts.config)
+    watcher.note(f"trains {trained}; {trained.bytes_per_aggregate:,} bytes per aggregate")
+    split = parts.config.evaluation.split
+    if parts.store.public and split != "none" and parts.store.share_units("train", split):
+        watcher.note(f"a {parts.store.unit_name} may stand in both the train and the {split} split here: figures flatter then")
+    if parts.config.model.kind == "open_clip" and parts.config.data.size is not None:
+        _say_what_stock_sees(parts.store, parts.config.data.size, watcher)
+    if parts.tokenizer is None:
+        return
+    read = (
+        f"{parts.tokenizer.context} {'words' if isinstance(parts.tokenizer, WordTokenizer) else 'tokens'} of a caption are read"
+    )
+    if not len(parts.store.split("train")):  # a coordinator's, which holds none of the records
+        watcher.note(read)
+        return
+    if not parts.store.public:  # how many are longer is a fact about private records: for whoever asks
+        watcher.note(f"{read}; `dpfed data inspect {parts.store.path} --config CONFIG` counts longer ones")
+        return
+    captions = [text for texts in parts.store.captions(parts.store.split("train")) for text in texts]
+    watcher.note(f"{read}; {parts.tokenizer.truncated(captions):,} of {len(captions):,} are longer and are cut")
+
+
+def _say_what_stock_sees(store: RecordStore, size: int, watcher: Watcher) -> None:
+    """Which images stock open_clip, given the files, would show to the model otherwise than this run does."""
+    if store.size not in (None, size):
+        watcher.note(
+            f"images are scaled from the store's squares of {store.size} pixels to {size}; stock open_clip scales once"
+        )
+    if not store.public:  # whether there are any is a fact about private records: for whoever asks
+        watcher.note(
+            f"`dpfed data inspect {store.path}` counts images that were converted because stock open_clip misreads them"
+        )
+    for what, count in store.converted.items() if store.public else ():
+        watcher.note(f"{count:,} images: {what}; stock open_clip misreads their files")

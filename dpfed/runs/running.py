@@ -1,0 +1,162 @@
+"""The run itself: the steps that are left, evaluation on the way and at the end, and what it leaves behind."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpfed.errors import UserError
+from dpfed.evaluation.suite import Evaluation
+from dpfed.models.folder import save_encoder
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Watcher
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.job import Job, alone
+from dpfed.runs.outcome import write_outcome
+from dpfed.training.checkpoint import Checkpoints, Progress
+from dpfed.training.coordinator import Coordinator, StepSummary
+from dpfed.training.post_processing import serving
+from dpfed.training.releases import Releases
+from dpfed.training.session import Parts
+from dpfed.training.trainer import Transport, train
+
+if TYPE_CHECKING:
+    pass
+
+_CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
+
+
+def run_job(
+    job: Job,
+    watcher: Watcher,
+    connect: Callable[[Job], Transport] = alone,
+    observers: Iterable[Callable[[StepSummary], None]] = (),
+) -> RunDirectory:
+    """Takes the steps that are left, evaluates, and writes model, card and report.
+
+    Args:
+        job: what to carry out; its directory is locked by the caller.
+        watcher: sees the stages.
+        connect: reaches the workers, of which this process has one; called when all is loaded.
+        observers: called after each step with its public summary.
+    """
+    run, parts, randomness = job.run, job.parts, job.randomness
+    config, plan = parts.config, parts.plan
+    checkpoints = Checkpoints(run.checkpoints, config.training.keep)
+    ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints)
+    measured = config.evaluation.split != "none"
+    if start == 0 and measured:
+        watcher.note("measuring the model before training")
+    untrained = parts.evaluate("untrained", 0) if start == 0 else None
+    if untrained is not None:
+        _record(run, untrained, watcher)
+    advance = watcher.stage("private steps" if plan.private else "steps", plan.steps)
+    advance(start)
+
+    def keep_metrics(summary: StepSummary) -> None:
+        if _due(summary, plan, max(1, plan.steps // _CURVE_POINTS)):
+            run.append(
+                run.metrics, {"step": summary.done, "epsilon": ledger.epsilon if plan.promises else None, **summary.figures()}
+            )
+
+    def keep_checkpoint(summary: StepSummary) -> None:
+        if _due(summary, plan, config.training.checkpoint_every):
+            checkpoints.save(Progress(summary.done, ledger.charged, plan.fingerprint), parts.model, coordinator)
+            # A process can compute a step again if an older checkpoint must be taken; institutions do not answer twice.
+            Releases(run.releases).forget(before=checkpoints.oldest() if parts.terms else summary.done)
+
+    def evaluate_on_the_way(summary: StepSummary) -> None:
+        if config.evaluation.every and summary.done < plan.steps and _due(summary, plan, config.evaluation.every):
+            with serving(parts.model, coordinator.post_processors):
+                _record(run, parts.evaluate("trained", summary.done), watcher)
+
+    def show_progress(summary: StepSummary) -> None:
+        advance(summary.done)
+
+    own = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
+    train(connect(job), coordinator, range(start, plan.steps), [*own, *observers])
+    with serving(parts.model, coordinator.post_processors):
+        watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
+        trained = parts.evaluate("trained", plan.steps)
+        # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
+        untrained = _untrained_again(parts, checkpoints) if untrained is None else untrained
+        _record(run, [figure.compared(untrained) for figure in trained], watcher)
+        save_encoder(run.model, parts.model, config)
+        write_outcome(run, parts, ledger)
+    run.forget_key()
+    return run
+
+
+def _untrained_again(parts: Parts, checkpoints: Checkpoints) -> list[Evaluation]:
+    """The figures before training, of a run that goes on; none where its first checkpoint is gone."""
+    first = next((path for path in checkpoints.paths() if path.stem == "step-00000000"), None)
+    if first is None or parts.config.evaluation.split == "none":
+        return []
+    before = dataclasses.replace(parts, model=copy.deepcopy(parts.model))
+    before.load_weights(first)
+    return before.evaluate("untrained", 0)
+
+
+def _due(summary: StepSummary, plan: PrivacyPlan, every: int) -> bool:
+    return summary.done % every == 0 or summary.done == plan.steps
+
+
+def _pick_up(
+    run: RunDirectory, parts: Parts, randomness: Randomness, checkpoints: Checkpoints
+) -> tuple[Ledger, int, Coordinator]:
+    """Ledger, first step and coordinator: from the last checkpoint if there is one."""
+    saved = checkpoints.paths()
+    marks = {"fixed_seed": parts.config.privacy.seed is not None, "raw_diagnostics": parts.config.diagnostics == "raw"}
+    if _has_header(run.ledger):
+        ledger = Ledger.open(run.ledger)
+    elif saved:
+        raise UserError(
+            f"{run.ledger} is missing or damaged, and {saved[-1].name} exists: what was spent is unknown. Restore it."
+        )
+    else:
+        run.ledger.unlink(missing_ok=True)  # a header that a crash cut short: nothing was spent yet
+        ledger = Ledger.create(run.ledger, parts.plan, marks)
+    if ledger.plan.fingerprint != parts.plan.fingerprint:
+        raise UserError(
+            f"the plan of {run.ledger} is not the plan of the run's config.toml and records (N was {ledger.plan.records:,}, "
+            f"is {parts.plan.records:,}): restore both, or start a new run."
+        )
+    if ledger.marks != marks:
+        raise UserError(f"{run.ledger} was started with {ledger.marks}, and config.toml now says {marks}: change it back.")
+    ledger.note_owners(parts.owners)
+    coordinator = parts.coordinator(randomness, ledger, Releases(run.releases))
+    if not saved:
+        checkpoints.save(Progress(0, 0, parts.plan.fingerprint), parts.model, coordinator)
+        return ledger, 0, coordinator
+    progress = checkpoints.load(saved[-1], parts.model, coordinator)
+    if progress.fingerprint != parts.plan.fingerprint or progress.charged > ledger.charged:
+        raise UserError(
+            f"{saved[-1]} and {run.ledger} do not belong together: the checkpoint saw {progress.charged} releases, the ledger "
+            f"holds {ledger.charged}. Restore the ledger."
+        )
+    run.rewind_metrics(progress.step)
+    return ledger, progress.step, coordinator
+
+
+def _has_header(ledger: Path) -> bool:
+    """Whether there is a ledger, of which a crash has not cut even the first line short."""
+    try:
+        return b"\n" in ledger.read_bytes()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"cannot read the ledger {ledger}: {error.strerror or error}. Restore it.") from error
+
+
+def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> None:
+    known = {(line["step"], line["evaluation"]["name"]) for line in run.metric_lines() if "evaluation" in line}
+    for figure in figures:
+        if (figure.step, figure.name) in known:
+            continue  # measured before an interruption
+        run.append(run.metrics, {"step": figure.step, "evaluation": figure.facts()})
+    watcher.evaluated(figures)
