@@ -32,10 +32,10 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.serving import site_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
+from dpfed.runs.assembly import Share, assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.releases import Releases
-from dpfed.training.session import Share, assemble
 from server.loopback import RUN, Loopback, loopback
 
 MODES = ("central", "distributed", "secure", "local")

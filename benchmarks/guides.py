@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.record import RESULTS, figures
 from dpfed.evaluation.intervals import wilson
-from dpfed.report.promise import round_down, round_up
+from dpfed.privacy.promise import round_down, round_up
 from dpfed.report.results import label
 
 Blocks = dict[str, tuple[str, Callable[[], str]]]  # by the name of its marks: the result file, and what writes it

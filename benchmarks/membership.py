@@ -18,7 +18,7 @@ from benchmarks.record import write_result
 from dpfed.audit.membership import audit_membership
 from dpfed.config import parse_config
 from dpfed.data.generated.shapes import write_shapes
-from dpfed.report.promise import round_down
+from dpfed.privacy.promise import round_down
 from dpfed.runs.pretraining import pretrain
 
 MEMBERS, NON_MEMBERS, STEPS, EPSILON = 1000, 2000, 800, 8.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpfed.config import parse_config
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.session import assemble
+from dpfed.runs.assembly import assemble
 
 
 def anonymous_mb() -> float:

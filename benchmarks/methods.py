@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 
 from benchmarks.record import write_result
-from dpfed.cli.terminal import watching
+from dpfed.console.terminal import watching
 from dpfed.report.style import png_bytes
 from dpfed.reproduce.charts import charts
 from dpfed.reproduce.datasets import SHAPES

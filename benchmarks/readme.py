@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.guides import GUIDES, there
 from benchmarks.record import RESULTS, figures
 from dpfed.evaluation.intervals import Interval, apart, wilson
-from dpfed.report.promise import meaning, round_up
+from dpfed.privacy.promise import meaning, round_up
 from dpfed.report.results import Result, results_of, shown
 
 README = RESULTS.parents[1] / "README.md"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import write_result
-from dpfed.cli.terminal import watching
+from dpfed.console.terminal import watching
 from dpfed.errors import UserError
 from dpfed.report.style import png_bytes
 from dpfed.reproduce.charts import charts

@@ -28,9 +28,9 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import pick_device
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
-from dpfed.training.session import pick_device
 
 GROUP, VIEWS, REPEATS = 16, 3, 5  # two views and one intra-group augmentation
 # Model, side of the images, records at a time on a CPU and on a GPU; none: too slow to be of use there.

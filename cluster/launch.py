@@ -19,8 +19,8 @@ from cluster.reach import require_cluster
 from cluster.relay import Relay, relayed
 from cluster.torchrun import BACKEND_OF, TIMEOUT, process_group
 from cluster.work import Task, work
-from dpfed.data.store.remote import is_url
 from dpfed.errors import UserError
+from dpfed.places import is_url
 from dpfed.progress import Watcher
 from dpfed.runs.directory import RunDirectory
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from cluster.estimate import Estimate, Machines, bottleneck, estimate
-from dpfed.cli.entry import run
-from dpfed.cli.terminal import say
 from dpfed.config import Config, load_config, parse_config
+from dpfed.console.entry import run
+from dpfed.console.terminal import say
 from dpfed.errors import UserError, nearest
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.report.promise import large_delta, meaning, round_up
+from dpfed.privacy.promise import large_delta, meaning, round_up
 
 _WIDTH = 116  # columns of the table: a pipe or a narrow terminal wraps its lines rather than cutting figures
 

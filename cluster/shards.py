@@ -12,7 +12,7 @@ from cluster.sharded_vector import ShardedVector, shard_model
 from cluster.sharding import ShardedEngine
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives import loss_of
-from dpfed.training.session import Parts, pick_device
+from dpfed.runs.assembly import Parts, pick_device
 
 
 class Shards:

@@ -17,10 +17,10 @@ from dpfed.config import Config, read_back
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
+from dpfed.runs.assembly import Parts, assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, begin, check, take_up
 from dpfed.runs.running import run_job
-from dpfed.training.session import Parts, assemble
 from dpfed.training.worker import GroupObserver
 
 _ENDING = 150.0  # seconds that a rank 0 of before may still hold the run; a dead machine's locks on NFS last 90

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.config import ViewsConfig
-from dpfed.config.place import path_of
 from dpfed.data.views.images import ImageViews
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
@@ -17,6 +16,7 @@ from dpfed.models.building import Tokenizer, tokenizer_for
 from dpfed.models.contract import method_of
 from dpfed.models.folder import describe, load_encoder, model_config, preprocessing_in
 from dpfed.models.inputs import Pictures, square_images, texts
+from dpfed.places import path_of
 from dpfed.runs.directory import RunDirectory
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from dpfed.cli.terminal import console, show_run, watching
+from dpfed.console.terminal import console, show_run, watching
 from dpfed.errors import UserError
 from server.channel import FlowerChannel
 from server.coordination import coordinate

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from dpfed.cli.entry import run as run_app
 from dpfed.cli.simulation import Skew
-from dpfed.cli.terminal import chosen_config, say, show_run
+from dpfed.console.entry import run as run_app
+from dpfed.console.terminal import chosen_config, say, show_run
 from dpfed.runs.directory import RunDirectory
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -10,8 +10,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from dpfed.cli.terminal import console, watching
 from dpfed.config import Config
+from dpfed.console.terminal import console, watching
 from dpfed.data.opening import open_records
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.errors import UserError

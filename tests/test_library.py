@@ -10,7 +10,7 @@ from dpfed.data.views.images import ImageViews
 from dpfed.models.validation import validate
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.session import Parts
+from dpfed.runs.assembly import Parts
 from dpfed.training.trainer import InProcess, train
 
 

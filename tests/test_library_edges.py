@@ -17,9 +17,9 @@ from dpfed.errors import UserError
 from dpfed.models.validation import check_independence, random_group
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import Parts
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.reevaluation import evaluate_run
-from dpfed.training.session import Parts
 
 PLAN = {"records": 600, "batch": 60, "steps": 5, "epsilon": 8.0, "group_size": 4, "clip_norm": 1.0}
 

@@ -23,13 +23,14 @@ from dpfed.audit.rates import CONFIDENCE, Rate, auc, best_threshold, least_epsil
 from dpfed.audit.sides import Sides
 from dpfed.audit.signals import Signals, signals_of
 from dpfed.errors import UserError
+from dpfed.federation.papers import terms_of
 from dpfed.objectives import loss_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher
+from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.outcome import rewrite_papers, terms_of
+from dpfed.runs.outcome import rewrite_papers
 from dpfed.training.checkpoint import Checkpoints
-from dpfed.training.session import assemble
 
 Weights = Literal["trained", "untrained"]
 FPRS = (0.01, 0.001)

@@ -15,7 +15,7 @@ from dpfed.audit.signals import DRAWS, REFERENCES
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.session import Parts
+from dpfed.runs.assembly import Parts
 
 _LEAST = 200  # of either side: half are attacked, and 1% of a hundred is one
 _AT_ONCE = 32  # records whose views are made at a time

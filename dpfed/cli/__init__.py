@@ -8,7 +8,7 @@ import typer
 
 import dpfed
 from dpfed.cli import audit, config, data, federation, privacy, reproduce, runs, sweep
-from dpfed.cli.entry import run
+from dpfed.console.entry import run
 
 app = typer.Typer(
     name="dpfed",

@@ -32,7 +32,7 @@ def membership(
     The figures go to RUN/audit/membership.json, which only you can read. They are printed if all records are public, or with
     --show.
     """
-    from dpfed.cli.terminal import console, say, watching
+    from dpfed.console.terminal import console, say, watching
 
     say(f"attacking {run}", as_json)
     from dpfed.runs.directory import RunDirectory
@@ -58,8 +58,8 @@ def _show(audit: MembershipAudit) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from dpfed.cli.terminal import console
-    from dpfed.report.promise import percent_up, round_up
+    from dpfed.console.terminal import console
+    from dpfed.privacy.promise import percent_up, round_up
 
     promise = "no guarantee"
     if audit.promise.epsilon is not None:
@@ -95,7 +95,7 @@ def _show(audit: MembershipAudit) -> None:
 
 
 def _row(trained: Outcome, untrained: Outcome) -> list[str]:
-    from dpfed.report.promise import round_down
+    from dpfed.privacy.promise import round_down
 
     points = [_percent(point.tpr) for point in trained.points]
     before = f"{untrained.points[0].tpr.value:.1%}"

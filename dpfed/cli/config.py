@@ -24,8 +24,8 @@ def list_(as_json: Json = False) -> None:
     """List the configurations that dpfed ships: what each is, its epsilon, and what it needs."""
     from rich.markup import escape
 
-    from dpfed.cli.terminal import console
-    from dpfed.config.catalogue import shipped_configs, shipped_sweeps
+    from dpfed.cli.catalogue import shipped_configs, shipped_sweeps
+    from dpfed.console.terminal import console
 
     trained, sweeps = shipped_configs(), shipped_sweeps()
     if as_json:
@@ -77,8 +77,8 @@ def _show_keys(found: list[Key]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from dpfed.cli.terminal import console
     from dpfed.config.keys import section_meanings
+    from dpfed.console.terminal import console
 
     if not console.is_terminal or console.width < _NARROW:  # one key after another: for `grep`, and for narrow windows
         for key in found:

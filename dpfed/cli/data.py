@@ -52,7 +52,7 @@ def import_(
     public: Annotated[bool, typer.Option("--public", help="Anyone may see these records; reports may show them.")] = False,
 ) -> None:
     """Import a data set into a record store."""
-    from dpfed.cli.terminal import say, watching
+    from dpfed.console.terminal import say, watching
 
     say(f"importing {', '.join(source)} into {dest}")
     from dpfed.data.importers import import_records
@@ -91,7 +91,7 @@ def shard(
     shards: Annotated[int, typer.Option(help="Shards; take a multiple of the number of workers.")] = 64,
 ) -> None:
     """Copy a record store into shards, so that each of many workers reads only its own shards."""
-    from dpfed.cli.terminal import say, watching
+    from dpfed.console.terminal import say, watching
 
     say(f"copying {source} into {dest}, in {shards:,} shards")
     from dpfed.data.store.sharding import shard_store
@@ -122,7 +122,7 @@ def divide(
     ] = None,
 ) -> None:
     """Divide a record store among simulated institutions whose records differ."""
-    from dpfed.cli.terminal import say, watching
+    from dpfed.console.terminal import say, watching
 
     say(f"dividing {source} among {sites:,} sites, into {dest}")
     from dpfed.data.store.division import CAPTION, divide_store, divided_by, largest_share
@@ -157,7 +157,7 @@ def inspect(
 
     from rich.text import Text
 
-    from dpfed.cli.terminal import console, say
+    from dpfed.console.terminal import console, say
 
     say(f"counting {dest}", as_json)
     from dpfed.data.reasons import visible
@@ -197,7 +197,7 @@ def inspect(
 
 def _say(sentence: str) -> None:
     """Prints a line, whatever the names in it look like."""
-    from dpfed.cli.terminal import console
+    from dpfed.console.terminal import console
     from dpfed.data.reasons import visible
 
     console.print(visible(sentence), markup=False, emoji=False, highlight=False, soft_wrap=True)

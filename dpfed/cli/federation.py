@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dpfed.cli.terminal import chosen_config, console, say
+from dpfed.console.terminal import chosen_config, console, say
 
 if TYPE_CHECKING:
     from dpfed.federation.protocol.terms import Terms
@@ -133,7 +133,7 @@ def status(folder: SiteDirectory) -> None:
     say(f"reading {folder}", True)
     from dpfed.federation.folders import SiteFolder
     from dpfed.privacy.ledger import Ledger
-    from dpfed.report.promise import meaning, round_up
+    from dpfed.privacy.promise import meaning, round_up
 
     opened = SiteFolder.open(folder)
     terms, ledger = opened.terms(), Ledger.open(opened.ledger)

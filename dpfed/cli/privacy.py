@@ -44,14 +44,14 @@ def account(
 
 
 def _show(numbers: dict[str, Any], fixed: dict[str, float], as_json: bool) -> None:
-    from dpfed.cli.terminal import say
+    from dpfed.console.terminal import say
 
     say("accounting by RDP and by PLD", as_json)
     from rich.markup import escape
     from rich.table import Table
 
-    from dpfed.cli.terminal import console
-    from dpfed.report.promise import large_delta, meaning, round_up
+    from dpfed.console.terminal import console
+    from dpfed.privacy.promise import large_delta, meaning, round_up
 
     figures, delta, refusals = _figures(numbers, fixed)
     if as_json:

@@ -40,7 +40,7 @@ def reproduce(
         return
     if experiment is None:
         raise UserError("name an experiment, such as table1; `dpfed reproduce --list` has them all.")
-    from dpfed.cli.terminal import say, watching
+    from dpfed.console.terminal import say, watching
     from dpfed.reproduce.datasets import data_set
     from dpfed.reproduce.experiments import experiment as named
 
@@ -67,8 +67,8 @@ def reproduce(
 
 
 def _list(scale: Literal["cpu", "gpu"]) -> None:
-    from dpfed.cli.terminal import console
-    from dpfed.report.promise import round_up
+    from dpfed.console.terminal import console
+    from dpfed.privacy.promise import round_up
     from dpfed.reproduce.datasets import DATA_SETS
     from dpfed.reproduce.experiments import EXPERIMENTS
 
@@ -100,7 +100,7 @@ def _show(outcome: Outcome, files: dict[str, Path]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from dpfed.cli.terminal import console
+    from dpfed.console.terminal import console
     from dpfed.report.results import label
     from dpfed.reproduce.page import compared, figure, lines, mechanisms
 

@@ -45,7 +45,7 @@ def pretrain(
     skew: Skew = None,
 ) -> None:
     """Pretrain an encoder privately. The run writes a model, a report and a privacy card."""
-    from dpfed.cli.terminal import chosen_config, say
+    from dpfed.console.terminal import chosen_config, say
 
     loaded = chosen_config(config, assignments)
     folder = run or Path("runs") / loaded.name
@@ -90,7 +90,7 @@ def resume(
     restarts: Restarts = None,
 ) -> None:
     """Go on with a run that was interrupted. A finished run is only shown."""
-    from dpfed.cli.terminal import say
+    from dpfed.console.terminal import say
 
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     if not another_process(cluster):
@@ -112,7 +112,7 @@ def resume(
 
 def _watch(carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool, silently: bool) -> None:
     """Has a run carried out before the user's eyes, and shows what came of it."""
-    from dpfed.cli.terminal import show_run, watching
+    from dpfed.console.terminal import show_run, watching
     from dpfed.progress import Silent
 
     with contextlib.nullcontext(Silent()) if silently else watching(as_json) as watcher:
@@ -134,7 +134,7 @@ def evaluate(
     """Measure a run's model again, and the model before training."""
     from rich.markup import escape
 
-    from dpfed.cli.terminal import console, say, watching
+    from dpfed.console.terminal import console, say, watching
     from dpfed.report.results import shown
 
     say(f"measuring {run} again", as_json)
@@ -163,12 +163,12 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Where the page goes; default RUN/report.html or comparison.html.")] = None,
 ) -> None:
     """Write the report of a run, or one that compares several."""
-    from dpfed.cli.terminal import console, say
+    from dpfed.console.terminal import console, say
     from dpfed.errors import UserError
 
     say(f"writing the report of {', '.join(map(str, run))}")
     from dpfed.report.html import write_report
-    from dpfed.report.run_view import RunView
+    from dpfed.runs.view import RunView
 
     views = [RunView.read(folder) for folder in run]
     path = out or (run[0] / "report.html" if len(run) == 1 else Path("comparison.html"))
@@ -184,7 +184,7 @@ def export(
     adapters: Annotated[bool, typer.Option("--adapters", help="Only the adapters, as one file.")] = False,
 ) -> None:
     """Copy a run's model to a folder, for example for `open_clip.create_model("local-dir:DEST")`."""
-    from dpfed.cli.terminal import console, say
+    from dpfed.console.terminal import console, say
 
     say(f"copying the model of {run} to {dest}")
     from dpfed.runs.directory import RunDirectory

@@ -26,7 +26,7 @@ def sweep(
 
     All runs spend from one privacy budget. The joint promise that is printed at the end is the sum of theirs.
     """
-    from dpfed.cli.terminal import chosen_config, say, say_if_shipped, watching
+    from dpfed.console.terminal import chosen_config, say, say_if_shipped, watching
 
     loaded = chosen_config(base, assignments)
     say_if_shipped(file)
@@ -43,8 +43,8 @@ def _show(outcome: SweepOutcome) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from dpfed.cli.terminal import console
-    from dpfed.report.promise import round_up
+    from dpfed.console.terminal import console
+    from dpfed.privacy.promise import round_up
     from dpfed.report.results import headlines, label, shown
 
     tables = [{result.name: result for result in run.table} for run in outcome.runs]

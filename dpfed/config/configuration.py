@@ -15,7 +15,6 @@ from pydantic import Field, ValidationError, model_validator
 
 from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import refuse_without_effect
-from dpfed.config.place import path_of
 from dpfed.config.sections import (
     AdaptationConfig,
     BoundingConfig,
@@ -34,6 +33,7 @@ from dpfed.config.shipped import find_config
 from dpfed.config.toml_file import read_toml, toml_value
 from dpfed.config.wording import has_control_characters, problem, shown
 from dpfed.errors import UserError, nearest
+from dpfed.places import path_of
 
 
 class Config(Section):

@@ -13,9 +13,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpfed.bounding.method import Method, method_named
 from dpfed.config.wording import shown
 from dpfed.errors import UserError
+from dpfed.privacy.method import Method, method_named
 
 if TYPE_CHECKING:
     from dpfed.config import Config
@@ -53,8 +53,7 @@ def _imports(c: Config) -> bool:
 
 def _finds_store(c: Config) -> bool:
     """Whether `data.path` is a record store, although the source is not called one."""
-    from dpfed.data.store.layout import is_store
-    from dpfed.data.store.remote import is_url
+    from dpfed.places import is_store, is_url
 
     if c.data.path is None or c.data.source in ("shapes", "store"):
         return False
@@ -65,7 +64,7 @@ def _finds_store(c: Config) -> bool:
 
 
 def _writes_store(c: Config) -> bool:
-    from dpfed.data.store.remote import is_url
+    from dpfed.places import is_url
 
     if c.data.source in ("shapes", "scenes"):
         return True

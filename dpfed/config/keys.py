@@ -9,11 +9,11 @@ from typing import Any
 
 import tomli_w
 
-from dpfed.bounding.method import METHODS
 from dpfed.config import Config
 from dpfed.config.effects import deciding
 from dpfed.config.sections import Section
 from dpfed.errors import UserError, nearest
+from dpfed.privacy.method import METHODS
 
 _IMPORTERS = (
     "cuhk-pedes rstpreid deepfashion-mm roco cifar10 fashion-mnist eurosat pcam imagenet camelyon17 "

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
 
-from dpfed.bounding.method import METHODS
 from dpfed.config.wording import has_control_characters
+from dpfed.privacy.method import METHODS
 
 _DIGITS = 10**20  # a seed may have 64 bits
 

@@ -7,16 +7,16 @@ import os
 from pathlib import Path
 
 from dpfed.config import DataConfig
-from dpfed.config.place import local_path
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.importers import Progress, detect, import_records, importers
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import walk
 from dpfed.data.store.counting import given_path, require_something_at
-from dpfed.data.store.layout import FORMAT_VERSION, is_store
+from dpfed.data.store.layout import FORMAT_VERSION
 from dpfed.data.store.records import RecordStore, open_or_write
-from dpfed.data.store.remote import fetch_store, is_url
+from dpfed.data.store.remote import fetch_store
 from dpfed.errors import UserError, nearest
+from dpfed.places import is_store, is_url, local_path
 
 _NAMES = 2  # how an import names its records; it was by row before, and a store made then is not used again
 _ORIGINALS_FROM = 64  # pixels; smaller images are read raw far faster than their files are decoded

@@ -22,8 +22,8 @@ from dpfed.federation.protocol.terms import SiteCard, Terms
 from dpfed.models.building import preprocessing_of, settled
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
-from dpfed.report.promise import round_up
 
 
 class SiteSettings(Section):

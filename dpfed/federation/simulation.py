@@ -30,12 +30,12 @@ from dpfed.models.building import preprocessing_of, settled
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress
+from dpfed.runs.assembly import Share
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee, guarded
 from dpfed.runs.job import Job, begin, check, secret_of, take_up
 from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.running import run_job
-from dpfed.training.session import Share
 
 
 class InProcessChannel:

@@ -11,9 +11,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from dpfed.config.place import path_of
 from dpfed.errors import UserError
 from dpfed.models.lora import adapted, update_of
+from dpfed.places import path_of
 
 FORMAT = "dpfed-adapters-1"
 

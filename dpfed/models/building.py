@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from dpfed.bounding.method import method_named
 from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.data.views.words import WordTokenizer
@@ -24,6 +23,7 @@ from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, group_norm, la
 from dpfed.models.text import TextTransformer
 from dpfed.models.towers import ClipModel, adapt, build_clip
 from dpfed.objectives import UNNORMALISED
+from dpfed.privacy.method import method_named
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says

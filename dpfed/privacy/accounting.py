@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from dpfed.errors import UserError
 from dpfed.privacy.loss_grid import ROUNDING, fitting_interval
 from dpfed.privacy.mechanism import Mechanism
-from dpfed.report.promise import round_up
+from dpfed.privacy.promise import round_up
 
 if TYPE_CHECKING:  # it takes a second to import, and a plan that cannot be is refused without
     import dp_accounting

@@ -15,8 +15,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfed.config.place import path_of
 from dpfed.errors import UserError
+from dpfed.places import path_of
 from dpfed.privacy.plan import PrivacyPlan
 
 FORMAT = 1

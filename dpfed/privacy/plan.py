@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from dpfed.bounding.method import METHODS, Method, method_named
 from dpfed.errors import UserError, nearest
 from dpfed.privacy import accounting
 from dpfed.privacy.accounting import Accountant
 from dpfed.privacy.mechanism import Mechanism
+from dpfed.privacy.method import METHODS, Method, method_named
 from dpfed.privacy.noise import GaussianNoise, Noise
+from dpfed.privacy.promise import round_up
 from dpfed.privacy.samplers import Sampler
-from dpfed.report.promise import round_up
 
 if TYPE_CHECKING:
     from dpfed.config import Config
@@ -58,7 +58,7 @@ class PrivacyPlan:
 
     With units, all records of one unit are added or removed together: N, B and S count units instead of records, and a unit is
     drawn, and chooses its group, as one. Other methods than group clipping bound the sum's change in their own way
-    (`dpfed.bounding.method`); without privacy (``method = "none"``) the same steps clip nothing and add no noise.
+    (`dpfed.privacy.method`); without privacy (``method = "none"``) the same steps clip nothing and add no noise.
 
     Args:
         records: N, number of training records (or units).
@@ -73,7 +73,7 @@ class PrivacyPlan:
         target_epsilon: the promise, if the noise was calibrated to one; no step is taken that would exceed it.
         unit: what is protected: ``record``, or ``unit``, all records that share one.
         per_unit: at most so many records of a drawn unit take part.
-        method: of bounding, one of `dpfed.bounding.method.METHODS`; ``none``: no clipping, no noise, no privacy.
+        method: of bounding, one of `dpfed.privacy.method.METHODS`; ``none``: no clipping, no noise, no privacy.
         max_batch: at most so many of the drawn records take part, where the method needs such a cap; otherwise ``None``.
         options: the method's own public numbers.
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dpfed.errors import UserError
+from dpfed.privacy.promise import factor, guess, large_delta, meaning, of_several, round_up
 from dpfed.report.marks import NOT_PROTECTED, STARTING_WEIGHTS, Mark
-from dpfed.report.promise import factor, guess, large_delta, meaning, of_several, round_up
 
 NO_GUARANTEE = "no privacy guarantee holds"
 _CARD, _NO_CARD = "# Privacy card of ", "# No privacy card for "  # titles

@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, StrictUndefined
 from markdown_it import MarkdownIt
@@ -15,11 +16,13 @@ from PIL import Image
 
 from dpfed.errors import UserError
 from dpfed.evaluation.intervals import apart
+from dpfed.privacy.promise import round_up
 from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, progress_plot
-from dpfed.report.promise import round_up
 from dpfed.report.results import Result, headlines, label, shown, within
-from dpfed.report.run_view import RunView
 from dpfed.report.style import inline_svg, palette, uri
+
+if TYPE_CHECKING:  # whoever has a run makes one
+    from dpfed.runs.view import RunView
 
 PIXEL_ART = 64  # pictures smaller than this are enlarged with hard edges
 NO_LOSS = (

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from dpfed.report.promise import round_up
+from dpfed.privacy.promise import round_up
 from dpfed.report.results import label
 from dpfed.report.style import INK, MUTED, PAPER, RULE, SERIES, TARGET, TRAINED, UNTRAINED, quiet
 from dpfed.reproduce.outcome import Outcome, Row

@@ -14,9 +14,9 @@ from dpfed.errors import UserError
 from dpfed.evaluation.suite import subset
 from dpfed.objectives import loss_of
 from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.training.checkpoint import Checkpoints
-from dpfed.training.session import assemble
 
 RECORDS, GROUP = 512, 16
 

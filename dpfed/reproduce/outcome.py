@@ -11,15 +11,15 @@ from typing import Any
 
 from dpfed.config import Config
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.promise import round_up
 from dpfed.progress import Silent, Watcher
-from dpfed.report.promise import round_up
-from dpfed.report.run_view import RunView
 from dpfed.reproduce.held_out import relative_losses
 from dpfed.reproduce.published import beside
 from dpfed.reproduce.runs import Planned, Request, differences, plan_runs, require_public, require_right_data, train
 from dpfed.reproduce.timing import seconds_per_step
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.sweep import joint_promise
+from dpfed.runs.view import RunView
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
+from dpfed.privacy.promise import round_up
 from dpfed.report.html import ERROR_BARS, page_style
-from dpfed.report.promise import round_up
 from dpfed.report.results import label
 from dpfed.report.style import inline_svg, png_bytes
 from dpfed.reproduce.charts import charts

@@ -17,9 +17,9 @@ from dpfed.config.shipped import configs
 from dpfed.config.toml_file import read_toml
 from dpfed.data.importers import detect
 from dpfed.data.opening import open_records
-from dpfed.data.store.layout import is_store
 from dpfed.errors import UserError
 from dpfed.models.building import settled
+from dpfed.places import is_store
 from dpfed.progress import Watcher, import_progress
 from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import WITHOUT_PRIVACY, DataSet, Scale

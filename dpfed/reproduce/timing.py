@@ -7,7 +7,7 @@ import time
 
 from dpfed.config import Config
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.session import assemble
+from dpfed.runs.assembly import assemble
 
 ROUNDS = 3
 

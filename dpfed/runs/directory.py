@@ -17,9 +17,9 @@ from typing import Any
 from dpfed.config import Config, read_back
 from dpfed.config.dotted_keys import leaves
 from dpfed.config.effects import without_effect
-from dpfed.config.place import path_of
 from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
+from dpfed.places import path_of
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 
 

@@ -13,11 +13,11 @@ from dpfed.evaluation.suite import tasks_of
 from dpfed.models.building import settled
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
+from dpfed.runs.assembly import Parts, assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.provenance import began, environment
 from dpfed.runs.remarks import say_what_is_trained
-from dpfed.training.session import Parts, assemble
 from dpfed.training.trainer import InProcess, Transport
 from dpfed.training.worker import GroupObserver
 

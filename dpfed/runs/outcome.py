@@ -12,9 +12,7 @@ import torch
 
 from dpfed import __version__
 from dpfed.evaluation.suite import tasks_of
-from dpfed.federation.coordinator.journal import Journal
-from dpfed.federation.protocol.statement import of_federation
-from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.papers import facts_of_federation, terms_of
 from dpfed.models.summary import Trained, trained_part
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
@@ -33,11 +31,11 @@ from dpfed.report.marks import (
     Mark,
     shared_unit,
 )
-from dpfed.report.run_view import RunView
 from dpfed.runs import provenance
+from dpfed.runs.assembly import Parts
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES, uses_labelled_bank
-from dpfed.training.session import Parts
+from dpfed.runs.view import RunView
 
 _IMAGE = "one record: an image"
 _CAPTIONED = "one record: an image with all its captions, of which each step draws one"
@@ -97,11 +95,6 @@ def rewrite_papers(run: RunDirectory, parts: Parts, results: dict[str, Any]) -> 
     _write_papers(run, facts_of_run(run, parts, ledger, results["evaluations"]), results)
 
 
-def terms_of(run: RunDirectory) -> Terms | None:
-    """The terms of the federation that a run is for, if it is for one."""
-    return Terms.load(run.terms) if run.terms.is_file() else None
-
-
 def _write_papers(run: RunDirectory, facts: CardFacts, results: dict[str, Any]) -> None:
     card = privacy_card(facts)
     run.write(run.card if facts.sound else run.no_card, card)
@@ -126,10 +119,10 @@ def facts_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, evaluations: S
     if any(run.audits.glob("*.json")):  # of an audit that an older dpfed made
         disclosed.add(AUDITED)
     facts = card_facts(parts, ledger, disclosed)
-    simulated = run.simulation.is_file()
     if parts.terms:
-        facts = of_federation(facts, parts.terms, Journal(run.journal), simulated)
-    made = provenance.rows(run.identity, run.provenance, federation=parts.terms is not None and not simulated)
+        facts = facts_of_federation(facts, run, parts.terms)
+    institutions = parts.terms is not None and not run.simulation.is_file()
+    made = provenance.rows(run.identity, run.provenance, federation=institutions)
     return dataclasses.replace(facts, provenance=tuple(made))
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from dpfed.config import Config
 from dpfed.config.effects import without_effect
 from dpfed.config.shipped import find_tower
-from dpfed.data.store.remote import is_url
 from dpfed.models.blueprints import LOCAL_DIR
+from dpfed.places import is_url
 
 if TYPE_CHECKING:
     pass

@@ -9,12 +9,13 @@ from typing import Any
 from dpfed.config import read_back
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, tasks_of
+from dpfed.federation.papers import terms_of
 from dpfed.progress import Silent, Watcher
+from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import LABELLED_FIGURES, uses_labelled_bank
-from dpfed.runs.outcome import rewrite_papers, terms_of
+from dpfed.runs.outcome import rewrite_papers
 from dpfed.training.checkpoint import Checkpoints
-from dpfed.training.session import assemble
 
 
 def evaluate_run(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dpfed.data.views.words import WordTokenizer
 from dpfed.models.summary import trained_part
 from dpfed.progress import Watcher
-from dpfed.training.session import Parts
+from dpfed.runs.assembly import Parts
 
 if TYPE_CHECKING:
     from dpfed.data.store.records import RecordStore

@@ -15,6 +15,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
+from dpfed.runs.assembly import Parts
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, alone
 from dpfed.runs.outcome import write_outcome
@@ -22,7 +23,6 @@ from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.post_processing import serving
 from dpfed.training.releases import Releases
-from dpfed.training.session import Parts
 from dpfed.training.trainer import Transport, train
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dpfed.bounding.method import method_named
 from dpfed.config import Config
 from dpfed.config.sections import ModelConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model, image_size
+from dpfed.privacy.method import method_named
 
 _FURTHER_COPIES = 3  # of the trained parameters: one group's gradient, their sum, the optimizer's moments
 _KEPT = 0.5  # of the outputs of all layers is kept for the backward pass, at least

@@ -12,13 +12,13 @@ from dpfed.audit.membership import audit_membership
 from dpfed.audit.sides import Sides
 from dpfed.audit.signals import REFERENCES
 from dpfed.cli import main
-from dpfed.cli.terminal import console
+from dpfed.console.terminal import console
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
 from dpfed.privacy.accounting import epsilon as accounted
 from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
-from dpfed.training.session import assemble
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@
 import torch
 
 from dpfed.bounding.engines import GroupBatch
-from dpfed.bounding.method import method_named
 from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.bounding.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
 from dpfed.config import Config, parse_config
 from dpfed.models.building import build_model
+from dpfed.privacy.method import method_named
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness

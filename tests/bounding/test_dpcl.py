@@ -7,7 +7,6 @@ import torch
 from torch.nn.functional import normalize
 
 from dpfed.bounding.engines import GroupBatch
-from dpfed.bounding.method import Build, method_named
 from dpfed.bounding.noisy_statistics.published_dpcl import PublishedMoments, PublishedSimilarity
 from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.bounding.noisy_statistics.released_embeddings import ReleasedEmbeddings
@@ -15,6 +14,7 @@ from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
+from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.privacy.samplers import FixedSizeSampler
@@ -216,7 +216,7 @@ def test_what_the_method_cannot_do_is_refused():
 
 
 def test_a_worker_takes_exactly_b_records(tiny):
-    from dpfed.training.session import assemble
+    from dpfed.runs.assembly import assemble
 
     tiny["bounding"] = {"method": "dpcl", "microbatch": 32}
     tiny["privacy"] = {"noise_multiplier": 1.0, "batch": 60, "steps": 6}

@@ -6,10 +6,10 @@ import torch
 
 from dpfed.bounding.bounded_sum import BoundedSum, add_weighted, clip_factors, clip_norm_in_float32
 from dpfed.bounding.engines import ENGINES, GroupBatch, build_engine
-from dpfed.bounding.method import METHODS, method_named
 from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from tests.bounding.released_lab import in_slots
 
@@ -131,7 +131,7 @@ def test_the_spread_of_every_method_is_its_longest_sum_over_its_sensitivity(name
 
 def test_a_worker_leaves_room_for_rounding(tiny):
     from dpfed.privacy.randomness import Randomness
-    from dpfed.training.session import assemble
+    from dpfed.runs.assembly import assemble
 
     parts = assemble(parse_config(tiny), Randomness.from_seed(5), owners=2)
     worker, seen = parts.worker(Randomness.from_seed(5)), []

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dpfed.bounding.method import METHODS, method_named
 from dpfed.config import Config, parse_config
 from dpfed.errors import UserError
+from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
@@ -64,7 +64,7 @@ def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if method_named(name).whole_batch])
 def test_methods_that_contrast_the_whole_batch_have_one_owner(name, tmp_path):
-    from dpfed.training.session import assemble
+    from dpfed.runs.assembly import assemble
 
     config = config_for(name, data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
     with pytest.raises(UserError, match="workers"):
@@ -90,7 +90,7 @@ def test_a_cap_below_the_expected_batch_is_refused(name):
 def test_an_unsound_run_stays_without_a_card_when_it_is_shown(tmp_path):
     config = config_for("dpcl", data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
     run = pretrain(config, tmp_path / "run")
-    from dpfed.report.run_view import RunView
+    from dpfed.runs.view import RunView
 
     assert RunView.read(run.path).void and not RunDirectory.open(run.path).card.exists()
 

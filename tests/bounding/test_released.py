@@ -9,13 +9,13 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 from torch.nn.functional import normalize
 
-from dpfed.bounding.method import Build, method_named
 from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.bounding.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
 from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
+from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.randomness import Randomness
 from tests.bounding.released_lab import config_for, in_slots, plan_for, silent
 
@@ -142,7 +142,7 @@ def test_what_the_method_cannot_do_is_refused(objective, options, complaint):
 
 
 def test_a_worker_repeats_its_steps_and_draws_new_noise_in_each(tiny):
-    from dpfed.training.session import assemble
+    from dpfed.runs.assembly import assemble
 
     tiny["bounding"] = {"method": "released", "microbatch": 32, "options": {"slots": 8}}
     tiny["privacy"] = {"noise_multiplier": 1.0, "batch": 60, "steps": 6}

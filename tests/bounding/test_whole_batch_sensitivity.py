@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from dpfed.bounding.method import method_named
 from dpfed.bounding.whole_batch.gradient_cache import BatchEngine
 from dpfed.bounding.whole_batch.logit_sensitivity import contrastive_change, contrastive_change_below_cap, spread_out_change
 from dpfed.bounding.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.config import parse_config
 from dpfed.objectives import OBJECTIVES
+from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from tests.bounding.angle_model import AngleModel, batch_of, intruder, moving, newcomer, staying
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dpfed.bounding.method import METHODS
 from dpfed.cli import app
 from dpfed.config import Config, parse_config
 from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.keys import all_keys, matching, section_meanings
 from dpfed.errors import UserError
+from dpfed.privacy.method import METHODS
 from dpfed.privacy.plan import PrivacyPlan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -161,7 +161,7 @@ def test_keys_are_one_line_each_for_a_pipe_and_json_for_scripts():
 def test_keys_can_be_read_on_a_terminal_of_any_width(columns, monkeypatch):
     from rich.console import Console
 
-    from dpfed.cli import terminal
+    from dpfed.console import terminal
 
     screen = Console(force_terminal=True, width=columns, color_system=None, record=True)
     monkeypatch.setattr(terminal, "console", screen)
@@ -177,7 +177,7 @@ def test_it_answers_at_once():
     """Reading help must not wait for torch."""
     code = (
         "import sys, dpfed.cli.config\n"
-        "from dpfed.config.catalogue import shipped_configs; from dpfed.config.keys import all_keys\n"
+        "from dpfed.cli.catalogue import shipped_configs; from dpfed.config.keys import all_keys\n"
         "shipped_configs(); all_keys(); print('torch' in sys.modules, 'matplotlib' in sys.modules, 'pyarrow' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,8 +17,8 @@ from dpfed.cli import sweep as sweep_command
 from dpfed.config import Config, load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
-from dpfed.report.run_view import RunView
 from dpfed.runs.sweep import joint_promise, read_sweep, sweep
+from dpfed.runs.view import RunView
 from dpfed.training.coordinator import Coordinator
 
 CONFIGS = Path(__file__).parents[2] / "configs"

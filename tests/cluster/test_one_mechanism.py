@@ -19,11 +19,11 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import digest_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
+from dpfed.runs import assembly as session
+from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
-from dpfed.training import session
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.session import assemble
 from dpfed.training.worker import Worker
 from tests.cluster.processes import Processes
 

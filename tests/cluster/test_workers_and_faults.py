@@ -15,8 +15,8 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
+from dpfed.runs import assembly as session
 from dpfed.runs.directory import RunDirectory
-from dpfed.training import session
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 from tests.cluster.conftest import STEPS

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dpfed.cli.catalogue import shipped_configs, shipped_sweeps
 from dpfed.config import load_config, shipped
-from dpfed.config.catalogue import shipped_configs, shipped_sweeps
 from dpfed.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,9 +17,10 @@ from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.opening import open_records
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.remote import fetch_store, is_url
+from dpfed.data.store.remote import fetch_store
 from dpfed.data.store.sharding import shard_store
 from dpfed.errors import UserError
+from dpfed.places import is_url
 
 SHARDS = 4
 

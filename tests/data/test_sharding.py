@@ -22,7 +22,7 @@ from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.session import assemble
+from dpfed.runs.assembly import assemble
 from dpfed.training.worker import rows_of_owner
 
 SHARDS = 8

@@ -15,7 +15,7 @@ from dpfed.data.importers import import_records
 from dpfed.data.opening import open_records
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import RecordInput, StoreWriter
-from dpfed.data.views.images import modes
+from dpfed.data.views import modes
 from dpfed.data.views.pixels import BrokenImage, decode, decode_and_tell, encode, square
 from dpfed.errors import UserError
 from tests.data.files_of_all_modes import colours, encoded, files, tiff

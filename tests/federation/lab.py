@@ -18,7 +18,7 @@ from dpfed.federation.site.worker import SiteWorker
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.session import Share, assemble
+from dpfed.runs.assembly import Share, assemble
 
 SITES = 3
 Tamper = Callable[[Packet, Packet], Packet | None]

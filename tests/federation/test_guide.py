@@ -30,7 +30,7 @@ from dpfed.federation.protocol.vectors import encoded
 from dpfed.federation.site.local_socket import ask
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.session import assemble
+from dpfed.runs.assembly import assemble
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "federation.md").read_text()

@@ -20,8 +20,8 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.simulation import Simulation, simulate
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.training import session
-from dpfed.training.session import Share, assemble
+from dpfed.runs import assembly as session
+from dpfed.runs.assembly import Share, assemble
 from dpfed.training.trainer import InProcess, train
 from server.coordination import coordinate
 from tests.cluster.processes import Processes, pretrain

@@ -17,7 +17,7 @@ from dpfed.federation.protocol.terms import SiteCard, Terms
 from dpfed.federation.protocol.trust import Trust
 from dpfed.federation.site.serving import load_site
 from dpfed.privacy.ledger import Ledger, Release
-from dpfed.report.promise import round_up
+from dpfed.privacy.promise import round_up
 from tests.report.test_card import FACTS
 
 
@@ -352,8 +352,8 @@ def test_a_site_with_another_plans_ledger_is_not_served(parties):
 def test_the_card_of_a_federation_speaks_of_the_sites_units(tiny, cards, shapes):
     """The coordinator's own records name none."""
     from dpfed.report.card import privacy_card
+    from dpfed.runs.assembly import assemble
     from dpfed.runs.outcome import card_facts
-    from dpfed.training.session import assemble
 
     with_units = [card.model_copy(update={"units": card.records // 2, "unit_name": "patient"}) for card in cards]
     key = Identity(b"c" * 32).signing_key

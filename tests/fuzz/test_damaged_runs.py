@@ -19,9 +19,9 @@ from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.report.html import write_report
-from dpfed.report.run_view import RunView
 from dpfed.runs.export import export_model
 from dpfed.runs.reevaluation import evaluate_run
+from dpfed.runs.view import RunView
 from tests.fuzz.profiles import answer, efforts
 
 

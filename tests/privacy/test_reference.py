@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from dpfed.bounding.bounded_sum import BoundedSum, clip_factors
-from dpfed.cli import terminal
 from dpfed.config import BoundingConfig, Config, OptimizerConfig, PrivacyConfig, parse_config
+from dpfed.console import terminal
 from dpfed.data.sampling import draw_step
 from dpfed.errors import UserError
 from dpfed.objectives import loss_of
@@ -19,11 +19,11 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.html import write_report
-from dpfed.report.run_view import RunView
+from dpfed.runs.assembly import assemble
 from dpfed.runs.pretraining import pretrain, resume
+from dpfed.runs.view import RunView
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.session import assemble
 
 NONE = BoundingConfig(method="none", group_size=4)
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
-from dpfed.bounding import method as methods
 from dpfed.bounding.methods import group
 from dpfed.config import parse_config
 from dpfed.data.sampling import draw_step
 from dpfed.errors import UserError
+from dpfed.privacy import method as methods
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness

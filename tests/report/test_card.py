@@ -10,12 +10,12 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import CardFacts, is_void, lead, privacy_card
 from dpfed.report.marks import FIXED_SEED, RAW_DIAGNOSTICS, Mark
-from dpfed.report.promise import round_up
+from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import card_facts
-from dpfed.training.session import assemble
 
 FACTS = CardFacts(
     name="first-run",

@@ -11,7 +11,7 @@ from dpfed.report.gallery import build_gallery
 from dpfed.report.html import write_report
 from dpfed.report.marks import FIXED_SEED, RAW_DIAGNOSTICS
 from dpfed.report.results import label, results_of, shown
-from dpfed.report.run_view import RunView
+from dpfed.runs.view import RunView
 
 
 def render(tmp_path, *folders):

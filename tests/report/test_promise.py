@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfed.report.promise import factor, guess, large_delta, meaning, of_several, percent_up, round_down, round_up
+from dpfed.privacy.promise import factor, guess, large_delta, meaning, of_several, percent_up, round_down, round_up
 
 ROOT = Path(__file__).parents[2]
 EPSILONS = st.floats(1e-6, 700, allow_nan=False)
@@ -82,11 +82,11 @@ def test_no_line_of_the_code_rounds_an_epsilon_by_itself():
 def test_an_epsilon_of_7_9951_is_shown_as_8_everywhere(run_folder, tmp_path, monkeypatch):
     import json
 
-    from dpfed.cli.terminal import console, show_run
+    from dpfed.console.terminal import console, show_run
     from dpfed.report import plots
     from dpfed.report.html import write_report
-    from dpfed.report.run_view import RunView
     from dpfed.runs.directory import RunDirectory
+    from dpfed.runs.view import RunView
 
     drawn = []
     annotate = plots.Axes.annotate

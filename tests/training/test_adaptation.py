@@ -11,11 +11,11 @@ from safetensors import safe_open
 import dpfed
 from dpfed.config import parse_config
 from dpfed.errors import UserError
+from dpfed.runs.assembly import assemble
 from dpfed.runs.export import export_model
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.session import assemble
 from tests.data.files_of_all_modes import colours, encoded
 from tests.models.conftest import SMALL
 

@@ -294,7 +294,7 @@ def test_groups_that_hold_no_record_count_in_the_divisor(tiny):
     """The sum is that of the groups that are there, and K divides it, in one process as anywhere."""
     from dpfed.bounding.engines import GroupBatch
     from dpfed.data.sampling import draw_step
-    from dpfed.training.session import assemble
+    from dpfed.runs.assembly import assemble
 
     tiny["bounding"]["group_size"] = 2
     tiny["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 30, "steps": 3}

@@ -5,11 +5,11 @@ import torch
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
+from dpfed.runs import assembly as session
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.training import coordinator as coordinators
-from dpfed.training import session
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.post_processing import MovingAverage, PostProcessor, load_states, states_of
 

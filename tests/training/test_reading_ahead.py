@@ -18,7 +18,7 @@ from dpfed.config import parse_config
 from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.data.views.batches import ReadAhead
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.session import Parts, assemble
+from dpfed.runs.assembly import Parts, assemble
 
 
 @pytest.fixture(scope="module")

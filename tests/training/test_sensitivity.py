@@ -12,8 +12,8 @@ from dpfed.data.sampling import StepDraw
 from dpfed.data.store.records import record_key
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import assemble
 from dpfed.training import worker as worker_room
-from dpfed.training.session import assemble
 from dpfed.training.worker import Worker, rows_of_owner
 
 

@@ -11,8 +11,8 @@ from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import assemble
 from dpfed.runs.pretraining import pretrain
-from dpfed.training.session import assemble
 
 
 @pytest.fixture

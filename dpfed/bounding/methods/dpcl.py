@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpfed.bounding.method import Build, Method
 from dpfed.bounding.methods.released import refuse_augmentations
 from dpfed.errors import UserError
+from dpfed.privacy.method import Build, Method
 from dpfed.privacy.samplers import FixedSizeSampler
 
 if TYPE_CHECKING:

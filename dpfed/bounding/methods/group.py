@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpfed.bounding.method import Build, Method
+from dpfed.privacy.method import Build, Method
 
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine

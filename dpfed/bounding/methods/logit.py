@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpfed.bounding.method import Build, Method
 from dpfed.bounding.whole_batch.logit_sensitivity import contrastive_change, spread_out_change
 from dpfed.bounding.whole_batch.pair_options import LogitOptions, options_of
+from dpfed.privacy.method import Build, Method
 
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine

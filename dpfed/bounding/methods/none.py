@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from dpfed.bounding.method import Method
 from dpfed.bounding.methods.group import group_engine
+from dpfed.privacy.method import Method
 
 METHOD = Method(
     name="none",

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
-from dpfed.bounding.method import Build, Method
 from dpfed.config import Config, Section, first_problem
 from dpfed.errors import UserError
+from dpfed.privacy.method import Build, Method
 
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine

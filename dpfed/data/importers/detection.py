@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dpfed.config.place import local_path
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.captioned_people import CuhkPedesImporter, RstpReidImporter
 from dpfed.data.importers.deepfashion import DeepFashionImporter
@@ -25,8 +24,8 @@ from dpfed.data.importers.torchvision_sets import (
 )
 from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.data.importers.wilds import WildsImporter
-from dpfed.data.store.layout import is_store
 from dpfed.errors import UserError
+from dpfed.places import is_store, local_path
 
 # The most particular first: a folder of anything is recognised last.
 _IMPORTERS: tuple[type[Importer], ...] = (

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from dpfed.config.place import local_path
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.detection import detect, existing, importers
 from dpfed.data.importers.folder import TABLES, FolderImporter
@@ -27,6 +26,7 @@ from dpfed.data.store.records import SPLITS, RecordStore
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
+from dpfed.places import local_path
 
 Progress = Callable[[int, int | None], None]  # (records so far, of how many)
 

@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 
 from dpfed.config import DataConfig, PrivacyConfig
-from dpfed.config.place import local_path
-from dpfed.data.store.layout import INDEX, Layout, damaged, is_store, read_layout
-from dpfed.data.store.remote import is_url
+from dpfed.data.store.layout import INDEX, Layout, damaged, read_layout
 from dpfed.errors import UserError
+from dpfed.places import is_store, is_url, local_path
 
 _TRAIN = 0  # in the index
 

@@ -18,10 +18,11 @@ from typing import Any
 
 from dpfed.data.store.header import fault_of
 from dpfed.errors import UserError
+from dpfed.places import STORE_HEADER, is_store
 
 FORMAT_VERSION = 2
 SHARDED_FORMAT_VERSION = 3  # of sharded stores; others keep the older version, which more versions of dpfed can read
-HEADER, INDEX, RECORDS = "store.json", "index.arrow", "records.arrow"
+HEADER, INDEX, RECORDS = STORE_HEADER, "index.arrow", "records.arrow"
 HELD_OUT = "held-out"
 _SHOWN = 80  # characters of what is wrong with a header
 
@@ -153,11 +154,6 @@ def read_layout(path: Path) -> Layout:
     except OSError as error:
         raise damaged(path, f"{HEADER} cannot be read") from error
     return Layout.parse(text, str(path))
-
-
-def is_store(path: str | Path) -> bool:
-    """Whether a path looks like a record store (it may still be damaged)."""
-    return (Path(path) / HEADER).is_file()
 
 
 def damaged(place: str | Path, what: str) -> UserError:

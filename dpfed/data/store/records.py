@@ -20,11 +20,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from dpfed.config.place import local_path
 from dpfed.data.store.integrity import Damage, check_batch, check_index, check_schema
 from dpfed.data.store.layout import Layout, Part, damaged, read_layout
 from dpfed.data.views.pixels import BrokenImage, decoded, decoders, square
 from dpfed.errors import UserError, nearest
+from dpfed.places import local_path
 
 SPLITS = ("train", "validation", "test")
 KINDS = ("image", "image-text")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,13 +20,6 @@ import fsspec
 from dpfed.data.store.layout import HEADER, Layout, Part
 from dpfed.data.store.new_directory import cannot_write
 from dpfed.errors import UserError, nearest
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+://")
-
-
-def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is an address such as ``s3://bucket/store``, which has no place on this machine's disk."""
-    return bool(_URL.match(os.fspath(path)))
 
 
 def fetch_store(

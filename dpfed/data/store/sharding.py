@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dpfed.config.place import local_path
 from dpfed.data.limits import MOST_SHARDS, whole_number
 from dpfed.data.store.layout import HEADER, HELD_OUT, INDEX, RECORDS, SHARDED_FORMAT_VERSION, Part, read_layout, shard_folder
 from dpfed.data.store.new_directory import cannot_write, name_directory, refuse_existing, start_directory
 from dpfed.data.store.records import SPLITS, RecordStore
+from dpfed.places import local_path
 
 _BUFFER_BYTES = 256 << 20  # records in memory before each part gets its share of them
 _OPEN_AT_ONCE = 256  # files that are written in one pass: a process may often have no more than 1,024 open

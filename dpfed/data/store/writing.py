@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from dpfed.config.place import local_path
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
 from dpfed.data.store.fingerprint import Contents
@@ -25,6 +24,7 @@ from dpfed.data.store.new_directory import cannot_write, name_directory, start_d
 from dpfed.data.store.records import KINDS, SPLITS, is_text, record_key
 from dpfed.data.views.pixels import BrokenImage, ImageInput, decoded, decoders, encode, memory, square
 from dpfed.errors import UserError
+from dpfed.places import local_path
 
 _BATCH_RECORDS = 1024
 _BATCH_BYTES = 64 << 20  # images in memory before a batch is written

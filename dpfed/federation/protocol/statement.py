@@ -10,9 +10,9 @@ from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.trust import Mode
 from dpfed.privacy.accounting import epsilon
+from dpfed.privacy.promise import large_delta, meaning, round_up
 from dpfed.report.card import CardFacts
 from dpfed.report.marks import Mark
-from dpfed.report.promise import large_delta, meaning, round_up
 
 _SIMULATED = Mark(
     "The institutions were simulated: one process held all records and all keys. Epsilon holds for the model. What this card "

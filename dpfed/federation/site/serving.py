@@ -13,7 +13,7 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.worker import SiteWorker
 from dpfed.privacy.ledger import Ledger
-from dpfed.training.session import Share, assemble
+from dpfed.runs.assembly import Share, assemble
 
 
 def serve_site(

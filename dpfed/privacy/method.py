@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpfed.bounding import methods
 from dpfed.errors import UserError
 from dpfed.privacy.accounting import Accountant
 from dpfed.privacy.samplers import PoissonSampler, Sampler
@@ -26,8 +25,9 @@ if TYPE_CHECKING:
     from dpfed.privacy.plan import PrivacyPlan
     from dpfed.privacy.randomness import Randomness
 
+_FILES = "dpfed.bounding.methods"  # loaded by name only: this file states what a method is, and knows none
 # All names, without loading any: a method's file may be heavy, and most runs need one.
-METHODS = tuple(sorted(module.name for module in pkgutil.iter_modules(methods.__path__)))
+METHODS = tuple(sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(_FILES).__path__)))
 
 
 @dataclass(frozen=True)
@@ -127,4 +127,4 @@ class Method:
 @functools.cache
 def method_named(name: str) -> Method:
     """The method of a name that is in `METHODS`."""
-    return importlib.import_module(f"{methods.__name__}.{name}").METHOD
+    return importlib.import_module(f"{_FILES}.{name}").METHOD

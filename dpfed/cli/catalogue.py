@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dpfed.config import Config, load_config
 from dpfed.config.shipped import config_names, configs, sweep_names
-from dpfed.report.promise import round_up
+from dpfed.privacy.promise import round_up
 
 _DIR = re.compile(r"\bDIR: (.+)")
 _LOCAL_DIR = "local-dir:"  # of dpfed.models.blueprints, which this leaves alone: it takes torch

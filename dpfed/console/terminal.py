@@ -130,8 +130,8 @@ def watching(as_json: bool = False) -> Iterator[TerminalWatcher]:
 
 def show_run(run: RunDirectory) -> None:
     """The short table at the end of a run: what was promised, what was learned, where things are."""
+    from dpfed.privacy.promise import large_delta, meaning, round_up
     from dpfed.report.card import lead
-    from dpfed.report.promise import large_delta, meaning, round_up
     from dpfed.report.results import results_of, shown
 
     results: dict[str, Any] = json.loads(run.results.read_text(encoding="utf-8"))

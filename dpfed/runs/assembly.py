@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from dpfed.bounding.engines import Engine, GroupBatch, fastest_engine, require_fitting, require_fp32
-from dpfed.bounding.method import Build, Method, method_named
 from dpfed.config import Config
 from dpfed.data.opening import open_records
 from dpfed.data.sampling import owner_keys, protected_count, unit_keys
@@ -28,6 +27,7 @@ from dpfed.models.norm import refuse_mixing
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.objectives import loss_of
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.method import Build, Method, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from dpfed.errors import UserError
 
+STORE_HEADER = "store.json"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+://")
 _LONGEST, _LONGEST_PART = 4095, 255  # bytes of a path and of each name in it, on common file systems
 
 
@@ -36,6 +39,16 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
     if len(os.fsencode(path.absolute())) > _LONGEST or any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts):
         raise UserError(f"{what} is a name of {len(text):,} letters, longer than a file's name can be; choose another.")
     return path
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is an address such as ``s3://bucket/store``, which has no place on this machine's disk."""
+    return bool(_URL.match(os.fspath(path)))
+
+
+def is_store(path: str | os.PathLike[str]) -> bool:
+    """Whether a path looks like a record store (it may still be damaged)."""
+    return (Path(path) / STORE_HEADER).is_file()
 
 
 def _is_utf8(text: str) -> bool:
