@@ -88,11 +88,14 @@ def test_the_noise_is_never_below_the_plan(lab, trust, drops):
     one.wire.gone = set(list(one.wire.workers)[:drops])
     there = range(drops, SITES)
     total = one.server.collect(0)
+    stated = total.noise_std
     noise = noise_in(one, 0, total, there)
     least = {"central": 1, "local": SITES - drops}.get(trust, (SITES - drops) / (SITES - 1))
     tolerance = 6 * math.sqrt(2 / noise.numel())
     assert spread(noise, one.plan) == pytest.approx(least, rel=tolerance)
     assert least >= 1
+    # What the sum is said to carry is what it carries: the coordinator adds nothing to it for that reason.
+    assert (stated / one.plan.noise_std) ** 2 == pytest.approx(0 if trust == "central" else least, rel=1e-9)
     assert abs(noise.mean().item()) < 6 * math.sqrt(least / noise.numel()) * one.plan.noise_std
 
 
