@@ -186,6 +186,16 @@ def test_copies_of_a_run_that_part_ways_never_share_noise(make):
     assert abs(torch.corrcoef(torch.stack(releases))[0, 1]) < 0.01
 
 
+def test_a_copy_with_another_plan_has_noise_of_its_own(make):
+    """The same sum under two noise multipliers: with the same noise, two equations would give the sum."""
+    updates = []
+    for sigma in (PLAN.noise_multiplier, 2 * PLAN.noise_multiplier):
+        model, coordinator, _ = make(dataclasses.replace(PLAN, noise_multiplier=sigma), name=f"{sigma}.jsonl")
+        coordinator.apply(3, zeros())
+        updates.append(model.weight.detach()[0])
+    assert abs(torch.corrcoef(torch.stack(updates))[0, 1]) < 0.01
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
