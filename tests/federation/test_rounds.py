@@ -244,6 +244,23 @@ def test_a_step_that_a_server_left_open_is_paid_for_and_never_asked_again(lab, t
     assert [one.ledger(number).charged for number in range(SITES)] == [2, 2, 2]
 
 
+def test_a_step_is_on_the_books_before_anybody_is_asked(lab):
+    """A server that is killed while the sites compute must not ask them again: they have paid, and somebody may have seen."""
+    one = lab("central")
+    one.server._wait_for_sites(0)
+    exchange = one.wire.exchange
+
+    def dies(packets, seconds):
+        raise KeyboardInterrupt
+
+    one.wire.exchange = dies
+    with pytest.raises(KeyboardInterrupt):
+        one.server.collect(0)
+    assert [(event["event"], event["step"]) for event in one.events()] == [("opened", 0)]
+    one.wire.exchange = exchange
+    assert one.restarted().collect(0) is None
+
+
 def test_no_message_holds_a_record(lab, shapes):
     for trust in MODES:
         one = lab(trust)

@@ -121,7 +121,8 @@ def test_an_event_is_what_the_sampler_costs():
     release = dp_accounting.GaussianDpEvent(1.1)
     assert PoissonSampler(0.1).event(release, 7) == poisson_event(release, 0.1, 7)
     fixed = FixedSizeSampler(900, 90)
-    assert fixed.event(release, 7).event.source_dataset_size == 900 and fixed.event(release, 7).count == 7
+    sample = dp_accounting.SampledWithoutReplacementDpEvent(900, 90, release)
+    assert fixed.event(release, 7) == dp_accounting.SelfComposedDpEvent(sample, 7)
     assert fixed.relation.of_accountants is dp_accounting.NeighboringRelation.REPLACE_ONE
     assert PoissonSampler(0.1).relation.of_accountants is dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     with pytest.raises(UserError, match="accounted for by RDP"):
