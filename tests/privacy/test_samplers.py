@@ -15,7 +15,9 @@ from dpfed.config import parse_config
 from dpfed.data.sampling import draw_step
 from dpfed.errors import UserError
 from dpfed.pretraining import pretrain
+from dpfed.privacy.accounting import epsilon
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.relation import ADD_OR_REMOVE
 from dpfed.privacy.samplers import FixedSizeSampler, PoissonSampler, poisson_event
@@ -111,10 +113,20 @@ def test_every_record_takes_part_as_often_as_the_sampler_says(sampler):
         places = sampler.draw(randomness, step, KEYS, randomness.per_record("sample", step, KEYS, 1)[:, 0])
         assert (np.diff(places) > 0).all()
         count[places] += 1
+    if isinstance(sampler, FixedSizeSampler):
+        assert count.sum() == steps * 90
     share = count / steps
     assert share.mean() == pytest.approx(sampler.participation, rel=0.02)
     assert share.std() < 1.3 * math.sqrt(PARTS * 0.1 * 0.9 / steps)
     assert hash(sampler) == hash(dataclasses.replace(sampler))
+
+
+@pytest.mark.parametrize("sampler", [PoissonSampler(0.1), FixedSizeSampler(900, 90)])
+def test_every_release_of_a_step_is_paid_for(sampler):
+    thrice = Mechanism(sampler, 1.1, releases=3)
+    assert thrice.event(7) == sampler.event(dp_accounting.GaussianDpEvent(1.1), 21)
+    assert epsilon(thrice, 7, 1e-5, "rdp") == epsilon(Mechanism(sampler, 1.1), 21, 1e-5, "rdp")
+    assert thrice.poisson_steps(7) == sampler.poisson_steps(21)
 
 
 def test_an_event_is_what_the_sampler_costs():
