@@ -51,7 +51,7 @@ def _show(numbers: dict[str, Any], fixed: dict[str, float], as_json: bool) -> No
     from rich.table import Table
 
     from dpfed.console.terminal import console
-    from dpfed.privacy.promise import large_delta, meaning, round_up
+    from dpfed.privacy.promise import meaning, round_up
 
     figures, delta, refusals = _figures(numbers, fixed)
     if as_json:
@@ -64,8 +64,6 @@ def _show(numbers: dict[str, Any], fixed: dict[str, float], as_json: bool) -> No
     for name, figure in figures.items():
         table.add_row(name.upper(), f"{figure['noise_multiplier']:.6g}", round_up(figure["epsilon"]))
     console.print(table)
-    if warning := large_delta(delta, numbers["records"]):
-        console.print(warning, style="bold red", highlight=False, soft_wrap=True)
     told = figures["pld" if "pld" in figures else "rdp"]
     console.print(meaning(told["epsilon"], delta), highlight=False, soft_wrap=True)
     for name, reason in refusals.items():

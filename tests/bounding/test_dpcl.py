@@ -205,6 +205,8 @@ def test_it_is_marked_unsound_and_its_releases_have_the_planned_noise():
             mean, _ = statistics.release(torch.zeros(1, 2, 5000), 0)
             assert mean.std() == pytest.approx(0.8 * 2 / COUNT, rel=0.05)
             assert statistics._scatter_noise.noise.std == pytest.approx(0.8 * 6)
+            both = [noise.add_(torch.zeros(5000), 0) for noise in (statistics._mean_noise, statistics._scatter_noise)]
+            assert abs(torch.corrcoef(torch.stack(both))[0, 1]) < 0.1  # each has its own, whatever it is on
         assert plan.noise_std == pytest.approx(0.8 * 4 * 0.5)
 
 

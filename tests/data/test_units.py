@@ -99,6 +99,24 @@ def test_held_out_units_depend_on_their_names_alone(tmp_path: Path, pictures) ->
     assert places[0] < 20 and places[-1] >= 60  # not the first ones
 
 
+def test_a_record_less_moves_no_other_into_or_out_of_a_hold_out_but_the_next_in_line(tmp_path: Path, pictures) -> None:
+    """Records are their own units here: what is held out follows from each one's name, not from its place."""
+
+    def chosen(name: str, ids: list[str]) -> set[int]:
+        with StoreWriter(tmp_path / name, name="x", kind="image", size=8) as writer:
+            for id in ids:
+                writer.add(RecordInput(id, pictures.array(8, 8)))
+            writer.hold_out(20, "validation")
+        store = RecordStore.open(tmp_path / name)
+        return set(store.keys[store.split("validation")].tolist())
+
+    ids = [f"r{number}" for number in range(60)]
+    first = chosen("first", ids)
+    assert len(first) == 20 and chosen("backwards", ids[::-1]) == first
+    for gone in (0, 30):
+        assert len(chosen(f"without-{gone}", ids[:gone] + ids[gone + 1 :]) - first) == (record_key(ids[gone]) in first)
+
+
 def test_holding_out_every_unit_is_refused(tmp_path: Path, pictures) -> None:
     with pytest.raises(UserError, match="person"):
         write(tmp_path / "s", people(2, 3), pictures, {"test": 4})  # one person is too few, two are all

@@ -88,11 +88,14 @@ def test_the_noise_is_never_below_the_plan(lab, trust, drops):
     one.wire.gone = set(list(one.wire.workers)[:drops])
     there = range(drops, SITES)
     total = one.server.collect(0)
+    stated = total.noise_std
     noise = noise_in(one, 0, total, there)
     least = {"central": 1, "local": SITES - drops}.get(trust, (SITES - drops) / (SITES - 1))
     tolerance = 6 * math.sqrt(2 / noise.numel())
     assert spread(noise, one.plan) == pytest.approx(least, rel=tolerance)
     assert least >= 1
+    # What the sum is said to carry is what it carries: the coordinator adds nothing to it for that reason.
+    assert (stated / one.plan.noise_std) ** 2 == pytest.approx(0 if trust == "central" else least, rel=1e-9)
     assert abs(noise.mean().item()) < 6 * math.sqrt(least / noise.numel()) * one.plan.noise_std
 
 
@@ -239,6 +242,23 @@ def test_a_step_that_a_server_left_open_is_paid_for_and_never_asked_again(lab, t
     assert one.events()[-1]["event"] == "discarded"
     assert server.collect(1) is not None
     assert [one.ledger(number).charged for number in range(SITES)] == [2, 2, 2]
+
+
+def test_a_step_is_on_the_books_before_anybody_is_asked(lab):
+    """A server that is killed while the sites compute must not ask them again: they have paid, and somebody may have seen."""
+    one = lab("central")
+    one.server._wait_for_sites(0)
+    exchange = one.wire.exchange
+
+    def dies(packets, seconds):
+        raise KeyboardInterrupt
+
+    one.wire.exchange = dies
+    with pytest.raises(KeyboardInterrupt):
+        one.server.collect(0)
+    assert [(event["event"], event["step"]) for event in one.events()] == [("opened", 0)]
+    one.wire.exchange = exchange
+    assert one.restarted().collect(0) is None
 
 
 def test_no_message_holds_a_record(lab, shapes):

@@ -122,6 +122,8 @@ def test_a_delta_above_one_in_n_is_no_promise(delta, spent):
         PrivacyPlan.from_config(1000, config)
     with pytest.raises(UserError, match="more than 1/N"):
         PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, "delta": delta})
+    with pytest.raises(UserError, match="more than 1/N"):  # what `dpfed privacy` asks
+        PrivacyPlan.of_numbers(1000, 100, 10, **spent, delta=delta)
     PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, "delta": 1 / 1000})
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 
 import pytest
 
@@ -25,6 +26,14 @@ def test_it_reads_back_what_was_charged(ledger):
     assert again.plan == PLAN and again.charged == 4
     assert again.epsilon == PLAN.epsilon(4) == ledger.epsilon
     assert again.release_of(2) == Release(2, "digest-2") and again.release_of(4) is None
+
+
+def test_a_charge_is_on_disk_before_the_release_may_be_used(ledger, monkeypatch):
+    """Not only with the operating system: a power failure must not lose a line whose release somebody saw."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(ledger.path.read_bytes()))
+    ledger.charge(Release(4, "digest-4"))
+    assert synced[-1] == ledger.path.read_bytes() and b"digest-4" in synced[-1]
 
 
 def test_a_replay_is_written_down_and_costs_nothing(ledger):

@@ -14,7 +14,9 @@ from dpfed.config import parse_config
 from dpfed.data.sampling import draw_step
 from dpfed.errors import UserError
 from dpfed.privacy import method as methods
+from dpfed.privacy.accounting import epsilon
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.privacy.relation import ADD_OR_REMOVE
@@ -111,17 +113,28 @@ def test_every_record_takes_part_as_often_as_the_sampler_says(sampler):
         places = sampler.draw(randomness, step, KEYS, randomness.per_record("sample", step, KEYS, 1)[:, 0])
         assert (np.diff(places) > 0).all()
         count[places] += 1
+    if isinstance(sampler, FixedSizeSampler):
+        assert count.sum() == steps * 90
     share = count / steps
     assert share.mean() == pytest.approx(sampler.participation, rel=0.02)
     assert share.std() < 1.3 * math.sqrt(PARTS * 0.1 * 0.9 / steps)
     assert hash(sampler) == hash(dataclasses.replace(sampler))
 
 
+@pytest.mark.parametrize("sampler", [PoissonSampler(0.1), FixedSizeSampler(900, 90)])
+def test_every_release_of_a_step_is_paid_for(sampler):
+    thrice = Mechanism(sampler, 1.1, releases=3)
+    assert thrice.event(7) == sampler.event(dp_accounting.GaussianDpEvent(1.1), 21)
+    assert epsilon(thrice, 7, 1e-5, "rdp") == epsilon(Mechanism(sampler, 1.1), 21, 1e-5, "rdp")
+    assert thrice.poisson_steps(7) == sampler.poisson_steps(21)
+
+
 def test_an_event_is_what_the_sampler_costs():
     release = dp_accounting.GaussianDpEvent(1.1)
     assert PoissonSampler(0.1).event(release, 7) == poisson_event(release, 0.1, 7)
     fixed = FixedSizeSampler(900, 90)
-    assert fixed.event(release, 7).event.source_dataset_size == 900 and fixed.event(release, 7).count == 7
+    sample = dp_accounting.SampledWithoutReplacementDpEvent(900, 90, release)
+    assert fixed.event(release, 7) == dp_accounting.SelfComposedDpEvent(sample, 7)
     assert fixed.relation.of_accountants is dp_accounting.NeighboringRelation.REPLACE_ONE
     assert PoissonSampler(0.1).relation.of_accountants is dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     with pytest.raises(UserError, match="accounted for by RDP"):

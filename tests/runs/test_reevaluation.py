@@ -11,6 +11,7 @@ from dpfed.config import parse_config
 from dpfed.data.store.layout import HEADER
 from dpfed.errors import UserError
 from dpfed.report.marks import LABELLED_BANK
+from dpfed.runs.assembly import Parts
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
@@ -37,11 +38,26 @@ def marked(text):
     return text.count("exact functions of labelled training records")
 
 
-def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp_path):
+def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp_path, monkeypatch):
     run = pretrain(parse_config(private), tmp_path / "run")
     evaluate_run(run.path)
     assert [marked(text) for text in papers(run)] == [0, 0]  # retrieval again: nothing to mark
-    evaluate_run(run.path, tasks=["knn"])
+    happened, evaluate, write = [], Parts.evaluate, RunDirectory.write
+
+    def evaluated(self, *arguments):
+        happened.append("measured")
+        return evaluate(self, *arguments)
+
+    def written(self, file, text):
+        happened.append(file.name)
+        return write(self, file, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "evaluate", evaluated)
+        patch.setattr(RunDirectory, "write", written)
+        evaluate_run(run.path, tasks=["knn"])
+    # Wherever a crash comes: there may be a mark without its figures, but never figures without their mark.
+    assert happened == ["disclosures.json", "measured", "measured", run.card.name, run.results.name]
     card, report = papers(run)
     assert marked(card) == 1 and marked(report) == 2  # above, and in its card
     assert "3-NN accuracy" in report and f"**Mark:** {LABELLED_BANK.text}" in card

@@ -186,6 +186,16 @@ def test_copies_of_a_run_that_part_ways_never_share_noise(make):
     assert abs(torch.corrcoef(torch.stack(releases))[0, 1]) < 0.01
 
 
+def test_a_copy_with_another_plan_has_noise_of_its_own(make):
+    """The same sum under two noise multipliers: with the same noise, two equations would give the sum."""
+    updates = []
+    for sigma in (PLAN.noise_multiplier, 2 * PLAN.noise_multiplier):
+        model, coordinator, _ = make(dataclasses.replace(PLAN, noise_multiplier=sigma), name=f"{sigma}.jsonl")
+        coordinator.apply(3, zeros())
+        updates.append(model.weight.detach()[0])
+    assert abs(torch.corrcoef(torch.stack(updates))[0, 1]) < 0.01
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -243,9 +253,11 @@ def test_less_noise_than_the_plans_is_refused(make, share):
     assert ledger.charged == 0 and not model.weight.any()
 
 
-def test_the_noise_of_two_sums_adds_up_in_variance():
-    both = dataclasses.replace(zeros(8), noise_std=3.0) + dataclasses.replace(zeros(8), noise_std=4.0)
-    assert both.noise_std == 5.0
+@pytest.mark.parametrize("sensitivities", [(1.0, 2.0), (2.0, 1.0)])
+def test_the_noise_of_two_sums_adds_up_in_variance_and_the_larger_sensitivity_counts(sensitivities):
+    one, other = (dataclasses.replace(zeros(8), sensitivity=sensitivity) for sensitivity in sensitivities)
+    both = dataclasses.replace(one, noise_std=3.0) + dataclasses.replace(other, noise_std=4.0)
+    assert (both.noise_std, both.sensitivity, both.groups) == (5.0, 2.0, 16)
 
 
 def test_a_discarded_step_is_paid_for_changes_nothing_and_is_not_taken_again(make, tmp_path):

@@ -1,0 +1,65 @@
+"""Keyed noise: the same numbers get the same noise, and whatever differs, in a bit or in a label, gets noise of its own."""
+
+import hashlib
+
+import pytest
+import torch
+
+from dpfed.privacy.noise import GaussianNoise, KeyedNoise, digest_of
+from dpfed.privacy.randomness import Randomness
+
+SIZE = 40_000  # two independent vectors of so many numbers correlate by less than 0.03, except with probability 1e-9
+STD = 1.7012345678901234
+LABELS = {"purpose": "share", "context": "plan", "owner": 3}
+
+
+def keyed(seed: int = 1, **labels) -> KeyedNoise:
+    return KeyedNoise(GaussianNoise(STD), Randomness.from_seed(seed), **{**LABELS, **labels})
+
+
+def noise_on(values: torch.Tensor, step: int = 5, seed: int = 1, **labels) -> torch.Tensor:
+    return keyed(seed, **labels).add_(values.clone(), step).double() - values.double()
+
+
+def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
+    return abs(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1].item())
+
+
+@pytest.fixture(scope="module")
+def values() -> torch.Tensor:
+    return torch.randn(200, SIZE // 200, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("letters", [32, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_its_key_is_the_hash_of_every_bit_and_all_labels(values, dtype, letters):
+    values = values.to(dtype)
+    digest = hashlib.sha256(values.numpy().tobytes()).hexdigest()[:letters]
+    expected = values.clone()
+    Randomness.from_seed(1).add_normal_(expected.view(-1), STD, "share", 5, 3, f"plan/{digest}")
+    found = values.clone()
+    assert keyed(letters=letters).add_(found, 5) is found
+    assert torch.equal(found, expected)
+    assert digest_of(values, letters) == digest and len(digest_of(values)) == 32
+
+
+@pytest.mark.parametrize("place", [0, SIZE // 2 - 1, SIZE // 2, SIZE - 1])
+def test_numbers_that_differ_in_their_last_bit_get_independent_noise(values, place):
+    """With the same noise, whoever saw both could subtract them from each other."""
+    other = values.clone()
+    other.view(-1).view(torch.int32)[place] ^= 1
+    assert correlation(noise_on(values), noise_on(other)) < 0.03
+    assert torch.equal(noise_on(values), noise_on(values.clone()))
+
+
+@pytest.mark.parametrize(
+    "change", [{"step": 6}, {"seed": 2}, {"purpose": "noise"}, {"context": "other"}, {"owner": 4}], ids=str
+)
+def test_other_steps_secrets_and_labels_get_independent_noise(values, change):
+    assert correlation(noise_on(values), noise_on(values, **change)) < 0.03
+
+
+def test_numbers_in_another_type_are_keyed_by_what_they_were(values):
+    """A site's sum is widened before its noise; the key is that of the sum."""
+    wide = keyed().add_(values.double(), 5, of=values)
+    assert torch.equal(wide.float(), keyed().add_(values.clone(), 5))
