@@ -14,35 +14,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from dpfed.errors import UserError, nearest
 from dpfed.privacy import accounting
 from dpfed.privacy.accounting import Accountant
 from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.method import METHODS, Method, method_named
 from dpfed.privacy.noise import GaussianNoise, Noise
-from dpfed.privacy.promise import round_up
+from dpfed.privacy.plan_checks import (
+    MOST_RECORDS,
+    MOST_STEPS,
+    NUMBER,
+    NUMBERS,
+    WHOLE,
+    default_delta_of,
+    plain_number,
+    positive,
+    refuse_large_delta,
+    require,
+    require_within,
+)
 from dpfed.privacy.samplers import Sampler
 
 if TYPE_CHECKING:
     from dpfed.config import Config
 
-_MOST_RECORDS, _MOST_STEPS = 10**12, 10**9  # beyond these, accounting in numbers of 64 bits means nothing
-_WHOLE, _NUMBER = "a whole number", "a number"
-_NUMBERS = (  # field, what it must be, whether it may be None
-    ("records", _WHOLE, False),
-    ("batch", _WHOLE, False),
-    ("group_size", _WHOLE, False),
-    ("clip_norm", _NUMBER, False),
-    ("steps", _WHOLE, False),
-    ("noise_multiplier", _NUMBER, False),
-    ("delta", _NUMBER, False),
-    ("max_group_size", _WHOLE, True),
-    ("target_epsilon", _NUMBER, True),
-    ("per_unit", _WHOLE, False),
-    ("max_batch", _WHOLE, True),
-)
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 # Fields that came later: at these values a plan keeps the fingerprint, and so the ledger, that it had without them.
 _LATER = {"unit": "record", "per_unit": 1, "method": "group", "max_batch": None, "options": {}}
@@ -99,59 +94,59 @@ class PrivacyPlan:
 
     def __post_init__(self) -> None:
         self._check_types()
-        _check(self.method in METHODS, f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        require(self.method in METHODS, f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
         self._check_method()
-        _within("the number of training records (or units)", self.records, 2, _MOST_RECORDS)
-        _within("batch", self.batch, 1, self.records, " (the training records)")
+        require_within("the number of training records (or units)", self.records, 2, MOST_RECORDS)
+        require_within("batch", self.batch, 1, self.records, " (the training records)")
         if not self.how.whole_batch:
-            _within("group_size", self.group_size, 1, self.batch, " (the expected batch)")
-        _check(
-            _positive(self.clip_norm) and 1e-9 <= self.clip_norm <= 1e9,
+            require_within("group_size", self.group_size, 1, self.batch, " (the expected batch)")
+        require(
+            positive(self.clip_norm) and 1e-9 <= self.clip_norm <= 1e9,
             f"clip_norm must be positive, between 1e-9 and 1e9, got {self.clip_norm}",
         )
-        _within("steps", self.steps, 1, _MOST_STEPS)
+        require_within("steps", self.steps, 1, MOST_STEPS)
         sigma = self.noise_multiplier
         if self.private:
-            _check(
-                _positive(sigma) and sigma >= accounting.LEAST_NOISE,
+            require(
+                positive(sigma) and sigma >= accounting.LEAST_NOISE,
                 f"noise_multiplier must be at least {accounting.LEAST_NOISE} (less leaves no promise), got {sigma}",
             )
-            _check(
+            require(
                 sigma <= accounting.MOST_NOISE,
                 f"noise_multiplier must be at most {accounting.MOST_NOISE:g} (more leaves nothing to learn), got {sigma}",
             )
         else:
-            _check(sigma == 0, f"without privacy there is no noise, so noise_multiplier must be 0, got {sigma}")
-        _check(0 < self.delta < 1, f"delta must lie strictly between 0 and 1, got {self.delta}")
+            require(sigma == 0, f"without privacy there is no noise, so noise_multiplier must be 0, got {sigma}")
+        require(0 < self.delta < 1, f"delta must lie strictly between 0 and 1, got {self.delta}")
         if self.max_group_size is not None:
-            _within("max_group_size", self.max_group_size, 2)
-        _within("per_unit", self.per_unit, 1)
-        _check(
+            require_within("max_group_size", self.max_group_size, 2)
+        require_within("per_unit", self.per_unit, 1)
+        require(
             self.unit == "unit" or self.per_unit == 1,
             f"per_unit = {self.per_unit} is for privacy.unit = 'unit'; leave it out where each record is protected",
         )
 
     def _check_types(self) -> None:
-        for name, kind, optional in _NUMBERS:
+        for name, kind, optional in NUMBERS:
             if not (optional and getattr(self, name) is None):
-                object.__setattr__(self, name, _plain(name, kind, getattr(self, name)))
-        _check(isinstance(self.options, dict), f"options must be a dictionary, got {self.options!r}")
+                object.__setattr__(self, name, plain_number(name, kind, getattr(self, name)))
+        require(isinstance(self.options, dict), f"options must be a dictionary, got {self.options!r}")
 
     def _check_method(self) -> None:
         method = self.how
         if method.capped:
-            _check(
+            require(
                 self.max_batch is not None and self.max_batch >= max(2, self.batch),
                 f"method '{self.method}' contrasts the whole batch and needs a cap, max_batch, of at least the expected batch "
                 f"{self.batch}, got {self.max_batch}",
             )
         else:
-            _check(self.max_batch is None, f"max_batch is a cap that method '{self.method}' does not need: leave it out")
-        _check(
+            require(self.max_batch is None, f"max_batch is a cap that method '{self.method}' does not need: leave it out")
+        require(
             not method.whole_batch or self.max_group_size is None,
             f"max_group_size is for groups, and method '{self.method}' has none",
         )
-        _check(
+        require(
             method.units or self.unit == "record",
             f"the sensitivity of method '{self.method}' is for single records: privacy.unit = 'unit' needs 'group' or 'batch'",
         )
@@ -168,14 +163,14 @@ class PrivacyPlan:
         for name in rest.keys() - known:
             raise UserError(f"PrivacyPlan.calibrate knows no {name!r}; {nearest(name, known)}")
         for name in ("group_size", "clip_norm"):
-            _check(name in rest, f"{name} is missing: give it by name")
-        epsilon = _plain("epsilon", _NUMBER, epsilon)
-        _check(_positive(epsilon), f"epsilon must be positive, got {epsilon}")
-        delta = _delta(_plain("records", _WHOLE, records)) if delta is None else delta
+            require(name in rest, f"{name} is missing: give it by name")
+        epsilon = plain_number("epsilon", NUMBER, epsilon)
+        require(positive(epsilon), f"epsilon must be positive, got {epsilon}")
+        delta = default_delta_of(plain_number("records", WHOLE, records)) if delta is None else delta
         draft = cls(
             records=records, batch=batch, steps=steps, noise_multiplier=1.0, delta=delta, target_epsilon=epsilon, **rest
         )
-        _check_delta(draft)
+        refuse_large_delta(draft)
         return draft._calibrated()
 
     @classmethod
@@ -192,29 +187,29 @@ class PrivacyPlan:
         """The plan of a promise alone, without anything that only training needs; give `epsilon` or `noise_multiplier`."""
         rest: dict[str, Any] = {"group_size": 1, "clip_norm": 1.0, "accountant": accountant}
         if noise_multiplier is None:
-            _check(epsilon is not None, "give epsilon or noise_multiplier")
+            require(epsilon is not None, "give epsilon or noise_multiplier")
             assert epsilon is not None
             return cls.calibrate(records, batch, steps, epsilon, delta, **rest)
-        delta = _delta(records) if delta is None else delta
+        delta = default_delta_of(records) if delta is None else delta
         plan = cls(records, batch, steps=steps, noise_multiplier=noise_multiplier, delta=delta, **rest)
-        _check_delta(plan)
+        refuse_large_delta(plan)
         return plan
 
     @classmethod
     def from_config(cls, records: int, config: Config) -> PrivacyPlan:
         """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
         draft = cls._draft(records, config)
-        _check_delta(draft)
+        refuse_large_delta(draft)
         return draft if draft.target_epsilon is None else draft._calibrated()
 
     @classmethod
-    def sketch(cls, config: Config, at_most: int = _MOST_RECORDS) -> PrivacyPlan:
+    def sketch(cls, config: Config, at_most: int = MOST_RECORDS) -> PrivacyPlan:
         """A plan before the number of training records is known, with N = `at_most` and noise that is not calibrated yet.
 
         Raises:
             UserError: for whatever cannot be a plan, however many records there are, up to `at_most`.
         """
-        _check(at_most >= 2, f"the number of training records must be at least 2, got at most {at_most}")
+        require(at_most >= 2, f"the number of training records must be at least 2, got at most {at_most}")
         draft = cls._draft(at_most, config)
         if draft.private and draft.accountant == "pld" and config.privacy.delta is not None:
             same = draft.mechanism.poisson_steps(draft.steps)
@@ -227,28 +222,28 @@ class PrivacyPlan:
         privacy, bounding = config.privacy, config.bounding
         method = method_named(bounding.method)
         if not method.private:
-            _check(
+            require(
                 privacy.epsilon is None and privacy.noise_multiplier is None,
                 "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out",
             )
             sigma = 0.0
         else:
-            _check(
+            require(
                 (privacy.epsilon is None) != (privacy.noise_multiplier is None),
                 "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
             )
             target = privacy.epsilon
-            _check(target is None or _positive(target), f"privacy.epsilon must be positive, got {target}")
+            require(target is None or positive(target), f"privacy.epsilon must be positive, got {target}")
             sigma = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier
         max_batch = bounding.max_batch
         if method.capped and max_batch is None:
-            max_batch = privacy.batch + math.ceil(_SPREAD * math.sqrt(max(0, min(privacy.batch, _MOST_RECORDS))))
+            max_batch = privacy.batch + math.ceil(_SPREAD * math.sqrt(max(0, min(privacy.batch, MOST_RECORDS))))
         return cls(
             records=records,
             batch=privacy.batch,
             steps=privacy.steps,
             noise_multiplier=sigma,
-            delta=_delta(records) if privacy.delta is None else privacy.delta,
+            delta=default_delta_of(records) if privacy.delta is None else privacy.delta,
             target_epsilon=privacy.epsilon,
             group_size=bounding.group_size,
             clip_norm=bounding.clip_norm,
@@ -275,7 +270,7 @@ class PrivacyPlan:
             UserError: saying which numbers are in the way.
         """
         if self.private:
-            _check(math.isfinite(self.epsilon()), f"noise_multiplier {self.noise_multiplier} leaves no finite epsilon")
+            require(math.isfinite(self.epsilon()), f"noise_multiplier {self.noise_multiplier} leaves no finite epsilon")
 
     @property
     def delta_exceeds_reciprocal(self) -> bool:
@@ -388,15 +383,15 @@ class PrivacyPlan:
         Raises:
             UserError: if there are more owners than groups, or one holds nothing.
         """
-        _check(
+        require(
             not self.how.whole_batch,
             f"method '{self.method}' contrasts the whole batch, which none of several owners holds: use 'group'",
         )
-        _check(
+        require(
             len(records) <= self.groups,
             f"{len(records)} owners would share {self.groups} groups (batch / group_size), and each needs one",
         )
-        _check(min(records) > 0, "every owner must hold at least one training record")
+        require(min(records) > 0, "every owner must hold at least one training record")
         spare, total = self.groups - len(records), sum(records)
         quotas = [spare * count / total for count in records]
         groups = [1 + math.floor(quota) for quota in quotas]
@@ -414,41 +409,3 @@ class PrivacyPlan:
                 del fields[name]
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _check_delta(plan: PrivacyPlan) -> None:
-    """Refuses a delta above 1/N, of new plans only: one that was made before must still open, and its card says so."""
-    _check(
-        not plan.delta_exceeds_reciprocal,
-        f"delta = {round_up(plan.delta)} is more than 1/N (N = {plan.records:,}), and whoever published one whole {plan.unit}, "
-        "drawn at random, would keep such a promise; leave delta out for the default, 1/(N ln N), or give less than 1/N",
-    )
-
-
-def _delta(records: int) -> float:
-    """The default, also of a number of records that no plan can have (which is refused for that)."""
-    return accounting.default_delta(min(max(records, 2), _MOST_RECORDS))
-
-
-def _plain(name: str, kind: str, value: Any) -> Any:
-    """A number of the kind that is wanted; one of an array becomes Python's own, which can be written down."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    right = isinstance(value, int | float if kind == _NUMBER else int) and not isinstance(value, bool)
-    _check(right, f"{name} must be {kind}, got {value!r}")
-    return value
-
-
-def _positive(value: float) -> bool:
-    return 0 < value < math.inf
-
-
-def _within(name: str, value: int, least: int, most: int | None = None, which: str = "") -> None:
-    """Refuses what is too small or too large."""
-    expected = f"be at least {least}" if most is None else f"lie in {least}..{most:,}{which}"
-    _check(least <= value and (most is None or value <= most), f"{name} must {expected}, got {value!r}")
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise UserError(f"impossible plan: {message}.")

@@ -203,7 +203,7 @@ def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_p
         with pytest.raises(UserError, match="more than 1/N"):
             Terms._checked(loose)
         with pytest.MonkeyPatch.context() as patch:  # the site refuses for itself
-            patch.setattr("dpfed.privacy.plan._check_delta", lambda *_: None)
+            patch.setattr("dpfed.privacy.plan.refuse_large_delta", lambda *_: None)
             worse = Terms._checked(loose)
             assert dict(statement(worse))["warning"].startswith(f"Do not rely on this promise: its delta of {said}")
             with pytest.raises(UserError, match=f"delta {said}"):
