@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from dpfed.federation.folders import SiteFolder
-from dpfed.federation.protocol.messages import alleged, seal
+from dpfed.federation.protocol.messages import alleged, sign
 from dpfed.federation.protocol.packets import Packet
 from dpfed.federation.protocol.vectors import decoded, encoded
 from dpfed.federation.site.local_socket import serve
@@ -73,7 +73,7 @@ class HostileSite:
         fields = json.loads(reply.header)
         del fields["vector"]
         content = encoded(change(decoded(reply.vector)))
-        return seal(self._identity, fields.pop("terms"), fields.pop("kind"), content, **fields)
+        return sign(self._identity, fields.pop("terms"), fields.pop("kind"), content, **fields)
 
     def _late(self, reply: Packet) -> Packet:
         time.sleep(self._terms.deadline + SLOW)

@@ -36,7 +36,7 @@ _PATIENCE = 120.0  # seconds
 PARTS = {
     "collect": (Federation, "collect"),
     "encode": (rounds, "encoded"),
-    "seal": (Federation, "_seal"),
+    "sign": (Federation, "_signed"),
     "push": (FlowerChannel, "_push"),
     "verify": (Federation, "_read"),
     "check": (Federation, "_checked"),

@@ -32,14 +32,14 @@ from dpfed.training.worker import Worker
 ECHO = b"echo"
 # What an answer consists of. `protect` is encoding, and where the sites add noise or masks, those.
 PARTS = {
-    "verify": (site_worker, "unseal"),
+    "verify": (site_worker, "verify"),
     "decode": (site_worker, "decoded"),
     "assign": (TrainableVector, "assign"),
     "compute": (Worker, "bounded_sum"),
     "protect": (SiteWorker, "_protected"),
     "ledger": (Ledger, "charge"),
     "offer": (SiteWorker, "_offer"),
-    "seal": (SiteWorker, "_seal"),
+    "sign": (SiteWorker, "_signed"),
 }
 
 

@@ -112,7 +112,7 @@ class ShardedEngine:
         model: sharded, the same on all ranks.
         precision: of the forward pass.
         loss: of one group.
-        stand_in: noise in the shape of the groups, never private; its first group is what a rank without groups computes.
+        dummy_batch: noise in the shape of the groups, never private; its first group is what a rank without groups computes.
 
     Attributes:
         vector: this rank's part of the flat vector, and the way from and to the whole one.
@@ -121,13 +121,13 @@ class ShardedEngine:
     name = "fsdp"
 
     def __init__(
-        self, model: nn.Module, precision: Precision = "fp32", loss: GroupLoss = group_loss, *, stand_in: GroupBatch
+        self, model: nn.Module, precision: Precision = "fp32", loss: GroupLoss = group_loss, *, dummy_batch: GroupBatch
     ) -> None:
         self.vector = ShardedVector(model)
         self._loss = LossOfViews(model, precision, loss)
         ranks = self.vector.group.size()
         self._blocks = [_BlockGradient(module, ranks) for module in model.modules() if isinstance(module, FSDPModule)]
-        self._stand_in = stand_in.first(1).views
+        self._dummy_batch = dummy_batch.first(1).views
 
     def zeros(self) -> Tensor:
         """An empty sum: the float32 vector of this rank's shards, about P / W numbers."""
@@ -164,7 +164,7 @@ class ShardedEngine:
             The sum over all ranks' groups, of this rank's shards.
         """
         while self._anyone_has_a_group(False):
-            self._wave(self._stand_in, 0.0, into)  # clipped to zero
+            self._wave(self._dummy_batch, 0.0, into)  # clipped to zero
         for parameter, part in zip(self.vector.whole.parameters, self.vector.split(into), strict=True):
             if parameter.dim() == 0:
                 dist.all_reduce(part, group=self.vector.group)

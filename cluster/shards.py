@@ -12,7 +12,7 @@ from cluster.sharded_vector import ShardedVector, shard_model
 from cluster.sharding import ShardedEngine
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives import loss_of
-from dpfed.runs.assembly import Parts, pick_device
+from dpfed.runs.assembly import Components, pick_device
 
 
 class Shards:
@@ -40,7 +40,7 @@ class Shards:
         return 0
 
 
-def shard(parts: Parts) -> tuple[Shards, nn.Module, ShardedEngine]:
+def shard(parts: Components) -> tuple[Shards, nn.Module, ShardedEngine]:
     """Divides a model, the same on all ranks, among them.
 
     Args:
@@ -56,6 +56,6 @@ def shard(parts: Parts) -> tuple[Shards, nn.Module, ShardedEngine]:
     model = copy.deepcopy(parts.model) if dist.get_rank() == 0 else parts.model
     shard_model(model, init_device_mesh(device.type, (dist.get_world_size(),)))
     engine = ShardedEngine(
-        model, parts.config.training.precision, loss_of(parts.config.objective), stand_in=parts.stand_in(device)
+        model, parts.config.training.precision, loss_of(parts.config.objective), dummy_batch=parts.dummy_batch(device)
     )
     return Shards(parts.model, engine.vector), model, engine

@@ -17,7 +17,7 @@ from dpfed.config import Config, read_back
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
-from dpfed.runs.assembly import Parts, assemble
+from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, begin, check, take_up
 from dpfed.runs.running import run_job
@@ -119,12 +119,12 @@ def _follow(link: Link, folder: Path) -> None:
     link.announce(None)
 
 
-def _mark(parts: Parts) -> bytes:
+def _mark(parts: Components) -> bytes:
     """What must be the same everywhere, or a record could have two owners or be drawn at another rate: plan and store."""
     return hashlib.blake2b(f"{parts.plan.fingerprint}/{parts.store.fingerprint}".encode(), digest_size=MARK_BYTES).digest()
 
 
-def _join(link: Link, parts: Parts, randomness: Randomness, observe: GroupObserver | None = None) -> Collective:
+def _join(link: Link, parts: Components, randomness: Randomness, observe: GroupObserver | None = None) -> Collective:
     """This rank's place among the others, with rank 0's weights, frozen ones and buffers included."""
     if link.rank == 0:
         link.announce(0)  # all is loaded, and the others may come in

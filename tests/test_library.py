@@ -10,7 +10,7 @@ from dpfed.data.views.images import ImageViews
 from dpfed.models.validation import validate
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Parts
+from dpfed.runs.assembly import Components
 from dpfed.training.trainer import InProcess, train
 
 
@@ -38,7 +38,7 @@ def test_part_by_part_with_ones_own_model(shapes, tmp_path):
     model = Mine()
     before = model.layer.weight.detach().clone()
     validate(model)
-    parts = Parts(config, store, plan, model, ImageViews(config.views), tokenizer=None)
+    parts = Components(config, store, plan, model, ImageViews(config.views), tokenizer=None)
     secret, ledger = Randomness.fresh(), Ledger.create(tmp_path / "ledger.jsonl", plan)
     train(InProcess([parts.worker(secret)]), parts.coordinator(secret, ledger), range(plan.steps))
     assert ledger.epsilon <= 8 and ledger.charged == 5

@@ -17,7 +17,7 @@ from dpfed.errors import UserError
 from dpfed.models.validation import check_independence, random_group
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Parts
+from dpfed.runs.assembly import Components
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.reevaluation import evaluate_run
 
@@ -299,7 +299,7 @@ def test_a_model_of_ones_own_is_told_the_contract(name, shapes, tmp_path):
         check_independence(Odd(made), random_group(16))
     config = dpfed.load_config("cifar10-cpu", ["bounding.engine=loop", "data.size=16"])
     plan = dpfed.PrivacyPlan.calibrate(**PLAN)
-    parts = Parts(config, shapes, plan, Odd(made), ImageViews(config.views), tokenizer=None)
+    parts = Components(config, shapes, plan, Odd(made), ImageViews(config.views), tokenizer=None)
     with pytest.raises(UserError, match=expected):
         parts.worker(Randomness.from_seed(0)).bounded_sum(0)
 
@@ -315,7 +315,7 @@ def test_a_model_of_ones_own_is_told_the_contract(name, shapes, tmp_path):
 def test_a_model_without_a_temperature_is_refused_before_anything_is_drawn(temperature, expected, shapes):
     config = dpfed.load_config("cifar10-cpu", ["bounding.engine=loop", "data.size=16"])
     model = Odd(lambda z: {"image": z}, temperature=temperature)
-    parts = Parts(config, shapes, dpfed.PrivacyPlan.calibrate(**PLAN), model, ImageViews(config.views), tokenizer=None)
+    parts = Components(config, shapes, dpfed.PrivacyPlan.calibrate(**PLAN), model, ImageViews(config.views), tokenizer=None)
     with pytest.raises(UserError, match=expected):
         parts.worker(Randomness.from_seed(0))
 

@@ -15,7 +15,7 @@ from dpfed.audit.signals import DRAWS, REFERENCES
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Parts
+from dpfed.runs.assembly import Components
 
 _LEAST = 200  # of either side: half are attacked, and 1% of a hundred is one
 _AT_ONCE = 32  # records whose views are made at a time
@@ -32,13 +32,13 @@ class Sides:
         randomness: of the views.
     """
 
-    parts: tuple[Parts, Parts]
+    parts: tuple[Components, Components]
     rows: tuple[np.ndarray, np.ndarray]
     references: np.ndarray
     randomness: Randomness
 
     @classmethod
-    def draw(cls, parts: Parts, non_members: str | Path | None, records: int, randomness: Randomness) -> Sides:
+    def draw(cls, parts: Components, non_members: str | Path | None, records: int, randomness: Randomness) -> Sides:
         """Draws the records.
 
         Args:
@@ -95,14 +95,14 @@ class Sides:
         """The same of the references, ``(R, J, ...)``."""
         return self._draws(self.parts[0], self.references)
 
-    def _draws(self, parts: Parts, rows: np.ndarray) -> dict[str, Tensor]:
+    def _draws(self, parts: Components, rows: np.ndarray) -> dict[str, Tensor]:
         # The fewest views that a contrast needs: two images, or an image and a text.
         make = parts.view_maker(augmentations=0)
         draws = [make(rows, self.randomness, draw, parts.device) for draw in range(DRAWS)]
         return {name: torch.stack([views[name] for views in draws], 1) for name in draws[0]}
 
 
-def _store(path: str | Path, parts: Parts) -> RecordStore:
+def _store(path: str | Path, parts: Components) -> RecordStore:
     store = RecordStore.open(path)
     if parts.config.model.reads_text and store.kind != "image-text":
         raise UserError(f"the run's model reads captions, and the records of {store.name} have none: name other --non-members.")

@@ -62,7 +62,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Components:
     """The public parts of a run: everything that needs no secret key.
 
     Attributes:
@@ -148,10 +148,10 @@ class Parts:
         rows = rows_of_owner(self.store.split("train"), owner_keys(self.store, self.config.privacy), self.owner, self.owners)
         return Share(self.owner, rows, self.plan.groups_of(self.owner, self.owners))
 
-    def stand_in(self, device: torch.device) -> GroupBatch:
+    def dummy_batch(self, device: torch.device) -> GroupBatch:
         """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
         text = (self.tokenizer.vocabulary, self.tokenizer.context) if self.tokenizer else None
-        return _stand_in(self.config, self.plan, text, device)
+        return _dummy_batch(self.config, self.plan, text, device)
 
     def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
         """The run's coordinator."""
@@ -179,7 +179,7 @@ def assemble(
     owner: int = 0,
     owners: int = 1,
     terms: Terms | None = None,
-) -> Parts:
+) -> Components:
     """Builds the parts of a run and checks everything that can be checked before any budget is spent.
 
     What needs no records is checked before any is read, generated or imported: that may take hours.
@@ -243,14 +243,14 @@ def assemble(
     engine: str = config.bounding.engine
     chosen_on = (config.training.precision, loss_of(config.objective))
     if engine == "layerwise" and not sharded:  # it has rules for kinds of layers, and must not misread one
-        require_fitting(engine, model, _stand_in(config, plan, text, device), *chosen_on)
+        require_fitting(engine, model, _dummy_batch(config, plan, text, device), *chosen_on)
     if engine == "auto" and plan.how.picks_engine and not sharded:  # a sharded model has its own engine
         watcher.note("timing the engines: which is the fastest for this model on this machine")
-        engine = fastest_engine(model, _stand_in(config, plan, text, device), *chosen_on)
+        engine = fastest_engine(model, _dummy_batch(config, plan, text, device), *chosen_on)
         config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
     config = config.model_copy(update={"training": config.training.model_copy(update={"device": device.type})})
     views = ImageViews(config.views, preprocessing)
-    return Parts(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms)
+    return Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms)
 
 
 def _source(config: Config) -> str:
@@ -301,8 +301,8 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _stand_in(config: Config, plan: PrivacyPlan, text: tuple[int, int] | None, device: torch.device) -> GroupBatch:
-    """See `Parts.stand_in`."""
+def _dummy_batch(config: Config, plan: PrivacyPlan, text: tuple[int, int] | None, device: torch.device) -> GroupBatch:
+    """See `Components.dummy_batch`."""
     groups = max(1, min(plan.groups, config.bounding.microbatch // plan.group_size, 128))
     generator = torch.Generator().manual_seed(0)
     sizes = torch.poisson(torch.full((groups,), float(plan.group_size)), generator=generator).clamp(1).int()

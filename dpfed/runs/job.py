@@ -13,7 +13,7 @@ from dpfed.evaluation.suite import tasks_of
 from dpfed.models.building import settled
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
-from dpfed.runs.assembly import Parts, assemble
+from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.provenance import began, environment
@@ -38,7 +38,7 @@ class Job:
     """
 
     run: RunDirectory
-    parts: Parts
+    parts: Components
     randomness: Randomness
 
     @property

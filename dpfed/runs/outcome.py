@@ -32,7 +32,7 @@ from dpfed.report.marks import (
     shared_unit,
 )
 from dpfed.runs import provenance
-from dpfed.runs.assembly import Parts
+from dpfed.runs.assembly import Components
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES, uses_labelled_bank
 from dpfed.runs.view import RunView
@@ -68,7 +68,7 @@ _NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but nobod
 _ALL_EXACT = "Nothing is covered: all that this run wrote is an exact function of the records."
 
 
-def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger) -> None:
+def write_outcome(run: RunDirectory, parts: Components, ledger: Ledger) -> None:
     """Writes results, card and report of a finished run; results.json last, for it marks the run as finished."""
     gallery = build_gallery(
         parts.model, parts.store, parts.read, parts.config, parts.views.plain, parts.tokenizer, parts.device
@@ -81,7 +81,7 @@ def write_outcome(run: RunDirectory, parts: Parts, ledger: Ledger) -> None:
     run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
 
 
-def rewrite_papers(run: RunDirectory, parts: Parts, results: dict[str, Any]) -> None:
+def rewrite_papers(run: RunDirectory, parts: Components, results: dict[str, Any]) -> None:
     """Writes card and report of a finished run again, with every mark that applies by now.
 
     Args:
@@ -103,7 +103,7 @@ def _write_papers(run: RunDirectory, facts: CardFacts, results: dict[str, Any]) 
     write_report(run.report, [RunView(config.name, str(run.path), config.dump(), results, run.metric_lines(), card, gallery)])
 
 
-def facts_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, evaluations: Sequence[dict[str, Any]] = ()) -> CardFacts:
+def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluations: Sequence[dict[str, Any]] = ()) -> CardFacts:
     """What the card of a run states: its plan and ledger, its federation, and all that was made of its records since.
 
     Args:
@@ -130,7 +130,7 @@ def _evaluations(run: RunDirectory) -> list[dict[str, Any]]:
     return [line["evaluation"] for line in run.metric_lines() if "evaluation" in line]
 
 
-def results_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, facts: CardFacts) -> dict[str, Any]:
+def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: CardFacts) -> dict[str, Any]:
     """The content of results.json."""
     plan = parts.plan
     privacy = {
@@ -169,7 +169,7 @@ def results_of_run(run: RunDirectory, parts: Parts, ledger: Ledger, facts: CardF
     }
 
 
-def card_facts(parts: Parts, ledger: Ledger, disclosed: Collection[str] = ()) -> CardFacts:
+def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = ()) -> CardFacts:
     """What the privacy card of a run states, from its plan and its ledger.
 
     Args:
@@ -240,7 +240,7 @@ def _released(plan: PrivacyPlan) -> str:
     return f"noise multiplier {plan.noise_multiplier / math.sqrt(rest):.6g}; with the sum's, that of sigma on one sample"
 
 
-def _marks(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[Mark, ...]:
+def _marks(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tuple[Mark, ...]:
     if not parts.plan.private:
         return (NOT_PRIVATE,)
     store = parts.store
@@ -254,19 +254,19 @@ def _marks(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[Ma
     return tuple(marks)
 
 
-def _unit_name(parts: Parts) -> str | None:
+def _unit_name(parts: Components) -> str | None:
     """What the training records call a unit: in a federation, those of the sites."""
     return parts.terms.unit_name if parts.terms else parts.store.unit_name
 
 
-def _not_protected(parts: Parts, trained: Trained, disclosed: Collection[str]) -> tuple[str, ...]:
+def _not_protected(parts: Components, trained: Trained, disclosed: Collection[str]) -> tuple[str, ...]:
     if not parts.plan.promises:
         return ("All records.",)
     starting = () if trained.start == "random" else (STARTING_WEIGHTS,)
     return (*starting, *NOT_PROTECTED, *([AUDITS] if AUDITED in disclosed else []))
 
 
-def _secrets(parts: Parts, ledger: Ledger, disclosed: Collection[str]) -> tuple[str, ...]:
+def _secrets(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tuple[str, ...]:
     """What must not become known, or the guarantee is worth nothing, and with whom it lies."""
     secrets = [_RECORDS_OF_SITES if parts.terms else _DECLARED_PUBLIC if parts.store.public else _RECORDS]
     secrets.append(_KEY_OF_SERVER if parts.terms else _KEY)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dpfed.data.views.words import WordTokenizer
 from dpfed.models.summary import trained_part
 from dpfed.progress import Watcher
-from dpfed.runs.assembly import Parts
+from dpfed.runs.assembly import Components
 
 if TYPE_CHECKING:
     from dpfed.data.store.records import RecordStore
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
 
 
-def say_what_is_trained(parts: Parts, watcher: Watcher) -> None:
+def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
     """Tells the user, before the first step, what will be trained and what of the records is not read as it is."""
     trained = trained_part(parts.model, parts.config)
     watcher.note(f"trains {trained}; {trained.bytes_per_aggregate:,} bytes per aggregate")

@@ -15,7 +15,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
-from dpfed.runs.assembly import Parts
+from dpfed.runs.assembly import Components
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, alone
 from dpfed.runs.outcome import write_outcome
@@ -92,7 +92,7 @@ def run_job(
     return run
 
 
-def _untrained_again(parts: Parts, checkpoints: Checkpoints) -> list[Evaluation]:
+def _untrained_again(parts: Components, checkpoints: Checkpoints) -> list[Evaluation]:
     """The figures before training, of a run that goes on; none where its first checkpoint is gone."""
     first = next((path for path in checkpoints.paths() if path.stem == "step-00000000"), None)
     if first is None or parts.config.evaluation.split == "none":
@@ -107,7 +107,7 @@ def _due(summary: StepSummary, plan: PrivacyPlan, every: int) -> bool:
 
 
 def _pick_up(
-    run: RunDirectory, parts: Parts, randomness: Randomness, checkpoints: Checkpoints
+    run: RunDirectory, parts: Components, randomness: Randomness, checkpoints: Checkpoints
 ) -> tuple[Ledger, int, Coordinator]:
     """Ledger, first step and coordinator: from the last checkpoint if there is one."""
     saved = checkpoints.paths()

@@ -48,9 +48,9 @@ def by_name(name, model):
 
 class PointedOneWay:
     def slopes(self, embeddings, temperature, step):
-        from dpfed.bounding.noisy_statistics.record_gradients import Slopes
+        from dpfed.bounding.noisy_statistics.record_gradients import Cotangents
 
-        return Slopes(1e3 * torch.ones_like(embeddings), torch.zeros(len(embeddings)))
+        return Cotangents(1e3 * torch.ones_like(embeddings), torch.zeros(len(embeddings)))
 
 
 @pytest.mark.parametrize("name", ["loop", "vmap", "released"])

@@ -167,7 +167,7 @@ def work(rank, world, folder):
     for name in MODELS:
         model, clip_norm = build(name, folder), clip_norms[name]
         shard_model(model, mesh)
-        engine = ShardedEngine(model, stand_in=groups(name, 99, [2]))
+        engine = ShardedEngine(model, dummy_batch=groups(name, 99, [2]))
         batch = groups(name, rank, sizes[rank])
         for kind, bound in (("clipped", clip_norm), ("whole", 1e6), ("small", clip_norm / 10)):
             found[name, kind], found[name, "norms"] = sharded_sum(engine, batch, bound)
@@ -186,29 +186,29 @@ def work(rank, world, folder):
 
 def remaining(rank, world, folder, mesh, found):
     batch = groups("two towers", rank, SIZES[world][rank])
-    stand_in = groups("two towers", 99, [2])
+    dummy_batch = groups("two towers", 99, [2])
     model = build("two towers", folder)
     shard_model(model, mesh)
-    engine = ShardedEngine(model, "bf16", stand_in=stand_in)
+    engine = ShardedEngine(model, "bf16", dummy_batch=dummy_batch)
     found["bf16"], _ = sharded_sum(engine, batch, 3.0)
     engine.vector.scatter_parameters(other_parameters(folder) if rank == 0 else None)
     values = [p.detach().to_local().flatten() if isinstance(p, DTensor) else p.detach()[None] for p in model.parameters()]
     found["scattered"] = engine.vector.gather_sum(torch.cat(values))
-    found["moved"], _ = sharded_sum(ShardedEngine(model, stand_in=stand_in), batch, 3.0)
+    found["moved"], _ = sharded_sum(ShardedEngine(model, dummy_batch=dummy_batch), batch, 3.0)
     model = build("dropout", folder)
     shard_model(model, mesh)
-    engine = ShardedEngine(model, stand_in=groups("odd", 99, [2]))
+    engine = ShardedEngine(model, dummy_batch=groups("odd", 99, [2]))
     torch.manual_seed(rank)
     found["dropout"], _ = sharded_sum(engine, groups("odd", rank, SIZES[world][rank]), 0.5)
     for growth in (3.0, torch.inf):
         model = Unsteady(growth)
         shard_model(model, mesh)
-        engine = ShardedEngine(model, stand_in=groups("odd", 99, [2]))
+        engine = ShardedEngine(model, dummy_batch=groups("odd", 99, [2]))
         found["unsteady", growth], _ = sharded_sum(engine, groups("odd", rank, [3] if rank == 0 else []), 1e-3)
     model = build("in parts", folder)
     shard_model(model, mesh)
     try:
-        sharded_sum(ShardedEngine(model, stand_in=groups("odd", 99, [2])), groups("odd", rank, [3]), 1.0)
+        sharded_sum(ShardedEngine(model, dummy_batch=groups("odd", 99, [2])), groups("odd", rank, [3]), 1.0)
     except RuntimeError as error:
         found["refused"] = str(error)
 

@@ -24,7 +24,7 @@ import typer.main
 from dpfed.cli import app
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.federation.folders import CoordinatorFolder
-from dpfed.federation.protocol.messages import seal, unseal
+from dpfed.federation.protocol.messages import sign, verify
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.vectors import encoded
 from dpfed.federation.site.local_socket import ask
@@ -213,8 +213,8 @@ def ask_for_a_step(site, coordinator):
         deadline = time.monotonic() + 60
         while not door.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        reply = ask(door, seal(coordinator.identity(), terms.fingerprint, "step", content, step=0), 60)
-        return unseal(reply, terms.sites[0].signing_key, terms.fingerprint)["kind"]
+        reply = ask(door, sign(coordinator.identity(), terms.fingerprint, "step", content, step=0), 60)
+        return verify(reply, terms.sites[0].signing_key, terms.fingerprint)["kind"]
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 

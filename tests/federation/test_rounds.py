@@ -9,7 +9,7 @@ import torch
 
 from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import seal
+from dpfed.federation.protocol.messages import sign
 from dpfed.federation.protocol.packets import Packet
 from dpfed.federation.protocol.vectors import decoded, encoded, grid_of
 from dpfed.models.parameters import TrainableVector
@@ -118,7 +118,7 @@ def test_no_two_sites_and_no_two_steps_share_noise(lab):
 def another_identity(question: Packet, reply: Packet, **changes) -> Packet:
     fields = json.loads(reply.header) | changes
     fields.pop("vector")
-    return seal(Identity(b"z" * 32), fields.pop("terms"), fields.pop("kind"), reply.vector, **fields)
+    return sign(Identity(b"z" * 32), fields.pop("terms"), fields.pop("kind"), reply.vector, **fields)
 
 
 def resealed(vector) -> object:
@@ -131,7 +131,7 @@ def resealed(vector) -> object:
         fields.pop("vector")
         values = vector(decoded(reply.vector))
         content = values if isinstance(values, bytes) else encoded(values)
-        return seal(identity_of(0), fields.pop("terms"), fields.pop("kind"), content, **fields)
+        return sign(identity_of(0), fields.pop("terms"), fields.pop("kind"), content, **fields)
 
     return tamper
 
@@ -342,7 +342,7 @@ def test_nothing_that_a_site_says_stops_the_others(lab, trust, to):
         if isinstance(answer, Packet):
             return answer
         fields = {"site": 0} | answer
-        return seal(identity_of(0), one.terms.fingerprint, fields.pop("kind", "hello"), reply.vector, **fields)
+        return sign(identity_of(0), one.terms.fingerprint, fields.pop("kind", "hello"), reply.vector, **fields)
 
     for number, answer in enumerate(HOSTILE):
         for step in range(3 * number, 3 * number + 3):  # in one of them it answers badly, and then it is greeted again
@@ -364,7 +364,7 @@ def test_a_wrong_share_spoils_nothing_where_enough_right_ones_are(lab):
             return reply
         del fields["vector"]
         fields["shares"] = {number: "A" * 43 + "=" for number in fields["shares"]}
-        return seal(identity_of(0), fields.pop("terms"), fields.pop("kind"), b"", **fields)
+        return sign(identity_of(0), fields.pop("terms"), fields.pop("kind"), b"", **fields)
 
     one.wire.tampers["node0"] = wrong
     assert one.server.collect(0) is not None

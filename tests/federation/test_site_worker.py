@@ -8,7 +8,7 @@ import torch
 from dpfed.errors import UserError
 from dpfed.federation.protocol.answers import Reason
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import digest_of, seal
+from dpfed.federation.protocol.messages import digest_of, sign
 from dpfed.federation.protocol.packets import Packet
 from dpfed.federation.protocol.vectors import encoded
 from dpfed.models.parameters import TrainableVector
@@ -25,7 +25,7 @@ def lab(tiny, tmp_path):
 def question(lab: Lab, step: int = 0, identity=None, terms=None, kind="step", values=None, **fields) -> Packet:
     values = TrainableVector(lab.parts.model).gather() if values is None else values
     content = values if isinstance(values, bytes) else encoded(values)
-    return seal(identity or lab.coordinator, terms or lab.terms.fingerprint, kind, content, step=step, **fields)
+    return sign(identity or lab.coordinator, terms or lab.terms.fingerprint, kind, content, step=step, **fields)
 
 
 def said(reply: Packet) -> dict:
@@ -125,5 +125,5 @@ def test_a_secure_site_reveals_shares_of_one_set_only(tiny, tmp_path, numbers):
     lab = Lab(tiny, tmp_path, trust="secure", drops=1)
     assert lab.server.collect(0) is not None  # with all three
     site = lab.wire.workers["node0"]
-    reply = said(site.answer(seal(lab.coordinator, lab.terms.fingerprint, "reveal", step=0, arrived=numbers)))
+    reply = said(site.answer(sign(lab.coordinator, lab.terms.fingerprint, "reveal", step=0, arrived=numbers)))
     assert reply["kind"] == ("shares" if len(numbers) == SITES else "refusal")

@@ -11,7 +11,7 @@ from dpfed.config import parse_config
 from dpfed.data.store.layout import HEADER
 from dpfed.errors import UserError
 from dpfed.report.marks import LABELLED_BANK
-from dpfed.runs.assembly import Parts
+from dpfed.runs.assembly import Components
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.runs.reevaluation import evaluate_run
@@ -42,7 +42,7 @@ def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp
     run = pretrain(parse_config(private), tmp_path / "run")
     evaluate_run(run.path)
     assert [marked(text) for text in papers(run)] == [0, 0]  # retrieval again: nothing to mark
-    happened, evaluate, write = [], Parts.evaluate, RunDirectory.write
+    happened, evaluate, write = [], Components.evaluate, RunDirectory.write
 
     def evaluated(self, *arguments):
         happened.append("measured")
@@ -53,7 +53,7 @@ def test_figures_of_training_labels_mark_card_and_report_afterwards(private, tmp
         return write(self, file, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Parts, "evaluate", evaluated)
+        patch.setattr(Components, "evaluate", evaluated)
         patch.setattr(RunDirectory, "write", written)
         evaluate_run(run.path, tasks=["knn"])
     # Wherever a crash comes: there may be a mark without its figures, but never figures without their mark.

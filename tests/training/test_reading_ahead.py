@@ -18,7 +18,7 @@ from dpfed.config import parse_config
 from dpfed.data.store.writing import RecordInput, StoreWriter
 from dpfed.data.views.batches import ReadAhead
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import Parts, assemble
+from dpfed.runs.assembly import Components, assemble
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def parts(tiny: dict, files: Path) -> Parts:
+def parts(tiny: dict, files: Path) -> Components:
     tiny["data"]["path"] = str(files)
     tiny["bounding"]["microbatch"] = 12  # about five in a step
     return assemble(parse_config(tiny), Randomness.from_seed(1))
@@ -51,7 +51,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("steps", [[0, 1, 2, 3, 4, 5], [2, 2, 0, 5, 4]], ids=["in order", "in any order"])
-def test_sums_are_the_same_to_the_bit(parts: Parts, steps: list[int]) -> None:
+def test_sums_are_the_same_to_the_bit(parts: Components, steps: list[int]) -> None:
     ahead, plain = (parts.worker(Randomness.from_seed(2)) for _ in range(2))
     plain._expect = lambda *_: None
     for step in steps:
@@ -59,7 +59,7 @@ def test_sums_are_the_same_to_the_bit(parts: Parts, steps: list[int]) -> None:
         assert torch.equal(ahead.bounded_sum(step).values, plain.bounded_sum(step).values.clone())
 
 
-def test_only_the_next_step_and_no_step_after_the_last_is_begun(parts: Parts) -> None:
+def test_only_the_next_step_and_no_step_after_the_last_is_begun(parts: Components) -> None:
     worker = parts.worker(Randomness.from_seed(2))
     reading = worker._views._read
     worker.bounded_sum(3)
@@ -100,7 +100,7 @@ def test_what_was_expected_is_read_two_ahead_and_once() -> None:
     assert asked.count(7) == 1
 
 
-def test_an_error_in_the_thread_surfaces_in_the_step_and_the_next_step_can_go_on(parts: Parts) -> None:
+def test_an_error_in_the_thread_surfaces_in_the_step_and_the_next_step_can_go_on(parts: Components) -> None:
     worker, plain = (parts.worker(Randomness.from_seed(2)) for _ in range(2))
     reading, failing = worker._views._read, [True]
     read = reading._read
@@ -117,7 +117,7 @@ def test_an_error_in_the_thread_surfaces_in_the_step_and_the_next_step_can_go_on
     assert torch.equal(worker.bounded_sum(0).values, plain.bounded_sum(0).values)
 
 
-def test_no_thread_outlives_the_worker(parts: Parts) -> None:
+def test_no_thread_outlives_the_worker(parts: Components) -> None:
     gc.collect()
     worker = parts.worker(Randomness.from_seed(2))
     worker.bounded_sum(0)

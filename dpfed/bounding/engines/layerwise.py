@@ -1,4 +1,7 @@
-"""Many groups in one forward and one backward pass; every layer gives the groups' norms and one weighted sum."""
+"""Many groups in one forward and one backward pass; every layer gives the groups' norms and one weighted sum.
+
+The field calls it ghost clipping, and the use of one backward pass for norms and sum book-keeping (Bu et al. 2023).
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from dpfed.bounding.noisy_statistics.record_gradients import Slopes
+from dpfed.bounding.noisy_statistics.record_gradients import Cotangents
 from dpfed.objectives.two_views import off_diagonal_squares
 from dpfed.privacy.noise import KeyedNoise
 
@@ -41,7 +41,7 @@ class PublishedSimilarity:
         """Of the similarities of `batch` records when one is replaced."""
         return (2 if two_towers else 4) * math.sqrt(2 * batch - 1)
 
-    def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Slopes:
+    def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
         """See `dpfed.bounding.noisy_statistics.record_gradients.Statistics`."""
         rows, columns = self._sides(embeddings)
         noisy = self.release(rows @ columns.T, step)
@@ -51,15 +51,15 @@ class PublishedSimilarity:
         """The noisy similarities of a step."""
         return self._noise.add_(similarity, step)
 
-    def given(self, noisy: Tensor, embeddings: Tensor, temperature: Tensor) -> Slopes:
-        """Slopes at given noisy similarities: their derivatives in an embedding are *clean* embeddings of other records."""
+    def given(self, noisy: Tensor, embeddings: Tensor, temperature: Tensor) -> Cotangents:
+        """Cotangents at given noisy similarities: their derivatives in an embedding are *clean* embeddings of other records."""
         noisy = noisy.detach().requires_grad_()
         temperature = temperature.detach().requires_grad_()
         weights, of_temperature = torch.autograd.grad(self._loss(noisy / temperature), (noisy, temperature))
         embeddings = embeddings.detach().requires_grad_()
         rows, columns = self._sides(embeddings)
         (slopes,) = torch.autograd.grad((weights * (rows @ columns.T)).sum(), embeddings)
-        return Slopes(slopes, (of_temperature / len(embeddings)).expand(len(embeddings)))
+        return Cotangents(slopes, (of_temperature / len(embeddings)).expand(len(embeddings)))
 
     def _sides(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
         if self._two_towers:
@@ -97,7 +97,7 @@ class PublishedMoments:
         """Of one view's mean when one of `batch` records is replaced."""
         return 2 / batch
 
-    def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Slopes:
+    def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
         """See `dpfed.bounding.noisy_statistics.record_gradients.Statistics`; the loss has no temperature."""
         return self.given(*self.release(normalize(embeddings, dim=2), step), embeddings)
 
@@ -108,11 +108,11 @@ class PublishedMoments:
         noisy = self._scatter_noise.add_(scatter, step).clamp(min=0) / max(1, len(units) - 1)
         return self._mean_noise.add_(mean, step), noisy
 
-    def given(self, mean: Tensor, variance: Tensor, embeddings: Tensor) -> Slopes:
-        """Slopes at given means and variances: the cross-correlation is that of the *clean* embeddings of all records."""
+    def given(self, mean: Tensor, variance: Tensor, embeddings: Tensor) -> Cotangents:
+        """Cotangents at given means and variances: the cross-correlation is that of the *clean* embeddings of all records."""
         embeddings = embeddings.detach().requires_grad_()
         features = (normalize(embeddings, dim=2) - mean) / (variance + _LEAST_VARIANCE).sqrt()
         correlation = features[:, 0].T @ features[:, 1] / len(features)
         loss = (1 - correlation.diagonal()).square().sum() + self._redundancy * off_diagonal_squares(correlation)
         (slopes,) = torch.autograd.grad(loss, embeddings)
-        return Slopes(len(embeddings) * slopes, torch.zeros_like(embeddings[:, 0, 0]))
+        return Cotangents(len(embeddings) * slopes, torch.zeros_like(embeddings[:, 0, 0]))

@@ -25,7 +25,7 @@ _CPU_BYTES, _DEVICE_BYTES = 1 << 25, 1 << 29  # of unclipped gradients at a time
 
 
 @dataclass(frozen=True)
-class Slopes:
+class Cotangents:
     """How a loss slopes in what the model gives.
 
     Attributes:
@@ -36,17 +36,17 @@ class Slopes:
     embeddings: Tensor
     temperature: Tensor
 
-    def of_view(self, view: int) -> Slopes:
+    def of_view(self, view: int) -> Cotangents:
         """Those of one view alone; the temperature's are halved."""
         alone = torch.zeros_like(self.embeddings)
         alone[:, view] = self.embeddings[:, view]
-        return Slopes(alone, self.temperature / 2)
+        return Cotangents(alone, self.temperature / 2)
 
 
 class Statistics(Protocol):
     """Releases noisy statistics of a batch, and says how each record's loss slopes given them."""
 
-    def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Slopes:
+    def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
         """One step's release.
 
         Args:
@@ -143,7 +143,7 @@ class StatisticsEngine:
         parts = [slopes.of_view(0), slopes.of_view(1)] if self._by_view else [slopes]
         return torch.cat([self._add(views, part, clip_norm, into) for part in parts])
 
-    def _add(self, views: Views, slopes: Slopes, clip_norm: float, into: Tensor) -> Tensor:
+    def _add(self, views: Views, slopes: Cotangents, clip_norm: float, into: Tensor) -> Tensor:
         trainable = dict(zip(self._vector.names, [p.detach() for p in self._vector.parameters], strict=True))
         sums, every = self._vector.split(into), []
         for start in range(0, len(slopes.embeddings), self._chunk):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.noisy_statistics.record_gradients import Slopes
+from dpfed.bounding.noisy_statistics.record_gradients import Cotangents
 from dpfed.models.parameters import exact_type
 from dpfed.privacy.noise import GaussianNoise, KeyedNoise
 from dpfed.privacy.randomness import Randomness
@@ -58,14 +58,14 @@ class ReleasedEmbeddings:
     def __init__(self, slots: int, batch: int, noise: KeyedNoise, randomness: Randomness) -> None:
         self._slots, self._batch, self._noise, self._randomness = slots, batch, noise, randomness
 
-    def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Slopes:
+    def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
         """See `dpfed.bounding.noisy_statistics.record_gradients.Statistics`."""
         slot = self.draw_slots(len(embeddings), step).to(embeddings.device)
         negatives = self.denoised(self.release(embeddings, slot, step))
         embeddings = embeddings.detach().requires_grad_()
         temperatures = temperature.detach().expand(len(embeddings)).clone().requires_grad_()
         losses = contrast(embeddings, negatives, slot, temperatures)
-        return Slopes(*torch.autograd.grad(losses.sum(), (embeddings, temperatures)))
+        return Cotangents(*torch.autograd.grad(losses.sum(), (embeddings, temperatures)))
 
     def draw_slots(self, count: int, step: int) -> Tensor:
         """A slot for each of `count` records: ``(count,)`` int64, independent and uniform.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dpfed.bounding.noisy_statistics.record_gradients import Slopes
+from dpfed.bounding.noisy_statistics.record_gradients import Cotangents
 from dpfed.bounding.noisy_statistics.released_embeddings import bounded
 from dpfed.models.parameters import exact_type
 from dpfed.objectives.two_views import off_diagonal_squares
@@ -62,13 +62,13 @@ class ReleasedMoments:
     def __init__(self, batch: int, noise: KeyedNoise, redundancy: float = 5e-3) -> None:
         self._batch, self._noise, self._redundancy = batch, noise, redundancy
 
-    def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Slopes:
+    def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
         """See `dpfed.bounding.noisy_statistics.record_gradients.Statistics`; the loss has no temperature."""
         embeddings = embeddings.detach().requires_grad_()
         units = normalize(embeddings, dim=2)
         slope = self.slope(self.release(units.detach(), step))
         (slopes,) = torch.autograd.grad((slope * moments(units)).sum(), embeddings)
-        return Slopes(slopes, torch.zeros_like(embeddings[:, 0, 0]))
+        return Cotangents(slopes, torch.zeros_like(embeddings[:, 0, 0]))
 
     def release(self, units: Tensor, step: int) -> Tensor:
         """The noisy sums of a step, ``(D + 4, D)``."""

@@ -22,7 +22,7 @@ from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.protocol.answers import Offer, Rejected, Shares, Sum, read
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.members import Channel, Members
-from dpfed.federation.protocol.messages import digest_of, seal
+from dpfed.federation.protocol.messages import digest_of, sign
 from dpfed.federation.protocol.packets import Content, Packet
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.vectors import decoded, encoded, grid_of
@@ -137,7 +137,7 @@ class Federation:
         roster = self._addresses
         numbers = {address: number for number, address in roster.items()}
         packets = {
-            address: self._seal("step", content, digest, step=step, **self._offers_for(number))
+            address: self._signed("step", content, digest, step=step, **self._offers_for(number))
             for number, address in roster.items()
         }
         greetings = self._members.greetings(set(self._channel.sites()) - set(numbers), step + 1)
@@ -176,7 +176,7 @@ class Federation:
         unmasking = Unmasking(self._trust.sites, self._trust.drops, context, step, public, self._vector.numel)
         for number, content in arrived.items():
             unmasking.add(number, np.frombuffer(content, "<u4"))
-        packet = self._seal("reveal", step=step, arrived=sorted(unmasking.close()))
+        packet = self._signed("reveal", step=step, arrived=sorted(unmasking.close()))
         numbers = {self._addresses[number]: number for number in arrived}
         reveals: dict[int, dict[int, bytes]] = {}
         reason = "nobody helped to unmask the sum"
@@ -230,8 +230,8 @@ class Federation:
             return {}
         return {"offers": {str(other): _text(offer, number) for other, offer in self._roster.items() if other != number}}
 
-    def _seal(self, kind: str, vector: bytes = b"", digest: str | None = None, **fields: Any) -> Packet:
-        return seal(self._identity, self._terms.fingerprint, kind, vector, digest, **fields)
+    def _signed(self, kind: str, vector: bytes = b"", digest: str | None = None, **fields: Any) -> Packet:
+        return sign(self._identity, self._terms.fingerprint, kind, vector, digest, **fields)
 
 
 def _sum(arrived: dict[int, Content]) -> Tensor:

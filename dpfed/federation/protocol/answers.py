@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StrictInt, ValidationError
 
-from dpfed.federation.protocol.messages import Untrusted, unseal
+from dpfed.federation.protocol.messages import Untrusted, verify
 from dpfed.federation.protocol.packets import Packet
 
 _PUBLIC_BYTES, _CIPHERTEXT_BYTES, _SHARE_BYTES = 64, 124, 32  # of secure sums, see `dpfed.federation.secure.masking`
@@ -113,7 +113,7 @@ def read(packet: Packet | None, kind: type[_Kind], site: int, signing_key: str, 
     if packet is None:
         raise Rejected("its answer failed to come")
     try:
-        header = unseal(packet, signing_key, terms)
+        header = verify(packet, signing_key, terms)
         if header.get("kind") == KINDS[Refused]:
             refused = Refused.model_validate(header)
             about = "" if refused.about is None else f" (site {refused.about})"

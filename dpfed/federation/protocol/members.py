@@ -8,7 +8,7 @@ from typing import Protocol
 
 from dpfed.federation.protocol.answers import Hello, Offer, Rejected, read
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import alleged, seal
+from dpfed.federation.protocol.messages import alleged, sign
 from dpfed.federation.protocol.packets import Packet
 from dpfed.federation.protocol.terms import Terms
 
@@ -103,4 +103,4 @@ class Members:
         return set(offer.ciphertexts) == set(range(len(self._terms.sites))) - {number}
 
     def _greeting(self, step: int) -> Packet:
-        return seal(self._identity, self._terms.fingerprint, "hello", nonce=secrets.token_hex(16), step=step)
+        return sign(self._identity, self._terms.fingerprint, "hello", nonce=secrets.token_hex(16), step=step)

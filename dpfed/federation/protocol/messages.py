@@ -26,7 +26,7 @@ def digest_of(vector: Content) -> str:
     return hashlib.sha256(vector).hexdigest()
 
 
-def seal(
+def sign(
     identity: Identity, terms: str, kind: str, vector: bytes | memoryview = b"", digest: str | None = None, **fields: Any
 ) -> Packet:
     """A signed message.
@@ -45,7 +45,7 @@ def seal(
     return Packet(header, identity.sign(_DOMAIN + header), vector)
 
 
-def unseal(packet: Packet, signing_key: str, terms: str) -> dict[str, Any]:
+def verify(packet: Packet, signing_key: str, terms: str) -> dict[str, Any]:
     """The content of a message.
 
     Args:

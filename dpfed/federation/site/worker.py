@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpfed.errors import UserError
 from dpfed.federation.protocol.answers import Reason
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import Untrusted, seal, unseal
+from dpfed.federation.protocol.messages import Untrusted, sign, verify
 from dpfed.federation.protocol.packets import Content, Packet
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.vectors import decoded, encoded, grid_of
@@ -77,7 +77,7 @@ class SiteWorker:
     def answer(self, packet: Packet) -> Packet:
         """The answer to one message; a refusal, if it may not be answered. Raises nothing."""
         try:
-            header = unseal(packet, self._terms.coordinator, self._terms.fingerprint)
+            header = verify(packet, self._terms.coordinator, self._terms.fingerprint)
             answer = self._answers.get(str(header.get("kind")))
             if answer is None:
                 raise Refusal(Reason.UNKNOWN)
@@ -93,11 +93,11 @@ class SiteWorker:
             self._log(f"error: {type(error).__name__}: {error}")
             reason, about = Reason.FAILED, None
         self._log(f"refused: {reason}")
-        return self._seal("refusal", reason=reason, about=about)
+        return self._signed("refusal", reason=reason, about=about)
 
     def _hello(self, header: dict[str, Any], vector: Content) -> Packet:
         offer = self._offer(_number(header.get("step")))
-        return self._seal("hello", nonce=str(header.get("nonce")), frozen=self._frozen, last=self._last, **offer)
+        return self._signed("hello", nonce=str(header.get("nonce")), frozen=self._frozen, last=self._last, **offer)
 
     def _step(self, header: dict[str, Any], vector: Content) -> Packet:
         step, parameters = self._allowed(_number(header.get("step"))), self._parameters(vector)
@@ -107,7 +107,7 @@ class SiteWorker:
         self._last = step
         self._vector.assign(parameters.to(self._vector.device))
         total = self._worker.bounded_sum(step)
-        return self._seal("sum", self._protected(step, total.values, offers), step=step, **self._offer(step + 1))
+        return self._signed("sum", self._protected(step, total.values, offers), step=step, **self._offer(step + 1))
 
     def _reveal(self, header: dict[str, Any], vector: Content) -> Packet:
         if self._masking is None:
@@ -117,7 +117,7 @@ class SiteWorker:
             raise Refusal(Reason.OVER)
         if not isinstance(arrived, list):
             raise Refusal(Reason.MALFORMED)
-        return self._seal("shares", step=step, shares=_text(self._masking.reveal(step, set(map(_number, arrived)))))
+        return self._signed("shares", step=step, shares=_text(self._masking.reveal(step, set(map(_number, arrived)))))
 
     def _allowed(self, step: int) -> int:
         """The step, if the site may take it now.
@@ -179,8 +179,8 @@ class SiteWorker:
         public = base64.b64encode(offer.public).decode()
         return {"offer": {"step": step, "public": public, "ciphertexts": _text(offer.ciphertexts)}}
 
-    def _seal(self, kind: str, vector: bytes = b"", **fields: Any) -> Packet:
-        return seal(self._identity, self._terms.fingerprint, kind, vector, site=self._number, **fields)
+    def _signed(self, kind: str, vector: bytes = b"", **fields: Any) -> Packet:
+        return sign(self._identity, self._terms.fingerprint, kind, vector, site=self._number, **fields)
 
 
 def frozen_digest(model: nn.Module) -> str:
