@@ -179,6 +179,16 @@ def test_terms_that_spend_too_much_or_promise_nothing_are_not_joined(parties, ch
     assert not site.ledger.exists()
 
 
+def test_terms_without_privacy_are_not_joined(parties, tiny, tmp_path):
+    (site, other), _ = parties
+    privacy = {name: value for name, value in tiny["privacy"].items() if name in ("batch", "steps")}
+    config = parse_config(tiny | {"privacy": privacy, "bounding": tiny["bounding"] | {"method": "none"}})
+    folder = CoordinatorFolder.create(tmp_path / "coordinator", config, [site.card, other.card])
+    with pytest.raises(UserError, match="promise no privacy"):
+        site.join(Terms.load(folder.terms))
+    assert not site.ledger.exists()
+
+
 def test_a_budget_counts_every_step_to_the_last_digit(parties):
     (site, _), agree = parties
     terms, settings = Terms.load(agree().terms), site.path / "site.toml"

@@ -8,7 +8,7 @@ import pytest
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import Randomness
@@ -128,15 +128,34 @@ def test_lead_refuses_other_texts():
 def card_of(tiny, tmp_path):
     """The card of a run that is about to start, with what its store says of units."""
 
-    def write(unit_name=None, **plan):
+    def write(unit_name=None, marks=None, **plan):
         parts = assemble(parse_config(tiny), Randomness.from_seed(0))
         store = RecordStore.open(parts.store.path)
         store.unit_name = unit_name
         plan = PrivacyPlan(**{**dataclasses.asdict(parts.plan), **plan})
         parts = dataclasses.replace(parts, store=store, plan=plan)
-        return privacy_card(card_facts(parts, Ledger.create(tmp_path / "ledger.jsonl", plan)))
+        return privacy_card(card_facts(parts, Ledger.create(tmp_path / f"{marks}.jsonl", plan, marks)))
 
     return write
+
+
+def test_what_the_ledger_was_marked_with_is_on_the_card(card_of):
+    texts = {"fixed_seed": FIXED_SEED.text, "raw_diagnostics": RAW_DIAGNOSTICS.text}
+    for marks in ({}, {"fixed_seed": True}, {"raw_diagnostics": True}):
+        card = card_of(marks=marks)
+        assert {name for name, text in texts.items() if text in card} == set(marks)
+
+
+def test_facts_are_those_of_plan_and_ledger(tiny, tmp_path):
+    tiny["privacy"]["steps"] = 3
+    parts = assemble(parse_config(tiny), Randomness.from_seed(0))
+    plan, ledger = parts.plan, Ledger.create(tmp_path / "ledger.jsonl", parts.plan)
+    for step in range(3):
+        facts = card_facts(parts, ledger)
+        assert not facts.complete and (facts.steps_charged, facts.steps_planned) == (step, 3)
+        assert (facts.epsilon_spent, facts.epsilon_planned, facts.delta) == (plan.epsilon(step), plan.epsilon(), plan.delta)
+        ledger.charge(Release(step, "digest"))
+    assert card_facts(parts, ledger).complete and card_facts(parts, ledger).epsilon_spent == plan.epsilon()
 
 
 def test_an_image_is_a_record(card_of, tiny):

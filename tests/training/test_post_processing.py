@@ -95,6 +95,26 @@ def test_a_run_with_other_processors_resumes_to_the_same_bits_and_measures_what_
     assert measured == pytest.approx(noted)
 
 
+def test_every_measurement_is_of_the_served_weights(tiny, tmp_path, monkeypatch):
+    """On the way as well as at the end; training goes on with its own."""
+    config = parse_config({**tiny, "evaluation": {**tiny["evaluation"], "every": 2}})
+    made, seen, evaluate = [], [], session.Parts.evaluate
+
+    def chosen(config, model):
+        made.append(LastTwo(MovingAverage(model, 0.5)))
+        return [made[-1]]
+
+    def evaluated(self, which, step):
+        if which == "trained":
+            seen.append((step, torch.equal(made[0]._vector.gather(), made[0].served(None))))
+        return evaluate(self, which, step)
+
+    monkeypatch.setattr(coordinators, "post_processors", chosen)
+    monkeypatch.setattr(session.Parts, "evaluate", evaluated)
+    pretrain(config, tmp_path / "run")
+    assert seen == [(2, True), (4, True), (6, True)]
+
+
 def _figures(run):
     import json
 
