@@ -188,7 +188,7 @@ class BoundingConfig(Section):
     method: str = Field("group", description="what is clipped; 'none': no privacy at all (docs/methods.md has them all)")
     group_size: int = Field(16, description="S: expected records in a group")
     clip_norm: float = Field(1.0, description="C: the largest L2 norm of what is clipped")
-    max_group_size: int | None = Field(None, description="the most records of a group; the others of a larger group are left out")
+    max_group_size: int | None = Field(None, description="the most records of a group; others are left out")
     max_batch: int | None = Field(None, ge=2, description="sample and logit: cap of the batch; default B + 4 sqrt(B)")
     options: dict[str, bool | int | float | str] = Field({}, description="of the method's own (docs/methods.md)")
     engine: Literal["auto", "loop", "vmap", "layerwise"] = Field("auto", description="how group gradients are computed")
