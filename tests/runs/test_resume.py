@@ -18,6 +18,7 @@ from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain, resume
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
+from dpfed.training.releases import Releases
 
 
 class Killed(BaseException):
@@ -278,3 +279,15 @@ def test_a_crash_inside_the_very_first_line_of_the_ledger_loses_nothing(tiny_con
     restore()
     (folder / "ledger.jsonl").write_bytes(b'{"ledger": 1, "fing')
     assert resume(folder).finished
+
+
+def test_a_release_is_kept_until_the_checkpoint_that_follows_from_it_is_on_disk(tiny_config, tmp_path, monkeypatch):
+    save, kept = Checkpoints.save, []
+
+    def watched(self, progress, model, coordinator):
+        kept.append((progress.step, Releases(tmp_path / "run" / "releases").latest()))
+        return save(self, progress, model, coordinator)
+
+    monkeypatch.setattr(Checkpoints, "save", watched)
+    pretrain(tiny_config, tmp_path / "run")
+    assert len(kept) == 4 and all(latest == step - 1 for step, latest in kept[1:])
