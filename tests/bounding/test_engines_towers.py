@@ -73,6 +73,7 @@ def test_frozen_towers_take_no_part(tmp_path, adaptation):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_large_model_is_not_vectorised(tmp_path, monkeypatch):
     model = build(tmp_path, {**SMALL, "text_cfg": {**SMALL["text_cfg"], "width": 512}}, ObjectiveConfig())
     monkeypatch.setattr(ENGINES["vmap"], "add_clipped", lambda *_: pytest.fail("was timed"))

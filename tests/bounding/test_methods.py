@@ -51,7 +51,9 @@ def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
         assert plan.noise_std >= plan.noise_multiplier * plan.sensitivity
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("batch", "sample", "logit"))) for name in METHODS]
+)
 def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, tmp_path):
     config = config_for(name, data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
     run = pretrain(config, tmp_path / "run")

@@ -109,6 +109,7 @@ server.app_folder.main(["flower-app"])
 """
 
 
+@pytest.mark.slow
 def test_cluster_clients_server_and_published_figures_are_there(guarded):
     from dpfed.reproduce.published import PAPERS, published
 
