@@ -300,6 +300,7 @@ def test_one_worker_gives_what_one_process_gives_bit_for_bit(head, settings, fol
 
 @pytest.mark.slow
 def test_more_workers_than_this_machine_can_hold_are_refused(settings, folder, tmp_path):
+    settings |= {"privacy.batch": 500, "bounding.group_size": 1}  # a group for each
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-m", "cluster.pretrain", CONFIG, "--workers", "400", "--run", str(folder), *options(settings)]
     done = subprocess.run(
