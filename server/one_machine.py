@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from dpfed.config import Config
 from dpfed.console.terminal import console, watching
@@ -29,7 +30,7 @@ _FLOWERS = ("\x1b", "DEBUG:", "INFO:", "Using SuperLink", "Successfully")  # lin
 _START = 300.0  # seconds that a site may take to load, on a busy machine
 
 
-def federate(config: Config, place: Path, sites: int, skew: float, options: dict[str, str | int | float]) -> RunDirectory:
+def federate(config: Config, place: Path, sites: int, skew: float, options: dict[str, Any]) -> RunDirectory:
     """Trains with several institutions on this machine; again after an interruption, to go on.
 
     Args:
@@ -68,7 +69,7 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
     return RunDirectory(place)
 
 
-def _found(config: Config, parties: Path, sites: int, skew: float, options: dict[str, str | int | float]) -> None:
+def _found(config: Config, parties: Path, sites: int, skew: float, options: dict[str, Any]) -> None:
     """Divides the records, makes the sites, and has them join: five commands for each institution (docs/federation.md)."""
     with watching() as watcher:
         interpolation = preprocessing_of(config).interpolation

@@ -37,13 +37,16 @@ def create_federation(
 ) -> None:
     """Make the terms of a federation from the cards of its sites."""
     say(f"making terms for {len(cards)} sites", True)
+    from dpfed.console.terminal import watching
     from dpfed.federation.folders import CoordinatorFolder
     from dpfed.federation.protocol.terms import Terms
+    from dpfed.progress import import_progress
     from dpfed.runs.paths import with_absolute_paths
 
     loaded = with_absolute_paths(chosen_config(config, assignments))
     options = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline, "broadcast": broadcast}
-    made = CoordinatorFolder.create(folder, loaded, cards, **options)
+    with watching(as_json=True) as watcher:  # beside the output
+        made = CoordinatorFolder.create(folder, loaded, cards, import_progress(watcher), **options)
     _show_terms(Terms.load(made.terms))
     console.print(f"\nGive {made.terms} to every site.", highlight=False, soft_wrap=True)
 

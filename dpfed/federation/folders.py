@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pydantic import Field, ValidationError
 
 from dpfed.config import Config, Section, first_problem, read_back
 from dpfed.config.toml_file import read_toml
+from dpfed.data.importers import Progress
 from dpfed.data.opening import open_records
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -207,23 +209,27 @@ class CoordinatorFolder:
         self._identity, self._config = self.path / "identity.key", self.path / "config.toml"
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, cards: list[Path], **options: Any) -> CoordinatorFolder:
+    def create(
+        cls, path: str | Path, config: Config, cards: list[Path], progress: Progress | None = None, **options: Any
+    ) -> CoordinatorFolder:
         """Makes terms for some sites, and the folder of whoever coordinates them.
 
         Args:
             path: must not be there.
             config: of the run; ``[data]`` names the records that the coordinator measures on.
             cards: files that the sites made.
+            progress: called while these records are imported or generated, see `open_records`.
             options: see `Terms.agree`.
 
         Raises:
             UserError: see `Terms.agree`.
         """
         folder = cls(Path(path))
-        # Before anything is made: it is where the run is measured.
-        open_records(settled(config).data, interpolation=preprocessing_of(config).interpolation)
         identity = Identity.fresh()
         terms = Terms.agree(config, [_card(card) for card in cards], identity.signing_key, **options)
+        _refuse_existing(folder.path)
+        # Before anything is made: it is where the run is measured.
+        open_records(settled(config).data, progress, interpolation=preprocessing_of(config).interpolation)
         _make(folder.path)
         identity.save(folder._identity)
         folder._config.write_text(config.dump(), encoding="utf-8")
@@ -265,6 +271,11 @@ def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None
             f"{where} {declared:,} is less than the {store.training_records:,} training records of {store.path}: declare "
             "as many, or more, which hides the true number."
         )
+
+
+def _refuse_existing(folder: Path) -> None:
+    if os.path.lexists(folder):
+        raise UserError(f"cannot make {folder}: it exists; choose another folder.")
 
 
 def _make(folder: Path) -> None:
