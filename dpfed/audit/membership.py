@@ -8,7 +8,6 @@ can be learnt about anybody: where they succeed, the two sides differ of themsel
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from dpfed.progress import Silent, Watcher
 from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.outcome import rewrite_papers
+from dpfed.runs.view import results_in
 from dpfed.training.checkpoint import Checkpoints
 
 Weights = Literal["trained", "untrained"]
@@ -143,7 +143,7 @@ def audit_membership(
     run, watcher = _finished(folder), watcher or Silent()
     parts = assemble(run.config(), watcher=watcher, terms=terms_of(run))
     sides = Sides.draw(parts, non_members, records, randomness or Randomness.fresh())
-    results = json.loads(run.results.read_text(encoding="utf-8"))
+    results = results_in(run.results)
     privacy = results["privacy"]
     promise = Promise(privacy["epsilon"] if privacy["guarantee"] else None, privacy["delta"])
     outcomes: list[Outcome] = []

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -133,8 +132,9 @@ def show_run(run: RunDirectory) -> None:
     from dpfed.privacy.promise import large_delta, meaning, round_up
     from dpfed.report.card import lead
     from dpfed.report.results import results_of, shown
+    from dpfed.runs.view import results_in
 
-    results: dict[str, Any] = json.loads(run.results.read_text(encoding="utf-8"))
+    results = results_in(run.results)
     privacy = results["privacy"]
     page = run.no_card if run.no_card.exists() else run.card
     if privacy["guarantee"]:

@@ -15,6 +15,7 @@ from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import LABELLED_FIGURES, uses_labelled_bank
 from dpfed.runs.outcome import rewrite_papers
+from dpfed.runs.view import results_in
 from dpfed.training.checkpoint import Checkpoints
 
 
@@ -38,6 +39,8 @@ def evaluate_run(
     run = RunDirectory.open(folder)
     if isinstance(tasks, str):
         raise UserError(f"expected a list of tasks, such as [{tasks!r}].")
+    if run.finished:
+        results_in(run.results)  # before anything is measured: the figures are to go into it
     tree = run.config().model_dump(mode="json")
     tree["evaluation"] |= {"split": split} if split else {}
     tree["evaluation"] |= {"tasks": tasks} if tasks else {}
@@ -73,7 +76,7 @@ def _merged(run: RunDirectory, figures: list[Evaluation]) -> dict[str, Any]:
     def identity(item: dict) -> tuple:
         return item["name"], item["model"], item["split"], item["protocol"], item["step"]
 
-    results = json.loads(run.results.read_text(encoding="utf-8"))
+    results = results_in(run.results)
     new = [figure.facts() for figure in figures]
     replaced = {identity(item) for item in new}
     results["evaluations"] = [item for item in results["evaluations"] if identity(item) not in replaced] + new

@@ -135,7 +135,7 @@ class RunView:
             name=str(name),
             folder=str(folder),
             config_toml=config_toml,
-            results=_results(folder / "results.json"),
+            results=results_in(folder / "results.json"),
             metrics=_metrics(folder / "metrics.jsonl"),
             card_markdown=card,
             gallery=Gallery.read(pictures) if pictures.is_dir() else None,
@@ -149,7 +149,12 @@ def _text(path: Path) -> str:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; is the run finished?") from error
 
 
-def _results(path: Path) -> dict[str, Any]:
+def results_in(path: Path) -> dict[str, Any]:
+    """What a results.json holds.
+
+    Raises:
+        UserError: if it is missing or damaged.
+    """
     results = _object(_text(path), str(path))
     privacy, evaluations = results.get("privacy"), results.get("evaluations")
     if not isinstance(privacy, dict) or not _is(privacy.get("delta"), _NUMBER) or not _is(privacy.get("epsilon", ""), _SPENT):

@@ -145,3 +145,13 @@ def test_a_fingerprint_of_private_records_is_published_only_if_it_is_keyed(priva
         assert (header["contents"]["fingerprint"] in text) == (key is not None)
     written = b"".join(path.read_bytes() for path in run.path.rglob("*") if path.is_file())
     assert key is None or key.encode() not in written
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", '{"evaluations": []'])
+def test_damaged_results_are_refused_before_anything_is_measured(private, tmp_path, text, monkeypatch):
+    run = pretrain(parse_config(private), tmp_path / "run")
+    run.results.write_text(text)
+    monkeypatch.setattr("dpfed.runs.reevaluation.assemble", lambda *_, **__: pytest.fail("something was measured"))
+    with pytest.raises(UserError, match="results.json is damaged"):
+        evaluate_run(run.path)
+    assert run.results.read_text() == text
