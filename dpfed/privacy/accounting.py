@@ -58,8 +58,8 @@ def _spent(mechanism: Mechanism, steps: int, delta: float, accountant: Accountan
     return float(_fresh(accountant, mechanism, interval).compose(mechanism.event(steps)).get_epsilon(delta))
 
 
-def _poisson_steps(mechanism: Mechanism, steps: int) -> tuple[float, int]:
-    """Rate and number of the Poisson-sampled steps that PLD accounting composes.
+def _poisson_steps(mechanism: Mechanism, steps: int) -> tuple[float, float, int]:
+    """Noise multiplier, rate and number of the Poisson-sampled releases that PLD accounting composes.
 
     Raises:
         UserError: for a mechanism that it cannot account for.
@@ -129,13 +129,13 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Accounta
         return math.inf
     if accountant == "rdp":
         return _spent(mechanism, steps, delta, accountant)
-    rate, count = _poisson_steps(mechanism, steps)
+    multiplier, rate, count = _poisson_steps(mechanism, steps)
     require_resolution(count, delta)
-    interval = _interval(mechanism.noise_multiplier, rate, count, _FINE, _POINTS)
+    interval = _interval(multiplier, rate, count, _FINE, _POINTS)
     spent = _spent(mechanism, steps, delta, accountant, interval)
     while interval > max(_FINEST, spent * _FINE):  # small epsilons need a finer grid to be tight
         wanted = max(_FINEST, spent * _FINE)
-        finer = fitting_interval(mechanism.noise_multiplier, rate, count, wanted, _POINTS)
+        finer = fitting_interval(multiplier, rate, count, wanted, _POINTS)
         if finer is None or finer >= interval:  # it would take too long; what was found is an upper bound
             break
         interval = finer
@@ -164,7 +164,7 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
         f"over {steps * draft.releases:,} steps at sampling rate {draft.sampler.participation:.3g} and delta {round_up(delta)}"
     )
     if accountant == "pld":
-        require_resolution(_poisson_steps(draft, steps)[1], delta)
+        require_resolution(_poisson_steps(draft, steps)[-1], delta)
     least = epsilon(_with(draft, LEAST_NOISE), steps, delta, "rdp")
     if least <= target:
         raise _too_generous(target, least, numbers)
@@ -199,9 +199,8 @@ def _by_pld(target: float, draft: Mechanism, steps: int, delta: float, by_rdp: f
 
     lower = max(LEAST_NOISE, 0.5 * by_rdp)  # less than a factor of two, as a rule
     wanted = max(_FINEST, _FINE * min(1.0, target))
-    rate, count = _poisson_steps(draft, steps)
     while True:
-        interval = _interval(lower, rate, count, wanted, _POINTS_OF_SEARCH)
+        interval = _interval(*_poisson_steps(_with(draft, lower), steps), wanted, _POINTS_OF_SEARCH)
         spent = _spent(_with(draft, lower), steps, delta, "pld", interval)
         if spent > target:
             break

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpfed.privacy.samplers import Sampler, poisson_event
+from dpfed.privacy.samplers import Sampler
 
 if TYPE_CHECKING:  # it takes a second to import
     import dp_accounting
@@ -18,7 +19,7 @@ class Mechanism:
     Args:
         sampler: who takes part in each step.
         noise_multiplier: sigma, standard deviation of the noise over the sensitivity of what is released.
-        releases: of a step, each accounted for at that multiplier.
+        releases: of each step's sample, every one at that multiplier.
     """
 
     sampler: Sampler
@@ -29,12 +30,19 @@ class Mechanism:
         """All that `steps` steps release, as dp_accounting composes it."""
         import dp_accounting
 
-        release = dp_accounting.GaussianDpEvent(self.noise_multiplier)
-        if (same := self.poisson_steps(steps)) is not None:
-            return poisson_event(release, *same)
-        return self.sampler.event(release, steps * self.releases)
+        poisson = self.poisson_steps(steps)
+        if poisson is None:
+            # As DPCL was published, which is not sound: every release counts as if it had a sample of its own.
+            return self.sampler.event(dp_accounting.GaussianDpEvent(self.noise_multiplier), steps * self.releases)
+        multiplier, rate, count = poisson
+        step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
+        return dp_accounting.SelfComposedDpEvent(step, count)
 
-    def poisson_steps(self, steps: int) -> tuple[float, int] | None:
-        """Rate and number of Poisson-sampled releases that cost at least as much; ``None``: it is accounted for otherwise."""
+    def poisson_steps(self, steps: int) -> tuple[float, float, int] | None:
+        """Noise multiplier, rate and number of Poisson-sampled releases that cost at least as much; ``None``: none do.
+
+        m releases of one sample are one Gaussian release at multiplier sigma / sqrt(m). They are not m releases of m samples,
+        which would cost less.
+        """
         same = self.sampler.poisson_steps(steps)
-        return None if same is None else (same[0], same[1] * self.releases)
+        return None if same is None else (self.noise_multiplier / math.sqrt(self.releases), *same)

@@ -213,7 +213,7 @@ class PrivacyPlan:
         draft = cls._draft(at_most, config)
         if draft.private and draft.accountant == "pld" and config.privacy.delta is not None:
             same = draft.mechanism.poisson_steps(draft.steps)
-            accounting.require_resolution(draft.steps if same is None else same[1], draft.delta)
+            accounting.require_resolution(draft.steps if same is None else same[-1], draft.delta)
         return draft
 
     @classmethod

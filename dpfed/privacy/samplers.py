@@ -1,14 +1,15 @@
 """Who takes part in a step: samplers, as values that draw and that say what their draws cost.
 
 A sampler is the one place that knows how records are drawn. `draw` draws them, `relation` says between which data sets the
-promise holds, `event` is what accounting composes, and `poisson_steps` is the same cost in Poisson-sampled steps, where there
-is one. Sampling, accounting, plan and card follow from the object. To add a sampler: a class like these, and its proof.
+promise holds, and `poisson_steps` (or `event`) says what accounting composes. Sampling, accounting, plan and card follow from
+the object. To add a sampler: a class like these, and its proof.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -20,19 +21,23 @@ if TYPE_CHECKING:  # it takes a second to import
     from dpfed.privacy.randomness import Randomness
 
 
-class Sampler(Protocol):
-    """How the records (or units) of a step are drawn. Objects are values: frozen, hashable, without secrets."""
+class Sampler(ABC):
+    """How the records (or units) of a step are drawn. Objects are values: frozen, hashable, without secrets.
+
+    What the draws cost is said by `poisson_steps`, or by `event` where no number of Poisson samples costs as much.
+
+    Attributes:
+        relation: which data sets are neighbours.
+    """
+
+    relation: ClassVar[Relation]
 
     @property
-    def relation(self) -> Relation:
-        """Which data sets are neighbours."""
-        ...
-
-    @property
+    @abstractmethod
     def participation(self) -> float:
         """The probability of a record to take part in a step, on average over the steps."""
-        ...
 
+    @abstractmethod
     def draw(self, randomness: Randomness, step: int, keys: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """Who takes part in a step.
 
@@ -45,23 +50,22 @@ class Sampler(Protocol):
         Returns:
             Places among the n, ascending. With Poisson-like samplers each is a function of the record's own key and draws.
         """
-        ...
 
-    def poisson_steps(self, steps: int) -> tuple[float, int] | None:
-        """Rate and number of Poisson-sampled steps that cost a record at least as much; ``None``: accounted for otherwise."""
-        ...
-
-    def event(self, release: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
-        """The cost of `steps` steps, each of which makes one `release` of its sample, as dp_accounting composes it."""
-        ...
-
+    @abstractmethod
     def describe(self, protected: str) -> str:
         """For the privacy card; `protected` is what is drawn, such as ``record``."""
-        ...
+
+    def poisson_steps(self, steps: int) -> tuple[float, int] | None:
+        """Rate and number of Poisson-sampled steps that cost a record at least as much; ``None``: `event` says the cost."""
+        return None
+
+    def event(self, release: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
+        """The cost of `steps` steps, each of which makes one `release` of a sample, as dp_accounting composes it."""
+        raise TypeError(f"{type(self).__name__} says no cost: override poisson_steps or event")
 
 
 @dataclass(frozen=True)
-class PoissonSampler:
+class PoissonSampler(Sampler):
     """Every record is drawn independently.
 
     Args:
@@ -84,17 +88,13 @@ class PoissonSampler:
         """See `Sampler`."""
         return self.rate, steps
 
-    def event(self, release: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
-        """See `Sampler`."""
-        return poisson_event(release, *self.poisson_steps(steps))
-
     def describe(self, protected: str) -> str:
         """See `Sampler`."""
         return f"Poisson: every {protected} is drawn independently"
 
 
 @dataclass(frozen=True)
-class FixedSizeSampler:
+class FixedSizeSampler(Sampler):
     """So many of the records, without replacement; neighbours have equally many (Wang et al. 2019).
 
     Args:
@@ -115,10 +115,6 @@ class FixedSizeSampler:
         """See `Sampler`; those of the least draws."""
         return np.sort(np.argpartition(uniforms, self.batch - 1)[: self.batch])
 
-    def poisson_steps(self, steps: int) -> None:
-        """See `Sampler`."""
-        return
-
     def event(self, release: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
         """See `Sampler`."""
         import dp_accounting
@@ -129,10 +125,3 @@ class FixedSizeSampler:
     def describe(self, protected: str) -> str:
         """See `Sampler`."""
         return f"fixed size: {self.batch:,} {protected}s without replacement"
-
-
-def poisson_event(release: dp_accounting.DpEvent, rate: float, steps: int) -> dp_accounting.DpEvent:
-    """`steps` releases, each of a Poisson sample of its own."""
-    import dp_accounting
-
-    return dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(rate, release), steps)

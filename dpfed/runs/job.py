@@ -24,8 +24,6 @@ from dpfed.training.worker import GroupObserver
 if TYPE_CHECKING:
     from dpfed.federation.protocol.terms import Terms
 
-_CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
-
 
 @dataclass(frozen=True)
 class Job:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dpfed.config import Config
 from dpfed.config.effects import without_effect
 from dpfed.config.shipped import find_tower
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.places import is_url
-
-if TYPE_CHECKING:
-    pass
-
-_CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
 
 
 def with_absolute_paths(config: Config) -> Config:

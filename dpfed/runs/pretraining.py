@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dpfed.config import Config, load_config
 from dpfed.errors import UserError
@@ -12,11 +11,6 @@ from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import refuse_sharding
 from dpfed.runs.job import begin, check, take_up
 from dpfed.runs.running import run_job
-
-if TYPE_CHECKING:
-    pass
-
-_CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
 
 
 def pretrain(

@@ -12,8 +12,6 @@ from dpfed.runs.assembly import Components
 if TYPE_CHECKING:
     from dpfed.data.store.records import RecordStore
 
-_CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
-
 
 def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
     """Tells the user, before the first step, what will be trained and what of the records is not read as it is."""

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
@@ -24,9 +23,6 @@ from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.post_processing import serving
 from dpfed.training.releases import Releases
 from dpfed.training.trainer import Transport, train
-
-if TYPE_CHECKING:
-    pass
 
 _CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
 

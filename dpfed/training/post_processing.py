@@ -23,11 +23,9 @@ class PostProcessor:
 
     Attributes:
         name: under which a checkpoint keeps the state: a word.
-        setting: the configuration's key that asks for it, for messages.
     """
 
     name: str
-    setting: str = ""
 
     def gradient(self, step: int, gradient: Tensor) -> Tensor:
         """The gradient ``(P,)`` for the optimizer, in place of the noisy one ``(P,)``."""
@@ -69,7 +67,7 @@ class MovingAverage(PostProcessor):
         decay: of the average. Its own warm-up keeps it from holding on to the untrained weights.
     """
 
-    name, setting = "moving_average", "optimizer.ema"
+    name = "moving_average"
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._vector, self._decay = TrainableVector(model), decay
@@ -149,10 +147,15 @@ def load_states(processors: Sequence[PostProcessor], states: Mapping[str, Tensor
     """
     expected, given = states_of(processors), dict(states)
     if expected.keys() != given.keys() or any(given[name].shape != value.shape for name, value in expected.items()):
-        known = {kind.name: kind.setting for kind in PostProcessor.__subclasses__()}
-        names = sorted({name.partition("/")[0] for name in expected.keys() ^ given.keys()}) or sorted(known)
-        settings = ", ".join(known.get(name) or name for name in names)
-        raise UserError(f"{origin} does not fit {settings} of the config: change it back.")
+        kept, wanted = (sorted({name.partition("/")[0] for name in names}) for names in (given, expected))
+        raise UserError(
+            f"{origin} does not fit the config: it keeps {_listed(kept)}, and the config asks for {_listed(wanted)}. Change "
+            "optimizer.ema (and the model) back."
+        )
     for processor in processors:
         own = {name: value for name, value in given.items() if name.startswith(f"{processor.name}/")}
         processor.load_state_dict({name.partition("/")[2]: value for name, value in own.items()})
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(name.replace("_", " ") for name in names) or "no averages"

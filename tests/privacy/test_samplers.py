@@ -20,12 +20,12 @@ from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.privacy.relation import ADD_OR_REMOVE
-from dpfed.privacy.samplers import FixedSizeSampler, PoissonSampler, poisson_event
+from dpfed.privacy.samplers import FixedSizeSampler, PoissonSampler, Sampler
 from dpfed.runs.pretraining import pretrain
 
 
 @dataclass(frozen=True)
-class CyclicPoissonSampler:
+class CyclicPoissonSampler(Sampler):
     """Every record draws one of b parts, once; step t draws from part t mod b, each record with probability b q.
 
     **Proof.** Take the parts as given: they are drawn by each record's own key, so both of two neighbours have the same ones,
@@ -48,9 +48,6 @@ class CyclicPoissonSampler:
 
     def poisson_steps(self, steps):
         return self.parts * self.rate, math.ceil(steps / self.parts)
-
-    def event(self, release, steps):
-        return poisson_event(release, *self.poisson_steps(steps))
 
     def describe(self, protected):
         return f"cyclic Poisson: every {protected} can be drawn in each {self.parts}th step"
@@ -121,18 +118,38 @@ def test_every_record_takes_part_as_often_as_the_sampler_says(sampler):
     assert hash(sampler) == hash(dataclasses.replace(sampler))
 
 
-@pytest.mark.parametrize("sampler", [PoissonSampler(0.1), FixedSizeSampler(900, 90)])
-def test_every_release_of_a_step_is_paid_for(sampler):
+def sampled(multiplier, rate, steps):
+    step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(multiplier))
+    return dp_accounting.SelfComposedDpEvent(step, steps)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "rate", "steps"), [(PoissonSampler(0.1), 0.1, 7), (CyclicPoissonSampler(0.1, PARTS), PARTS * 0.1, 3)]
+)
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_releases_of_one_sample_are_paid_for_together(sampler, rate, steps, accountant):
+    """Each as a release of a sample of its own would be too cheap: who is in one is in all."""
     thrice = Mechanism(sampler, 1.1, releases=3)
+    assert thrice.event(7) == sampled(1.1 / math.sqrt(3), rate, steps)
+    each = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(1.1)] * 3)
+    theirs = dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(rate, each), steps)
+    spent = epsilon(thrice, 7, 1e-5, accountant)
+    if accountant == "rdp":
+        assert spent == pytest.approx(RdpAccountant().compose(theirs).get_epsilon(1e-5), rel=1e-9)
+    assert spent > 1.05 * epsilon(Mechanism(sampler, 1.1), 21, 1e-5, accountant)
+
+
+def test_releases_of_samples_of_fixed_size_are_accounted_for_as_published():
+    sampler = FixedSizeSampler(900, 90)
+    thrice = Mechanism(sampler, 1.1, releases=3)
+    assert thrice.poisson_steps(7) is None
     assert thrice.event(7) == sampler.event(dp_accounting.GaussianDpEvent(1.1), 21)
     assert epsilon(thrice, 7, 1e-5, "rdp") == epsilon(Mechanism(sampler, 1.1), 21, 1e-5, "rdp")
-    assert thrice.poisson_steps(7) == sampler.poisson_steps(21)
 
 
 def test_an_event_is_what_the_sampler_costs():
-    release = dp_accounting.GaussianDpEvent(1.1)
-    assert PoissonSampler(0.1).event(release, 7) == poisson_event(release, 0.1, 7)
-    fixed = FixedSizeSampler(900, 90)
+    assert Mechanism(PoissonSampler(0.1), 1.1).event(7) == sampled(1.1, 0.1, 7)
+    fixed, release = FixedSizeSampler(900, 90), dp_accounting.GaussianDpEvent(1.1)
     sample = dp_accounting.SampledWithoutReplacementDpEvent(900, 90, release)
     assert fixed.event(release, 7) == dp_accounting.SelfComposedDpEvent(sample, 7)
     assert fixed.relation.of_accountants is dp_accounting.NeighboringRelation.REPLACE_ONE
