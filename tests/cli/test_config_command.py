@@ -88,7 +88,7 @@ def plan_of(key, value):
         ("bounding.group_size", "whole number, 1 or more", (0,), (1,)),
         ("bounding.clip_norm", "number, 1e-09 to 1e+09", (1e-10, 1e10), (1e-9, 1e9)),
         ("bounding.max_group_size", "whole number, 2 or more", (1,), (2,)),
-        ("privacy.epsilon", "number, above 0", (0.0, -1.0), (0.5,)),
+        ("privacy.epsilon", "number, 0.001 or more", (0.0, -1.0, 0.0009), (0.001, 0.5)),
         ("privacy.noise_multiplier", "number, 0.1 or more", (0.09,), (0.1,)),
         ("privacy.delta", "number, above 0, below 1", (0.0, 1.0), (1e-5,)),
         ("privacy.batch", "whole number, 1 or more", (0,), (4,)),
