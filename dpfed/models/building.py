@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, Literal
 
 import torch
@@ -22,7 +21,6 @@ from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
 from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, group_norm, layer_norm, standardise_weights
 from dpfed.models.text import TextTransformer
 from dpfed.models.towers import ClipModel, adapt, build_clip
-from dpfed.objectives import UNNORMALISED
 from dpfed.privacy.method import method_named
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
@@ -40,10 +38,9 @@ def settled(config: Config) -> Config:
     size, objective = config.data.size, config.objective
     if size is None:
         size = blueprint(config.model).size if config.model.kind == "open_clip" else SIZE
-    if objective.name == "siglip" and objective.bias is None:
+    if objective.loss.bias is not None and objective.bias is None:
         together = config.privacy.batch if method_named(config.bounding.method).whole_batch else config.bounding.group_size
-        odds = max(1, together - 1)
-        objective = objective.model_copy(update={"bias": -math.log(odds)})
+        objective = objective.model_copy(update={"bias": objective.loss.bias(together)})
     data = config.data.model_copy(update={"size": size, "resize": preprocessing_of(config).resize})
     return config.model_copy(update={"data": data, "objective": objective, "model": _pinned(config.model)})
 
@@ -110,7 +107,12 @@ def build_model(
     for section, (given, kind) in kinds.items():
         if not isinstance(given, kind):
             raise UserError(f"expected a {kind.__name__}, such as config.{section}, got {type(given).__name__}.")
-    if objective.name == "byol":
+    if objective.loss.images_only and model.kind != "image":
+        raise UserError(
+            f"objective.name = '{objective.name}' compares two views of an image and needs model.kind = 'image', got "
+            f"'{model.kind}'."
+        )
+    if objective.loss.target_network:
         return _byol(model, objective, size or SIZE, load_weights)
     if model.kind == "open_clip":
         plan = blueprint(model)
@@ -118,12 +120,12 @@ def build_model(
         adapt(clip, adaptation or AdaptationConfig(), objective)
         return clip
     encoder = _image_encoder(model, size or SIZE, load_weights)
-    bias = (objective.bias or 0.0) if objective.name == "siglip" else None
+    bias = None if objective.loss.bias is None else objective.bias or 0.0
     rest: dict[str, Any] = {
         "temperature": objective.temperature,
         "learn_temperature": objective.learn_temperature,
         "bias": bias,
-        "unit_length": objective.name not in UNNORMALISED,
+        "unit_length": objective.loss.unit_length,
     }
     if model.kind == "image":
         head = nn.Sequential(
@@ -140,10 +142,6 @@ def build_model(
 
 def _byol(model: ModelConfig, objective: ObjectiveConfig, size: int, load_anchors: bool) -> BYOLModel:
     """An image encoder with a projection head and a predictor, both with LayerNorm where the paper has BatchNorm."""
-    if model.kind != "image":
-        raise UserError(
-            f"objective.name = 'byol' compares two views of an image and needs model.kind = 'image', got '{model.kind}'."
-        )
     encoder = _image_encoder(model, size, load_anchors)
 
     def perceptron(inputs: int) -> nn.Module:
