@@ -170,7 +170,7 @@ _RULES = (
         lambda c: len(_method(c).accountants) > 1,
         "its samples are accounted for by RDP alone; set bounding.method = 'group'",
     ),
-    needs("privacy.per_unit", "privacy.unit", "unit"),
+    needs("privacy.per_unit", "privacy.unit", "user"),
     needs("optimizer.momentum", "optimizer.name", "sgd", "lars"),
     Rule(
         "optimizer.warmup",
