@@ -19,7 +19,6 @@ from dpfed.errors import UserError
 from dpfed.models.blueprints import CONFIG, LOCAL_DIR, Blueprint, quiet
 from dpfed.models.contrastive import MIN_TEMPERATURE, per_view
 from dpfed.models.lora import add_adapters
-from dpfed.objectives import UNNORMALISED
 
 _NOT_TEXT = ("visual.", "logit_", "text_decoder.")
 
@@ -46,11 +45,11 @@ class ClipModel(nn.Module):
             raise UserError(
                 f"a learnt temperature stays at {MIN_TEMPERATURE} or above, but it starts at {objective.temperature}."
             )
-        self._unit_length = objective.name not in UNNORMALISED
+        self._unit_length = objective.loss.unit_length
         self._least = MIN_TEMPERATURE if objective.learn_temperature else 0.0
         with torch.no_grad():
             clip.logit_scale.fill_(-math.log(objective.temperature))
-            if objective.name == "siglip":
+            if objective.loss.bias is not None:
                 if clip.logit_bias is None:
                     clip.logit_bias = nn.Parameter(torch.zeros_like(clip.logit_scale))
                 clip.logit_bias.fill_(objective.bias or 0.0)
@@ -148,7 +147,7 @@ def adapt(model: ClipModel, adaptation: AdaptationConfig, objective: ObjectiveCo
         torch.backends.mha.set_fastpath_enabled(False)
     if objective.learn_temperature:
         clip.logit_scale.requires_grad_(True)
-        if objective.name == "siglip":
+        if objective.loss.bias is not None:
             clip.logit_bias.requires_grad_(True)
 
 

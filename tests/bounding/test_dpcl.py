@@ -186,7 +186,7 @@ def test_the_sound_forms_move_by_2c_at_most_on_the_same_neighbours(kind, neighbo
 
 def plan_for(config, **fields) -> PrivacyPlan:
     numbers = {"records": 50, "batch": COUNT, "group_size": 5, "steps": 10, "noise_multiplier": 0.8, "delta": 1e-5}
-    options = method_named("dpcl").options(config)
+    options = method_named("dpcl").public_numbers(config)
     return PrivacyPlan(
         **{**numbers, "clip_norm": 0.5, "method_name": "dpcl", "accountant": "rdp", "options": options, **fields}
     )
@@ -215,9 +215,9 @@ def test_it_is_marked_unsound_and_its_releases_have_the_planned_noise():
 
 def test_what_the_method_cannot_do_is_refused():
     with pytest.raises(UserError, match="got 'siglip'"):
-        method_named("dpcl").options(config_for("one tower", "siglip"))
+        method_named("dpcl").public_numbers(config_for("one tower", "siglip"))
     with pytest.raises(UserError, match="no options, got slots"):
-        method_named("dpcl").options(config_for("one tower", options={"slots": 3}))
+        method_named("dpcl").public_numbers(config_for("one tower", options={"slots": 3}))
 
 
 def test_a_worker_takes_exactly_b_records(tiny):

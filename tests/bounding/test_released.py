@@ -129,7 +129,7 @@ def test_denoising_finds_the_embeddings_where_there_is_little_noise():
 @pytest.mark.parametrize(
     ("objective", "options", "complaint"),
     [
-        ("siglip", {}, "infonce or barlow_twins, got 'siglip'"),
+        ("siglip", {}, "'infonce' or 'barlow_twins', got 'siglip'"),
         ("infonce", {"slot": 3}, "slot"),
         ("infonce", {"slots": 1}, "slots"),
         ("infonce", {"release_share": 1.0}, "release_share"),
@@ -139,7 +139,7 @@ def test_denoising_finds_the_embeddings_where_there_is_little_noise():
 )
 def test_what_the_method_cannot_do_is_refused(objective, options, complaint):
     with pytest.raises(UserError, match=complaint):
-        method_named("released").options(config_for("one tower", objective, options=options))
+        method_named("released").public_numbers(config_for("one tower", objective, options=options))
 
 
 def test_a_worker_repeats_its_steps_and_draws_new_noise_in_each(tiny):

@@ -13,7 +13,8 @@ from dpfed.bounding.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
-from dpfed.objectives import OBJECTIVES
+from dpfed.objectives import OBJECTIVES, loss_of
+from dpfed.objectives.infonce import group_loss
 from dpfed.privacy.plan import PrivacyPlan
 from tests.bounding.test_engines_towers import build
 from tests.models.conftest import SMALL
@@ -114,11 +115,11 @@ def test_the_batch_engine_is_one_gradient_of_the_mean_loss(name, loss, microbatc
     config, batch = MODELS[name], case(name)[1]
     model = build_model(config, ObjectiveConfig(name=loss, learn_temperature=loss in ("infonce", "siglip")))
     z, parameters = in_float64(model, batch)
-    expected = flat_gradient(
-        OBJECTIVES[loss](z, torch.ones(COUNT, dtype=torch.bool), model.temperature, model.bias) / COUNT, parameters
-    )
+    named = loss_of(ObjectiveConfig(name=loss))
+    value = named(z, torch.ones(COUNT, dtype=torch.bool), model.temperature, model.bias)
+    expected = flat_gradient(value / COUNT, parameters)
     model.float()
-    engine = BatchEngine(model, "fp32", OBJECTIVES[loss], microbatch)
+    engine = BatchEngine(model, "fp32", named, microbatch)
     for clip_norm in (0.3 * expected.norm().item(), 1e6):
         found, norms = run(engine, batch, clip_norm)
         assert_close(found, clipped(expected, clip_norm))
@@ -155,7 +156,7 @@ def test_exact_sample_clipping_is_the_loop_over_records(name, augmentations):
 def test_without_clipping_the_sum_is_the_gradient_of_the_objective(name, kind):
     model, batch = case(name, augmentations=2)
     z, parameters = in_float64(model, batch)
-    loss = OBJECTIVES["infonce"](z, torch.ones(COUNT, dtype=torch.bool), model.temperature, None)
+    loss = group_loss(z, torch.ones(COUNT, dtype=torch.bool), model.temperature, None)
     expected = flat_gradient(loss, parameters)
     model.float()
     for norms in ("exact", "bound"):
@@ -233,7 +234,7 @@ def test_a_weight_that_is_also_used_outside_its_layer_keeps_its_whole_gradient()
     assert_close(found, logit_oracle(model, batch, 0.5)[0])
 
 
-@pytest.mark.parametrize("kind", [lambda m: LogitEngine(m, 4), lambda m: BatchEngine(m, "fp32", OBJECTIVES["infonce"], 4)])
+@pytest.mark.parametrize("kind", [lambda m: LogitEngine(m, 4), lambda m: BatchEngine(m, "fp32", group_loss, 4)])
 def test_a_model_that_draws_random_numbers_is_refused(kind):
     model, _ = case("cnn")
     model.head.append(torch.nn.Dropout(0.1))

@@ -9,7 +9,7 @@ from dpfed.bounding.whole_batch.gradient_cache import BatchEngine
 from dpfed.bounding.whole_batch.logit_sensitivity import contrastive_change, contrastive_change_below_cap, spread_out_change
 from dpfed.bounding.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.config import parse_config
-from dpfed.objectives import OBJECTIVES
+from dpfed.objectives.infonce import group_loss
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from tests.bounding.angle_model import AngleModel, batch_of, intruder, moving, newcomer, staying
@@ -29,7 +29,7 @@ def plan(method, temperature=1.0, **options):
 def build(method, temperature=1.0, norms="exact", **options):
     model = AngleModel(temperature)
     if method == "batch":
-        return BatchEngine(model, "fp32", OBJECTIVES["infonce"], microbatch=4)
+        return BatchEngine(model, "fp32", group_loss, microbatch=4)
     kind = {"logit": LogitEngine, "sample": SampleEngine}[method]
     return kind(model, CAP, norms, microbatch=4, **options)
 

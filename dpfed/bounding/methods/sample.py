@@ -19,23 +19,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpfed.bounding.whole_batch.pair_options import PairOptions, options_of
-from dpfed.privacy.method import Build, Method
+from dpfed.bounding.whole_batch.pair_options import PairOptions, refuse_unbounded
+from dpfed.privacy.method import Build, Method, options_of
 
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
     from dpfed.config import Config
 
 
-def _options(config: Config) -> dict[str, Any]:
-    options_of(config, PairOptions)
+def _numbers(config: Config, options: PairOptions) -> dict[str, Any]:
+    refuse_unbounded(config)
     return {}  # how norms are computed is no part of the promise
 
 
 def _engine(build: Build) -> Engine:
     from dpfed.bounding.whole_batch.pair_engines import SampleEngine
 
-    norms = options_of(build.config, PairOptions).norms
+    norms = options_of(build.config).norms
     return SampleEngine(build.model, build.plan.whole_batch_cap, norms, build.config.bounding.microbatch)
 
 
@@ -50,5 +50,6 @@ METHOD = Method(
     whole_batch=True,
     capped=True,
     divisor=lambda plan: plan.batch,
-    options=_options,
+    options={"infonce": PairOptions},
+    numbers=_numbers,
 )

@@ -16,13 +16,13 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from dpfed.config import Config, DataConfig, Section, first_problem, read_back
-from dpfed.config.sections import Items
 from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import is_exchange_key
 from dpfed.federation.protocol.trust import Mode, Trust
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import image_size
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.schema.section import Items
 
 _Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
