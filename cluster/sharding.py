@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor
 
 from cluster.sharded_vector import ShardedVector
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines import GroupBatch, LossOfViews, Precision, Views
+from dpfed.bounding.engines import Engine, GroupBatch, LossOfViews, Precision, Views
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
@@ -105,8 +105,8 @@ def _squares(gradient: Tensor) -> Tensor:
     return torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
 
 
-class ShardedEngine:
-    """The engine (see `dpfed.bounding.engines.Engine`) for a model that `shard_model` has cut up.
+class ShardedEngine(Engine):
+    """The engine for a model that `shard_model` has cut up.
 
     Args:
         model: sharded, the same on all ranks.
@@ -123,6 +123,7 @@ class ShardedEngine:
     def __init__(
         self, model: nn.Module, precision: Precision = "fp32", loss: GroupLoss = group_loss, *, dummy_batch: GroupBatch
     ) -> None:
+        super().__init__(model)
         self.vector = ShardedVector(model)
         self._loss = LossOfViews(model, precision, loss)
         ranks = self.vector.group.size()
@@ -147,11 +148,9 @@ class ShardedEngine:
             Gradient norms before clipping, of this rank's groups that have at least two records: private.
         """
         norms = [into.new_zeros(0, dtype=torch.float64)]
-        for first, end in zip(batch.starts, batch.starts[1:], strict=False):
-            if end - first < 2:
-                continue  # a group of one has nothing to contrast with: its gradient is exactly zero
+        for views in batch.groups():
             self._anyone_has_a_group(True)
-            norms.append(self._wave({name: view[first:end] for name, view in batch.views.items()}, clip_norm, into)[None])
+            norms.append(self._wave(views, clip_norm, into)[None])
         return torch.cat(norms)
 
     def finish(self, into: Tensor) -> Tensor:

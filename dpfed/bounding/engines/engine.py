@@ -1,15 +1,18 @@
-"""What every engine takes, gives and computes."""
+"""What every engine is: what it takes, gives and computes."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
 from dpfed.models.contract import bias_of, embeddings_of, temperature_of
+from dpfed.models.parameters import TrainableVector, exact_type
 from dpfed.objectives import GroupLoss
 
 Precision = Literal["fp32", "bf16"]
@@ -30,20 +33,50 @@ class GroupBatch:
     starts: list[int]
     step: int = 0
 
+    @property
+    def sizes(self) -> list[int]:
+        """The number of records of each group."""
+        return [end - first for first, end in zip(self.starts, self.starts[1:], strict=False)]
+
+    def by_size(self) -> list[int]:
+        """The groups of at least two records, small ones first: one record alone has nothing to contrast with."""
+        sizes = self.sizes
+        return sorted((group for group, size in enumerate(sizes) if size >= 2), key=sizes.__getitem__)
+
+    def groups(self, start: int = 0, step: int = 1) -> Iterator[Views]:
+        """The views of one group after the other: of groups start, start + step, ..., if they have at least two records."""
+        for group in range(start, len(self.starts) - 1, step):
+            first, end = self.starts[group], self.starts[group + 1]
+            if end - first >= 2:
+                yield {name: view[first:end] for name, view in self.views.items()}
+
     def first(self, groups: int) -> GroupBatch:
         """The first groups alone."""
         starts = self.starts[: groups + 1]
         return GroupBatch({name: view[: starts[-1]] for name, view in self.views.items()}, starts, self.step)
 
 
-class Engine(Protocol):
-    """Adds clipped group gradients."""
+class Engine(ABC):
+    """Adds clipped gradients up. An engine states how; the rest, which is the same for nearly all of them, is here.
 
-    name: str
+    Args:
+        model: on its device.
+
+    Attributes:
+        name: in configurations and messages.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, model: nn.Module) -> None:
+        self._vector = TrainableVector(model)
+        self._exact = exact_type(self._vector.device)  # of norms and sums
 
     def zeros(self) -> Tensor:
         """An empty sum: a flat vector for `add_clipped` to add to, float64 where the device has it."""
+        return self._vector.zeros()
 
+    @abstractmethod
     def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
         """Adds every group's clipped gradient to a flat vector.
 
@@ -67,6 +100,7 @@ class Engine(Protocol):
         Returns:
             ``(P,)``, the sum of this owner's clipped gradients.
         """
+        return into
 
 
 def require_fp32(name: str, precision: Precision) -> None:
