@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import clip_factors
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision
 from dpfed.bounding.engines.lanes import Lanes
@@ -33,9 +34,9 @@ class LoopEngine(Engine):
             records = len(next(iter(views.values())))
             loss = self._loss(views, torch.ones(records, dtype=torch.bool, device=into.device))
             gradients = torch.autograd.grad(loss, self._vector.parameters)
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, self._exact)))
+            norm = torch.linalg.vector_norm(foreach.norms(gradients, self._exact))
             factor = clip_factors(norm, clip_norm).item()
             if factor > 0:  # 0 * inf is not 0: leave the gradient out altogether
-                torch._foreach_add_(parts, gradients, alpha=factor)
+                foreach.add_(parts, gradients, factor)
             norms.append(norm[None])
         return torch.cat(norms)

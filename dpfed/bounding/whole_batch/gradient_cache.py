@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import clip_factors
 from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views, draws
 from dpfed.errors import UserError
@@ -67,7 +68,7 @@ class EmbeddingPasses:
                 [weights[name] for name in embeddings],
                 materialize_grads=True,  # a learnt temperature is no part of an embedding
             )
-            torch._foreach_add_(parts, gradients)
+            foreach.add_(parts, gradients)
 
     def chunks(self, tensors: Views) -> list[Views]:
         """Tensors over the records of a batch, cut into microbatches."""
