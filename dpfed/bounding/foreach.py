@@ -1,7 +1,7 @@
 """Many tensors in one call, by torch's ``_foreach`` functions: much faster than one call for each parameter.
 
-They have no public names. torch's own optimizers and gradient clipping are made of them, in torch 2.11 to 2.15, for which this
-is written. On an upgrade, see whether ``torch.nn.utils.clip_grad_norm_`` still uses them.
+They have no public names. torch's own optimizers and ``torch.nn.utils.clip_grad_norm_`` are made of them; last checked with
+torch 2.15. On an upgrade, run the test of this file, and see whether ``clip_grad_norm_`` still uses them.
 """
 
 from __future__ import annotations
