@@ -6,17 +6,17 @@ torch 2.15. On an upgrade, run the test of this file, and see whether ``clip_gra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+Tensors = tuple[Tensor, ...] | list[Tensor]
 
-def norms(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+
+def norms(tensors: Tensors, dtype: torch.dtype) -> Tensor:
     """``(n,)`` L2 norms of n tensors, added up in a type."""
     return torch.stack(torch._foreach_norm(tensors, 2, dtype))
 
 
-def add_(sums: Sequence[Tensor], terms: Sequence[Tensor], factor: float = 1.0) -> None:
+def add_(sums: Tensors, terms: Tensors, factor: float = 1.0) -> None:
     """Adds to each tensor its term, times a factor, in place."""
     torch._foreach_add_(sums, terms, alpha=factor)
