@@ -13,9 +13,10 @@ from dpfed.cli.data import app
 from dpfed.config import parse_config
 from dpfed.data.store import division
 from dpfed.data.store.division import divide_store, divided_by, largest_share, site_of_rows
+from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.sharding import shard_store
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import tasks_of
 

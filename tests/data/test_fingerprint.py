@@ -12,9 +12,10 @@ from dpfed.cli import app
 from dpfed.data.store.division import divide_store
 from dpfed.data.store.fingerprint import Contents, contents_of, splits_of
 from dpfed.data.store.layout import HEADER
+from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.sharding import shard_store
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.writing import StoreWriter
 
 
 def record(number, **changes):

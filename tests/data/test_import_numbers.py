@@ -16,9 +16,10 @@ from dpfed.config import parse_config
 from dpfed.data.importers import detect, import_records
 from dpfed.data.opening import open_records
 from dpfed.data.store.division import divide_store
+from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.sharding import shard_store
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 
 

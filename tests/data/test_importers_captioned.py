@@ -14,7 +14,8 @@ from dpfed.data.importers.captioned_people import CuhkPedesImporter, RstpReidImp
 from dpfed.data.importers.deepfashion import DeepFashionImporter
 from dpfed.data.importers.roco import RocoImporter
 from dpfed.data.importers.source import Importer
-from dpfed.data.store.records import RecordStore, record_key
+from dpfed.data.store.record import record_key
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
 IMPORTERS = [CuhkPedesImporter(), RstpReidImporter(), DeepFashionImporter(), RocoImporter()]

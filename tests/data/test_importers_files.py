@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dpfed.data.importers import ImportReport, detect, import_records
-from dpfed.data.store.records import RecordStore, record_key
+from dpfed.data.store.record import record_key
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
 

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpfed.data.importers import detect, import_records
-from dpfed.data.store.records import RecordStore, record_key
+from dpfed.data.store.record import record_key
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

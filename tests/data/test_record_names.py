@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpfed.data.importers import import_records
-from dpfed.data.store.records import SPLITS, RecordStore
+from dpfed.data.store.record import SPLITS
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -216,7 +217,8 @@ def test_the_name_of_a_broken_record_says_where_it_stands(tmp_path: Path, pictur
 
 
 def test_stores_whose_records_are_named_by_row_still_open(tmp_path: Path, pictures) -> None:
-    from dpfed.data.store.writing import RecordInput, StoreWriter
+    from dpfed.data.store.record import RecordInput
+    from dpfed.data.store.writing import StoreWriter
 
     with StoreWriter(tmp_path / "s", name="old", kind="image") as writer:
         for row in range(3):

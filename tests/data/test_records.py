@@ -12,8 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dpfed.data.store.records import RecordStore, record_key
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.record import RecordInput, record_key
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.pixels import decode, square
 from dpfed.errors import UserError
 

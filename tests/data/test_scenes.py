@@ -10,8 +10,9 @@ import pytest
 from dpfed.config import DataConfig
 from dpfed.data.generated.scenes import scenes_store
 from dpfed.data.importers import import_records
+from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 
 CLASSES = ["airplane", "fire_truck", "cat", "owl", "dog", "horse"]

@@ -16,9 +16,10 @@ import torch
 from dpfed.config import BoundingConfig, Config, PrivacyConfig, parse_config
 from dpfed.data.sampling import owner_keys, protected_count
 from dpfed.data.store import sharding
-from dpfed.data.store.records import RecordStore, record_key
+from dpfed.data.store.record import RecordInput, record_key
+from dpfed.data.store.records import RecordStore
 from dpfed.data.store.sharding import shard_store
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness

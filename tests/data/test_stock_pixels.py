@@ -13,8 +13,9 @@ from PIL import Image
 from dpfed.config import DataConfig
 from dpfed.data.importers import import_records
 from dpfed.data.opening import open_records
+from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views import modes
 from dpfed.data.views.pixels import BrokenImage, decode, decode_and_tell, encode, square
 from dpfed.errors import UserError

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from dpfed.data.importers.source import unit_of
-from dpfed.data.store.records import RecordStore, record_key
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.record import RecordInput, record_key
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from dpfed.data.importers import detect, import_records
-from dpfed.data.store.records import RecordStore, record_key
+from dpfed.data.store.record import record_key
+from dpfed.data.store.records import RecordStore
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore, open_or_write
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 
 
