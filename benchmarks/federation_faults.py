@@ -34,6 +34,7 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs.assembly import Share, assemble
 from dpfed.runs.directory import RunDirectory
+from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.releases import Releases
 from server.loopback import RUN, Loopback, loopback
@@ -178,7 +179,7 @@ def steps_of(parties: Path) -> list[dict[str, Any]]:
     ledgers = [Ledger.open(SiteFolder.open(parties / site_folder(number)).ledger) for number in range(SITES)]
     outcomes = {line["step"]: line for line in Journal(run.journal).lines if line["event"] != "opened"}
     workers = [_worker(SiteFolder.open(parties / site_folder(number)), terms) for number in range(SITES)]
-    parts = assemble(run.config(), None, terms=terms)
+    parts = assemble(resolve(run.config()), None, terms=terms)
     coordinator = parts.coordinator(workers[0][2], Ledger.create(parties / "again.jsonl", plan))
     Checkpoints(run.checkpoints, 3).load(Checkpoints(run.checkpoints, 3).paths()[0], parts.model, coordinator)
     parameters, steps = TrainableVector(parts.model).gather(), []
@@ -205,7 +206,7 @@ def steps_of(parties: Path) -> list[dict[str, Any]]:
 def _worker(folder: SiteFolder, terms: Terms) -> tuple[Any, TrainableVector, Any]:
     """A site's worker as it was, its parameters, and its secret."""
     number, randomness = terms.number_of(folder.identity().signing_key), folder.randomness()
-    parts = assemble(site_config(terms, folder.settings()), randomness, terms=terms)
+    parts = assemble(resolve(site_config(terms, folder.settings())), randomness, terms=terms)
     share = Share(number, parts.store.split("train"), terms.sites[number].groups)
     return parts.worker(randomness, share=share), TrainableVector(parts.model), randomness
 

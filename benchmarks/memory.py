@@ -13,6 +13,7 @@ from pathlib import Path
 from dpfed.config import parse_config
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
+from dpfed.runs.resolution import resolve
 
 
 def anonymous_mb() -> float:
@@ -31,7 +32,7 @@ def main(stores: str, batch: int, records: int) -> None:
         "bounding": {"engine": "loop", "group_size": 16, "microbatch": 256},
     }
     randomness = Randomness.from_seed(0)
-    parts = assemble(parse_config(tree), randomness)
+    parts = assemble(resolve(parse_config(tree)), randomness)
     before, peak, done = anonymous_mb(), [0.0], threading.Event()
 
     def watch() -> None:

@@ -28,7 +28,7 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.assembly import pick_device
+from dpfed.runs.resolution import pick_device
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
 

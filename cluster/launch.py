@@ -93,7 +93,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     watcher.note("connecting to Ray")
     with _connected() as own, _storage(task) as storage, relayed(watcher) as queue:
         settled = _settled(resources, _machines(), own, watcher)
-        task = dataclasses.replace(task, again=True, beside=storage)  # workers may be started again
+        task = dataclasses.replace(task, resume=True, beside=storage)  # workers may be started again
         try:
             refusal = _trainer(task, settled, storage, queue).fit().return_value  # type: ignore[attr-defined]  # Ray types Train v1
         except WorkerGroupError as error:

@@ -12,7 +12,8 @@ from cluster.sharded_vector import ShardedVector, shard_model
 from cluster.sharding import ShardedEngine
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives import loss_of
-from dpfed.runs.assembly import Components, pick_device
+from dpfed.runs.assembly import Components
+from dpfed.runs.resolution import pick_device
 
 
 class Shards:

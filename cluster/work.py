@@ -20,6 +20,7 @@ from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, begin, check, take_up
+from dpfed.runs.resolution import resolve
 from dpfed.runs.running import run_job
 from dpfed.training.worker import GroupObserver
 
@@ -35,13 +36,13 @@ class Task:
     Attributes:
         folder: the run's directory, absolute, the same on every machine where rank 0 may start.
         config: of the run, with absolute paths; ``None``: the run is there.
-        again: whether to go on with a run that is there.
+        resume: whether to go on with a run that is there.
         beside: a folder that the launcher made beside the run's; who does not see it is on other storage.
     """
 
     folder: Path
     config: Config | None = None
-    again: bool = True
+    resume: bool = True
     beside: Path | None = None
 
     def check(self) -> None:
@@ -53,7 +54,7 @@ class Task:
         if self.config is None:
             RunDirectory.open(self.folder)
         else:
-            check(self.config, self.folder, self.again)
+            check(self.config, self.folder, self.resume)
 
 
 def work(task: Task, watcher: Watcher) -> None:
@@ -108,7 +109,7 @@ def _follow(link: Link, folder: Path) -> None:
     try:
         if RunDirectory(folder).identity != identity:  # as rank 0 after a fault, this process would begin the run once more
             raise UserError(f"the run at {folder} is not what worker 0 has there: use storage that all machines share.")
-        parts = assemble(read_back(tomllib.loads(text.decode()), "worker 0"), owner=link.rank, owners=link.size)
+        parts = assemble(resolve(read_back(tomllib.loads(text.decode()), "worker 0")), owner=link.rank, owners=link.size)
     except UserError as error:
         trouble = error.public
     with contextlib.suppress(UserError):  # rank 0 knows it, too, says it, and announces the end

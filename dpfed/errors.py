@@ -29,6 +29,10 @@ class UserError(Exception):
         self.command = command
 
 
+class Renamed(FutureWarning):
+    """A name of before still works; the message says the new one. The command line prints it as a note."""
+
+
 def _shortened(message: str) -> str:
     return message if len(message) <= _LONGEST else f"{message[: _LONGEST - _END]} ... {message[-_END:]}"
 

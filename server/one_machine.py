@@ -13,15 +13,14 @@ from typing import Any
 
 from dpfed.config import Config
 from dpfed.console.terminal import console, watching
-from dpfed.data.opening import open_records
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.errors import UserError
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder
 from dpfed.federation.protocol.terms import Terms
-from dpfed.models.building import preprocessing_of, settled
 from dpfed.progress import import_progress
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.records import records_of
+from dpfed.runs.resolution import settle
 from server.app_folder import make_app_folder
 from server.loopback import RUN, Loopback, loopback
 
@@ -46,7 +45,7 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
     Raises:
         UserError: for a place in use, or a run that did not finish.
     """
-    config, parties = with_absolute_paths(config), place.with_name(f"{place.name}-parties")
+    config, parties = settle(config), place.with_name(f"{place.name}-parties")
     if not (parties / _READY).exists():
         if parties.exists():  # an attempt that was cut short, before anything was spent
             ours = {"stores", "coordinator", *map(site_folder, range(sites))}
@@ -72,8 +71,7 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
 def _found(config: Config, parties: Path, sites: int, skew: float, options: dict[str, Any]) -> None:
     """Divides the records, makes the sites, and has them join: five commands for each institution (docs/federation.md)."""
     with watching() as watcher:
-        interpolation = preprocessing_of(config).interpolation
-        store = open_records(settled(config).data, import_progress(watcher), interpolation=interpolation)
+        store = records_of(config, import_progress(watcher))
     stores = parties / "stores"
     if not stores.exists():
         divide_store(store.path, stores, sites, skew)

@@ -29,6 +29,7 @@ from dpfed.progress import Silent, Watcher
 from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.outcome import rewrite_papers
+from dpfed.runs.resolution import resolve
 from dpfed.runs.view import results_in
 from dpfed.training.checkpoint import Checkpoints
 
@@ -141,7 +142,7 @@ def audit_membership(
         UserError: for a run that is unfinished or whose records are elsewhere, or too few records on either side.
     """
     run, watcher = _finished(folder), watcher or Silent()
-    parts = assemble(run.config(), watcher=watcher, terms=terms_of(run))
+    parts = assemble(resolve(run.config(), watcher), watcher=watcher, terms=terms_of(run))
     sides = Sides.draw(parts, non_members, records, randomness or Randomness.fresh())
     results = results_in(run.results)
     privacy = results["privacy"]

@@ -33,7 +33,7 @@ Restarts = Annotated[int | None, _option("How often workers that died are starte
 
 
 def carry_out(
-    kind: str, folder: Path, config: Config | None, again: bool, watcher: Watcher, **options: str | int | None
+    kind: str, folder: Path, config: Config | None, resume: bool, watcher: Watcher, **options: str | int | None
 ) -> RunDirectory | None:
     """Begins a run, or goes on with it, in the processes that the options ask for.
 
@@ -41,7 +41,7 @@ def carry_out(
         kind: ``ray`` or ``torchrun``.
         folder: of the run.
         config: of the run; ``None``: the run is there.
-        again: go on if the run is there.
+        resume: go on if the run is there.
         watcher: sees the stages.
         options: ``workers``, ``gpus``, ``cpus`` and ``restarts``; ``None``: not given.
 
@@ -51,7 +51,7 @@ def carry_out(
     from cluster.work import Task
     from dpfed.runs.paths import with_absolute_paths
 
-    task = Task(folder.absolute(), config and with_absolute_paths(config), again)
+    task = Task(folder.absolute(), config and with_absolute_paths(config), resume)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if kind == "torchrun":
         from cluster.torchrun import take_part

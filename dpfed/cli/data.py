@@ -181,6 +181,6 @@ def _what_is_protected(report: ImportReport) -> list[str]:
     if report.unit_name:
         sentences.append(
             f"Several records can share one {report.unit_name}. By default a run protects each record; "
-            f'privacy.unit = "unit" protects each {report.unit_name}, with all records that share it.'
+            f'privacy.unit = "user" protects each {report.unit_name}, with all records that share it.'
         )
     return sentences

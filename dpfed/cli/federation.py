@@ -147,7 +147,7 @@ def status(folder: SiteDirectory) -> None:
         ("terms", terms.fingerprint),
         ("steps answered", f"{ledger.charged} of {plan.steps}"),
         ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(plan.delta)}, of {round_up(plan.epsilon())} planned"),
-        ("which means", meaning(plan.epsilon(), plan.delta, plan.unit, "what all planned steps release")),
+        ("which means", meaning(plan.epsilon(), plan.delta, plan.protected, "what all planned steps release")),
         (
             "budget",
             f"{'none set' if budget is None else repr(budget)}, at a delta of {round_up(opened.most_delta(plan))} at most",

@@ -31,7 +31,7 @@ def pretrain(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Where the run goes; default runs/NAME.")] = None,
-    again: Annotated[bool, typer.Option("--resume", help="Go on with the run if it exists.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run if it exists.")] = False,
     as_json: Json = False,
     cluster: Cluster = None,
     workers: Workers = None,
@@ -56,26 +56,26 @@ def pretrain(
 
     def carry_out(watcher: Watcher) -> RunDirectory | None:
         owners = simulation.sites if simulation else least_of(cluster, workers)
-        _foresee(loaded, folder, again, watcher, owners)
+        _refuse_early(loaded, folder, resume, watcher, owners)
         if simulation is not None:
             from dpfed.federation.simulation import simulate
 
-            return simulate(loaded, folder, simulation, watcher, again)
+            return simulate(loaded, folder, simulation, watcher, resume)
         if cluster is None:
             from dpfed.runs.pretraining import pretrain
 
-            return pretrain(loaded, folder, watcher, again)
-        return on_cluster(cluster, folder, loaded, again, watcher, **options)
+            return pretrain(loaded, folder, watcher, resume)
+        return on_cluster(cluster, folder, loaded, resume, watcher, **options)
 
     _watch(carry_out, as_json, another_process(cluster))
 
 
-def _foresee(config: Config, folder: Path, again: bool, watcher: Watcher, owners: int) -> None:
+def _refuse_early(config: Config, folder: Path, resume: bool, watcher: Watcher, owners: int) -> None:
     """Answers what is wrong with a new run, as far as it shows now, before torch is imported; that takes seconds."""
     from dpfed.runs.foresight import foresee, refuse_place
 
-    refuse_place(folder, again)
-    if not again:
+    refuse_place(folder, resume)
+    if not resume:
         foresee(config, watcher, owners)
     watcher.note("loading PyTorch")
 
@@ -103,7 +103,7 @@ def resume(
         watcher.note("loading PyTorch")
         if cluster is not None:
             return on_cluster(cluster, run, None, True, watcher, **options)
-        from dpfed.runs.pretraining import resume
+        from dpfed.runs.resuming import resume
 
         return resume(run, watcher)
 

@@ -6,6 +6,7 @@ are errors that name the nearest valid key, because a misspelt privacy setting m
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +33,7 @@ from dpfed.config.sections import (
 from dpfed.config.shipped import find_config
 from dpfed.config.toml_file import read_toml, toml_value
 from dpfed.config.wording import has_control_characters, problem, shown
-from dpfed.errors import UserError, nearest
+from dpfed.errors import Renamed, UserError, nearest
 from dpfed.places import path_of
 
 
@@ -98,6 +99,8 @@ def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
         UserError: naming the first offending key, what it got and what was expected; or the keys that have no effect.
     """
     config = read_back(tree, origin)
+    if tree.get("privacy", {}).get("unit") == "unit":
+        warnings.warn(f"{origin}: privacy.unit = 'unit' is called 'user' now; it means the same.", Renamed, stacklevel=2)
     refuse_without_effect(config, origin)
     return config
 

@@ -185,7 +185,7 @@ _RULES = (
         lambda c: len(_method(c).accountants) > 1,
         "its samples are accounted for by RDP alone; set bounding.method = 'group'",
     ),
-    _needs("privacy.per_unit", "privacy.unit", "unit"),
+    _needs("privacy.per_unit", "privacy.unit", "user"),
     _needs("optimizer.momentum", "optimizer.name", "sgd", "lars"),
     Rule(
         "optimizer.warmup",

@@ -26,7 +26,7 @@ _CHECKED_ELSEWHERE: dict[str, dict[str, Any]] = {
     "bounding.group_size": {"minimum": 1},
     "bounding.clip_norm": {"minimum": 1e-9, "maximum": 1e9},
     "bounding.max_group_size": {"minimum": 2},
-    "privacy.epsilon": {"exclusiveMinimum": 0},
+    "privacy.epsilon": {"minimum": 1e-3},
     "privacy.noise_multiplier": {"minimum": 0.1},
     "privacy.delta": {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
     "privacy.batch": {"minimum": 1},

@@ -209,11 +209,16 @@ class PrivacyConfig(Section):
     noise_multiplier: float | None = Field(None, description="sigma: standard deviation of the noise over the sensitivity")
     delta: float | None = Field(None, description="default 1/(N ln N)")
     accountant: Literal["pld", "rdp"] = Field("pld", description="how epsilon is computed; pld is tighter, rdp the papers' way")
-    unit: Literal["record", "unit"] = Field("record", description="what is protected: a record, or all that share a unit")
-    per_unit: int = Field(1, ge=1, description="unit = 'unit': the most records of a unit that take part in a step")
+    unit: Literal["record", "user"] = Field("record", description="what is protected: a record, or all records of one unit")
+    per_unit: int = Field(1, ge=1, description="unit = 'user': the most records of a unit that take part in a step")
     batch: int = Field(1024, description="B: expected records (or units) in a step; each is drawn with q = B/N")
     steps: int = Field(100, description="T: noisy steps in the whole run")
     seed: int | None = Field(None, description="for tests only: a seed voids the secrecy of the noise and marks the card")
+
+    @field_validator("unit", mode="before")
+    @classmethod
+    def _renamed(cls, unit: object) -> object:
+        return "user" if unit == "unit" else unit  # its name before; `parse_config` tells the user
 
 
 class OptimizerConfig(Section):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import typer
 
-from dpfed.errors import UserError
+from dpfed.errors import Renamed, UserError
 
 _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")  # what torch says, on a CPU and on a GPU
 
@@ -21,6 +25,7 @@ def run(app: typer.Typer) -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal does not know must not end a run
         sys.stdout.reconfigure(errors="replace")
+    warnings.showwarning = functools.partial(_note, warnings.showwarning)
     try:
         for number, word in enumerate(sys.argv[1:], start=1):
             _require_utf8(number, word)
@@ -41,6 +46,14 @@ def run(app: typer.Typer) -> None:
         _end(_memory(f" ({str(error).splitlines()[0].strip()})"))
 
 
+def _note(otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+    """Shows a warning of ours as a note, and others as Python does."""
+    if issubclass(category, Renamed):
+        print(f"note: {_printable(str(message))}", file=sys.stderr)
+    else:
+        otherwise(message, category, *rest, **more)
+
+
 def _require_utf8(number: int, word: str) -> None:
     try:
         os.fsencode(word).decode()
@@ -59,6 +72,9 @@ def _memory(detail: str) -> str:
 
 def _end(sentence: str) -> None:
     """Prints the sentence, with no control character of a file's name or a value left in it, and leaves."""
-    shown = "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in sentence)
-    print(f"error: {shown}", file=sys.stderr)
+    print(f"error: {_printable(sentence)}", file=sys.stderr)
     sys.exit(2)
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)

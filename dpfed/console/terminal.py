@@ -129,7 +129,7 @@ def watching(as_json: bool = False) -> Iterator[TerminalWatcher]:
 
 def show_run(run: RunDirectory) -> None:
     """The short table at the end of a run: what was promised, what was learned, where things are."""
-    from dpfed.privacy.promise import large_delta, meaning, round_up
+    from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
     from dpfed.report.card import lead
     from dpfed.report.results import results_of, shown
     from dpfed.runs.view import results_in
@@ -138,11 +138,11 @@ def show_run(run: RunDirectory) -> None:
     privacy = results["privacy"]
     page = run.no_card if run.no_card.exists() else run.card
     if privacy["guarantee"]:
+        one = protected_by(privacy.get("unit", "record"))
         promise = (
             f"epsilon {round_up(privacy['epsilon'])}, delta {round_up(privacy['delta'])} ({privacy['accountant'].upper()})"
-            + (", for all records of a unit" if privacy.get("unit") == "unit" else "")
+            + (", for all records of a unit" if one == "unit" else "")
         )
-        one = privacy.get("unit", "record")
         warning = large_delta(privacy["delta"], privacy["records"], one)
         words = " ".join([warning, meaning(privacy["epsilon"], privacy["delta"], one, "what this run released")]).strip()
     else:

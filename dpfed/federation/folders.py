@@ -16,16 +16,16 @@ from pydantic import Field, ValidationError
 from dpfed.config import Config, Section, first_problem, read_back
 from dpfed.config.toml_file import read_toml
 from dpfed.data.importers import Progress
-from dpfed.data.opening import open_records
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.terms import SiteCard, Terms
-from dpfed.models.building import preprocessing_of, settled
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
+from dpfed.runs.records import records_of
+from dpfed.runs.resolution import settle
 
 
 class SiteSettings(Section):
@@ -225,11 +225,11 @@ class CoordinatorFolder:
             UserError: see `Terms.agree`.
         """
         folder = cls(Path(path))
-        identity = Identity.fresh()
+        identity, config = Identity.fresh(), settle(config)
         terms = Terms.agree(config, [_card(card) for card in cards], identity.signing_key, **options)
         _refuse_existing(folder.path)
         # Before anything is made: it is where the run is measured.
-        open_records(settled(config).data, progress, interpolation=preprocessing_of(config).interpolation)
+        records_of(config, progress)
         _make(folder.path)
         identity.save(folder._identity)
         folder._config.write_text(config.dump(), encoding="utf-8")

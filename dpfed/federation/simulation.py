@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from dpfed.config import Config
-from dpfed.data.opening import open_records
 from dpfed.data.sampling import unit_keys
 from dpfed.data.store.division import site_of_rows
 from dpfed.data.store.records import RecordStore
@@ -26,7 +25,6 @@ from dpfed.federation.protocol.packets import Packet
 from dpfed.federation.protocol.terms import SiteCard, Terms
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.site.worker import SiteWorker
-from dpfed.models.building import preprocessing_of, settled
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress
@@ -34,7 +32,8 @@ from dpfed.runs.assembly import Share
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee, guarded
 from dpfed.runs.job import Job, begin, check, secret_of, take_up
-from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.records import records_of
+from dpfed.runs.resolution import settle
 from dpfed.runs.running import run_job
 
 
@@ -59,30 +58,30 @@ class InProcessChannel:
 
 
 def simulate(
-    config: Config, folder: str | Path, simulation: Simulation, watcher: Watcher | None = None, again: bool = False
+    config: Config, folder: str | Path, simulation: Simulation, watcher: Watcher | None = None, resume: bool = False
 ) -> RunDirectory:
     """Trains an encoder with simulated sites into a new run directory.
 
     Args:
         config: what to do.
-        folder: must not be in use, but by this very run if `again`.
+        folder: must not be in use, but by this very run if `resume`.
         simulation: with which sites.
         watcher: sees the stages.
-        again: go on if the run is there already.
+        resume: go on if the run is there already.
 
     Raises:
         UserError: before anything is written, for whatever can be known to be wrong by then.
     """
     watcher = watcher or Silent()
-    check(config, folder, again)
+    check(config, folder, resume)
     if not RunDirectory.unused(folder):
         return resume_simulation(RunDirectory.open(folder), watcher, simulation)
     simulation.refuse(config)
     foresee(config, watcher, simulation.sites)
-    config = settled(with_absolute_paths(config))
+    config = settle(config)
     watcher.note("opening the records, and dividing them among the sites")
     progress = guarded(import_progress(watcher), config)
-    store = open_records(config.data, progress, interpolation=preprocessing_of(config).interpolation)
+    store = records_of(config, progress)
     randomness = secret_of(config)
     parties = _identities(randomness, simulation.sites)
     rows = _divided(store, simulation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, Literal
 
 import torch
@@ -23,7 +22,6 @@ from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, group_norm, la
 from dpfed.models.text import TextTransformer
 from dpfed.models.towers import ClipModel, adapt, build_clip
 from dpfed.objectives import UNNORMALISED
-from dpfed.privacy.method import method_named
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
@@ -31,41 +29,11 @@ Model = SimCLRModel | TwoTowerModel | ClipModel
 Tokenizer = WordTokenizer | ClipTokenizer
 
 
-def settled(config: Config) -> Config:
-    """The configuration with the choices made that depend on the model: how images become square, their size, and the bias.
-
-    Raises:
-        UserError: for an unknown architecture, or one that has changed since the run was started.
-    """
-    size, objective = config.data.size, config.objective
-    if size is None:
-        size = blueprint(config.model).size if config.model.kind == "open_clip" else SIZE
-    if objective.name == "siglip" and objective.bias is None:
-        together = config.privacy.batch if method_named(config.bounding.method).whole_batch else config.bounding.group_size
-        odds = max(1, together - 1)
-        objective = objective.model_copy(update={"bias": -math.log(odds)})
-    data = config.data.model_copy(update={"size": size, "resize": preprocessing_of(config).resize})
-    return config.model_copy(update={"data": data, "objective": objective, "model": _pinned(config.model)})
-
-
 def image_size(config: Config) -> int:
-    """Side of the images, pixels, in a configuration whose choices are made, see `settled`."""
+    """Side of the images, pixels, in a configuration whose size is settled (`dpfed.runs.resolution.settle`)."""
     if config.data.size is None:
         raise ValueError("the size of the images is not settled")
     return config.data.size
-
-
-def _pinned(model: ModelConfig) -> ModelConfig:
-    """With the digest of the architecture: a run must not go on with another one of the same name."""
-    if model.kind != "open_clip":
-        return model
-    found = blueprint(model).digest
-    if model.digest not in (None, found):
-        raise UserError(
-            f"the architecture {model.architecture} is no longer the one that the run was started with: restore the file "
-            "(or the version of open_clip)."
-        )
-    return model.model_copy(update={"digest": found})
 
 
 def preprocessing_of(config: Config) -> Preprocessing:

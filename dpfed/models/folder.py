@@ -21,14 +21,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
-from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
+from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
+from dpfed.config.resolved import ResolvedConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.models.adapter_file import adapter_bytes
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import LOCAL_DIR, preprocess_cfg
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
-from dpfed.models.building import Model, build_model, image_size, preprocessing_of, settled, tokenizer_for
+from dpfed.models.building import Model, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.clip_tokenizer import ClipTokenizer
 from dpfed.models.lora import merged_state
 from dpfed.models.towers import ClipModel
@@ -38,15 +39,15 @@ WEIGHTS, DESCRIPTION, ADAPTERS = "model.safetensors", "model.json", "adapters.sa
 _KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256")
 
 
-def save_encoder(folder: str | Path, model: nn.Module, config: Config) -> None:
+def save_encoder(folder: str | Path, model: nn.Module, config: ResolvedConfig) -> None:
     """Writes a trained model.
 
     Args:
         folder: made if missing; a model that is there is replaced.
         model: built by `build_model` from `config`.
-        config: the run's configuration, of which the model, the objective and the image size are kept.
+        config: the run's, resolved, of which the model, the objective and the image size are kept.
     """
-    folder, config = Path(folder), settled(config)
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(model, ClipModel):
         weights = _save_clip(folder, model, config)
@@ -58,7 +59,7 @@ def save_encoder(folder: str | Path, model: nn.Module, config: Config) -> None:
         "format": FORMAT,
         "model": _described(config.model),
         "objective": config.objective.model_dump(mode="json"),
-        "image_size": config.data.size,
+        "image_size": image_size(config),
         "normalisation": {"mean": list(preprocessing.mean), "std": list(preprocessing.std)},
         "resize": preprocessing.resize,
         "interpolation": preprocessing.interpolation,
@@ -69,7 +70,7 @@ def save_encoder(folder: str | Path, model: nn.Module, config: Config) -> None:
     _replace(folder / DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
 
 
-def _save_clip(folder: Path, model: ClipModel, config: Config) -> bytes:
+def _save_clip(folder: Path, model: ClipModel, config: ResolvedConfig) -> bytes:
     """Writes what stock open_clip reads, and the adapters alone; returns the bytes of the merged weights."""
     stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(preprocessing_of(config), image_size(config))}
     _replace(folder / CLIP_CONFIG, (json.dumps(stock, indent=2) + "\n").encode())

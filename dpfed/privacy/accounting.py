@@ -133,7 +133,7 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Accounta
     require_resolution(count, delta)
     interval = _interval(multiplier, rate, count, _FINE, _POINTS)
     spent = _spent(mechanism, steps, delta, accountant, interval)
-    while interval > max(_FINEST, spent * _FINE):  # small epsilons need a finer grid to be tight
+    while interval > 1.01 * max(_FINEST, spent * _FINE):  # small epsilons need a finer grid to be tight
         wanted = max(_FINEST, spent * _FINE)
         finer = fitting_interval(multiplier, rate, count, wanted, _POINTS)
         if finer is None or finer >= interval:  # it would take too long; what was found is an upper bound

@@ -75,7 +75,7 @@ class Ledger:
         if path.exists():
             raise UserError(f"{path} exists already: a ledger is never started twice; resume the run or choose another folder.")
         ledger = cls(path, plan, marks or {}, [], 0, "")
-        header = {"ledger": FORMAT, "fingerprint": plan.fingerprint, "plan": dataclasses.asdict(plan), "marks": ledger.marks}
+        header = {"ledger": FORMAT, "fingerprint": plan.fingerprint, "plan": plan.as_dict(), "marks": ledger.marks}
         ledger._append(header)
         return ledger
 
@@ -105,7 +105,7 @@ class Ledger:
             entries.append(entry)
         if not entries or entries[0].get("ledger") != FORMAT:
             raise UserError(f"{path} is not a ledger of format {FORMAT}.")
-        plan = PrivacyPlan(**entries[0]["plan"])
+        plan = PrivacyPlan.from_dict(entries[0]["plan"])
         if len(complete) < len(text):  # a write that a crash cut short: nothing was released on it
             with open(path, "r+b") as file:
                 file.truncate(len(complete))

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,28 +18,28 @@ from dpfed.errors import UserError, nearest
 from dpfed.privacy import accounting
 from dpfed.privacy.accounting import Accountant
 from dpfed.privacy.mechanism import Mechanism
-from dpfed.privacy.method import METHODS, Method, method_named
+from dpfed.privacy.method import Method, method_named
 from dpfed.privacy.noise import GaussianNoise, Noise
 from dpfed.privacy.plan_checks import (
     MOST_RECORDS,
-    MOST_STEPS,
     NUMBER,
     NUMBERS,
     WHOLE,
+    check,
     default_delta_of,
     plain_number,
-    positive,
     refuse_large_delta,
     require,
-    require_within,
+    require_epsilon,
 )
+from dpfed.privacy.promise import protected_by
 from dpfed.privacy.samplers import Sampler
 
 if TYPE_CHECKING:
     from dpfed.config import Config
 
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
-# Fields that came later: at these values a plan keeps the fingerprint, and so the ledger, that it had without them.
+# Fields of `as_dict` that came later: at these values a plan keeps the fingerprint that it had without them, and so its ledger.
 _LATER = {"unit": "record", "per_unit": 1, "method": "group", "max_batch": None, "options": {}}
 
 
@@ -51,9 +51,10 @@ class PrivacyPlan:
     choose one of K groups independently, clips each group's gradient to norm C, adds the sum up, adds Gaussian noise of
     standard deviation sigma times the sensitivity once, and divides by K (docs/guarantee.md has the proof).
 
-    With units, all records of one unit are added or removed together: N, B and S count units instead of records, and a unit is
-    drawn, and chooses its group, as one. Other methods than group clipping bound the sum's change in their own way
-    (`dpfed.privacy.method`); without privacy (``method = "none"``) the same steps clip nothing and add no noise.
+    With ``unit = "user"``, all records of one unit, such as a person, are added or removed together: N, B and S count units
+    instead of records, and a unit is drawn, and chooses its group, as one. Other methods than group clipping bound the sum's
+    change in their own way (`dpfed.privacy.method`). Without privacy (``method_name = "none"``) the same steps clip nothing and
+    add no noise.
 
     Args:
         records: N, number of training records (or units).
@@ -66,9 +67,9 @@ class PrivacyPlan:
         accountant: how epsilon is computed, ``pld`` or ``rdp``.
         max_group_size: a group keeps at most so many of its own records; ``None`` keeps all.
         target_epsilon: the promise, if the noise was calibrated to one; no step is taken that would exceed it.
-        unit: what is protected: ``record``, or ``unit``, all records that share one.
+        unit: what is protected: ``record``, or ``user``, all records that share a unit, such as a person.
         per_unit: at most so many records of a drawn unit take part.
-        method: of bounding, one of `dpfed.privacy.method.METHODS`; ``none``: no clipping, no noise, no privacy.
+        method_name: of bounding, one of `dpfed.privacy.method.METHODS`; ``none``: no clipping, no noise, no privacy.
         max_batch: at most so many of the drawn records take part, where the method needs such a cap; otherwise ``None``.
         options: the method's own public numbers.
 
@@ -86,70 +87,39 @@ class PrivacyPlan:
     accountant: Accountant = "pld"
     max_group_size: int | None = None
     target_epsilon: float | None = None
-    unit: Literal["record", "unit"] = "record"
+    unit: Literal["record", "user"] = "record"
     per_unit: int = 1
-    method: str = "group"
+    method_name: str = "group"
     max_batch: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._check_types()
-        require(self.method in METHODS, f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
-        self._check_method()
-        require_within("the number of training records (or units)", self.records, 2, MOST_RECORDS)
-        require_within("batch", self.batch, 1, self.records, " (the training records)")
-        if not self.how.whole_batch:
-            require_within("group_size", self.group_size, 1, self.batch, " (the expected batch)")
-        require(
-            positive(self.clip_norm) and 1e-9 <= self.clip_norm <= 1e9,
-            f"clip_norm must be positive, between 1e-9 and 1e9, got {self.clip_norm}",
-        )
-        require_within("steps", self.steps, 1, MOST_STEPS)
-        sigma = self.noise_multiplier
-        if self.private:
-            require(
-                positive(sigma) and sigma >= accounting.LEAST_NOISE,
-                f"noise_multiplier must be at least {accounting.LEAST_NOISE} (less leaves no promise), got {sigma}",
-            )
-            require(
-                sigma <= accounting.MOST_NOISE,
-                f"noise_multiplier must be at most {accounting.MOST_NOISE:g} (more leaves nothing to learn), got {sigma}",
-            )
-        else:
-            require(sigma == 0, f"without privacy there is no noise, so noise_multiplier must be 0, got {sigma}")
-        require(0 < self.delta < 1, f"delta must lie strictly between 0 and 1, got {self.delta}")
-        if self.max_group_size is not None:
-            require_within("max_group_size", self.max_group_size, 2)
-        require_within("per_unit", self.per_unit, 1)
-        require(
-            self.unit == "unit" or self.per_unit == 1,
-            f"per_unit = {self.per_unit} is for privacy.unit = 'unit'; leave it out where each record is protected",
-        )
-
-    def _check_types(self) -> None:
         for name, kind, optional in NUMBERS:
             if not (optional and getattr(self, name) is None):
                 object.__setattr__(self, name, plain_number(name, kind, getattr(self, name)))
-        require(isinstance(self.options, dict), f"options must be a dictionary, got {self.options!r}")
+        check(self)
 
-    def _check_method(self) -> None:
-        method = self.how
-        if method.capped:
-            require(
-                self.max_batch is not None and self.max_batch >= max(2, self.batch),
-                f"method '{self.method}' contrasts the whole batch and needs a cap, max_batch, of at least the expected batch "
-                f"{self.batch}, got {self.max_batch}",
-            )
-        else:
-            require(self.max_batch is None, f"max_batch is a cap that method '{self.method}' does not need: leave it out")
-        require(
-            not method.whole_batch or self.max_group_size is None,
-            f"max_group_size is for groups, and method '{self.method}' has none",
-        )
-        require(
-            method.units or self.unit == "record",
-            f"the sensitivity of method '{self.method}' is for single records: privacy.unit = 'unit' needs 'group' or 'batch'",
-        )
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> PrivacyPlan:
+        """The plan of an `as_dict`, such as a ledger's header or a federation's terms keep.
+
+        Raises:
+            UserError: if the numbers cannot describe a plan.
+            TypeError: for other fields.
+        """
+        given = dict(fields)
+        if "method" in given:
+            given["method_name"] = given.pop("method")
+        if given.get("unit") == "unit":
+            given["unit"] = "user"
+        return cls(**given)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields, as files keep them: with the words that files have always had, so that no fingerprint changes."""
+        fields = dataclasses.asdict(self)
+        fields["method"] = fields.pop("method_name")
+        fields["unit"] = "unit" if self.unit == "user" else "record"
+        return fields
 
     @classmethod
     def calibrate(cls, records: int, batch: int, steps: int, epsilon: float, delta: float | None = None, **rest) -> PrivacyPlan:
@@ -165,7 +135,7 @@ class PrivacyPlan:
         for name in ("group_size", "clip_norm"):
             require(name in rest, f"{name} is missing: give it by name")
         epsilon = plain_number("epsilon", NUMBER, epsilon)
-        require(positive(epsilon), f"epsilon must be positive, got {epsilon}")
+        require_epsilon("epsilon", epsilon)
         delta = default_delta_of(plain_number("records", WHOLE, records)) if delta is None else delta
         draft = cls(
             records=records, batch=batch, steps=steps, noise_multiplier=1.0, delta=delta, target_epsilon=epsilon, **rest
@@ -233,7 +203,8 @@ class PrivacyPlan:
                 "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
             )
             target = privacy.epsilon
-            require(target is None or positive(target), f"privacy.epsilon must be positive, got {target}")
+            if target is not None:
+                require_epsilon("privacy.epsilon", target)
             sigma = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier
         max_batch = bounding.max_batch
         if method.capped and max_batch is None:
@@ -251,7 +222,7 @@ class PrivacyPlan:
             accountant=privacy.accountant if privacy.accountant in method.accountants else method.accountants[0],
             unit=privacy.unit,
             per_unit=privacy.per_unit,
-            method=bounding.method,
+            method_name=bounding.method,
             max_batch=max_batch,
             options=method.options(config),
         )
@@ -278,19 +249,24 @@ class PrivacyPlan:
         return self.private and self.delta > 1 / self.records
 
     @property
-    def how(self) -> Method:
+    def method(self) -> Method:
         """The method of bounding."""
-        return method_named(self.method)
+        return method_named(self.method_name)
 
     @property
     def private(self) -> bool:
         """Whether there is clipping and noise at all."""
-        return self.how.private
+        return self.method.private
 
     @property
     def promises(self) -> bool:
         """Whether its epsilon is a promise: there is noise, and the method's claim holds."""
-        return self.private and self.how.sound
+        return self.private and self.method.sound
+
+    @property
+    def protected(self) -> str:
+        """What one of the N is called: ``record`` or ``unit``."""
+        return protected_by(self.unit)
 
     @property
     def sampling_rate(self) -> float:
@@ -300,23 +276,23 @@ class PrivacyPlan:
     @property
     def groups(self) -> int:
         """K = round(B/S), fixed in advance, however many groups happen to be empty; 1 where the batch is one group."""
-        return 1 if self.how.whole_batch else max(1, round(self.batch / self.group_size))
+        return 1 if self.method.whole_batch else max(1, round(self.batch / self.group_size))
 
     @property
     def divisor(self) -> int:
         """What every noisy sum is divided by, public: K, as a rule."""
-        return self.how.divisor(self)
+        return self.method.divisor(self)
 
     @property
     def cap(self) -> int | None:
         """At most so many members of a group take part; ``None``: all."""
-        return self.max_batch if self.how.whole_batch else self.max_group_size
+        return self.max_batch if self.method.whole_batch else self.max_group_size
 
     @property
     def whole_batch_cap(self) -> int:
         """`max_batch`, of a method that has it."""
         if self.max_batch is None:
-            raise ValueError(f"method '{self.method}' caps no batch")
+            raise ValueError(f"method '{self.method_name}' caps no batch")
         return self.max_batch
 
     @property
@@ -327,17 +303,17 @@ class PrivacyPlan:
     @property
     def sensitivity(self) -> float:
         """Most that one record (or unit) can move the sum, L2; 2C for groups."""
-        return self.how.sensitivity(self)
+        return self.method.sensitivity(self)
 
     @property
     def sampler(self) -> Sampler:
         """Who takes part in a step."""
-        return self.how.sampler(self)
+        return self.method.sampler(self)
 
     @property
     def mechanism(self) -> Mechanism:
         """What accounting accounts for."""
-        return Mechanism(self.sampler, self.noise_multiplier, self.how.releases(self))
+        return Mechanism(self.sampler, self.noise_multiplier, self.method.releases(self))
 
     @property
     def noise(self) -> Noise:
@@ -347,7 +323,7 @@ class PrivacyPlan:
         """
         if not self.private:
             return GaussianNoise(0.0)
-        return GaussianNoise(self.noise_multiplier * self.sensitivity / math.sqrt(self.how.gradient_share(self)))
+        return GaussianNoise(self.noise_multiplier * self.sensitivity / math.sqrt(self.method.gradient_share(self)))
 
     @property
     def noise_std(self) -> float:
@@ -362,7 +338,7 @@ class PrivacyPlan:
     @property
     def other_accountant(self) -> Accountant | None:
         """What cross-checks epsilon; ``None``: nothing can."""
-        for other in self.how.accountants:
+        for other in self.method.accountants:
             if other != self.accountant:
                 try:
                     self.epsilon(accountant=other)
@@ -384,8 +360,8 @@ class PrivacyPlan:
             UserError: if there are more owners than groups, or one holds nothing.
         """
         require(
-            not self.how.whole_batch,
-            f"method '{self.method}' contrasts the whole batch, which none of several owners holds: use 'group'",
+            not self.method.whole_batch,
+            f"method '{self.method_name}' contrasts the whole batch, which none of several owners holds: use 'group'",
         )
         require(
             len(records) <= self.groups,
@@ -403,7 +379,7 @@ class PrivacyPlan:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of all fields: what a ledger, a checkpoint and a site agree on."""
-        fields = dataclasses.asdict(self)
+        fields = self.as_dict()
         for name, value in _LATER.items():
             if fields[name] == value:
                 del fields[name]

@@ -9,12 +9,14 @@ import numpy as np
 
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
+from dpfed.privacy.method import METHODS
 from dpfed.privacy.promise import round_up
 
 if TYPE_CHECKING:
     from dpfed.privacy.plan import PrivacyPlan
 
 MOST_RECORDS, MOST_STEPS = 10**12, 10**9  # beyond these, accounting in numbers of 64 bits means nothing
+LEAST_EPSILON = 1e-3  # losses are added up on a grid of 1e-5 at best
 WHOLE, NUMBER = "a whole number", "a number"
 NUMBERS = (  # field, what it must be, whether it may be None
     ("records", WHOLE, False),
@@ -31,12 +33,78 @@ NUMBERS = (  # field, what it must be, whether it may be None
 )
 
 
+def check(plan: PrivacyPlan) -> None:
+    """Refuses numbers that cannot describe a plan, whatever its method makes of them.
+
+    Raises:
+        UserError: naming the number, what it is and what it may be.
+    """
+    _check_method(plan)
+    require_within("the number of training records (or units)", plan.records, 2, MOST_RECORDS)
+    require_within("batch", plan.batch, 1, plan.records, " (the training records)")
+    if not plan.method.whole_batch:
+        require_within("group_size", plan.group_size, 1, plan.batch, " (the expected batch)")
+    require(
+        positive(plan.clip_norm) and 1e-9 <= plan.clip_norm <= 1e9,
+        f"clip_norm must be positive, between 1e-9 and 1e9, got {plan.clip_norm}",
+    )
+    require_within("steps", plan.steps, 1, MOST_STEPS)
+    _check_noise(plan)
+    require(0 < plan.delta < 1, f"delta must lie strictly between 0 and 1, got {plan.delta}")
+    if plan.max_group_size is not None:
+        require_within("max_group_size", plan.max_group_size, 2)
+    require_within("per_unit", plan.per_unit, 1)
+    require(plan.unit in ("record", "user"), f"unit must be 'record' or 'user', got {plan.unit!r}")
+    require(
+        plan.unit == "user" or plan.per_unit == 1,
+        f"per_unit = {plan.per_unit} is for privacy.unit = 'user'; leave it out where each record is protected",
+    )
+
+
+def _check_method(plan: PrivacyPlan) -> None:
+    name = plan.method_name
+    require(name in METHODS, f"method must be one of {', '.join(METHODS)}, got {name!r}")
+    require(isinstance(plan.options, dict), f"options must be a dictionary, got {plan.options!r}")
+    if plan.method.capped:
+        require(
+            plan.max_batch is not None and plan.max_batch >= max(2, plan.batch),
+            f"method '{name}' contrasts the whole batch and needs a cap, max_batch, of at least the expected batch "
+            f"{plan.batch}, got {plan.max_batch}",
+        )
+    else:
+        require(plan.max_batch is None, f"max_batch is a cap that method '{name}' does not need: leave it out")
+    require(
+        not plan.method.whole_batch or plan.max_group_size is None,
+        f"max_group_size is for groups, and method '{name}' has none",
+    )
+    require(
+        plan.method.units or plan.unit == "record",
+        f"the sensitivity of method '{name}' is for single records: privacy.unit = 'user' needs 'group' or 'batch'",
+    )
+
+
+def _check_noise(plan: PrivacyPlan) -> None:
+    sigma = plan.noise_multiplier
+    if not plan.private:
+        require(sigma == 0, f"without privacy there is no noise, so noise_multiplier must be 0, got {sigma}")
+        return
+    require(
+        positive(sigma) and sigma >= accounting.LEAST_NOISE,
+        f"noise_multiplier must be at least {accounting.LEAST_NOISE} (less leaves no promise), got {sigma}",
+    )
+    require(
+        sigma <= accounting.MOST_NOISE,
+        f"noise_multiplier must be at most {accounting.MOST_NOISE:g} (more leaves nothing to learn), got {sigma}",
+    )
+
+
 def refuse_large_delta(plan: PrivacyPlan) -> None:
     """Refuses a delta above 1/N, of new plans only: one that was made before must still open, and its card says so."""
     require(
         not plan.delta_exceeds_reciprocal,
-        f"delta = {round_up(plan.delta)} is more than 1/N (N = {plan.records:,}), and whoever published one whole {plan.unit}, "
-        "drawn at random, would keep such a promise; leave delta out for the default, 1/(N ln N), or give less than 1/N",
+        f"delta = {round_up(plan.delta)} is more than 1/N (N = {plan.records:,}), and whoever published one whole "
+        f"{plan.protected}, drawn at random, would keep such a promise; leave delta out for the default, 1/(N ln N), "
+        "or give less than 1/N",
     )
 
 
@@ -57,6 +125,14 @@ def plain_number(name: str, kind: str, value: Any) -> Any:
 def positive(value: float) -> bool:
     """Whether a number is above 0 and finite."""
     return 0 < value < math.inf
+
+
+def require_epsilon(name: str, value: float) -> None:
+    """Refuses an epsilon that is no promise, or one so small that accounting cannot tell it from none at all."""
+    require(
+        positive(value) and value >= LEAST_EPSILON,
+        f"{name} must be positive, at least {LEAST_EPSILON:g} (noise for less leaves nothing to learn), got {value}",
+    )
 
 
 def require_within(name: str, value: int, least: int, most: int | None = None, which: str = "") -> None:

@@ -13,6 +13,11 @@ from decimal import ROUND_CEILING, Decimal
 CLOSE, LIMITED = 1.0, 5.0
 
 
+def protected_by(unit: str) -> str:
+    """What one of the things that a promise is about is called: ``record``, or ``unit`` (files of before say so themselves)."""
+    return "record" if unit == "record" else "unit"
+
+
 def round_up(value: float) -> str:
     """A privacy loss for people: two decimals, or three significant digits when small, and never below its value."""
     if not math.isfinite(value) or value == 0:

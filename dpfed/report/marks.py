@@ -62,5 +62,5 @@ def shared_unit(name: str) -> Mark:
     """For records that name what they share, such as a person, where each record is protected for itself."""
     return Mark(
         f"The records name a {name}, and several of them may share one {name}. Epsilon is for one record: a {name} with m "
-        f"records has m times that epsilon, and a delta that also grows with m. privacy.unit = 'unit' protects the {name}."
+        f"records has m times that epsilon, and a delta that also grows with m. privacy.unit = 'user' protects the {name}."
     )

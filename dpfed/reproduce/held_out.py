@@ -16,6 +16,7 @@ from dpfed.objectives import loss_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
+from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints
 
 RECORDS, GROUP = 512, 16
@@ -24,7 +25,7 @@ RECORDS, GROUP = 512, 16
 def relative_losses(run: RunDirectory) -> list[tuple[int, float]]:
     """(steps, loss over the loss before training) at every checkpoint of a run, oldest first."""
     config = run.config()
-    parts = assemble(config)
+    parts = assemble(resolve(config))
     rows = subset(parts.store, parts.store.split(config.evaluation.split), RECORDS)
     if len(rows) < GROUP:
         raise UserError(f"the loss on held-out records takes {GROUP} of them at least, and {parts.store.name} has {len(rows)}.")

@@ -16,17 +16,16 @@ from dpfed.config.effects import effective
 from dpfed.config.shipped import configs
 from dpfed.config.toml_file import read_toml
 from dpfed.data.importers import detect
-from dpfed.data.opening import open_records
 from dpfed.errors import UserError
-from dpfed.models.building import settled
 from dpfed.places import is_store
 from dpfed.progress import Watcher, import_progress
 from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import WITHOUT_PRIVACY, DataSet, Scale
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee, refuse_place
-from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.pretraining import pretrain
+from dpfed.runs.records import records_of
+from dpfed.runs.resolution import settle
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def train(planned: list[Planned], watcher: Watcher) -> None:
     advance = watcher.stage("runs", len(runs))
     for done, (folder, config) in enumerate(runs.items(), start=1):
         watcher.note(f"{config.name}: {'is there' if RunDirectory(folder).finished else 'training'}")
-        pretrain(config, folder, watcher, again=True)
+        pretrain(config, folder, watcher, resume=True)
         advance(done)
 
 
@@ -138,7 +137,7 @@ def require_right_data(request: Request, planned: list[Planned], watcher: Watche
     """
     if request.data.classes is None:
         return
-    store = open_records(settled(planned[0].config).data, import_progress(watcher))
+    store = records_of(planned[0].config, import_progress(watcher))
     found = {name: len(classes) for name, classes in store.label_names.items()}
     if request.data.classes not in found.values():
         words = ", ".join(f"{count} classes of '{name}'" for name, count in found.items()) or "no labels"
@@ -154,7 +153,7 @@ def require_public(planned: list[Planned], watcher: Watcher) -> None:
     Raises:
         UserError: if the store of the records is not marked as public.
     """
-    store = open_records(settled(planned[0].config).data, import_progress(watcher))
+    store = records_of(planned[0].config, import_progress(watcher))
     if not store.public:
         raise UserError(
             f"the records of {store.name} are not marked as public, and raw figures of single steps give them away: import "
@@ -215,6 +214,6 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
         put(tree, "training.keep", steps)
     tree["name"] = "unnamed"
     # One base serves all methods and all places of the records, so a variant may have no use for some of its keys.
-    config = with_absolute_paths(effective(read_back(tree, f"{request.experiment.name}, {variant.label}")))
+    config = settle(effective(read_back(tree, f"{request.experiment.name}, {variant.label}")))
     digest = hashlib.blake2b(config.dump().encode(), digest_size=5).hexdigest()
     return config.model_copy(update={"name": f"{request.data.name}-{method}-{digest}"})

@@ -8,6 +8,7 @@ import time
 from dpfed.config import Config
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
+from dpfed.runs.resolution import resolve
 
 ROUNDS = 3
 
@@ -26,7 +27,7 @@ def seconds_per_step(configs: dict[str, Config]) -> dict[str, float]:
     workers = {}
     for name, config in configs.items():
         randomness = Randomness.fresh()
-        parts = assemble(config, randomness)
+        parts = assemble(resolve(config), randomness)
         workers[name] = (parts.worker(randomness.for_owners()), parts.device)
     best = dict.fromkeys(configs, math.inf)
     for step in range(ROUNDS):

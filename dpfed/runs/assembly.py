@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfed.bounding.engines import Engine, GroupBatch, fastest_engine, require_fitting, require_fp32
+from dpfed.bounding.engines import Engine, GroupBatch, require_fitting
 from dpfed.config import Config
-from dpfed.data.opening import open_records
+from dpfed.config.resolved import ResolvedConfig
 from dpfed.data.sampling import owner_keys, protected_count, unit_keys
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ViewMaker
@@ -22,16 +21,18 @@ from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.data.views.texts import TextViews
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, Which, evaluate, tasks_of
-from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, settled, tokenizer_for
+from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.objectives import loss_of
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.method import Build, Method, method_named
+from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress
+from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
 from dpfed.runs.foresight import foresee, guarded, refuse_many_owners
+from dpfed.runs.records import records_of
 from dpfed.training.checkpoint import load_weights
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.memory import require_memory
@@ -41,9 +42,6 @@ from dpfed.training.worker import GroupObserver, Worker, rows_of_owner
 
 if TYPE_CHECKING:
     from dpfed.federation.protocol.terms import Terms
-
-
-_MOST_TRIED, _PIXELS_TRIED = 64, 64 * 64 * 64  # see `_largest_pass`: 64 records of 64 pixels, or fewer larger ones
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Components:
     """The public parts of a run: everything that needs no secret key.
 
     Attributes:
-        config: with nothing left to choose.
+        config: of the run.
         store: the records.
         plan: what is promised.
         model: on its device (the CPU if it is sharded for training), at its initial weights until a checkpoint is loaded.
@@ -78,7 +76,7 @@ class Components:
         terms: of the federation, if there is one; then the plan is the federation's, and the store this party's own.
     """
 
-    config: Config
+    config: ResolvedConfig
     store: RecordStore
     plan: PrivacyPlan
     model: nn.Module
@@ -105,7 +103,7 @@ class Components:
         Args:
             augmentations: N_a, further views of each image; default: those of the configuration.
         """
-        count = _views_per_image(self.config, augmentations)
+        count = views_per_image(self.config, augmentations)
         return ViewMaker(self.store, self.read, self.views, count, self.tokenizer, TextViews(self.config.text_views))
 
     def worker(
@@ -131,7 +129,7 @@ class Components:
         return Worker(
             plan=self.plan,
             model=model,
-            engine=engine or self.plan.how.engine(Build(model, self.plan, self.config, randomness, share.owner)),
+            engine=engine or self.plan.method.engine(Build(model, self.plan, self.config, randomness, share.owner)),
             views=self.view_maker(),
             rows=rows,
             keys=self.store.keys[rows],
@@ -150,8 +148,7 @@ class Components:
 
     def dummy_batch(self, device: torch.device) -> GroupBatch:
         """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
-        text = (self.tokenizer.vocabulary, self.tokenizer.context) if self.tokenizer else None
-        return _dummy_batch(self.config, self.plan, text, device)
+        return dummy_batch(self.config, self.plan, self.tokenizer, device)
 
     def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
         """The run's coordinator."""
@@ -173,7 +170,7 @@ class Components:
 
 
 def assemble(
-    config: Config,
+    config: ResolvedConfig,
     randomness: Randomness | None = None,
     watcher: Watcher | None = None,
     owner: int = 0,
@@ -185,7 +182,7 @@ def assemble(
     What needs no records is checked before any is read, generated or imported: that may take hours.
 
     Args:
-        config: as the user wrote it, or a resolved one.
+        config: resolved (`dpfed.runs.resolution.resolve`).
         randomness: gives the initial weights; ``None`` when a checkpoint or a saved model will be loaded over them.
         watcher: is told what is done, and sees how far an import is.
         owner: which of the data owners this process is.
@@ -196,13 +193,11 @@ def assemble(
         UserError: for an impossible plan, more owners than groups, unreadable records, a model that mixes records, an
             impossible evaluation.
     """
-    device = pick_device(config.training.device)
     # On GPUs TF32 rounds products in convolutions to 11 bits, so that a norm and the gradient that it clips, which different
     # operations compute, could differ by a thousandth.
     torch.backends.cudnn.allow_tf32 = False
-    watcher = watcher or Silent()
+    device, watcher = torch.device(config.training.device), watcher or Silent()
     foreseen = terms.privacy_plan if terms else foresee(config, owners=owners)
-    config = settled(config)
     require_memory(config, device)
     tokenizer = tokenizer_for(config.model)
     preprocessing = preprocessing_of(config)
@@ -210,22 +205,21 @@ def assemble(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
         model = build_model(
-            config.model, config.objective, config.adaptation, config.data.size, load_weights=randomness is not None
+            config.model, config.objective, config.adaptation, image_size(config), load_weights=randomness is not None
         )
     validate(model)
-    how = method_named(config.bounding.method)
-    _check_engine(config, how)
-    if not how.picks_engine:
-        refuse_mixing(model, f"bounding.method = '{how.name}'")
-    if config.bounding.engine not in ("auto", "loop"):
-        refuse_mixing(model, f"bounding.engine = '{config.bounding.engine}'")
-    text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
+    method, engine = method_named(config.bounding.method), config.bounding.engine
+    if not method.picks_engine:
+        refuse_mixing(model, f"bounding.method = '{method.name}'")
+    if engine not in ("auto", "loop"):
+        refuse_mixing(model, f"bounding.engine = '{engine}'")
     with torch.random.fork_rng(devices=[]):
-        tried = _largest_pass(config, foreseen or PrivacyPlan.sketch(config))
+        tried = largest_pass(config, foreseen or PrivacyPlan.sketch(config))
+        text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
         check_independence(model, random_group(image_size(config), text, records=2), tried)
     watcher.note(f"opening the records: {_source(config)}")
     progress = guarded(import_progress(watcher), config) if terms is None else None
-    store = open_records(config.data, progress, owner, owners, preprocessing.interpolation)
+    store = records_of(config, progress, owner, owners)
     if config.model.reads_text and store.kind != "image-text":
         raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
     if terms:
@@ -240,17 +234,11 @@ def assemble(
     tasks_of(store, config)
     sharded = config.training.sharding != "none"
     model.to("cpu" if sharded else device)
-    engine: str = config.bounding.engine
-    chosen_on = (config.training.precision, loss_of(config.objective))
-    if engine == "layerwise" and not sharded:  # it has rules for kinds of layers, and must not misread one
-        require_fitting(engine, model, _dummy_batch(config, plan, text, device), *chosen_on)
-    if engine == "auto" and plan.how.picks_engine and not sharded:  # a sharded model has its own engine
-        watcher.note("timing the engines: which is the fastest for this model on this machine")
-        engine = fastest_engine(model, _dummy_batch(config, plan, text, device), *chosen_on)
-        config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
-    config = config.model_copy(update={"training": config.training.model_copy(update={"device": device.type})})
     views = ImageViews(config.views, preprocessing)
-    return Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms)
+    parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms)
+    if engine == "layerwise" and not sharded:  # it has rules for kinds of layers, and must not misread one
+        require_fitting(engine, model, parts.dummy_batch(device), config.training.precision, loss_of(config.objective))
+    return parts
 
 
 def _source(config: Config) -> str:
@@ -258,59 +246,3 @@ def _source(config: Config) -> str:
     if data.source == "shapes":
         return f"{data.records:,} generated shapes"
     return f"{data.source} at {data.path}" if data.path else data.source
-
-
-def _largest_pass(config: Config, plan: PrivacyPlan) -> int:
-    """Records of a pass that is about as large as training will make, as far as trying it out is cheap."""
-    expected = plan.batch if plan.how.whole_batch else plan.group_size
-    records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.cap or plan.records)
-    if plan.how.whole_batch:
-        records = min(records, config.bounding.microbatch)
-    return min(records, _MOST_TRIED, _PIXELS_TRIED // image_size(config) ** 2)
-
-
-def _check_engine(config: Config, how: Method) -> None:
-    """Methods with an engine of their own have no choice of one, and others none in bf16."""
-    if how.picks_engine:
-        if config.bounding.engine not in ("auto", "loop"):
-            require_fp32(config.bounding.engine, config.training.precision)
-        return
-    if config.bounding.engine != "auto":
-        raise UserError(f"bounding.method = '{how.name}' has its own engine: leave bounding.engine out.")
-    if config.training.sharding != "none":
-        raise UserError(f"training.sharding needs bounding.method = 'group' or 'none', got '{how.name}'.")
-
-
-def _views_per_image(config: Config, augmentations: int | None = None) -> int:
-    further = config.objective.augmentations if augmentations is None else augmentations
-    return further + (1 if config.model.reads_text else 2)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device that a configuration asks for; ``auto`` takes cuda, then mps, then cpu.
-
-    Raises:
-        UserError: if it is not there.
-    """
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        name = next(device for device, there in available.items() if there)
-    if not available[name]:
-        there = [device for device, is_there in available.items() if is_there]
-        raise UserError(f"training.device = '{name}', but this machine has only: {', '.join(there)}.")
-    return torch.device(name)
-
-
-def _dummy_batch(config: Config, plan: PrivacyPlan, text: tuple[int, int] | None, device: torch.device) -> GroupBatch:
-    """See `Components.dummy_batch`."""
-    groups = max(1, min(plan.groups, config.bounding.microbatch // plan.group_size, 128))
-    generator = torch.Generator().manual_seed(0)
-    sizes = torch.poisson(torch.full((groups,), float(plan.group_size)), generator=generator).clamp(1).int()
-    records, size = int(sizes.sum()), image_size(config)
-    count = _views_per_image(config)
-    views = {"image": torch.randn(records, count, 3, size, size, generator=generator).to(device)}
-    if text:
-        vocabulary, context = text
-        texts = count if TextViews(config.text_views).active else 1
-        views["text"] = torch.randint(1, vocabulary, (records, texts, context), generator=generator).to(device)
-    return GroupBatch(views, [0, *sizes.cumsum(0).tolist()])

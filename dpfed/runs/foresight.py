@@ -18,17 +18,17 @@ from dpfed.runs.directory import RunDirectory
 Progress = Callable[[int, int | None], None]
 
 
-def refuse_place(folder: str | Path, again: bool = False) -> None:
+def refuse_place(folder: str | Path, resume: bool = False) -> None:
     """Refuses a directory where no new run can be made.
 
     Args:
         folder: of the run.
-        again: a run may be there already; whether it is the right one is seen later (`dpfed.runs.job.check`).
+        resume: a run may be there already; whether it is the right one is seen later (`dpfed.runs.job.check`).
 
     Raises:
         UserError: saying what is in the way.
     """
-    if not again or RunDirectory.unused(folder):
+    if not resume or RunDirectory.unused(folder):
         RunDirectory.refuse_unusable(folder)
 
 

@@ -10,14 +10,14 @@ from dpfed.config import Config
 from dpfed.config.effects import refuse_unmeasured, refuse_without_effect
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import tasks_of
-from dpfed.models.building import settled
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.foresight import foresee
 from dpfed.runs.provenance import began, environment
 from dpfed.runs.remarks import say_what_is_trained
+from dpfed.runs.resolution import resolve, settle
 from dpfed.training.trainer import InProcess, Transport
 from dpfed.training.worker import GroupObserver
 
@@ -45,15 +45,15 @@ class Job:
         return self.run.append_diagnostics if self.parts.config.diagnostics == "raw" else None
 
 
-def check(config: Config, folder: str | Path, again: bool) -> None:
-    """Refuses keys that have no effect, and a directory that holds another run (unless `again`, any) or cannot be made.
+def check(config: Config, folder: str | Path, resume: bool) -> None:
+    """Refuses keys that have no effect, and a directory that holds another run (unless `resume`, any) or cannot be made.
 
     Raises:
         UserError: naming the keys, or saying what is there.
     """
     refuse_without_effect(config)
-    if again and not RunDirectory.unused(folder):
-        RunDirectory.open(folder).refuse_another(settled(with_absolute_paths(config)))
+    if resume and not RunDirectory.unused(folder):
+        RunDirectory.open(folder).refuse_another(settle(config))
     else:
         RunDirectory.refuse_unusable(folder)
 
@@ -83,7 +83,9 @@ def begin(
     """
     RunDirectory.refuse_unusable(folder)
     randomness = randomness or secret_of(config)
-    parts = assemble(with_absolute_paths(config), randomness, watcher, owners=owners, terms=terms)
+    if terms is None:
+        foresee(config, owners=owners)  # before anything that takes seconds
+    parts = assemble(resolve(config, watcher), randomness, watcher, owners=owners, terms=terms)
     refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
     say_what_is_trained(parts, watcher)
     files = {RunDirectory.PROVENANCE: began(parts.store, parts.config.data), **(files or {})}
@@ -114,7 +116,7 @@ def take_up(run: RunDirectory, watcher: Watcher, owners: int = 1, terms: Terms |
         raise UserError(f"{run.path} is the run of a federation: start its server again (`flwr run`) to go on with it.")
     randomness = run.randomness()
     run.note_environment(environment())
-    return Job(run, assemble(run.config(), randomness, watcher, owners=owners, terms=terms), randomness)
+    return Job(run, assemble(resolve(run.config()), randomness, watcher, owners=owners, terms=terms), randomness)
 
 
 def alone(job: Job) -> Transport:

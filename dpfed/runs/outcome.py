@@ -135,7 +135,7 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
     """The content of results.json."""
     plan = parts.plan
     privacy = {
-        "method": plan.method,
+        "method": plan.method_name,
         "unit": plan.unit,
         "per_unit": plan.per_unit,
         "epsilon": facts.epsilon_spent,
@@ -149,12 +149,12 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
         "steps_charged": ledger.charged,
         "records": plan.records,
         "batch": plan.batch,
-        "group_size": None if plan.how.whole_batch else plan.group_size,
+        "group_size": None if plan.method.whole_batch else plan.group_size,
         "groups": plan.groups,
         "divisor": plan.divisor,
         "clip_norm": plan.bound,
         "noise_std": plan.noise_std,
-        "sound": plan.how.sound,
+        "sound": plan.method.sound,
         "max_batch": plan.max_batch,
         "options": plan.options,
     }
@@ -181,14 +181,14 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
     plan, config = parts.plan, parts.config
     other = plan.other_accountant
     trained = trained_part(parts.model, config)
-    protected = (_unit_name(parts) or "unit") if plan.unit == "unit" else "record"
+    protected = (_unit_name(parts) or "unit") if plan.unit == "user" else "record"
     unit = _CAPTIONED if config.model.reads_text else _IMAGE
     sampler = plan.sampler.describe(protected)
     grouping = f"every drawn {protected} chooses one of the K groups independently"
-    if plan.how.whole_batch:
+    if plan.method.whole_batch:
         grouping = f"all drawn {protected}s make one batch"
         grouping += "" if plan.max_batch is None else f"; of more than {plan.max_batch:,}, so many are kept"
-    if plan.unit == "unit":
+    if plan.unit == "user":
         where = " at one site" if parts.terms else ""
         unit = f"one {protected}: all records{where} that share a value of '{protected}' (a record that names none stands for "
         unit += "itself)"
@@ -198,7 +198,7 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         version=__version__,
         unit=unit,
         protected=protected,
-        adjacency=plan.sampler.relation.describe(protected, plan.unit == "unit"),
+        adjacency=plan.sampler.relation.describe(protected, plan.unit == "user"),
         trained=str(trained),
         epsilon_spent=ledger.epsilon,
         epsilon_planned=plan.epsilon(),
@@ -212,10 +212,10 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         sampler=sampler,
         sampling_rate=plan.sampling_rate,
         expected_batch=plan.batch,
-        method=f"{plan.how.title}: {plan.how.claim}",
+        method=f"{plan.method.title}: {plan.method.claim}",
         grouping=grouping,
         groups=plan.groups,
-        group_size=None if plan.how.whole_batch else plan.group_size,
+        group_size=None if plan.method.whole_batch else plan.group_size,
         max_group_size=plan.max_group_size,
         clip_norm=plan.bound,
         noise_multiplier=plan.noise_multiplier,
@@ -229,13 +229,13 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         complete=ledger.charged >= plan.steps,
         options=", ".join(f"{name} = {value}" for name, value in plan.options.items()),
         released=_released(plan),
-        sound=plan.how.sound,
+        sound=plan.method.sound,
     )
 
 
 def _released(plan: PrivacyPlan) -> str:
     """The noise of what a method releases beside the sum: what the sum's noise leaves of sigma's privacy."""
-    rest = 1 - plan.how.gradient_share(plan)
+    rest = 1 - plan.method.gradient_share(plan)
     if not rest:
         return ""
     return f"noise multiplier {plan.noise_multiplier / math.sqrt(rest):.6g}; with the sum's, that of sigma on one sample"
@@ -245,7 +245,7 @@ def _marks(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tup
     if not parts.plan.private:
         return (NOT_PRIVATE,)
     store = parts.store
-    marks = [UNSOUND] * (not parts.plan.how.sound)
+    marks = [UNSOUND] * (not parts.plan.method.sound)
     marks += [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
     marks += [RAW_DIAGNOSTICS] * ledger.marks.get("raw_diagnostics", False)
     planned = not store.public and uses_labelled_bank(tasks_of(store, parts.config))

@@ -7,22 +7,23 @@ from pathlib import Path
 from dpfed.config import Config, load_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent, Watcher
+from dpfed.runs import resuming
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import refuse_sharding
-from dpfed.runs.job import begin, check, take_up
+from dpfed.runs.job import begin, check
 from dpfed.runs.running import run_job
 
 
 def pretrain(
-    config: Config | str | Path, folder: str | Path, watcher: Watcher | None = None, again: bool = False
+    config: Config | str | Path, folder: str | Path, watcher: Watcher | None = None, resume: bool = False
 ) -> RunDirectory:
     """Trains an encoder privately into a new run directory.
 
     Args:
         config: what to do; a path, or the name of a config that dpfed ships, is read by `load_config`.
-        folder: must not be in use, but by this very run if `again`.
+        folder: must not be in use, but by this very run if `resume`.
         watcher: sees the stages.
-        again: go on if the run is there already.
+        resume: go on if the run is there already.
 
     Returns:
         The finished run.
@@ -38,30 +39,10 @@ def pretrain(
             f"{type(config).__name__}."
         )
     watcher = watcher or Silent()
-    check(config, folder, again)
+    check(config, folder, resume)
     refuse_sharding(config)
     if not RunDirectory.unused(folder):
-        return resume(folder, watcher)
+        return resuming.resume(folder, watcher)
     job = begin(config, folder, watcher)
     with job.run.locked():
         return run_job(job, watcher)
-
-
-def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
-    """Goes on with a run that was interrupted; a finished run is returned as it is.
-
-    Raises:
-        UserError: if the run, its ledger or its checkpoint is damaged, or another process holds it.
-    """
-    watcher = watcher or Silent()
-    run = RunDirectory.open(folder)
-    if run.simulation.is_file():
-        from dpfed.federation.simulation import resume_simulation  # what it imports, only few runs need
-
-        return resume_simulation(run, watcher)
-    refuse_sharding(run.config())
-    with run.locked():
-        if run.finished:
-            run.forget_key()  # a crash may have come in between
-            return run
-        return run_job(take_up(run, watcher), watcher)

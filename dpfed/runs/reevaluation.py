@@ -15,6 +15,7 @@ from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import LABELLED_FIGURES, uses_labelled_bank
 from dpfed.runs.outcome import rewrite_papers
+from dpfed.runs.resolution import resolve
 from dpfed.runs.view import results_in
 from dpfed.training.checkpoint import Checkpoints
 
@@ -48,7 +49,7 @@ def evaluate_run(
     if not saved:
         raise UserError(f"{folder} has no checkpoint yet: `dpfed resume {folder}` trains it.")
     watcher = watcher or Silent()
-    parts = assemble(read_back(tree, "evaluation"), watcher=watcher, terms=terms_of(run))
+    parts = assemble(resolve(read_back(tree, "evaluation"), watcher), watcher=watcher, terms=terms_of(run))
     if not parts.store.public and uses_labelled_bank(tasks_of(parts.store, parts.config)):
         run.disclose(LABELLED_FIGURES)
     watcher.note("measuring the model before training")

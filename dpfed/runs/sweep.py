@@ -24,13 +24,13 @@ from dpfed.config.toml_file import read_toml
 from dpfed.config.wording import has_control_characters, shown
 from dpfed.errors import UserError, nearest
 from dpfed.evaluation.suite import Evaluation
-from dpfed.privacy.promise import large_delta, meaning, round_up
+from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
 from dpfed.progress import Silent, Watcher
 from dpfed.report.html import write_report
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee, refuse_place, refuse_sharding
-from dpfed.runs.paths import with_absolute_paths
-from dpfed.runs.pretraining import pretrain, resume
+from dpfed.runs.pretraining import pretrain
+from dpfed.runs.resuming import resume
 from dpfed.runs.view import RunView
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,99}")  # the name of a folder
@@ -95,7 +95,7 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
             watcher.note(f"{name}: accounting")
             refuse_place(target / name)
             refuse_sharding(config)
-            foresee(with_absolute_paths(config))
+            foresee(config)
     advance = watcher.stage("runs", len(asked.configs))
     runs = []
     for name, config in asked.configs.items():
@@ -142,16 +142,17 @@ def joint_promise(runs: list[RunView]) -> str:
     void = [run.name for run in runs if run.void]
     if void:
         return f"No joint promise holds for these {len(runs)} runs, because no guarantee holds for {', '.join(void)}."
-    if len({tomllib.loads(run.config_toml).get("privacy", {}).get("unit", "record") for run in runs}) > 1:
+    protected = {protected_by(tomllib.loads(run.config_toml).get("privacy", {}).get("unit", "record")) for run in runs}
+    if len(protected) > 1:
         return f"No joint promise is stated for these {len(runs)} runs: some protect a record and some a unit."
     epsilon, delta = (math.fsum(getattr(run, name) for run in runs) for name in ("epsilon", "delta"))
-    unit = tomllib.loads(runs[0].config_toml).get("privacy", {}).get("unit", "record")
+    (one,) = protected
     counts = [count for run in runs if (count := run.results["privacy"].get("records"))]
-    warning = large_delta(delta, min(counts), unit) if counts else ""
+    warning = large_delta(delta, min(counts), one) if counts else ""
     return (
         f"{warning} Joint promise: together these {len(runs)} runs are ({round_up(epsilon)}, {round_up(delta)})-differentially "
         "private, for on the same records epsilons and deltas add up; that, and not one run's own epsilon, covers whoever sees "
-        f"several of the models. {meaning(epsilon, delta, unit, 'what they released together')} "
+        f"several of the models. {meaning(epsilon, delta, one, 'what they released together')} "
         "Evaluation figures are exact, and no epsilon covers them."
     ).strip()
 

@@ -76,15 +76,15 @@ class Worker:
     ) -> None:
         validate(model)
         temperature_of(model)
-        if (plan.unit == "unit") != (units is not None):
-            raise ValueError(f"the plan protects each {plan.unit}, and units were {'not ' if units is None else ''}given")
-        self._plan, self._model, self._engine, self._views, self._expect = plan, model, engine, views, views.expect
+        if (plan.unit == "user") != (units is not None):
+            raise ValueError(f"the plan protects each {plan.protected}, and units were {'not ' if units is None else ''}given")
+        self._plan, self._model, self._engine, self._views, self._prefetch_images = plan, model, engine, views, views.prefetch
         self._rows, self._keys, self._randomness, self._microbatch = rows, keys, randomness, microbatch
         self._owner, self._observe, self._units = owner, observe, units
         self._groups = plan.groups if groups is None else groups
-        self._clip_norm = clip_norm_in_float32(plan.bound, plan.how.spread(plan), owners)
+        self._clip_norm = clip_norm_in_float32(plan.bound, plan.method.spread(plan), owners)
         self._vector = TrainableVector(model)
-        self._foreseen: tuple[int, StepDraw] | None = None
+        self._drawn_ahead: tuple[int, StepDraw] | None = None
 
     def bounded_sum(self, step: int) -> BoundedSum:
         """One step: sample, group, make views, clip each group's gradient, add up.
@@ -105,7 +105,7 @@ class Worker:
             self._engine.finish(total)
             raise
         if step + 1 < self._plan.steps:
-            self._foresee(step + 1)
+            self._prefetch(step + 1)
         total = self._engine.finish(total).float()
         if self._observe:
             self._observe(step, self._raw_figures(len(draw.rows), norms, total))
@@ -115,7 +115,7 @@ class Worker:
         """Adds the clipped gradients of a draw's groups, a microbatch at a time; returns their norms before clipping."""
         norms: list[Tensor] = []
         ranges = draw.microbatches(self._microbatch)
-        self._expect([draw.between(*groups) for groups in ranges], self._vector.device)
+        self._prefetch_images([draw.between(*groups) for groups in ranges], self._vector.device)
         for first, end in ranges:
             starts = (draw.starts[first : end + 1] - draw.starts[first]).tolist()
             views = self._views(draw.between(first, end), self._randomness, step, self._vector.device)
@@ -124,15 +124,17 @@ class Worker:
 
     def _drawn(self, step: int) -> StepDraw:
         """The step's draw: a function of key and step, so that it may have been made ahead."""
-        if self._foreseen is not None and self._foreseen[0] == step:
-            return self._foreseen[1]
+        if self._drawn_ahead is not None and self._drawn_ahead[0] == step:
+            return self._drawn_ahead[1]
         return draw_step(self._plan, self._randomness, step, self._rows, self._keys, self._groups, self._units)
 
-    def _foresee(self, step: int) -> None:
+    def _prefetch(self, step: int) -> None:
         """Lets the first images of the next step be read while the sum is on its way and the coordinator works."""
         draw = self._drawn(step)
-        self._foreseen = step, draw
-        self._expect([draw.between(*groups) for groups in draw.microbatches(self._microbatch)[:1]], self._vector.device)
+        self._drawn_ahead = step, draw
+        self._prefetch_images(
+            [draw.between(*groups) for groups in draw.microbatches(self._microbatch)[:1]], self._vector.device
+        )
 
     def _raw_figures(self, records: int, norms: list[Tensor], total: Tensor) -> dict[str, float | None]:
         every = torch.cat(norms) if norms else torch.zeros(0)

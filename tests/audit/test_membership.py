@@ -19,6 +19,7 @@ from dpfed.privacy.accounting import epsilon as accounted
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
+from dpfed.runs.resolution import resolve
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def run(audited, tmp_path) -> RunDirectory:
 
 @pytest.fixture
 def parts(audited):
-    return assemble(audited.config())
+    return assemble(resolve(audited.config()))
 
 
 def command(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
@@ -70,7 +71,7 @@ def test_the_file_holds_figures_and_nothing_about_any_record(audit, shapes):
 
 def test_the_promise_is_the_run_s(audit):
     run, _, result = audit
-    plan = assemble(run.config()).plan
+    plan = assemble(resolve(run.config())).plan
     assert result.promise.delta == plan.delta
     spent = accounted(plan.mechanism, 2, plan.delta)
     assert result.promise.epsilon == pytest.approx(spent)

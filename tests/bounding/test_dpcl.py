@@ -18,6 +18,7 @@ from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.privacy.samplers import FixedSizeSampler
+from dpfed.runs.resolution import resolve
 from tests.bounding.released_lab import MODELS, batch_for, silent
 
 COUNT = 10
@@ -186,7 +187,9 @@ def test_the_sound_forms_move_by_2c_at_most_on_the_same_neighbours(kind, neighbo
 def plan_for(config, **fields) -> PrivacyPlan:
     numbers = {"records": 50, "batch": COUNT, "group_size": 5, "steps": 10, "noise_multiplier": 0.8, "delta": 1e-5}
     options = method_named("dpcl").options(config)
-    return PrivacyPlan(**{**numbers, "clip_norm": 0.5, "method": "dpcl", "accountant": "rdp", "options": options, **fields})
+    return PrivacyPlan(
+        **{**numbers, "clip_norm": 0.5, "method_name": "dpcl", "accountant": "rdp", "options": options, **fields}
+    )
 
 
 def test_it_is_marked_unsound_and_its_releases_have_the_planned_noise():
@@ -222,7 +225,7 @@ def test_a_worker_takes_exactly_b_records(tiny):
 
     tiny["bounding"] = {"method": "dpcl", "microbatch": 32}
     tiny["privacy"] = {"noise_multiplier": 1.0, "batch": 60, "steps": 6}
-    parts = assemble(parse_config(tiny), Randomness.from_seed(5))
+    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))
     one = parts.worker(Randomness.from_seed(5))
     counts = []
     add = one._engine.add_clipped

@@ -11,6 +11,7 @@ from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.runs.resolution import resolve
 from tests.bounding.released_lab import in_slots
 
 GROUPS = 1500
@@ -126,14 +127,14 @@ PIECES = {
 @pytest.mark.parametrize("name", [name for name in METHODS if method_named(name).private])
 def test_the_spread_of_every_method_is_its_longest_sum_over_its_sensitivity(name):
     one = plan(name)
-    assert one.how.spread(one) >= PIECES[name](one) * one.clip_norm / one.sensitivity * (1 - 1e-12)
+    assert one.method.spread(one) >= PIECES[name](one) * one.clip_norm / one.sensitivity * (1 - 1e-12)
 
 
 def test_a_worker_leaves_room_for_rounding(tiny):
     from dpfed.privacy.randomness import Randomness
     from dpfed.runs.assembly import assemble
 
-    parts = assemble(parse_config(tiny), Randomness.from_seed(5), owners=2)
+    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5), owners=2)
     worker, seen = parts.worker(Randomness.from_seed(5)), []
     add = worker._engine.add_clipped
 

@@ -14,6 +14,7 @@ from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
+from dpfed.runs.resolution import resolve
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 
@@ -39,8 +40,8 @@ def test_the_guide_has_a_row_for_each_and_says_whether_it_is_sound(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
     plan, group = (PrivacyPlan.from_config(200, config_for(method)) for method in (name, "group"))
-    own = {"method", "noise_multiplier", "max_batch", "options", "accountant", "target_epsilon"}
-    own |= {"group_size"} if plan.how.whole_batch else set()
+    own = {"method_name", "noise_multiplier", "max_batch", "options", "accountant", "target_epsilon"}
+    own |= {"group_size"} if plan.method.whole_batch else set()
     assert {k: v for k, v in dataclasses.asdict(plan).items() if k not in own} == {
         k: v for k, v in dataclasses.asdict(group).items() if k not in own
     }
@@ -70,13 +71,13 @@ def test_methods_that_contrast_the_whole_batch_have_one_owner(name, tmp_path):
 
     config = config_for(name, data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
     with pytest.raises(UserError, match="workers"):
-        assemble(config, owners=2)
+        assemble(resolve(config), owners=2)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not method_named(name).units])
 def test_sensitivities_for_records_are_not_used_for_units(name):
     config = config_for(name)
-    units = config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": "unit"})})
+    units = config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": "user"})})
     with pytest.raises(UserError, match="unit"):
         PrivacyPlan.from_config(200, units)
 

@@ -28,7 +28,7 @@ IMPOSSIBLE = [
     {"steps": 10**9},
     {"delta": 0.5},
     {"delta": 1e-300},
-    {"unit": "unit"},
+    {"unit": "user"},
     {"epsilon": None, "noise_multiplier": 0.5, "steps": 10**7},
 ]
 

@@ -121,9 +121,11 @@ def test_no_joint_promise_is_made_where_a_run_makes_none_or_another_unit_is_prot
     first, second = outcome.runs
     void = RunView(**{**vars(second), "card_markdown": "# Privacy card of large: no privacy guarantee holds\n\nNone.\n"})
     assert joint_promise([first, void]).startswith("No joint promise") and "large" in joint_promise([first, void])
-    people = RunView(**{**vars(second), "config_toml": second.config_toml.replace('unit = "record"', 'unit = "unit"')})
+    by_user = second.config_toml.replace('unit = "record"', 'unit = "user"')
+    people = RunView(**{**vars(second), "config_toml": by_user})
+    earlier = RunView(**{**vars(second), "config_toml": by_user.replace('"user"', '"unit"')})  # its name before
     assert joint_promise([first, people]).startswith("No joint promise")
-    assert joint_promise([people, people]).startswith("Joint promise")
+    assert joint_promise([people, earlier]).startswith("Joint promise")
 
 
 @pytest.mark.parametrize(

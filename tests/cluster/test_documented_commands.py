@@ -60,7 +60,7 @@ def parse(words):
         if module == "cluster.pretrain":  # it hands its arguments on
             parse(["dpfed", "pretrain", "--cluster", "ray", *arguments])
         elif module == "cluster.plan":
-            from cluster.plan import app
+            from cluster.cost import app
 
             parse_with(typer.main.get_command(app), arguments)
         else:

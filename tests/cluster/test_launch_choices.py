@@ -10,7 +10,7 @@ from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.resolution import settle
 
 CPU, GPU = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}
 COPY = "/tmp/ray/session/runtime_resources/working_dir_files/_ray_pkg_1"
@@ -67,21 +67,20 @@ def test_paths_in_a_jobs_copy_are_refused_where_they_are_used():
 
 
 def test_what_a_configuration_leaves_out_may_not_differ_from_the_runs_either(tmp_path, tiny):
-    from dpfed.models.building import settled
     from dpfed.privacy.randomness import Randomness
 
     seeded = parse_config({**tiny, "privacy": {**tiny["privacy"], "seed": 3}})
-    run = RunDirectory.create(tmp_path / "run", settled(with_absolute_paths(seeded)), Randomness.from_seed(3))
-    run.refuse_another(settled(with_absolute_paths(seeded)))
+    run = RunDirectory.create(tmp_path / "run", settle(seeded), Randomness.from_seed(3))
+    run.refuse_another(settle(seeded))
     with pytest.raises(UserError, match="privacy.seed = 3"):
-        run.refuse_another(settled(with_absolute_paths(parse_config(tiny))))
+        run.refuse_another(settle(parse_config(tiny)))
 
 
 def test_a_worker_that_does_not_see_the_shared_storage_begins_nothing(tmp_path, tiny_config):
     from cluster.torchrun import process_group
     from cluster.work import work
 
-    task = Task(tmp_path / "here" / "run", tiny_config, again=True, beside=tmp_path / "elsewhere")
+    task = Task(tmp_path / "here" / "run", tiny_config, resume=True, beside=tmp_path / "elsewhere")
     with process_group(), pytest.raises(UserError, match="does not see"):
         work(task, Silent())
     assert not (tmp_path / "here").exists()

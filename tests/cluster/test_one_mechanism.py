@@ -23,6 +23,7 @@ from dpfed.runs import assembly as session
 from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
+from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.worker import Worker
 from tests.cluster.processes import Processes
@@ -90,7 +91,7 @@ class Oracle:
 
     def __init__(self, config, plan):
         self.plan = plan
-        self.parts = assemble(config, Randomness.from_seed(SEED))
+        self.parts = assemble(resolve(config), Randomness.from_seed(SEED))
         self.randomness = Randomness.from_seed(SEED).for_owners()
         self.views = self.parts.worker(self.randomness)._views
         self.model = copy.deepcopy(self.parts.model).double().train()
@@ -260,7 +261,7 @@ def remove(rank, config, folder, gone):
     found = []
     with process_group():
         link, rows_of_owner = Link(), session.rows_of_owner
-        parts = assemble(config, Randomness.from_seed(SEED), owner=link.rank, owners=link.size)
+        parts = assemble(resolve(config), Randomness.from_seed(SEED), owner=link.rank, owners=link.size)
         for missing in [None, *gone]:
             session.rows_of_owner = lambda rows, *rest, missing=missing: rows_of_owner(rows[rows != missing], *rest)
             worker = parts.worker(Randomness.from_seed(SEED).for_owners())

@@ -275,7 +275,7 @@ def test_without_workers_the_run_is_that_of_one_process_bit_for_bit(settings, fo
     import ray
 
     settings["privacy.seed"] = 5
-    task = Task(folder, with_absolute_paths(load_config(ROOT / CONFIG, assignments(settings))), again=False)
+    task = Task(folder, with_absolute_paths(load_config(ROOT / CONFIG, assignments(settings))), resume=False)
     run = launch(task, Resources(workers=0), Silent())
     assert not ray.is_initialized() and not torch.distributed.is_initialized()
     alone = local(settings, tmp_path / "alone")

@@ -2,13 +2,15 @@
 
 import time
 import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
 
 from dpfed.config import Config, load_config, parse_config
+from dpfed.config.configuration import read_back
 from dpfed.config.toml_file import toml_value
-from dpfed.errors import UserError
+from dpfed.errors import Renamed, UserError
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
@@ -137,3 +139,13 @@ def test_texts_with_many_dots_are_no_keys(tmp_path):
         with pytest.raises(UserError, match="data.path"):
             load_config(tmp_path / "dots.toml")
         assert toml_value(f'["{name}"]') == [name]
+
+
+def test_the_name_that_a_user_had_before_is_accepted_with_a_note():
+    tree = {"privacy": {"epsilon": 4.0, "unit": "unit", "per_unit": 2}}
+    with pytest.warns(Renamed, match=r"mine\.toml: privacy\.unit = 'unit' is called 'user' now; it means the same"):
+        config = parse_config(tree, "mine.toml")
+    assert config.privacy.unit == "user" and 'unit = "user"' in config.dump()
+    with warnings.catch_warnings():  # what dpfed wrote itself is read without a word
+        warnings.simplefilter("error")
+        assert read_back(tree, "config") == config == parse_config({"privacy": {**tree["privacy"], "unit": "user"}})

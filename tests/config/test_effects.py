@@ -294,7 +294,7 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
     ),
     (of("bounding", method="released"), of("bounding", method="dpcl"), "privacy.accountant"),
     ({}, of("training", sharding="fsdp"), "bounding.engine"),
-    (of("privacy", unit="unit"), {}, "privacy.per_unit"),
+    (of("privacy", unit="user"), {}, "privacy.per_unit"),
     (of("optimizer", name="sgd"), {}, "optimizer.momentum"),
     ({}, of("optimizer", warmup=1), "optimizer.warmup"),
     (of("optimizer", warmup=98), of("optimizer", warmup=99), "optimizer.schedule"),
@@ -362,10 +362,10 @@ def test_a_run_that_an_earlier_version_filled_with_idle_values_can_be_opened_and
     with pytest.raises(UserError, match="'data.stores' has no effect"):
         load_config(path)
     assert RunDirectory.open(run.path).config().data.stores == "/somewhere/stores"
-    assert pretrain(parse_config(tiny), tmp_path / "run", again=True).finished  # the same run, for what has an effect
+    assert pretrain(parse_config(tiny), tmp_path / "run", resume=True).finished  # the same run, for what has an effect
     tiny["privacy"]["steps"] = 3
     with pytest.raises(UserError, match=r"privacy\.steps"):
-        pretrain(parse_config(tiny), tmp_path / "run", again=True)
+        pretrain(parse_config(tiny), tmp_path / "run", resume=True)
 
 
 def test_what_is_at_its_default_is_not_given(tiny):

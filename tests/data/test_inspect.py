@@ -99,7 +99,7 @@ def test_an_import_says_what_is_protected(tmp_path: Path, pictures, unit: str | 
     (tmp_path / "t.csv").write_text(",".join(columns) + "\n" + ",".join(columns.values()) + "\n")
     printed = invoke("import", tmp_path / "t.csv", tmp_path / "s")
     assert ("captions of an image are ONE record" in printed) == bool(title)
-    assert ("person" in printed and 'privacy.unit = "unit"' in printed) == bool(unit)
+    assert ("person" in printed and 'privacy.unit = "user"' in printed) == bool(unit)
     assert "Ann" not in printed
 
 

@@ -24,6 +24,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
+from dpfed.runs.resolution import resolve
 from dpfed.training.worker import rows_of_owner
 
 SHARDS = 8
@@ -95,11 +96,11 @@ def test_owners_open_every_training_record_once_and_all_held_out_ones(stores: tu
         assert all(contents(part, part.split(split)) == contents(whole, whole.split(split)) for part in parts)
 
 
-@pytest.mark.parametrize("unit", ["record", "unit"])
+@pytest.mark.parametrize("unit", ["record", "user"])
 @pytest.mark.parametrize("owners", OWNERS)
 def test_rows_of_owner_are_what_the_owner_opens(stores: tuple[Path, Path], by: str, owners: int, unit: str) -> None:
     """Whether the store is opened whole or in part; and the rule is a function of the record's name, or its unit's, alone."""
-    if unit == "unit" and by == "record":
+    if unit == "user" and by == "record":
         pytest.skip("names no units")
     privacy = PrivacyConfig(epsilon=1.0, unit=unit)
     sharded = RecordStore.open(stores[1])
@@ -124,9 +125,9 @@ def test_a_unit_has_one_owner(stores: tuple[Path, Path], by: str) -> None:
         assert len(units) == len(np.unique(units))
 
 
-@pytest.mark.parametrize("unit", ["record", "unit"])
+@pytest.mark.parametrize("unit", ["record", "user"])
 def test_every_owner_has_the_same_plan(stores: tuple[Path, Path], by: str, unit: str) -> None:
-    if unit == "unit" and by == "record":
+    if unit == "user" and by == "record":
         pytest.skip("names no units")
     privacy = PrivacyConfig(epsilon=4.0, batch=64, steps=10, unit=unit)
 
@@ -149,7 +150,7 @@ def test_a_step_is_the_same_from_the_sharded_copy(stores: tuple[Path, Path], tin
     sums = []
     for path in stores:
         tiny["data"]["path"] = str(path)
-        worker = assemble(parse_config(tiny), Randomness.from_seed(1)).worker(Randomness.from_seed(2))
+        worker = assemble(resolve(parse_config(tiny)), Randomness.from_seed(1)).worker(Randomness.from_seed(2))
         sums.append(worker.bounded_sum(3).values.clone())
     assert sums[0].abs().max() > 0 and torch.equal(*sums)
 

@@ -19,6 +19,7 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Share, assemble
+from dpfed.runs.resolution import resolve
 
 SITES = 3
 Tamper = Callable[[Packet, Packet], Packet | None]
@@ -70,7 +71,7 @@ class Lab:
         self.folder, self.notes, self.logs = folder, list[str](), list[str]()
         self.identities = [identity_of(number) for number in range(SITES + 1)]
         self.coordinator = self.identities[-1]
-        whole = assemble(config, Randomness.from_seed(5))
+        whole = assemble(resolve(config), Randomness.from_seed(5))
         rows = whole.store.split("train")
         self.rows = [rows[:100], rows[100:280], rows[280:]]
         cards = [
@@ -79,7 +80,7 @@ class Lab:
         ]
         options = {"deadline": 5.0} | options
         self.terms = Terms.agree(config, cards, self.coordinator.signing_key, **options)
-        self.parts = assemble(config, Randomness.from_seed(5), terms=self.terms)
+        self.parts = assemble(resolve(config), Randomness.from_seed(5), terms=self.terms)
         self.plan = self.terms.privacy_plan
         self.wire = Wire({f"node{number}": self.site(number) for number in range(SITES)})
         self.server = self.restarted()

@@ -31,6 +31,7 @@ from dpfed.federation.site.local_socket import ask
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
+from dpfed.runs.resolution import resolve, settle
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "federation.md").read_text()
@@ -208,7 +209,7 @@ def ask_for_a_step(site, coordinator):
     """What a served site answers to its coordinator's first step; ends the service."""
     try:
         terms, door = Terms.load(coordinator.terms), site / "door" / "socket"
-        model = assemble(coordinator.config(), Randomness.from_seed(1), terms=terms).model
+        model = assemble(resolve(coordinator.config()), Randomness.from_seed(1), terms=terms).model
         content = encoded(TrainableVector(model).gather())
         deadline = time.monotonic() + 60
         while not door.exists() and time.monotonic() < deadline:
@@ -244,7 +245,7 @@ def test_the_table_of_modes_has_the_figures_of_the_plan_that_it_names():
     from dpfed.federation.protocol.statement import message_epsilon
     from dpfed.federation.protocol.terms import SiteCard
 
-    config = load_config(ROOT / "configs" / "federation.toml")
+    config = settle(load_config(ROOT / "configs" / "federation.toml"))
     keys = [Identity(bytes([number]) * 32) for number in range(4)]
     cards = [
         SiteCard(name=name, records=records, signing_key=key.signing_key, exchange_key=key.exchange_key)

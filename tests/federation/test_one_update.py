@@ -22,6 +22,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs import assembly as session
 from dpfed.runs.assembly import Share, assemble
+from dpfed.runs.resolution import resolve
 from dpfed.training.trainer import InProcess, train
 from server.coordination import coordinate
 from tests.cluster.processes import Processes, pretrain
@@ -42,7 +43,7 @@ def locally(config, tmp_path, monkeypatch):
     """What two owners in this process release, without any protocol."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes: more add up in another order
-    parts = dataclasses.replace(assemble(config, Randomness.from_seed(SEED)), owners=SITES)
+    parts = dataclasses.replace(assemble(resolve(config), Randomness.from_seed(SEED)), owners=SITES)
     rows = parts.store.split("train")
     sites = site_of_rows(parts.store, SITES, SKEW)[rows]
     counts = [int((sites == number).sum()) for number in range(SITES)]
@@ -136,7 +137,7 @@ def test_institutions_with_flower_between_them_release_the_same(locally, config,
 def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
     """Killed between a release and the next step, it repeats nothing and asks no site twice."""
     from dpfed.federation import simulation
-    from dpfed.runs.pretraining import resume
+    from dpfed.runs.resuming import resume
 
     class Killed(Exception):
         pass

@@ -18,6 +18,7 @@ from dpfed.federation.protocol.trust import Trust
 from dpfed.federation.site.serving import load_site
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.promise import round_up
+from dpfed.runs.resolution import resolve
 from tests.report.test_card import FACTS
 
 
@@ -369,14 +370,14 @@ def test_the_card_of_a_federation_speaks_of_the_sites_units(tiny, cards, shapes)
     key = Identity(b"c" * 32).signing_key
     for unit, said in (
         ("record", "The records name a patient"),
-        ("unit", "all records at one site that share a value of 'patient'"),
+        ("user", "all records at one site that share a value of 'patient'"),
     ):
         tiny["privacy"]["unit"] = unit
         config = parse_config(tiny)
         terms = Terms.agree(config, with_units, key)
         assert terms.privacy_plan.records == (600 if unit == "record" else 300)
         parts = assemble(
-            config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": "record"})}), terms=terms
+            resolve(config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": "record"})})), terms=terms
         )
         ledger = Ledger.create(shapes.path.parent / f"{unit}.jsonl", terms.privacy_plan)
         assert said in privacy_card(card_facts(parts, ledger))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import dpfed
 import dpfed.runs.pretraining
+import dpfed.runs.resuming
 import dpfed.runs.running
 from dpfed.config import parse_config
 from dpfed.data.generated.shapes import write_shapes
@@ -68,7 +69,7 @@ ACCIDENTS = [
     "a line",
 ]
 ASKED = {
-    "resume": lambda run: dpfed.runs.pretraining.resume(run),
+    "resume": lambda run: dpfed.runs.resuming.resume(run),
     "evaluate": lambda run: evaluate_run(run),
     "report": lambda run: write_report(run / "again.html", [RunView.read(run)]),
     "load": lambda run: dpfed.load(run),

@@ -11,11 +11,12 @@ from dpfed.config import Config, ModelConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.folder import describe, load_encoder, save_encoder
+from dpfed.runs.resolution import settle
 
 
 @pytest.fixture(params=["image", "image-text"])
 def saved(request, tmp_path):
-    config = Config(model=ModelConfig(kind=request.param, width=8, text_width=16))
+    config = settle(Config(model=ModelConfig(kind=request.param, width=8, text_width=16)))
     model = build_model(config.model, config.objective).eval()
     save_encoder(tmp_path, model, config)
     return tmp_path, model
@@ -47,7 +48,7 @@ def test_the_description_says_what_a_reader_needs(saved):
 
 def test_saving_again_replaces(saved):
     folder, _ = saved
-    config = Config(model=ModelConfig(width=4))
+    config = settle(Config(model=ModelConfig(width=4)))
     save_encoder(folder, build_model(config.model, config.objective), config)
     assert load_encoder(folder).encoder.features_dim == 16
 

@@ -14,9 +14,10 @@ from dpfed.config import AdaptationConfig, Config, DataConfig, ModelConfig, Obje
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import load
 from dpfed.errors import UserError
-from dpfed.models.building import build_model, preprocessing_of, settled, tokenizer_for
+from dpfed.models.building import build_model, preprocessing_of, tokenizer_for
 from dpfed.models.folder import load_encoder, save_encoder
 from dpfed.models.validation import check_independence, random_group, validate
+from dpfed.runs.resolution import settle
 from tests.models.conftest import SIGLIP, SMALL
 
 CAPTIONS = ["a small red circle", "a dog", "", "one two three four five six seven eight nine ten eleven twelve"]
@@ -28,7 +29,7 @@ def config_of(name, objective=None, **model):
         objective=objective or ObjectiveConfig(temperature=0.05),
         adaptation=AdaptationConfig(rank=4),
     )
-    return settled(config)
+    return settle(config)
 
 
 def model_of(config):

@@ -165,9 +165,9 @@ def test_the_fingerprint_covers_every_field():
 
     changes = {"records": 1001, "batch": 99, "group_size": 5, "clip_norm": 1.5, "steps": 11, "noise_multiplier": 1.1}
     changes |= {"delta": 2e-5, "accountant": "rdp", "max_group_size": 8, "target_epsilon": 3.0}
-    changes |= {"unit": "unit", "per_unit": 2, "method": "none", "max_batch": 300, "options": {"share": 0.5}}
+    changes |= {"unit": "user", "per_unit": 2, "method_name": "none", "max_batch": 300, "options": {"share": 0.5}}
     assert set(changes) == {field.name for field in dataclasses.fields(plan)}
-    needs = {"per_unit": {"unit": "unit"}, "method": {"noise_multiplier": 0.0}, "max_batch": {"method": "sample"}}
+    needs = {"per_unit": {"unit": "user"}, "method_name": {"noise_multiplier": 0.0}, "max_batch": {"method_name": "sample"}}
     prints = {dataclasses.replace(plan, **{name: value}, **needs.get(name, {})).fingerprint for name, value in changes.items()}
     assert len(prints | {plan.fingerprint}) == len(changes) + 1
 
@@ -202,7 +202,7 @@ def test_noise_is_calibrated_for_all_steps_and_no_more(accountant):
 
 
 def test_a_samples_of_fixed_size_are_accounted_for_in_every_release():
-    plan = PrivacyPlan(1000, 100, 4, 1.0, 3, 1.1, 1e-4, "rdp", method="dpcl", options={"releases": 2})
+    plan = PrivacyPlan(1000, 100, 4, 1.0, 3, 1.1, 1e-4, "rdp", method_name="dpcl", options={"releases": 2})
     step = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(1.1))
     one = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     assert plan.epsilon() == pytest.approx(one.compose(dp_accounting.SelfComposedDpEvent(step, 6)).get_epsilon(1e-4), rel=1e-9)
@@ -215,7 +215,7 @@ def test_a_samples_of_fixed_size_are_accounted_for_in_every_release():
 def test_the_noise_on_a_sum_is_sigma_times_the_sensitivity_to_the_last_digit(method, sensitivity, share):
     options = {"released": {"release_share": 0.2, "slots": 8}, "dpcl": {"releases": 2}}.get(method, {})
     cap = 130 if method in ("batch", "sample") else None
-    plan = PrivacyPlan(1000, 100, 4, 0.37, 3, 1.1, 1e-4, "rdp", method=method, max_batch=cap, options=options)
+    plan = PrivacyPlan(1000, 100, 4, 0.37, 3, 1.1, 1e-4, "rdp", method_name=method, max_batch=cap, options=options)
     assert plan.sensitivity == pytest.approx(sensitivity * 0.37, rel=1e-14)
     assert plan.noise_std == pytest.approx(1.1 * sensitivity * 0.37 / math.sqrt(share), rel=1e-14)
 

@@ -82,7 +82,7 @@ def test_a_ledger_from_before_units_still_opens(tmp_path):
     chain = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
     (tmp_path / "ledger.jsonl").write_text(json.dumps({**header, "chain": chain}) + "\n")
     ledger = Ledger.open(tmp_path / "ledger.jsonl")
-    assert ledger.plan.fingerprint == fingerprint and ledger.plan == PrivacyPlan(**plan)
+    assert ledger.plan.fingerprint == fingerprint and ledger.plan == PrivacyPlan.from_dict(plan)
 
 
 def test_it_is_never_started_twice(ledger):
@@ -129,3 +129,11 @@ def test_the_most_owners_that_ever_shared_a_run_stay_on_record(ledger):
     ledger.charge(Release(charged, "aa"))
     again = Ledger.open(ledger.path)
     assert (again.owners, again.charged, again.replays) == (3, charged + 1, ledger.replays)
+
+
+def test_a_plan_keeps_the_words_and_the_fingerprint_that_files_have_always_had():
+    plan = PrivacyPlan(120, 20, 4, 1.0, 5, 1.5, 1e-5, "rdp", unit="user", per_unit=2)
+    kept = plan.as_dict()
+    assert (kept["unit"], kept["method"]) == ("unit", "group") and PrivacyPlan.from_dict(kept) == plan
+    assert plan.fingerprint == "c852bf6724185b78"
+    assert PrivacyPlan(120, 20, 4, 1.0, 5, 0, 1e-5, "rdp", method_name="none").fingerprint == "ff2ce752095468a5"

@@ -20,7 +20,9 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.html import write_report
 from dpfed.runs.assembly import assemble
-from dpfed.runs.pretraining import pretrain, resume
+from dpfed.runs.pretraining import pretrain
+from dpfed.runs.resolution import resolve
+from dpfed.runs.resuming import resume
 from dpfed.runs.view import RunView
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
@@ -65,7 +67,7 @@ def test_a_promise_without_privacy_is_refused(asked):
 def test_no_noise_is_refused_wherever_the_method_is_not_none():
     for method, sigma in (("group", 0.0), ("none", 1.0)):
         with pytest.raises(UserError, match="noise_multiplier"):
-            PrivacyPlan(1000, 100, 4, 1.0, 10, sigma, 1e-5, method=method)
+            PrivacyPlan(1000, 100, 4, 1.0, 10, sigma, 1e-5, method_name=method)
 
 
 def test_gradients_keep_their_length_unless_they_are_not_finite():
@@ -76,7 +78,7 @@ def test_gradients_keep_their_length_unless_they_are_not_finite():
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_the_sum_is_that_of_the_plain_gradients(without, engine):
     without["bounding"]["engine"] = engine
-    parts, randomness = assemble(parse_config(without), Randomness.from_seed(5)), Randomness.from_seed(5)
+    parts, randomness = assemble(resolve(parse_config(without)), Randomness.from_seed(5)), Randomness.from_seed(5)
     worker = parts.worker(randomness)
     total = worker.bounded_sum(0)
     rows = parts.store.split("train")
@@ -95,7 +97,7 @@ def test_the_sum_is_that_of_the_plain_gradients(without, engine):
 
 
 def test_the_update_is_the_sum_over_k_and_nothing_else(tmp_path):
-    plan = PrivacyPlan(1000, 64, 4, 0.5, 20, 0.0, 1e-5, method="none")
+    plan = PrivacyPlan(1000, 64, 4, 0.5, 20, 0.0, 1e-5, method_name="none")
     model = torch.nn.Linear(1000, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     ledger = Ledger.create(tmp_path / "ledger.jsonl", plan)
@@ -158,9 +160,9 @@ def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(without, tmp_pa
 
 
 def test_an_unprivate_ledger_cannot_go_on_as_a_private_one(without, tmp_path):
-    parts = assemble(parse_config(without), Randomness.from_seed(0))
+    parts = assemble(resolve(parse_config(without)), Randomness.from_seed(0))
     ledger = Ledger.create(tmp_path / "ledger.jsonl", parts.plan)
-    private = dataclasses.replace(parts.plan, method="group", noise_multiplier=1.0)
+    private = dataclasses.replace(parts.plan, method_name="group", noise_multiplier=1.0)
     with pytest.raises(UserError, match="another plan"):
         Coordinator(private, parts.model, OptimizerConfig(), Randomness.from_seed(0), ledger)
     assert np.isinf(ledger.plan.sensitivity)

@@ -25,7 +25,7 @@ UNIT = np.array([record_key(f"person {k}") for k in np.repeat(np.arange(UNITS), 
 
 
 def plan(per_unit=1, cap=None, batch=90):
-    return PrivacyPlan(UNITS, batch, 6, 1.0, 10, 1.0, 1e-5, max_group_size=cap, unit="unit", per_unit=per_unit)
+    return PrivacyPlan(UNITS, batch, 6, 1.0, 10, 1.0, 1e-5, max_group_size=cap, unit="user", per_unit=per_unit)
 
 
 def draw(p, seed, step, rows=None):
@@ -106,29 +106,29 @@ def test_draws_by_record_keys_would_tear_units_apart():
 
 def test_the_plan_counts_units(tmp_path):
     store = people(tmp_path / "people", ["ann", "ann", "bo", None, "cy", "ann", None, None])
-    privacy = PrivacyConfig(unit="unit", per_unit=2, noise_multiplier=1.0, batch=2, steps=5)
+    privacy = PrivacyConfig(unit="user", per_unit=2, noise_multiplier=1.0, batch=2, steps=5)
     assert protected_count(store, privacy) == 6  # three people and three records without one
     assert protected_count(store, PrivacyConfig()) == 8
     made = PrivacyPlan.from_config(
         protected_count(store, privacy), Config(privacy=privacy, bounding=BoundingConfig(group_size=1))
     )
-    assert (made.records, made.unit, made.per_unit, made.sampling_rate) == (6, "unit", 2, 2 / 6)
+    assert (made.records, made.unit, made.per_unit, made.sampling_rate) == (6, "user", 2, 2 / 6)
     assert np.array_equal(unit_keys(store, privacy), store.units) and unit_keys(store, PrivacyConfig()) is None
 
 
 def test_only_units_of_the_training_split_count(tmp_path):
     store = people(tmp_path / "people", ["ann", "bo", "ann", "cy"], ["train", "train", "train", "test"])
-    assert protected_count(store, PrivacyConfig(unit="unit")) == 2
+    assert protected_count(store, PrivacyConfig(unit="user")) == 2
 
 
 def test_units_that_nobody_named_cannot_be_protected(tmp_path):
     store = people(tmp_path / "people", [None, None], unit_name=None)
     with pytest.raises(UserError, match="name no units"):
-        unit_keys(store, PrivacyConfig(unit="unit"))
+        unit_keys(store, PrivacyConfig(unit="user"))
 
 
 def test_per_unit_without_units_is_a_mistake():
-    with pytest.raises(UserError, match="per_unit = 3 is for privacy.unit = 'unit'"):
+    with pytest.raises(UserError, match="per_unit = 3 is for privacy.unit = 'user'"):
         PrivacyPlan.from_config(
             100,
             Config(privacy=PrivacyConfig(per_unit=3, noise_multiplier=1.0, batch=20), bounding=BoundingConfig(group_size=4)),
@@ -148,7 +148,7 @@ def people(path, units, splits=None, unit_name="person") -> RecordStore:
 def test_an_owner_holds_whole_units_and_only_where_units_are_protected(tmp_path, owners):
     store = people(tmp_path / "store", [f"person {number % 12}" for number in range(60)])
     rows = store.split("train")
-    for unit, at_several in (("unit", 0), ("record", 12)):
+    for unit, at_several in (("user", 0), ("record", 12)):
         keys = owner_keys(store, PrivacyConfig(unit=unit, epsilon=1.0))
         shares = [rows_of_owner(rows, keys, owner, owners) for owner in range(owners)]
         assert np.array_equal(np.sort(np.concatenate(shares)), rows)

@@ -9,7 +9,6 @@ from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger, Release
-from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import is_void, lead, privacy_card
@@ -17,6 +16,7 @@ from dpfed.report.facts import CardFacts
 from dpfed.report.marks import FIXED_SEED, RAW_DIAGNOSTICS, Mark
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import card_facts
+from dpfed.runs.resolution import resolve
 
 FACTS = CardFacts(
     name="first-run",
@@ -130,10 +130,10 @@ def card_of(tiny, tmp_path):
     """The card of a run that is about to start, with what its store says of units."""
 
     def write(unit_name=None, marks=None, **plan):
-        parts = assemble(parse_config(tiny), Randomness.from_seed(0))
+        parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(0))
         store = RecordStore.open(parts.store.path)
         store.unit_name = unit_name
-        plan = PrivacyPlan(**{**dataclasses.asdict(parts.plan), **plan})
+        plan = dataclasses.replace(parts.plan, **plan)
         parts = dataclasses.replace(parts, store=store, plan=plan)
         return privacy_card(card_facts(parts, Ledger.create(tmp_path / f"{marks}.jsonl", plan, marks)))
 
@@ -149,7 +149,7 @@ def test_what_the_ledger_was_marked_with_is_on_the_card(card_of):
 
 def test_facts_are_those_of_plan_and_ledger(tiny, tmp_path):
     tiny["privacy"]["steps"] = 3
-    parts = assemble(parse_config(tiny), Randomness.from_seed(0))
+    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(0))
     plan, ledger = parts.plan, Ledger.create(tmp_path / "ledger.jsonl", parts.plan)
     for step in range(3):
         facts = card_facts(parts, ledger)
@@ -172,7 +172,7 @@ def test_an_image_and_all_its_captions_are_one_record(card_of):
 
 
 def test_a_person_with_all_records_is_protected_where_units_are(card_of):
-    card = card_of("person", unit="unit", per_unit=3, records=120)
+    card = card_of("person", unit="user", per_unit=3, records=120)
     assert (
         "private for one person: all records that share a value of 'person' (a record that names none stands for itself).**"
         in card
@@ -187,19 +187,19 @@ def test_records_that_name_a_person_say_that_the_person_is_protected_less(card_o
     card = card_of("patient")
     assert "one record: an image with all its captions" in card and "any one training record" in card
     (reservation,) = (line for line in card.splitlines() if line.startswith("**Mark:**"))
-    for text in ("several of them may share one patient", "m times that epsilon", "privacy.unit = 'unit' protects the patient"):
+    for text in ("several of them may share one patient", "m times that epsilon", "privacy.unit = 'user' protects the patient"):
         assert text in reservation
 
 
 def test_the_card_counts_what_is_trained(card_of, tiny):
-    count = sum(p.numel() for p in assemble(parse_config(tiny)).model.parameters())
+    count = sum(p.numel() for p in assemble(resolve(parse_config(tiny))).model.parameters())
     card = card_of()
     assert f"all {count:,} parameters" in card and "starting weights: random" in card
     assert "that they were trained on" not in card  # random weights were trained on nothing
 
 
 def test_a_run_without_privacy_covers_nothing(card_of):
-    card = card_of(method="none", noise_multiplier=0.0, target_epsilon=None)
+    card = card_of(method_name="none", noise_multiplier=0.0, target_epsilon=None)
     assert is_void(card) and "nothing was clipped, no noise was added" in lead(card)
     assert "Nothing is covered" in card and "Covered by" not in card
     assert "not protected\n\n- All records.\n" in card

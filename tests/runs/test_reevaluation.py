@@ -13,8 +13,9 @@ from dpfed.errors import UserError
 from dpfed.report.marks import LABELLED_BANK
 from dpfed.runs.assembly import Components
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.pretraining import pretrain, resume
+from dpfed.runs.pretraining import pretrain
 from dpfed.runs.reevaluation import evaluate_run
+from dpfed.runs.resuming import resume
 from dpfed.training.coordinator import Coordinator
 
 

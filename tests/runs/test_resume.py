@@ -15,7 +15,8 @@ from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.pretraining import pretrain, resume
+from dpfed.runs.pretraining import pretrain
+from dpfed.runs.resuming import resume
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases

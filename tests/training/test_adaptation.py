@@ -13,8 +13,10 @@ from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.runs.assembly import assemble
 from dpfed.runs.export import export_model
-from dpfed.runs.pretraining import pretrain, resume
+from dpfed.runs.pretraining import pretrain
 from dpfed.runs.reevaluation import evaluate_run
+from dpfed.runs.resolution import resolve
+from dpfed.runs.resuming import resume
 from dpfed.training.coordinator import Coordinator
 from tests.data.files_of_all_modes import colours, encoded
 from tests.models.conftest import SMALL
@@ -186,7 +188,7 @@ def test_stock_open_clip_sees_in_the_files_what_the_run_was_trained_on(adapting,
     adapting["evaluation"] = {"split": "none"}
     run = pretrain(parse_config(adapting), tmp_path / "run")
     model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{run.model}")
-    parts, encoder = assemble(run.config()), dpfed.load(run.path)
+    parts, encoder = assemble(resolve(run.config())), dpfed.load(run.path)
     rows = range(48)
     files = [Image.open(tmp_path / id) for id in parts.store.ids(rows)]
     shown = torch.stack([preprocess(image) for image in files])

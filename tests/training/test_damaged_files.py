@@ -19,6 +19,7 @@ from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import digest_of
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.runs.resolution import settle
 from dpfed.training.checkpoint import Checkpoints, Progress, _old_digest, load_weights
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import states_of
@@ -205,7 +206,7 @@ def test_a_models_description_with_any_byte_changed_is_noticed(tmp_path):
     from dpfed.models.building import build_model
     from dpfed.models.folder import save_encoder
 
-    config = Config(model=ModelConfig(width=8, embedding=16, head_hidden=16))
+    config = settle(Config(model=ModelConfig(width=8, embedding=16, head_hidden=16)))
     save_encoder(tmp_path, build_model(config.model, config.objective), config)
     path = tmp_path / "model.json"
     whole = {name: value for name, value in describe(tmp_path).items() if name != "digest"}

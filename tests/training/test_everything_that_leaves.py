@@ -24,6 +24,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import round_up
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
+from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import states_of
@@ -298,7 +299,7 @@ def test_groups_that_hold_no_record_count_in_the_divisor(tiny):
 
     tiny["bounding"]["group_size"] = 2
     tiny["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 30, "steps": 3}
-    parts = assemble(parse_config(tiny), Randomness.from_seed(5))
+    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))
     worker, randomness, rows = parts.worker(Randomness.from_seed(5)), Randomness.from_seed(5), parts.store.split("train")
     for step in range(3):
         draw = draw_step(parts.plan, randomness, step, rows, parts.store.keys[rows], parts.plan.groups)

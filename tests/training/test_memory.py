@@ -8,7 +8,8 @@ import torch
 from dpfed.config import parse_config
 from dpfed.config.shipped import configs
 from dpfed.errors import UserError
-from dpfed.models.building import build_model, settled
+from dpfed.models.building import build_model
+from dpfed.runs.resolution import settle
 from dpfed.training import memory
 from dpfed.training.memory import require_memory
 
@@ -17,7 +18,7 @@ GIVEN = {"name": "sizes", "data": {"source": "store", "path": "/records"}, "priv
 
 
 def config_of(model, **sections):
-    return settled(parse_config({**GIVEN, "model": model, **sections}))
+    return settle(parse_config({**GIVEN, "model": model, **sections}))
 
 
 @pytest.fixture

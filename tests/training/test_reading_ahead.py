@@ -20,6 +20,7 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.batches import ReadAhead
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components, assemble
+from dpfed.runs.resolution import resolve
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def parts(tiny: dict, files: Path) -> Components:
     tiny["data"]["path"] = str(files)
     tiny["bounding"]["microbatch"] = 12  # about five in a step
-    return assemble(parse_config(tiny), Randomness.from_seed(1))
+    return assemble(resolve(parse_config(tiny)), Randomness.from_seed(1))
 
 
 def reader_threads() -> list[threading.Thread]:
@@ -54,9 +55,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("steps", [[0, 1, 2, 3, 4, 5], [2, 2, 0, 5, 4]], ids=["in order", "in any order"])
 def test_sums_are_the_same_to_the_bit(parts: Components, steps: list[int]) -> None:
     ahead, plain = (parts.worker(Randomness.from_seed(2)) for _ in range(2))
-    plain._expect = lambda *_: None
+    plain._prefetch_images = lambda *_: None
     for step in steps:
-        plain._foreseen = None  # draws afresh
+        plain._drawn_ahead = None  # draws afresh
         assert torch.equal(ahead.bounded_sum(step).values, plain.bounded_sum(step).values.clone())
 
 
@@ -72,7 +73,7 @@ def test_only_the_next_step_and_no_step_after_the_last_is_begun(parts: Component
 
 
 def test_raw_images_on_a_cpu_are_not_read_ahead(tiny: dict) -> None:
-    worker = assemble(parse_config(tiny), Randomness.from_seed(1)).worker(Randomness.from_seed(2))
+    worker = assemble(resolve(parse_config(tiny)), Randomness.from_seed(1)).worker(Randomness.from_seed(2))
     worker.bounded_sum(0)
     assert not worker._views._read._begun and not reader_threads()
 
@@ -87,16 +88,16 @@ def test_what_was_expected_is_read_two_ahead_and_once() -> None:
         return torch.from_numpy(rows)
 
     reading = ReadAhead(read)
-    reading.expect([np.array([number]) for number in range(5)])
+    reading.prefetch([np.array([number]) for number in range(5)])
     for _ in range(20):
         allowed.release()
     wait_for(lambda: len(asked) == 2)
     time.sleep(0.05)
     assert asked == [0, 1]  # though it might have read them all
     assert [int(reading(np.array([number]))) for number in range(5)] == list(range(5)) == asked
-    reading.expect([np.array([7]), np.array([8])])
+    reading.prefetch([np.array([7]), np.array([8])])
     wait_for(lambda: 7 in asked)
-    reading.expect([np.array([7]), np.array([9])])  # what is begun already and still wanted is not read twice
+    reading.prefetch([np.array([7]), np.array([9])])  # what is begun already and still wanted is not read twice
     assert [int(reading(np.array([number]))) for number in (3, 7, 9)] == [3, 7, 9]  # 3 was not expected at all
     assert asked.count(7) == 1
 

@@ -13,6 +13,7 @@ from dpfed.data.store.record import record_key
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
+from dpfed.runs.resolution import resolve
 from dpfed.training import worker as worker_room
 from dpfed.training.worker import Worker, rows_of_owner
 
@@ -30,7 +31,7 @@ def sums(parts, gone: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def parts_with(tiny, **bounding):
     tiny["bounding"] |= bounding
-    return assemble(parse_config(tiny), Randomness.from_seed(5))
+    return assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
@@ -153,7 +154,7 @@ def test_shuffled_chunks_move_the_real_sum_beyond_2c(tiny, monkeypatch):
 def sums_of_units(parts, per_unit: int) -> tuple[torch.Tensor, torch.Tensor, PrivacyPlan]:
     """Sums of an adversarial model with all of 120 units of five records each, and without one unit that was drawn."""
     rows, units = parts.store.split("train"), record_units(parts)
-    plan = dataclasses.replace(parts.plan, records=120, unit="unit", per_unit=per_unit)
+    plan = dataclasses.replace(parts.plan, records=120, unit="user", per_unit=per_unit)
     draw = worker_room.draw_step(plan, Randomness.from_seed(5), 0, rows, parts.store.keys[rows], plan.groups, units=units[rows])
     group = next(draw.members(g) for g in range(len(draw)) if len(np.unique(units[draw.members(g)])) >= 3)
     gone = units == units[group[0]]
@@ -208,7 +209,7 @@ def test_a_worker_needs_units_exactly_where_the_plan_protects_them(tiny):
     one = parts.worker(Randomness.from_seed(0))
     rest = dict(model=parts.model, engine=one._engine, views=one._views, rows=one._rows, keys=one._keys, microbatch=8)
     with pytest.raises(ValueError, match="not given"):
-        Worker(dataclasses.replace(parts.plan, unit="unit"), randomness=Randomness.from_seed(0), **rest)
+        Worker(dataclasses.replace(parts.plan, unit="user"), randomness=Randomness.from_seed(0), **rest)
     with pytest.raises(ValueError, match="were given"):
         Worker(parts.plan, randomness=Randomness.from_seed(0), units=one._keys, **rest)
 

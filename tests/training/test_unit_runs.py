@@ -14,6 +14,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.pretraining import pretrain
+from dpfed.runs.resolution import resolve
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def people(tmp_path):
 @pytest.fixture
 def protecting(tiny, people):
     tiny["data"] = {"source": "store", "path": str(people), "size": 16}
-    tiny["privacy"] = {"epsilon": 8.0, "batch": 40, "steps": 4, "unit": "unit"}
+    tiny["privacy"] = {"epsilon": 8.0, "batch": 40, "steps": 4, "unit": "user"}
     tiny["evaluation"] = {"tasks": ["retrieval"]}
     return tiny
 
@@ -56,15 +57,15 @@ class Noting:
 def test_persons_are_counted_and_protected(protecting, tmp_path):
     run = pretrain(parse_config(protecting), tmp_path / "run")
     plan = Ledger.open(run.ledger).plan
-    assert (plan.records, plan.unit, plan.per_unit) == (120, "unit", 1)
+    assert (plan.records, plan.unit, plan.per_unit) == (120, "user", 1)
     results = json.loads(run.results.read_text())
-    assert results["privacy"]["records"] == 120 and results["privacy"]["unit"] == "unit"
+    assert results["privacy"]["records"] == 120 and results["privacy"]["unit"] == "user"
     card = run.card.read_text()
     assert "one person: all records that share a value of 'person'" in card and "has m times that epsilon" not in card
 
 
 def test_a_step_of_a_run_draws_at_most_one_record_of_a_person(protecting):
-    parts = assemble(parse_config(protecting))
+    parts = assemble(resolve(parse_config(protecting)))
     drawn = []
     worker = parts.worker(Randomness.from_seed(1))
     make = worker._views
@@ -83,9 +84,9 @@ def test_records_are_protected_unless_the_user_asks_and_the_card_calls_the_perso
 
 
 def test_records_without_persons_cannot_protect_them(tiny):
-    tiny["privacy"]["unit"] = "unit"
+    tiny["privacy"]["unit"] = "user"
     with pytest.raises(UserError, match="name no units"):
-        assemble(parse_config(tiny))
+        assemble(resolve(parse_config(tiny)))
 
 
 @pytest.mark.parametrize("public", [True, False])

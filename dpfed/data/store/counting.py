@@ -29,7 +29,7 @@ def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
         UserError: for records that are not there, a damaged store, or units that the records do not name.
     """
     if data.source == "shapes":
-        if privacy.unit == "unit":
+        if privacy.unit == "user":
             raise no_units("shapes")
         return data.records
     if is_url(given := given_path(data)):
@@ -40,7 +40,7 @@ def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
         if data.source == "scenes" or not is_store(path):
             return None
     layout = read_layout(path)
-    if privacy.unit == "unit" and layout.header.get("unit_name") is None:
+    if privacy.unit == "user" and layout.header.get("unit_name") is None:
         raise no_units(layout.header["name"])
     return _sharded(layout, privacy) if layout.shards else _whole(path, layout, privacy)
 
@@ -69,7 +69,7 @@ def require_something_at(path: Path) -> None:
 def no_units(name: str) -> UserError:
     """The error of records that name no units, which are to be protected."""
     return UserError(
-        f"privacy.unit = 'unit' protects all records that share a unit, and the records of {name} name no units: set "
+        f"privacy.unit = 'user' protects all records that share a unit, and the records of {name} name no units: set "
         "it to 'record', or import a source that names them (a column 'person_id', 'patient_id' or 'unit')."
     )
 

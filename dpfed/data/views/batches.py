@@ -33,7 +33,7 @@ class ReadAhead:
         self._later: deque[np.ndarray] = deque()
         self._begun: deque[tuple[np.ndarray, Future[Tensor]]] = deque()
 
-    def expect(self, batches: Iterable[np.ndarray]) -> None:
+    def prefetch(self, batches: Iterable[np.ndarray]) -> None:
         """Says which rows will be asked for next, in order; what was begun for them already is kept."""
         self._later = deque(batches)
         begun, self._begun = self._begun, deque()
@@ -103,7 +103,7 @@ class ViewMaker:
             result["text"] = self._texts(self._tokenizer, rows, randomness, step).to(device)
         return result
 
-    def expect(self, batches: Iterable[np.ndarray], device: torch.device) -> None:
+    def prefetch(self, batches: Iterable[np.ndarray], device: torch.device) -> None:
         """Says for which rows views will be asked next, in order, so that their images can be read meanwhile.
 
         Raw images that are computed on the CPU are a copy in memory: nothing is gained, and nothing is read ahead.
@@ -113,7 +113,7 @@ class ViewMaker:
             device: where the views will be made.
         """
         if self._store.size is None or device.type != "cpu":
-            self._read.expect(batches)
+            self._read.prefetch(batches)
 
     def _texts(self, tokenizer: Callable[[list[str]], Tensor], rows: np.ndarray, randomness: Randomness, step: int) -> Tensor:
         """Tokens ``(n, W, L)`` of the records' texts; W = 1 where all of a record would be the same."""

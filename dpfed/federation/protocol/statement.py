@@ -31,10 +31,10 @@ def statement(terms: Terms) -> Iterator[tuple[str, str]]:
     plan = terms.privacy_plan
     yield "fingerprint", terms.fingerprint
     if plan.promises:
-        if warning := large_delta(plan.delta, plan.records, plan.unit):
+        if warning := large_delta(plan.delta, plan.records, plan.protected):
             yield "warning", warning
-        yield "promise", f"({round_up(plan.epsilon())}, {round_up(plan.delta)})-differential privacy for each {plan.unit}"
-        yield "which means", meaning(plan.epsilon(), plan.delta, plan.unit, "what the federation releases")
+        yield "promise", f"({round_up(plan.epsilon())}, {round_up(plan.delta)})-differential privacy for each {plan.protected}"
+        yield "which means", meaning(plan.epsilon(), plan.delta, plan.protected, "what the federation releases")
     else:
         yield "promise", "none: nothing is clipped, no noise is added"
     yield (
@@ -61,8 +61,8 @@ def message_epsilon(terms: Terms) -> str:
     seen = epsilon(message, plan.steps, plan.delta, plan.accountant)
     who = "whoever sees the messages of one site, as the server does"
     if not math.isfinite(seen):
-        return f"{who}: no finite epsilon holds, so nothing limits what these messages tell about a {plan.unit}"
-    words = meaning(seen, plan.delta, f"{plan.unit} of that site", "what that site sends")
+        return f"{who}: no finite epsilon holds, so nothing limits what these messages tell about a {plan.protected}"
+    words = meaning(seen, plan.delta, f"{plan.protected} of that site", "what that site sends")
     return f"{who}: epsilon {round_up(seen)} at the same delta. {words}"
 
 

@@ -21,7 +21,7 @@ from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import is_exchange_key
 from dpfed.federation.protocol.trust import Mode, Trust
 from dpfed.models.blueprints import LOCAL_DIR
-from dpfed.models.building import settled
+from dpfed.models.building import image_size
 from dpfed.privacy.plan import PrivacyPlan
 
 _Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
@@ -67,7 +67,8 @@ class Terms(Section):
         """Terms for some sites.
 
         Args:
-            config: of the run; its ``[data]`` and ``[evaluation]`` are the coordinator's own.
+            config: of the run, settled (`dpfed.runs.resolution.settle`); its ``[data]`` and ``[evaluation]`` are the
+                coordinator's own.
             cards: of the sites, in an order that will count.
             coordinator: its public signing key.
             options: ``trust``, ``drops``, ``colluders``, ``deadline``, ``broadcast``.
@@ -75,11 +76,11 @@ class Terms(Section):
         Raises:
             UserError: for an impossible plan, or sites that cannot work together.
         """
-        config = settled(config)
-        by_unit = config.privacy.unit == "unit"
+        image_size(config)  # settled: what the sites compute must not depend on where
+        by_unit = config.privacy.unit == "user"
         for card in cards:
             if by_unit and card.units is None:
-                raise UserError(f"privacy.unit = 'unit', and the records of {card.name} name no units.")
+                raise UserError(f"privacy.unit = 'user', and the records of {card.name} name no units.")
         counts = [(card.units or 0) if by_unit else card.records for card in cards]
         plan = PrivacyPlan.from_config(sum(counts), config)
         sites = [
@@ -89,9 +90,7 @@ class Terms(Section):
         model = config.model.model_copy(update={name: _without_folder(getattr(config.model, name)) for name in _FILES})
         shared = config.model_copy(update={"data": DataConfig(**kept), "model": model})
         agreed = shared.model_dump(mode="json", exclude_defaults=True)
-        return cls._checked(
-            {"config": agreed, "plan": dataclasses.asdict(plan), "coordinator": coordinator, "sites": sites, **options}
-        )
+        return cls._checked({"config": agreed, "plan": plan.as_dict(), "coordinator": coordinator, "sites": sites, **options})
 
     @classmethod
     def load(cls, path: str | Path) -> Terms:
@@ -129,7 +128,7 @@ class Terms(Section):
             raise UserError(f"these are no terms of a federation: {_first(error)}.") from error
         terms.trust_model  # noqa: B018 refuses numbers that cannot be
         config, sites = terms.run_config(), terms.sites
-        counts = [(site.units or 0) if plan.unit == "unit" else site.records for site in sites]
+        counts = [(site.units or 0) if plan.unit == "user" else site.records for site in sites]
         same = PrivacyPlan.from_config(plan.records, _without_calibration(config, plan))
         same = dataclasses.replace(same, target_epsilon=config.privacy.epsilon)
         kept = not plan.private or plan.target_epsilon is None or plan.epsilon() <= plan.target_epsilon * (1 + 1e-6)
@@ -151,7 +150,7 @@ class Terms(Section):
     @functools.cached_property
     def privacy_plan(self) -> PrivacyPlan:
         """The plan, which is one for all sites."""
-        return PrivacyPlan(**self.plan)
+        return PrivacyPlan.from_dict(self.plan)
 
     @property
     def trust_model(self) -> Trust:

@@ -14,6 +14,7 @@ from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.worker import SiteWorker
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs.assembly import Share, assemble
+from dpfed.runs.resolution import resolve
 
 
 def serve_site(
@@ -45,7 +46,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     """
     terms, settings, identity, randomness = folder.terms(), folder.settings(), folder.identity(), folder.randomness()
     number = terms.number_of(identity.signing_key)
-    parts = assemble(site_config(terms, settings), randomness, terms=terms)
+    parts = assemble(resolve(site_config(terms, settings)), randomness, terms=terms)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
     share = Share(number, parts.store.split("train"), terms.sites[number].groups)

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from cluster import plan as command
+from cluster import cost as command
 from cluster.estimate import Machines, bottleneck, estimate, largest_shard, transport_seconds
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
@@ -110,12 +110,12 @@ def test_the_sentence_names_the_part_that_takes_longest(promise):
 
 
 def test_units_that_bring_several_records_cost_several_records(promise):
-    units = dataclasses.replace(promise, unit="unit", per_unit=3)
+    units = dataclasses.replace(promise, unit="user", per_unit=3)
     assert estimate(units, MACHINES, 1_000_000, 1).gradients == pytest.approx(60.0)
 
 
 def test_no_noise_without_privacy(promise):
-    plain = dataclasses.replace(promise, method="none", noise_multiplier=0.0)
+    plain = dataclasses.replace(promise, method_name="none", noise_multiplier=0.0)
     assert estimate(plain, MACHINES, 1_000_000, 1).coordinator == pytest.approx(0.03)
 
 

@@ -1,0 +1,56 @@
+"""Noise in the shape of a run's batches: what engines are timed and models are tried with, instead of records."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dpfed.bounding.engines import GroupBatch
+from dpfed.config import Config
+from dpfed.data.views.texts import TextViews
+from dpfed.models.building import Tokenizer, image_size
+from dpfed.privacy.plan import PrivacyPlan
+
+_MOST_TRIED, _PIXELS_TRIED = 64, 64 * 64 * 64  # see `largest_pass`: 64 records of 64 pixels, or fewer larger ones
+
+
+def dummy_batch(config: Config, plan: PrivacyPlan, tokenizer: Tokenizer | None, device: torch.device) -> GroupBatch:
+    """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will.
+
+    Args:
+        config: settled.
+        plan: what is promised; its batch and group size count, its number of records does not.
+        tokenizer: of models that read text.
+        device: where the batch is to be.
+    """
+    groups = max(1, min(plan.groups, config.bounding.microbatch // plan.group_size, 128))
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.poisson(torch.full((groups,), float(plan.group_size)), generator=generator).clamp(1).int()
+    records, size, count = int(sizes.sum()), image_size(config), views_per_image(config)
+    views = {"image": torch.randn(records, count, 3, size, size, generator=generator).to(device)}
+    if tokenizer:
+        texts = count if TextViews(config.text_views).active else 1
+        shape = (records, texts, tokenizer.context)
+        views["text"] = torch.randint(1, tokenizer.vocabulary, shape, generator=generator).to(device)
+    return GroupBatch(views, [0, *sizes.cumsum(0).tolist()])
+
+
+def largest_pass(config: Config, plan: PrivacyPlan) -> int:
+    """Records of a pass that is about as large as training will make, as far as trying it out is cheap."""
+    expected = plan.batch if plan.method.whole_batch else plan.group_size
+    records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.cap or plan.records)
+    if plan.method.whole_batch:
+        records = min(records, config.bounding.microbatch)
+    return min(records, _MOST_TRIED, _PIXELS_TRIED // image_size(config) ** 2)
+
+
+def views_per_image(config: Config, augmentations: int | None = None) -> int:
+    """V: views of each image.
+
+    Args:
+        config: of the run.
+        augmentations: N_a, further views; default: those of the configuration.
+    """
+    further = config.objective.augmentations if augmentations is None else augmentations
+    return further + (1 if config.model.reads_text else 2)

@@ -1,0 +1,129 @@
+"""Where a configuration is completed: `resolve` makes every choice that the user left open, once.
+
+`settle` makes those that are the same on every machine: paths, image size, the way to make images square, a loss's bias, an
+architecture's digest. `resolve` also makes the machine's: device and engine.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dpfed.bounding.engines import fastest_engine, require_fp32
+from dpfed.config import Config, ModelConfig
+from dpfed.config.resolved import ResolvedConfig
+from dpfed.errors import UserError
+from dpfed.models.blueprints import blueprint
+from dpfed.models.building import SIZE, build_model, image_size, preprocessing_of, tokenizer_for
+from dpfed.models.validation import validate
+from dpfed.objectives import loss_of
+from dpfed.privacy.method import method_named
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.progress import Silent, Watcher
+from dpfed.runs.dummy_batch import dummy_batch
+from dpfed.runs.paths import with_absolute_paths
+from dpfed.training.memory import require_memory
+
+
+def resolve(config: Config, watcher: Watcher | None = None) -> ResolvedConfig:
+    """The configuration with every choice made, on the machine that will compute.
+
+    Args:
+        config: as the user wrote it, or resolved before, here or elsewhere; a choice that is made is kept.
+        watcher: is told what takes seconds.
+
+    Raises:
+        UserError: for an unknown architecture or one that has changed, a device that is not there, an engine that does not go
+            with the method, or too little memory.
+    """
+    if isinstance(config, ResolvedConfig):
+        return config
+    config = settle(config)
+    device = pick_device(config.training.device)
+    _refuse_engine(config)
+    engine: str = config.bounding.engine
+    if engine == "auto" and method_named(config.bounding.method).picks_engine and config.training.sharding == "none":
+        engine = _fastest(config, device, watcher or Silent())
+    config = _with(config, training={"device": device.type}, bounding={"engine": engine})
+    return ResolvedConfig(**{name: getattr(config, name) for name in Config.model_fields})
+
+
+def settle(config: Config) -> Config:
+    """The configuration with the choices made that do not depend on the machine, such as those of a federation's terms.
+
+    Raises:
+        UserError: for an unknown architecture, or one that has changed since the run was started.
+    """
+    config = with_absolute_paths(config)
+    size, objective = config.data.size, config.objective
+    if size is None:
+        size = blueprint(config.model).size if config.model.kind == "open_clip" else SIZE
+    bias = objective.bias
+    if objective.name == "siglip" and bias is None:
+        together = config.privacy.batch if method_named(config.bounding.method).whole_batch else config.bounding.group_size
+        bias = -math.log(max(1, together - 1))
+    return _with(
+        config,
+        data={"size": size, "resize": preprocessing_of(config).resize},
+        objective={"bias": bias},
+        model={"digest": _digest(config.model)},
+    )
+
+
+def _with(config: Config, **sections: dict[str, object]) -> Config:
+    changed = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
+    return config.model_copy(update=changed)
+
+
+def _digest(model: ModelConfig) -> str | None:
+    """Of an open_clip architecture: a run must not go on with another one of the same name."""
+    if model.kind != "open_clip":
+        return model.digest
+    found = blueprint(model).digest
+    if model.digest not in (None, found):
+        raise UserError(
+            f"the architecture {model.architecture} is no longer the one that the run was started with: restore the file "
+            "(or the version of open_clip)."
+        )
+    return found
+
+
+def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
+    """The engine that is the fastest for a model of this kind, with any weights, on this machine."""
+    watcher.note("timing the engines: which is the fastest for this model on this machine")
+    require_memory(config, device)
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(config.model, config.objective, config.adaptation, image_size(config), load_weights=False)
+    validate(model)
+    plan, tokenizer = PrivacyPlan.sketch(config), tokenizer_for(config.model)
+    batch = dummy_batch(config, plan, tokenizer, device)
+    return fastest_engine(model.to(device), batch, config.training.precision, loss_of(config.objective))
+
+
+def _refuse_engine(config: Config) -> None:
+    """Methods with an engine of their own have no choice of one, and others none in bf16."""
+    method, engine = method_named(config.bounding.method), config.bounding.engine
+    if method.picks_engine:
+        if engine not in ("auto", "loop"):
+            require_fp32(engine, config.training.precision)
+        return
+    if engine != "auto":
+        raise UserError(f"bounding.method = '{method.name}' has its own engine: leave bounding.engine out.")
+    if config.training.sharding != "none":
+        raise UserError(f"training.sharding needs bounding.method = 'group' or 'none', got '{method.name}'.")
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that a configuration asks for; ``auto`` takes cuda, then mps, then cpu.
+
+    Raises:
+        UserError: if it is not there.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(device for device, there in available.items() if there)
+    if not available[name]:
+        there = [device for device, is_there in available.items() if is_there]
+        raise UserError(f"training.device = '{name}', but this machine has only: {', '.join(there)}.")
+    return torch.device(name)
