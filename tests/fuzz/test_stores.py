@@ -19,7 +19,7 @@ from dpfed.data.store.remote import fetch_store
 from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
-from tests.data.files_of_all_modes import colours, encoded
+from tests.data.views.files_of_all_modes import colours, encoded
 from tests.fuzz.damage import REPLACEMENTS, damaged, replace
 from tests.fuzz.profiles import Effort, answer, efforts
 

@@ -16,7 +16,7 @@ from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[3] / "docs" / "methods.md").read_text(encoding="utf-8")
 
 
 def config_for(method: str, **sections) -> Config:

@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 
 from dpfed.federation.protocol.packets import Packet  # noqa: E402
 from server.loopback import CONNECTION, SUPERLINK, free_ports, loopback  # noqa: E402
-from tests.federation.sites import Sites  # noqa: E402
+from tests.server.sites import Sites  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "patient 4711"
@@ -57,7 +57,7 @@ class Driver:
 def driving(federation, folder):
     """A run of the echo app, and its driver."""
     with Listener(str(folder / "test")) as listener:
-        federation.submit(ROOT / "tests" / "federation" / "echo_app", {"socket": str(folder / "test")})
+        federation.submit(ROOT / "tests" / "server" / "echo_app", {"socket": str(folder / "test")})
         listener._listener._socket.settimeout(60)
         with listener.accept() as connection:
             driver = Driver(connection)
@@ -205,7 +205,7 @@ def test_the_proxy_lets_supernodes_through_and_nobody_else(everything, tmp_path)
 
         federation.connect("proxy", port)
         key = federation.certificates / "c.pub"
-        app = ROOT / "tests" / "federation" / "echo_app"
+        app = ROOT / "tests" / "server" / "echo_app"
         for command in (("list",), ("supernode", "list"), ("supernode", "register", key), ("run", app)):
             direct, through = (federation.flwr(*command, connection, check=False) for connection in (CONNECTION, "proxy"))
             assert through.returncode != 0, command

@@ -19,7 +19,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.privacy.samplers import FixedSizeSampler
 from dpfed.runs.resolution import resolve
-from tests.bounding.released_lab import MODELS, batch_for, silent
+from tests.bounding.noisy_statistics.released_lab import MODELS, batch_for, silent
 
 COUNT = 10
 

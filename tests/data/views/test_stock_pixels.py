@@ -19,7 +19,7 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views import modes
 from dpfed.data.views.pixels import BrokenImage, decode, decode_and_tell, encode, square
 from dpfed.errors import UserError
-from tests.data.files_of_all_modes import colours, encoded, files, tiff
+from tests.data.views.files_of_all_modes import colours, encoded, files, tiff
 
 pytest.importorskip("open_clip")
 

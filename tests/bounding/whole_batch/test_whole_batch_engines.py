@@ -15,7 +15,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.objectives import OBJECTIVES
 from dpfed.privacy.plan import PrivacyPlan
-from tests.bounding.test_engines_towers import build
+from tests.bounding.engines.test_engines_towers import build
 from tests.models.conftest import SMALL
 
 COUNT = 5

@@ -10,7 +10,7 @@ from dpfed.bounding.engines import GroupBatch
 from dpfed.bounding.noisy_statistics.released_embeddings import release_noise
 from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
 from dpfed.privacy.randomness import Randomness
-from tests.bounding.released_lab import MODELS, SLOTS, batch_for, engine_for, first, in_slots, silent, total
+from tests.bounding.noisy_statistics.released_lab import MODELS, SLOTS, batch_for, engine_for, first, in_slots, silent, total
 
 
 class Given:

@@ -14,8 +14,8 @@ from clients.app import app  # noqa: E402
 from dpfed.federation.flower.content import content_of, packet_in  # noqa: E402
 from dpfed.federation.protocol.packets import Packet, PacketError  # noqa: E402
 from server.channel import FlowerChannel  # noqa: E402
-from tests.federation.in_process_grid import InProcessGrid  # noqa: E402
-from tests.federation.sites import Sites  # noqa: E402
+from tests.server.in_process_grid import InProcessGrid  # noqa: E402
+from tests.server.sites import Sites  # noqa: E402
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from dpfed.models.building import build_model
 from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.resolution import resolve
-from tests.bounding.released_lab import config_for, in_slots, plan_for, silent
+from tests.bounding.noisy_statistics.released_lab import config_for, in_slots, plan_for, silent
 
 HOSTILE = [
     torch.full((2, 8), 1e15),

@@ -12,7 +12,7 @@ from dpfed.data.importers.source import number_classes
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
-CIFAR10 = Path(__file__).parents[3] / "shared" / "data" / "cifar10"
+CIFAR10 = Path(__file__).parents[4] / "shared" / "data" / "cifar10"
 
 
 def class_folders(root: Path, pictures, count: int = 6) -> Path:

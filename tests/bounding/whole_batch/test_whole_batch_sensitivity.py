@@ -12,7 +12,7 @@ from dpfed.config import parse_config
 from dpfed.objectives import OBJECTIVES
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
-from tests.bounding.angle_model import AngleModel, batch_of, intruder, moving, newcomer, staying
+from tests.bounding.whole_batch.angle_model import AngleModel, batch_of, intruder, moving, newcomer, staying
 
 CAP, CLIP = 6, 0.5
 
