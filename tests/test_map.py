@@ -112,3 +112,9 @@ def test_links_and_paths_in_all_documents_lead_somewhere():
             if not place.exists()
         ]
     assert len(pages) > 15 and not lost
+
+
+def test_the_tests_mirror_the_rooms():
+    folders = {file.parent.relative_to(ROOT / "tests").as_posix() for file in (ROOT / "tests").rglob("test_*.py")}
+    of_no_room = {".", "fuzz", "package"}
+    assert not [name for name in folders - of_no_room if not any((place / name).is_dir() for place in (ROOT / "dpfed", ROOT))]

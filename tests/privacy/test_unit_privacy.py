@@ -8,8 +8,9 @@ import scipy.stats
 
 from dpfed.config import BoundingConfig, Config, PrivacyConfig
 from dpfed.data.sampling import draw_step, owner_keys, protected_count, unit_keys
-from dpfed.data.store.records import RecordStore, record_key
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.record import RecordInput, record_key
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from dpfed.config import parse_config
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.batches import ReadAhead
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components, assemble

@@ -9,7 +9,7 @@ import torch
 
 from dpfed.config import parse_config
 from dpfed.data.sampling import StepDraw
-from dpfed.data.store.records import record_key
+from dpfed.data.store.record import record_key
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble

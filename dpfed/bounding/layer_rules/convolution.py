@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpfed.bounding import foreach
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term, gram_is_cheaper, gram_squares
 
@@ -132,7 +133,7 @@ class ConvolutionWeight:
                 geometry.weight_gradient(inputs[first:end], gradients[first:end], weight)
                 for first, end in grouping.ranges(inputs)
             ]
-            self.squares = torch.stack(torch._foreach_norm(self._kernels, 2, grouping.exact)).square()
+            self.squares = foreach.norms(self._kernels, grouping.exact).square()
 
     def drop(self, groups: Tensor) -> None:
         """See `Term`."""

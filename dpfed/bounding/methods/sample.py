@@ -11,8 +11,8 @@ clipped to C. But ``l_i`` contrasts i with all records of the batch, so each of 
   each; one gradient leaves and one comes, up to C each: 2(b - 1)C + 2C = 2bC.
 
 The second case is the larger one, and it is tight: one hard negative for all anchors, in the place of another one, can turn
-every gradient at once (`tests/bounding/test_whole_batch_sensitivity.py` does it). The paper states (2B + 1)C for a batch of B
-records that becomes one of B + 1. Poisson batches have no fixed size, so a hard cap has to stand in the place of B.
+every gradient at once (`tests/bounding/whole_batch/test_whole_batch_sensitivity.py` does it). The paper states (2B + 1)C for a
+batch of B records that becomes one of B + 1. Poisson batches have no fixed size, so a hard cap has to stand in the place of B.
 """
 
 from __future__ import annotations

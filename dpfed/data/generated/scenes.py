@@ -16,8 +16,9 @@ from PIL import Image
 
 from dpfed.config import DataConfig
 from dpfed.data.store.layout import HEADER
-from dpfed.data.store.records import SPLITS, RecordStore, open_or_write
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.record import SPLITS, RecordInput
+from dpfed.data.store.records import RecordStore, open_or_write
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 
 _VERSION = 1  # part of the store's fingerprint: changed scenes must not reuse older ones

@@ -20,29 +20,15 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from dpfed.data.store.integrity import Damage, check_batch, check_index, check_schema
+from dpfed.data.store.integrity import Damage, check_index, check_schema
 from dpfed.data.store.layout import Layout, Part, damaged, read_layout
+from dpfed.data.store.mapped import MappedBatches
+from dpfed.data.store.record import SPLITS
 from dpfed.data.views.pixels import BrokenImage, decoded, decoders, square
 from dpfed.errors import UserError, nearest
 from dpfed.places import local_path
 
-SPLITS = ("train", "validation", "test")
-KINDS = ("image", "image-text")
 _RESIZED_AT_ONCE = 1024  # images resized at a time: bounds the float workspace
-
-
-def record_key(id: str) -> int:
-    """The stable 64-bit key of a record (or a unit): a hash of its id (or name) and of nothing else."""
-    return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=8).digest(), "little")
-
-
-def is_text(text: str) -> bool:
-    """Whether a text can be written as UTF-8; file names and JSON can hold halves of surrogate pairs, which cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class RecordStore:
@@ -90,9 +76,7 @@ class RecordStore:
         self.units: np.ndarray | None = index["unit"].to_numpy() if self.unit_name else None
         self.labels: dict[str, np.ndarray] = {name: index[f"label:{name}"].to_numpy() for name in self.label_names}
         self._split: np.ndarray = index["split"].to_numpy()
-        self._batches = batches
-        self._checked: set[int] = set()
-        self._starts = np.cumsum([0] + [batch.num_rows for batch in batches])
+        self._batches = MappedBatches(path, self.kind, batches)
         self._opened = (path, 0, 1)
 
     @classmethod
@@ -187,11 +171,11 @@ class RecordStore:
 
     def ids(self, rows: np.ndarray) -> list[str]:
         """The records' ids, one for each row."""
-        return self._column(rows, "id")
+        return self._batches.column("id", rows)
 
     def captions(self, rows: np.ndarray) -> list[list[str]]:
         """The records' captions, a list for each row; at least one each when the kind is ``"image-text"``."""
-        return self._column(rows, "captions")
+        return self._batches.column("captions", rows)
 
     def images(self, rows: np.ndarray, size: int, resize: str = "crop", interpolation: str = "bicubic") -> Tensor:
         """The records' images.
@@ -214,20 +198,18 @@ class RecordStore:
             return self._decoded(np.asarray(rows), size, resize, interpolation)
         whole = np.dtype((np.void, 3 * self.size**2))  # one element per image: a gather is then one memcpy each
         stored = np.empty(len(rows), whole)
-        for places, batch, local in self._by_batch(rows):
+        for places, batch, local in self._batches.holding(rows):
             stored[places] = np.frombuffer(batch.column("image").buffers()[1], whole, len(batch))[local]
         images = torch.from_numpy(stored.view(np.uint8).reshape(-1, 3, self.size, self.size))
         return images if size == self.size else _resize(images, size, interpolation)
 
     def encoded(self, rows: np.ndarray) -> list[bytes]:
         """The stored images as they are, one for each row: files, or raw ``(3, size, size)`` pixels."""
-        return self._column(rows, "image")
+        return self._batches.column("image", rows)
 
     def stored(self) -> Iterator[tuple[slice, pa.RecordBatch]]:
         """The open records as they are stored (id, image, captions), batch by batch, with their rows."""
-        for number, start in enumerate(self._starts[:-1].tolist()):
-            batch = self._batch(number)
-            yield slice(start, start + len(batch)), batch
+        yield from self._batches
 
     def _decoded(self, rows: np.ndarray, size: int, resize: str, interpolation: str) -> Tensor:
         result = np.empty((len(rows), 3, size, size), np.uint8)
@@ -243,20 +225,12 @@ class RecordStore:
 
         files = [
             (place, batch.column("image")[row])
-            for places, batch, local in self._by_batch(rows)
+            for places, batch, local in self._batches.holding(rows)
             for place, row in zip(places.tolist(), local.tolist(), strict=True)
         ]
         for _ in decoders().map(lambda file: fill(*file), files):
             pass  # an error in a thread is raised here
         return torch.from_numpy(result)
-
-    def _column(self, rows: np.ndarray, name: str) -> list[Any]:
-        result: list[Any] = [None] * len(rows)
-        for places, batch, local in self._by_batch(rows):
-            values = batch.column(name).take(pa.array(local)).to_pylist()
-            for place, value in zip(places.tolist(), values, strict=True):
-                result[place] = value
-        return result
 
     def _check(self, parts: list[Part]) -> None:
         """Whether each open shard holds its own training records and no others: what is promised is counted in the header."""
@@ -272,29 +246,6 @@ class RecordStore:
                     wrong = wrong or self.units is None or part.units != len(np.unique(self.units[rows]))
             if wrong:
                 raise damaged(self.path, f"{part.files[0]} names records that belong elsewhere")
-
-    def _by_batch(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, np.ndarray]]:
-        """Yields (places in `rows`, batch, rows of the batch)."""
-        rows = np.asarray(rows, np.int64)
-        if len(rows) == 0:
-            return
-        if rows.min() < 0 or rows.max() >= len(self):
-            raise IndexError(f"rows {rows.min()}..{rows.max()} of a store with {len(self)} records")
-        number = np.searchsorted(self._starts, rows, side="right") - 1
-        order = np.argsort(number, kind="stable")
-        for places in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
-            which = number[places[0]]
-            yield places, self._batch(which), rows[places] - self._starts[which]
-
-    def _batch(self, number: int) -> pa.RecordBatch:
-        batch = self._batches[number]
-        if number not in self._checked:
-            try:
-                check_batch(batch, self.kind)
-            except Damage as error:
-                raise damaged(self.path, str(error)) from error
-            self._checked.add(number)
-        return batch
 
 
 def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
