@@ -48,8 +48,8 @@ def tokenizer_for(model: ModelConfig) -> Tokenizer | None:
         UserError: if open_clip's tokenizer for the architecture cannot be had.
     """
     if model.kind == "open_clip":
-        plan = blueprint(model)
-        return WordTokenizer(plan.vocabulary, plan.context) if model.tokenizer == "words" else clip_tokenizer(plan)
+        spec = blueprint(model)
+        return WordTokenizer(spec.vocabulary, spec.context) if model.tokenizer == "words" else clip_tokenizer(spec)
     return WordTokenizer(model.vocabulary, model.context) if model.reads_text else None
 
 
@@ -85,8 +85,8 @@ def build_model(
     if objective.loss.target_network:
         return _byol(model, objective, size or SIZE, load_weights)
     if model.kind == "open_clip":
-        plan = blueprint(model)
-        clip = build_clip(plan, objective, size or plan.size, load_weights)
+        spec = blueprint(model)
+        clip = build_clip(spec, objective, size or spec.size, load_weights)
         adapt(clip, adaptation or AdaptationConfig(), objective)
         return clip
     encoder = _image_encoder(model, size or SIZE, load_weights)

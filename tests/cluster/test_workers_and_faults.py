@@ -189,10 +189,10 @@ def test_other_weights_are_refused_and_all_processes_end(source, tmp_path, name)
 def damage(rank, who, *arguments):
     images, calls = RecordStore.images, itertools.count()
 
-    def damaged(self, rows, *args, **kwargs):
+    def damaged(self, indices, *args, **kwargs):
         if rank == who and next(calls) == 2:
-            raise UserError(f"the image of {self.ids(rows[:1])[0]!r} cannot be decoded")
-        return images(self, rows, *args, **kwargs)
+            raise UserError(f"the image of {self.ids(indices[:1])[0]!r} cannot be decoded")
+        return images(self, indices, *args, **kwargs)
 
     RecordStore.images = damaged
     dpfed(*arguments)

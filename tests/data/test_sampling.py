@@ -32,11 +32,11 @@ def changed_groups(before, after):
 @pytest.mark.parametrize("trial", range(40))
 def test_taking_a_record_out_changes_at_most_one_group(trial, cap):
     p, key, randomness = plan(cap=cap), keys(400, trial), Randomness.from_seed(trial)
-    rows = np.arange(400)
-    with_all = draw_step(p, randomness, 3, rows, key, p.groups)
+    indices = np.arange(400)
+    with_all = draw_step(p, randomness, 3, indices, key, p.groups)
     # a record that was drawn if the trial is even, any record otherwise
-    gone = int(with_all.rows[trial % len(with_all.rows)]) if trial % 2 == 0 else trial
-    rest = np.delete(rows, gone)
+    gone = int(with_all.indices[trial % len(with_all.indices)]) if trial % 2 == 0 else trial
+    rest = np.delete(indices, gone)
     without = draw_step(p, randomness, 3, rest, key[rest], p.groups)
     before, after = groups_of(with_all, key), groups_of(without, key)
     assert changed_groups(before, after) <= 1
@@ -64,7 +64,7 @@ def test_every_record_is_drawn_with_probability_q_independently():
     steps = 600
     drawn = np.zeros((steps, 400), dtype=bool)
     for step in range(steps):
-        drawn[step, draw_step(p, randomness, step, np.arange(400), key, p.groups).rows] = True
+        drawn[step, draw_step(p, randomness, step, np.arange(400), key, p.groups).indices] = True
     counts = drawn.sum(0)
     expected = scipy.stats.binom(steps, p.sampling_rate)
     assert scipy.stats.kstest(expected.cdf(counts) - expected.pmf(counts) * RNG.random(400), "uniform").pvalue > 1e-4
@@ -79,13 +79,13 @@ def test_groups_are_chosen_uniformly_and_independently():
     assert len(sizes) == p.groups == 20
     assert scipy.stats.chisquare(sizes).pvalue > 1e-4
     again = draw_step(p, Randomness.from_seed(1), 1, np.arange(20_000), key, p.groups)
-    assert not np.array_equal(draw.rows, again.rows)
+    assert not np.array_equal(draw.indices, again.indices)
 
 
 def test_the_groups_are_all_drawn_records_each_once():
     p, key = plan(), keys(400)
     draw = draw_step(p, Randomness.from_seed(2), 0, np.arange(400), key, p.groups)
-    assert len(set(draw.rows.tolist())) == len(draw.rows) == sum(len(draw.members(g)) for g in range(len(draw)))
+    assert len(set(draw.indices.tolist())) == len(draw.indices) == sum(len(draw.members(g)) for g in range(len(draw)))
     assert all(len(draw.members(g)) > 0 for g in range(len(draw)))
 
 
@@ -100,7 +100,7 @@ def test_the_cap_holds_and_touches_only_groups_beyond_it(cap):
 
 def test_an_empty_step_and_an_owner_without_groups_are_steps():
     p, key = PrivacyPlan(1000, 1, 1, 1.0, 10, 1.0, 1e-5), keys(5)
-    sizes = [len(draw_step(p, Randomness.from_seed(0), step, np.arange(5), key, 1).rows) for step in range(50)]
+    sizes = [len(draw_step(p, Randomness.from_seed(0), step, np.arange(5), key, 1).indices) for step in range(50)]
     assert 0 in sizes
     assert len(draw_step(p, Randomness.from_seed(0), 0, np.arange(5), key, 0)) == 0
     assert len(draw_step(p, Randomness.from_seed(0), 0, np.arange(0), key[:0], 1)) == 0
@@ -124,11 +124,11 @@ def test_the_cap_of_a_whole_batch_holds_and_one_record_more_changes_one_place(me
     key, randomness, sizes = keys(400), Randomness.from_seed(6), []
     for step in range(20):
         draw = draw_step(p, randomness, step, np.arange(400), key, p.groups)
-        sizes.append(len(draw.rows))
-        before = set(draw.rows.tolist())
-        for gone in draw.rows[:3]:
+        sizes.append(len(draw.indices))
+        before = set(draw.indices.tolist())
+        for gone in draw.indices[:3]:
             rest = np.delete(np.arange(400), gone)
-            after = set(draw_step(p, randomness, step, rest, key[rest], p.groups).rows.tolist())
+            after = set(draw_step(p, randomness, step, rest, key[rest], p.groups).indices.tolist())
             assert len(before - after) == 1 and len(after - before) <= 1
     assert max(sizes) == 121 and sizes.count(121) > 3 and min(sizes) < 121
 
@@ -143,14 +143,14 @@ def test_who_stays_at_a_groups_cap_does_not_depend_on_other_groups(cap):
     for group in range(len(free)):
         members = free.members(group)
         alone = draw_step(p, randomness, 2, members, key[members], 15)
-        assert len(alone) == 1 and set(alone.rows) == set(capped.members(group))
+        assert len(alone) == 1 and set(alone.indices) == set(capped.members(group))
 
 
 def test_every_record_gets_its_turn_where_groups_are_capped():
     p, key, randomness = plan(records=20, batch=20, group_size=10, cap=4), keys(20), Randomness.from_seed(2)
     stayed = np.zeros(20)
     for step in range(200):
-        stayed[draw_step(p, randomness, step, np.arange(20), key, p.groups).rows] += 1
+        stayed[draw_step(p, randomness, step, np.arange(20), key, p.groups).indices] += 1
     assert stayed.sum() > 200 * 7 and stayed.min() > 200 * 0.25  # about 0.4 each: none is always pushed out
 
 
@@ -169,6 +169,6 @@ def test_groups_and_samples_are_new_in_every_step_and_independent():
     both = (together[0] & together[1])[pairs].mean()
     assert both == pytest.approx(together[0][pairs].mean() * together[1][pairs].mean(), rel=0.35)
     half = plan(records=400, batch=200)
-    drawn = [np.isin(np.arange(400), draw_step(half, randomness, step, np.arange(400), key, 1).rows) for step in range(40)]
+    drawn = [np.isin(np.arange(400), draw_step(half, randomness, step, np.arange(400), key, 1).indices) for step in range(40)]
     correlations = np.corrcoef(drawn) - np.eye(40)
     assert np.abs(correlations).max() < 0.25

@@ -17,9 +17,9 @@ from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Preci
 from dpfed.bounding.engines.lanes import Lanes
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.lora import AdaptedWeight
+from dpfed.bounding.layer_rules.recorder import Recorder, Source
 from dpfed.bounding.layer_rules.refusal import Unsupported
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term
-from dpfed.bounding.layer_rules.watch import Source, Watch
 from dpfed.models.lora import adapted
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
@@ -80,7 +80,7 @@ class LayerwiseEngine(Engine):
             module = self._loss.model.get_submodule(path)
             adapters = getattr(module.parametrizations, leaf)
             if adapters.original.requires_grad or len(adapters) > 1:
-                continue  # then the watch will see it being computed, and refuse
+                continue  # then the recorder will see it being computed, and refuse
             with torch.no_grad():
                 merged = getattr(module, leaf)
             up, down = (Target(number[id(factor)]) for factor in (update.up, update.down))
@@ -103,7 +103,7 @@ class LayerwiseEngine(Engine):
 
     def _terms(self, views: Views, grouping: Grouping, reading: _Reading) -> list[Term]:
         """One forward and one backward pass."""
-        with Watch(reading.sources, grouping) as watch:
+        with Recorder(reading.sources, grouping) as recorder:
             embeddings = self._loss.embed(views)
         by_group = {name: z[grouping.slots] for name, z in embeddings.items()}
         scalars = [scalar.of_groups(grouping.count) for scalar in reading.scalars]
@@ -111,7 +111,7 @@ class LayerwiseEngine(Engine):
         assert temperature is not None  # only the bias may be missing
         in_dims = (0, 0, *(None if scalar is None else 0 for scalar in scalars))
         vmap(self._loss.of, in_dims)(by_group, grouping.present, temperature, bias).sum().backward()
-        terms = list(watch.terms)
+        terms = list(recorder.terms)
         for scalar, values in zip(reading.scalars, scalars, strict=True):
             terms.extend(scalar.terms(values, grouping))
         _check_once(terms, self._vector.names)

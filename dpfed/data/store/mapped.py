@@ -1,4 +1,4 @@
-"""The records of a store by their rows: Arrow batches, mapped; a batch is checked when it is first read."""
+"""The records of a store by their indices: Arrow batches, mapped; a batch is checked when it is first read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dpfed.data.store.layout import damaged
 
 
 class MappedBatches:
-    """Batches of records (id, image, captions), one after the other; iterating gives each with its rows, a slice.
+    """Batches of records (id, image, captions), one after the other; iterating gives each with its indices, a slice.
 
     Args:
         path: the store's directory, for messages.
         kind: of its records, see `RecordStore`.
-        batches: in the order of the rows.
+        batches: in the order of the indices.
     """
 
     def __init__(self, path: Path, kind: str, batches: list[pa.RecordBatch]) -> None:
@@ -35,43 +35,43 @@ class MappedBatches:
             batch = self._batch(number)
             yield slice(start, start + len(batch)), batch
 
-    def column(self, name: str, rows: np.ndarray) -> list[Any]:
-        """The values of a column, one for each row.
+    def column(self, name: str, indices: np.ndarray) -> list[Any]:
+        """The values of a column, one for each index.
 
         Raises:
-            IndexError: for a row that does not exist.
+            IndexError: for an index that does not exist.
             UserError: when a batch is damaged.
         """
-        result: list[Any] = [None] * len(rows)
-        for places, batch, local in self.holding(rows):
+        result: list[Any] = [None] * len(indices)
+        for places, batch, local in self.holding(indices):
             values = batch.column(name).take(pa.array(local)).to_pylist()
             for place, value in zip(places.tolist(), values, strict=True):
                 result[place] = value
         return result
 
-    def holding(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, np.ndarray]]:
-        """The batches that hold some rows.
+    def holding(self, indices: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, np.ndarray]]:
+        """The batches that hold some indices.
 
         Args:
-            rows: ``(n,)``, in any order.
+            indices: ``(n,)``, in any order.
 
         Yields:
-            Places in `rows`, the batch that holds these rows, and where in the batch.
+            Places in `indices`, the batch that holds these indices, and where in the batch.
 
         Raises:
-            IndexError: for a row that does not exist.
+            IndexError: for an index that does not exist.
             UserError: when a batch is damaged.
         """
-        rows = np.asarray(rows, np.int64)
-        if len(rows) == 0:
+        indices = np.asarray(indices, np.int64)
+        if len(indices) == 0:
             return
-        if rows.min() < 0 or rows.max() >= len(self):
-            raise IndexError(f"rows {rows.min()}..{rows.max()} of a store with {len(self)} records")
-        number = np.searchsorted(self._starts, rows, side="right") - 1
+        if indices.min() < 0 or indices.max() >= len(self):
+            raise IndexError(f"indices {indices.min()}..{indices.max()} of a store with {len(self)} records")
+        number = np.searchsorted(self._starts, indices, side="right") - 1
         order = np.argsort(number, kind="stable")
         for places in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
             which = number[places[0]]
-            yield places, self._batch(which), rows[places] - self._starts[which]
+            yield places, self._batch(which), indices[places] - self._starts[which]
 
     def _batch(self, number: int) -> pa.RecordBatch:
         batch = self._batches[number]

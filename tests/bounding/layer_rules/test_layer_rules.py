@@ -8,9 +8,9 @@ from torch.nn.utils import parametrize
 from dpfed.bounding.layer_rules import convolution, term
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.lora import AdaptedWeight
+from dpfed.bounding.layer_rules.recorder import Recorder
 from dpfed.bounding.layer_rules.refusal import Unsupported
 from dpfed.bounding.layer_rules.term import Target
-from dpfed.bounding.layer_rules.watch import Watch
 from dpfed.models.lora import LowRankUpdate
 
 SIZES = {"even": [3, 3, 3], "uneven": [2, 5, 1, 3]}
@@ -111,11 +111,11 @@ def watched(layer, inputs, grouping, seeds):
                     merged = getattr(module, name)
                 up, down = Target(number[id(update.up)]), Target(number[id(update.down)])
                 sources.append((merged, AdaptedWeight(update, up, down)))
-        with Watch(sources, grouping) as watch:
+        with Recorder(sources, grouping) as recorder:
             output = layer(inputs)
     (output * seeds).sum().backward()
     assert all(parameter.grad is None for parameter in parameters)
-    return watch.terms, parameters
+    return recorder.terms, parameters
 
 
 def by_autograd(layer, inputs, seeds, sizes, parameters):

@@ -45,11 +45,11 @@ def scenes(labelled: RecordStore, tmp_path_factory: pytest.TempPathFactory) -> d
     return {half: scenes_store(DataConfig(source="scenes", stores=str(folder), half=half), lambda: labelled) for half in halves}
 
 
-def cells(store: RecordStore, rows: np.ndarray) -> np.ndarray:
-    """The labelled rows of the four images of each scene, read from the pixels: ``(n, 4)``."""
-    pixels = store.images(rows, 2 * SIDE).numpy().reshape(len(rows), 3, 2, SIDE, 2, SIDE)
+def cells(store: RecordStore, indices: np.ndarray) -> np.ndarray:
+    """The labelled indices of the four images of each scene, read from the pixels: ``(n, 4)``."""
+    pixels = store.images(indices, 2 * SIDE).numpy().reshape(len(indices), 3, 2, SIDE, 2, SIDE)
     assert (pixels == pixels[:, :, :, :1, :, :1]).all()  # every image is whole, and where it should be
-    first = pixels[:, :, :, 0, :, 0].reshape(len(rows), 3, 4).astype(int)
+    first = pixels[:, :, :, 0, :, 0].reshape(len(indices), 3, 4).astype(int)
     assert (first[:, 2] == 7).all()
     return first[:, 0] + 251 * first[:, 1]
 
@@ -61,9 +61,9 @@ def things(caption: str) -> list[str]:
 
 @pytest.mark.parametrize("half", ["all", "first", "second"])
 def test_captions_name_the_classes_of_the_images_in_reading_order(labelled, scenes, half: str) -> None:
-    rows = np.arange(len(scenes[half]))
+    indices = np.arange(len(scenes[half]))
     said = {"airplane": "an airplane", "fire_truck": "a fire truck", "owl": "an owl"}
-    for images, [caption] in zip(cells(scenes[half], rows), scenes[half].captions(rows), strict=True):
+    for images, [caption] in zip(cells(scenes[half], indices), scenes[half].captions(indices), strict=True):
         names = [CLASSES[labelled.labels["class"][row]] for row in images]
         assert things(caption) == [said.get(name, f"a {name}") for name in names]
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from dpfed.cli.data import app
 from dpfed.config import parse_config
 from dpfed.data.store import division
-from dpfed.data.store.division import divide_store, divided_by, largest_share, site_of_rows
+from dpfed.data.store.division import divide_store, divided_by, largest_share, site_of_records
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.sharding import shard_store
@@ -37,12 +37,12 @@ def record(row: int, units: bool = False) -> RecordInput:
     return RecordInput(f"r{row}", image, (f"A {COLORS[row % 8]} thing, number {row}", "the same"), labels, split, unit)
 
 
-def write(path: Path, rows: list[int], units: bool = False) -> RecordStore:
+def write(path: Path, indices: list[int], units: bool = False) -> RecordStore:
     writer = StoreWriter(
         path, name="x", kind="image-text", size=4, label_names=LABELS, unit_name="person" if units else None, public=units
     )
     with writer:
-        for row in rows:
+        for row in indices:
             writer.add(record(row, units))
     return RecordStore.open(path)
 
@@ -59,22 +59,22 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
 
 def contents(store: RecordStore) -> dict[str, tuple]:
     """Everything that a store says of its records, by their ids."""
-    rows = np.arange(len(store))
+    indices = np.arange(len(store))
     index = store.index.to_pylist()  # key, split, unit and labels
-    values = zip(map(tuple, map(dict.items, index)), store.captions(rows), store.encoded(rows), strict=True)
-    return dict(zip(store.ids(rows), values, strict=True))
+    values = zip(map(tuple, map(dict.items, index)), store.captions(indices), store.encoded(indices), strict=True)
+    return dict(zip(store.ids(indices), values, strict=True))
 
 
 def sites_by_id(store: RecordStore, *options: object) -> dict[str, int]:
-    return dict(zip(store.ids(np.arange(len(store))), site_of_rows(store, *options).tolist(), strict=True))
+    return dict(zip(store.ids(np.arange(len(store))), site_of_records(store, *options).tolist(), strict=True))
 
 
 @pytest.mark.parametrize("skew", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("by", BY)
 def test_a_site_is_a_function_of_the_record_alone(plain: RecordStore, tmp_path: Path, by: str | None, skew: float) -> None:
     """Records are removed, others are added, and all change their places: none of the others moves."""
-    rows = [row for row in range(RECORDS + 50) if row % 5]
-    other = sites_by_id(write(tmp_path / "s", rows[::-1]), SITES, skew, by)
+    indices = [row for row in range(RECORDS + 50) if row % 5]
+    other = sites_by_id(write(tmp_path / "s", indices[::-1]), SITES, skew, by)
     before = sites_by_id(plain, SITES, skew, by)
     common = before.keys() & other.keys()
     assert len(common) == RECORDS * 4 // 5
@@ -83,9 +83,9 @@ def test_a_site_is_a_function_of_the_record_alone(plain: RecordStore, tmp_path: 
 
 @pytest.mark.parametrize("skew", [0.0, 0.5, 1.0])
 def test_a_site_is_a_function_of_the_unit(people: RecordStore, tmp_path: Path, skew: float) -> None:
-    rows = [row for row in range(RECORDS) if row % 5]
+    indices = [row for row in range(RECORDS) if row % 5]
     other, before = (
-        sites_by_id(write(tmp_path / "s", rows, True), SITES, skew, "ward"),
+        sites_by_id(write(tmp_path / "s", indices, True), SITES, skew, "ward"),
         sites_by_id(people, SITES, skew, "ward"),
     )
     assert all(before[id] == site for id, site in other.items())
@@ -93,8 +93,8 @@ def test_a_site_is_a_function_of_the_unit(people: RecordStore, tmp_path: Path, s
 
 def test_sites_are_the_same_on_every_machine_and_in_every_version(tmp_path: Path) -> None:
     store = write(tmp_path / "s", list(range(24)))
-    assert "".join(map(str, site_of_rows(store, SITES, 0.5, "digit"))) == "022011011001201201220121"
-    assert "".join(map(str, site_of_rows(store, SITES, 1.0, "caption"))) == "202200102022001020220010"
+    assert "".join(map(str, site_of_records(store, SITES, 0.5, "digit"))) == "022011011001201201220121"
+    assert "".join(map(str, site_of_records(store, SITES, 1.0, "caption"))) == "202200102022001020220010"
 
 
 @pytest.mark.parametrize("units", [False, True])
@@ -114,8 +114,8 @@ def test_the_parts_are_the_whole_and_no_record_is_there_twice(
     assert len(evaluation.split("train")) == 0
     assert [len(evaluation.split(split)) for split in ("validation", "test")] == [400, 400]
     for site, store in enumerate(sites):  # the simulation in one process sees the same sites
-        rows = source.split("train")[site_of_rows(source, SITES, 0.8, "ward")[source.split("train")] == site]
-        assert np.array_equal(store.keys, source.keys[rows])  # and in the source's order
+        indices = source.split("train")[site_of_records(source, SITES, 0.8, "ward")[source.split("train")] == site]
+        assert np.array_equal(store.keys, source.keys[indices])  # and in the source's order
 
 
 @pytest.mark.parametrize("skew", [0.0, 0.8, 1.0])
@@ -127,18 +127,18 @@ def test_units_stay_together(people: RecordStore, tmp_path: Path, skew: float) -
 
 def test_without_skew_all_sites_are_alike(plain: RecordStore) -> None:
     """Chi-square of sites by digits against equal shares; 0.1% of such tables are further off."""
-    rows, digits = plain.split("train"), plain.labels["digit"]
-    sites = site_of_rows(plain, 5, 0.0, "digit")[rows]
-    table = np.array([[np.sum((sites == site) & (digits[rows] == digit)) for site in range(5)] for digit in range(-1, 10)])
+    indices, digits = plain.split("train"), plain.labels["digit"]
+    sites = site_of_records(plain, 5, 0.0, "digit")[indices]
+    table = np.array([[np.sum((sites == site) & (digits[indices] == digit)) for site in range(5)] for digit in range(-1, 10)])
     expected = table.sum(axis=1, keepdims=True) / 5
     assert ((table - expected) ** 2 / expected).sum() < 78.7  # 11 labels x 4 degrees of freedom
-    assert np.array_equal(site_of_rows(plain, 5, 0.0), site_of_rows(plain, 5, 0.0, "caption"))
+    assert np.array_equal(site_of_records(plain, 5, 0.0), site_of_records(plain, 5, 0.0, "caption"))
 
 
 @pytest.mark.parametrize("skew", [0.3, 0.8])
 def test_skew_is_the_probability_to_go_home(plain: RecordStore, skew: float) -> None:
     digits = plain.labels["digit"]
-    sites = site_of_rows(plain, SITES, skew, "digit")
+    sites = site_of_records(plain, SITES, skew, "digit")
     at_home = (sites == digits % SITES)[digits >= 0]
     expected = skew + (1 - skew) / SITES
     assert abs(at_home.mean() - expected) < 4 * (expected * (1 - expected) / len(at_home)) ** 0.5
@@ -147,15 +147,15 @@ def test_skew_is_the_probability_to_go_home(plain: RecordStore, skew: float) -> 
 
 
 def test_full_skew_separates_labels(plain: RecordStore) -> None:
-    sites, digits = site_of_rows(plain, SITES, 1.0, "digit"), plain.labels["digit"]
+    sites, digits = site_of_records(plain, SITES, 1.0, "digit"), plain.labels["digit"]
     assert np.array_equal(sites[digits >= 0], digits[digits >= 0] % SITES)
-    assert np.array_equal(sites, site_of_rows(plain, SITES, 1.0))  # the first label is the default
+    assert np.array_equal(sites, site_of_records(plain, SITES, 1.0))  # the first label is the default
     nobody = np.bincount(sites[digits < 0], minlength=SITES)  # no label, no home
     assert nobody.min() > 0.25 * nobody.sum()
 
 
 def test_full_skew_separates_beginnings_of_captions(plain: RecordStore) -> None:
-    sites = site_of_rows(plain, SITES, 1.0, "caption")
+    sites = site_of_records(plain, SITES, 1.0, "caption")
     of_color = [set(sites[color::8].tolist()) for color in range(8)]
     assert all(len(found) == 1 for found in of_color)
     assert set.union(*of_color) == set(range(SITES))
@@ -166,13 +166,13 @@ def test_capitals_and_later_words_do_not_matter(tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "s", name="x", kind="image-text", size=4) as writer:
         for row, caption in enumerate(captions):
             writer.add(RecordInput(str(row), np.zeros((4, 4, 3), np.uint8), (caption, f"other {row}")))
-    first, same, second, again, short = site_of_rows(RecordStore.open(tmp_path / "s"), 1000, 1.0)
+    first, same, second, again, short = site_of_records(RecordStore.open(tmp_path / "s"), 1000, 1.0)
     assert first == same and second == again and len({first, second, short}) == 3
 
 
 def test_a_site_is_unrelated_to_the_shards_and_workers_of_its_records(plain: RecordStore) -> None:
     """A site may share its store out among workers, by key: those would otherwise get nothing."""
-    sites = site_of_rows(plain, SITES, 0.0)
+    sites = site_of_records(plain, SITES, 0.0)
     for site in range(SITES):
         counts = np.bincount((plain.keys[sites == site] % np.uint64(6)).astype(int), minlength=6)
         assert counts.min() > 0.7 * counts.mean()

@@ -42,24 +42,24 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_round_trip(store: RecordStore, arrays: np.ndarray) -> None:
-    rows = np.arange(COUNT)
+    indices = np.arange(COUNT)
     assert len(store) == COUNT and store.name == "demo" and store.kind == "image-text" and not store.public
-    assert store.ids(rows) == [f"r{row}" for row in rows]
-    assert store.captions(rows[:2]) == [["picture 0"], ["picture 1", "again"]]
-    assert torch.equal(store.images(rows, 8), torch.from_numpy(arrays).permute(0, 3, 1, 2))
-    assert np.array_equal(store.labels["digit"], rows % 10)
+    assert store.ids(indices) == [f"r{row}" for row in indices]
+    assert store.captions(indices[:2]) == [["picture 0"], ["picture 1", "again"]]
+    assert torch.equal(store.images(indices, 8), torch.from_numpy(arrays).permute(0, 3, 1, 2))
+    assert np.array_equal(store.labels["digit"], indices % 10)
     assert [len(store.split(split)) for split in ("train", "validation", "test")] == [834, 833, 833]
-    assert np.array_equal(store.split("test"), rows[rows % 3 == 2])
+    assert np.array_equal(store.split("test"), indices[indices % 3 == 2])
     assert store.keys.dtype == np.uint64 and len(set(store.keys.tolist())) == COUNT
 
 
 @pytest.mark.parametrize("size", [8, 5])
 def test_random_access_equals_sequential(store: RecordStore, size: int) -> None:
-    rows = np.random.default_rng(0).integers(0, COUNT, 700)
-    assert torch.equal(store.images(rows, size), store.images(np.arange(COUNT), size)[torch.from_numpy(rows)])
+    indices = np.random.default_rng(0).integers(0, COUNT, 700)
+    assert torch.equal(store.images(indices, size), store.images(np.arange(COUNT), size)[torch.from_numpy(indices)])
     captions, ids = store.captions(np.arange(COUNT)), store.ids(np.arange(COUNT))
-    assert store.captions(rows) == [captions[row] for row in rows]
-    assert store.ids(rows) == [ids[row] for row in rows]
+    assert store.captions(indices) == [captions[row] for row in indices]
+    assert store.ids(indices) == [ids[row] for row in indices]
 
 
 def test_no_rows_and_rows_that_do_not_exist(store: RecordStore) -> None:

@@ -25,7 +25,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
-from dpfed.training.worker import rows_of_owner
+from dpfed.training.worker import indices_of_owner
 
 SHARDS = 8
 OWNERS = range(1, 8)
@@ -56,24 +56,24 @@ def stores(tmp_path_factory: pytest.TempPathFactory, by: str) -> tuple[Path, Pat
     return folder / "whole", folder / "sharded"
 
 
-def contents(store: RecordStore, rows: np.ndarray | None = None) -> dict[str, tuple]:
+def contents(store: RecordStore, indices: np.ndarray | None = None) -> dict[str, tuple]:
     """Everything that a store says of its records, by their ids."""
-    rows = np.arange(len(store)) if rows is None else rows
+    indices = np.arange(len(store)) if indices is None else indices
     splits = np.empty(len(store), object)
     for split in ("train", "validation", "test"):
         splits[store.split(split)] = split
-    units = [None] * len(rows) if store.units is None else store.units[rows].tolist()
-    digests = [image.numpy().tobytes() for image in store.images(rows, 16)]
+    units = [None] * len(indices) if store.units is None else store.units[indices].tolist()
+    digests = [image.numpy().tobytes() for image in store.images(indices, 16)]
     values = zip(
-        store.keys[rows].tolist(),
+        store.keys[indices].tolist(),
         units,
-        splits[rows],
-        store.labels["digit"][rows].tolist(),
-        store.captions(rows),
+        splits[indices],
+        store.labels["digit"][indices].tolist(),
+        store.captions(indices),
         digests,
         strict=True,
     )
-    return dict(zip(store.ids(rows), values, strict=True))
+    return dict(zip(store.ids(indices), values, strict=True))
 
 
 def test_a_sharded_copy_holds_the_same_records(stores: tuple[Path, Path]) -> None:
@@ -106,10 +106,10 @@ def test_rows_of_owner_are_what_the_owner_opens(stores: tuple[Path, Path], by: s
     sharded = RecordStore.open(stores[1])
     for owner in range(owners):
         part = RecordStore.open(stores[1], owner, owners)
-        own = rows_of_owner(part.split("train"), owner_keys(part, privacy), owner, owners)
+        own = indices_of_owner(part.split("train"), owner_keys(part, privacy), owner, owners)
         assert np.array_equal(own, part.split("train"))
-        rows = rows_of_owner(sharded.split("train"), owner_keys(sharded, privacy), owner, owners)
-        assert sorted(sharded.keys[rows].tolist()) == sorted(part.keys[own].tolist())
+        indices = indices_of_owner(sharded.split("train"), owner_keys(sharded, privacy), owner, owners)
+        assert sorted(sharded.keys[indices].tolist()) == sorted(part.keys[own].tolist())
         if by == "record":
             assert all(record_key(id) % SHARDS % owners == owner for id in part.ids(own))
         else:
@@ -137,9 +137,9 @@ def test_every_owner_has_the_same_plan(stores: tuple[Path, Path], by: str, unit:
         )
 
     whole = RecordStore.open(stores[0])
-    rows = whole.split("train")
+    indices = whole.split("train")
     expected = plan(whole)
-    assert expected.records == (len(rows) if unit == "record" else len(set(whole.units[rows].tolist())))
+    assert expected.records == (len(indices) if unit == "record" else len(set(whole.units[indices].tolist())))
     for owners in (1, 3, 8):
         plans = [plan(RecordStore.open(stores[1], owner, owners)) for owner in range(owners)]
         assert all(other == expected for other in plans)  # N, q, sigma, K and all the rest

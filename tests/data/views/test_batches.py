@@ -24,13 +24,15 @@ class Store:
         self.keys = np.random.default_rng(1).permutation(1000)[self.numbers].astype(np.uint64)
         self.count = captions
 
-    def read(self, rows):
-        generators = [torch.Generator().manual_seed(int(number)) for number in self.numbers[rows]]
+    def read(self, indices):
+        generators = [torch.Generator().manual_seed(int(number)) for number in self.numbers[indices]]
         images = [torch.randint(0, 256, (3, 16, 16), dtype=torch.uint8, generator=g) for g in generators]
         return torch.stack(images) if images else torch.zeros(0, 3, 16, 16, dtype=torch.uint8)
 
-    def captions(self, rows):
-        return [[f"c{n} w{number} one two three. Four five six." for n in range(self.count)] for number in self.numbers[rows]]
+    def captions(self, indices):
+        return [
+            [f"c{n} w{number} one two three. Four five six." for n in range(self.count)] for number in self.numbers[indices]
+        ]
 
 
 def maker(store, text_views=TEXT_VIEWS, count=3, tokenizer=None, views=None):
@@ -118,6 +120,6 @@ def test_views_repeat_within_a_step_and_change_between_steps():
 
 def test_images_are_those_that_are_read_for_the_rows():
     store = Store(range(6))
-    rows = np.array([5, 1])
-    views = maker(store, views=ViewsConfig())(rows, SECRET, 0, CPU)["image"]
-    assert torch.equal(views[:, 2], ImageViews(ViewsConfig()).plain(store.read(rows)))
+    indices = np.array([5, 1])
+    views = maker(store, views=ViewsConfig())(indices, SECRET, 0, CPU)["image"]
+    assert torch.equal(views[:, 2], ImageViews(ViewsConfig()).plain(store.read(indices)))

@@ -268,12 +268,14 @@ def test_no_message_holds_a_record(lab, shapes):
             one.server.collect(step)
         sent = one.wire.everything()
         assert len(sent) > 10_000
-        rows = shapes.split("train")
-        words = {word for captions in shapes.captions(rows[:50]) for text in captions for word in text.split() if len(word) > 4}
+        indices = shapes.split("train")
+        words = {
+            word for captions in shapes.captions(indices[:50]) for text in captions for word in text.split() if len(word) > 4
+        }
         secrets = [word.encode() for word in words] + [str(shapes.path).encode(), str(one.folder).encode()]
         secrets += [
-            shapes.images(rows[:1], 16).numpy().tobytes()[:64],
-            *(bytes(key.tobytes()) for key in shapes.keys[rows[:50]]),
+            shapes.images(indices[:1], 16).numpy().tobytes()[:64],
+            *(bytes(key.tobytes()) for key in shapes.keys[indices[:50]]),
         ]
         secrets += [key._secret for key in one.identities] + [Randomness.from_seed(100 + n).master for n in range(SITES)]
         assert not [secret for secret in secrets if secret in sent]

@@ -1,7 +1,7 @@
 """Sees every function that reads a trainable parameter during a forward pass, and applies the rule of that function.
 
 The forward pass runs on detached parameters: autograd then computes gradients of activations only, and a hook on each layer's
-output hands its gradient to the layer's rule as it comes. Nothing is put on the model; several threads may watch one model.
+output hands its gradient to the layer's rule as it comes. Nothing is put on the model; several threads may recorder one model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Source = Target | AdaptedWeight
 Terms = Callable[[Tensor], Iterable[Term]]
 
 
-class Watch(TorchFunctionMode):
+class Recorder(TorchFunctionMode):
     """A forward pass whose layers keep what their parameters' gradients need, group by group.
 
     Args:
@@ -43,7 +43,7 @@ class Watch(TorchFunctionMode):
         self._sources = {id(tensor): (tensor, source) for tensor, source in sources}
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Called in place of every function of torch while the watch is on."""
+        """Called in place of every function of torch while the recorder is on."""
         kwargs = kwargs or {}
         if not any(id(value) in self._sources for value in _tensors((args, kwargs))):
             return func(*args, **kwargs)
