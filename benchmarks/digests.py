@@ -49,6 +49,13 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "logit": ({"bounding": {"method": "logit", **OWN}}, ()),
     "released": ({"bounding": {"method": "released", **OWN}}, ()),
     "dpcl": ({"bounding": {"method": "dpcl", **OWN}, "privacy": {"accountant": None}}, ()),
+    "public": (
+        {
+            "bounding": {"method": "public", "group_size": None},
+            "public": {"source": "shapes", "generated": 64, "half": "first"},
+        },
+        (),
+    ),
     "none": ({"bounding": {"method": "none"}, "privacy": NO_NOISE}, ()),
     "images": (IMAGE_RUN, ()),
     "batch normalisation": ({**IMAGE_RUN, "model": {**IMAGES, "normalisation": "batch"}}, ()),

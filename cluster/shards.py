@@ -11,7 +11,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from cluster.sharded_vector import ShardedVector, shard_model
 from cluster.sharding import ShardedEngine
 from dpfed.models.parameters import TrainableVector
-from dpfed.objectives import loss_of
 from dpfed.runs.assembly import Components
 from dpfed.runs.resolution import pick_device
 
@@ -56,7 +55,8 @@ def shard(parts: Components) -> tuple[Shards, nn.Module, ShardedEngine]:
     device = pick_device(parts.config.training.device)
     model = copy.deepcopy(parts.model) if dist.get_rank() == 0 else parts.model
     shard_model(model, init_device_mesh(device.type, (dist.get_world_size(),)))
+    config = parts.config
     engine = ShardedEngine(
-        model, parts.config.training.precision, loss_of(parts.config.objective), dummy_batch=parts.dummy_batch(device)
+        model, config.training.precision, parts.plan.method.loss(config), dummy_batch=parts.dummy_batch(device)
     )
     return Shards(parts.model, engine.vector), model, engine

@@ -41,6 +41,21 @@ def tiny(shapes) -> dict:
     }
 
 
+@pytest.fixture(scope="session")
+def public_store(tmp_path_factory) -> RecordStore:
+    """60 generated records that are no records of `shapes`."""
+    path = tmp_path_factory.mktemp("public") / "shapes"
+    write_shapes(path, train=60, validation=0, test=0, seed=9)
+    return RecordStore.open(path)
+
+
+@pytest.fixture
+def tiny_public(tiny, public_store) -> dict:
+    """The same with public contrast."""
+    bounding = {"method": "public", "engine": "loop", "microbatch": 32}
+    return {**tiny, "bounding": bounding, "public": {"path": str(public_store.path)}}
+
+
 @pytest.fixture
 def tiny_config(tiny) -> Config:
     return parse_config(tiny)

@@ -25,6 +25,7 @@ from dpfed.config.sections import (
     ObjectiveConfig,
     OptimizerConfig,
     PrivacyConfig,
+    PublicConfig,
     Section,
     TextViewsConfig,
     TrainingConfig,
@@ -50,6 +51,7 @@ class Config(Section):
     adaptation: AdaptationConfig = AdaptationConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     bounding: BoundingConfig = BoundingConfig()
+    public: PublicConfig = PublicConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()

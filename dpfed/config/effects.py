@@ -55,7 +55,7 @@ def _finds_store(c: Config) -> bool:
 def _writes_store(c: Config) -> bool:
     from dpfed.places import is_url
 
-    if c.data.source in ("shapes", "scenes"):
+    if c.data.source in ("shapes", "scenes") or (_method(c).public_records and c.public.source == "shapes"):
         return True
     return (c.data.path is not None and is_url(c.data.path)) or (_imports(c) and not _finds_store(c))
 
@@ -151,12 +151,26 @@ _RULES = (
         "it contrasts the whole batch; set bounding.method = 'group'",
     ),
     Rule(
+        "bounding.group_size bounding.max_group_size",
+        "bounding.method",
+        lambda c: not _method(c).public_records,
+        "every record makes a group of its own; set public.records, or bounding.method = 'group'",
+    ),
+    Rule(
+        "public.records public.source public.path public.digest public.generated public.half",
+        "bounding.method",
+        lambda c: _method(c).public_records,
+        "no public record joins a group; set bounding.method = 'public'",
+    ),
+    needs("public.path public.digest", "public.source", "store"),
+    needs("public.generated public.half", "public.source", "shapes"),
+    Rule(
         "bounding.max_batch",
         "bounding.method",
         lambda c: _method(c).capped,
         "its batch needs no cap; set bounding.method = 'batch', 'sample' or 'logit'",
     ),
-    needs("bounding.engine", "bounding.method", "group", "none", why="it has its own engine; "),
+    needs("bounding.engine", "bounding.method", "group", "public", "none", why="it has its own engine; "),
     needs("bounding.engine", "training.sharding", "none", why="a sharded model has its own engine; "),
     Rule(
         "bounding.clip_norm privacy.epsilon privacy.noise_multiplier privacy.delta privacy.accountant",

@@ -189,6 +189,17 @@ class BoundingConfig(Section):
         return method
 
 
+class PublicConfig(Section):
+    """Public records that join the group of every drawn record (bounding.method = 'public')."""
+
+    records: int = Field(3, ge=1, le=1024, description="M: public records in every group")
+    source: Literal["store", "shapes"] = Field("store", description="a record store, or generated captioned shapes")
+    path: str | None = Field(None, description="source = 'store': a record store that is marked public")
+    digest: str | None = Field(None, description="a run writes it: the fingerprint of the store's records")
+    generated: int = Field(20_000, ge=16, le=10_000_000, description="source = 'shapes': how many records to generate")
+    half: Literal["all", "first", "second"] = Field("all", description="source = 'shapes': half of the colours")
+
+
 class PrivacyConfig(Section):
     """The promise. Give `epsilon` (the noise is calibrated) or `noise_multiplier` (epsilon follows)."""
 

@@ -62,13 +62,27 @@ def open_records(
         raise UserError(f"unknown data.source {config.source!r}; {nearest(config.source, sources)}")
     size = _stored_size(config) if interpolation == _SQUARED[1] else None
     store = _from_path(config, config.source, progress, owner, owners, size)
-    if store.resized and (config.resize, interpolation) not in (_SQUARED, ("model", _SQUARED[1])):
+    refuse_other_squares(store, config.resize, interpolation)
+    return store
+
+
+def refuse_other_squares(store: RecordStore, resize: str, interpolation: str) -> None:
+    """Refuses a store of squares that were made in another way than the model's own.
+
+    Args:
+        store: the records.
+        resize: how an image becomes square.
+        interpolation: how the model wants images scaled.
+
+    Raises:
+        UserError: saying how they were made.
+    """
+    if store.resized and (resize, interpolation) not in (_SQUARED, ("model", _SQUARED[1])):
         raise UserError(
             f"the images of {store.path} were cropped to squares of {store.size} pixels and scaled bicubically when they were "
-            f"imported, and this run wants resize '{config.resize}' with {interpolation} scaling, as stock open_clip would "
+            f"imported, and this run wants resize '{resize}' with {interpolation} scaling, as stock open_clip would "
             "show them to its model: import the data again without --size."
         )
-    return store
 
 
 def _from_path(

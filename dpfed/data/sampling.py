@@ -26,10 +26,12 @@ class StepDraw:
     Attributes:
         indices: ``(n,)`` int64 indices of the store; the members of a group are adjacent.
         starts: ``(G + 1,)`` int64; group g is ``indices[starts[g]:starts[g + 1]]``. Empty groups are left out.
+        keys: ``(G,)`` uint64, where every record (or unit) makes a group of its own: its key. ``None``: groups are drawn.
     """
 
     indices: np.ndarray
     starts: np.ndarray
+    keys: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -127,13 +129,18 @@ def draw_step(
         units: ``(n,)`` uint64 keys of their units; ``None`` where each record is protected for itself.
 
     Returns:
-        The drawn records by group; possibly none at all. All records of one unit are in one group.
+        The drawn records by group; possibly none at all. All records of one unit are in one group. Where public records join
+        the groups, no two records (or units) share one.
     """
     if groups == 0:
         return StepDraw(indices[:0], np.zeros(1, np.int64))
-    uniforms = randomness.per_record("sample", step, keys if units is None else units, 2)
-    drawn = plan.sampler.draw(randomness, step, keys if units is None else units, uniforms[:, 0])
-    group = np.minimum((uniforms[drawn, 1] * groups).astype(np.int64), groups - 1)
+    protected, alone = keys if units is None else units, plan.method.public_records
+    uniforms = randomness.per_record("sample", step, protected, 2)
+    drawn = plan.sampler.draw(randomness, step, protected, uniforms[:, 0])
+    if alone:
+        _, group = np.unique(protected[drawn], return_inverse=True)
+    else:
+        group = np.minimum((uniforms[drawn, 1] * groups).astype(np.int64), groups - 1)
     if units is not None:
         _, unit = np.unique(units[drawn], return_inverse=True)
         kept = _least(unit, randomness.per_record("unit", step, keys[drawn], 1)[:, 0], plan.per_unit)
@@ -145,7 +152,8 @@ def draw_step(
         kept = _least(group, randomness.per_record("cap", step, keys[drawn], 1)[:, 0], plan.cap)
         drawn, group = drawn[kept], group[kept]
     starts = np.flatnonzero(np.diff(group, prepend=-1))
-    return StepDraw(indices[drawn], np.append(starts, len(drawn)).astype(np.int64))
+    made_by = protected[drawn[starts]] if alone else None
+    return StepDraw(indices[drawn], np.append(starts, len(drawn)).astype(np.int64), made_by)
 
 
 def _least(number: np.ndarray, priority: np.ndarray, most: int) -> np.ndarray:

@@ -39,6 +39,7 @@ class SiteSettings(Section):
     weights: str | None = Field(None, description="this site's copy of model.weights")
     architecture: str | None = Field(None, description="this site's copy of model.architecture, where that is a file or folder")
     anchors: str | None = Field(None, description="this site's copy of model.anchors")
+    public: str | None = Field(None, description="this site's copy of public.path")
     budget: float | None = Field(None, gt=0, description="the largest epsilon that the site agrees to")
     delta: float | None = Field(None, gt=0, lt=1, description="the largest delta that the site agrees to; default 1/N")
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dpfed.objectives.objective import GroupLoss, Objective
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dpfed.config import ObjectiveConfig
 
 __all__ = ["OBJECTIVES", "GroupLoss", "Objective", "keys_of_losses", "loss_of"]
@@ -23,9 +26,31 @@ def _found() -> dict[str, Objective]:
 OBJECTIVES: dict[str, Objective] = _found()
 
 
-def loss_of(objective: ObjectiveConfig) -> GroupLoss:
-    """The loss of one group that a configuration names, with the options that it gives."""
-    return functools.partial(objective.loss.loss, options=objective.options)
+def loss_of(objective: ObjectiveConfig, public: int = 0) -> GroupLoss:
+    """The loss of one group that a configuration names, with the options that it gives.
+
+    Args:
+        objective: of a configuration.
+        public: so many records at the end of each group are public: the loss is then the others' own terms. For losses that
+            have such terms, see `Objective.own_terms`.
+    """
+    loss = functools.partial(objective.loss.loss, options=objective.options)
+    return functools.partial(_own_terms, loss, public) if public else loss
+
+
+def _own_terms(
+    loss: Callable[..., Tensor],
+    public: int,
+    embeddings: dict[str, Tensor],
+    present: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    """The terms of the records of a group that stand before its public ones; padding comes last."""
+    import torch
+
+    own = torch.arange(len(present), device=present.device) < present.sum() - public
+    return loss(embeddings, present, temperature, bias, counted=own)
 
 
 def keys_of_losses() -> dict[str, tuple[str, ...]]:

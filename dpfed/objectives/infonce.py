@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _ABSENT = -1e9
 
 
-def infonce(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tensor) -> Tensor:
+def infonce(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tensor, counted: Tensor | None = None) -> Tensor:
     """Each anchor finds its own first view among the group's: one direction of the contrast.
 
     The denominator of record i holds its positive and, for every *other* record j of the group, j's first view and its N_a
@@ -28,9 +28,10 @@ def infonce(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tenso
         others: ``(S, 1 + N_a, D)`` L2-normalised embeddings; view 0 is the positive of the anchor with the same index.
         present: ``(S,)`` bool, False for padding, which neither contrasts nor is contrasted with.
         temperature: scalar.
+        counted: ``(S,)`` bool, the anchors whose terms are added up; ``None``: all that are present.
 
     Returns:
-        Sum over the records that are present; exactly 0 for a group of one.
+        Sum over the records that are present, or counted; exactly 0 for a group of one.
     """
     import torch
 
@@ -42,7 +43,7 @@ def infonce(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tenso
     usable = (present[None, :, None] & ~own) | (own & positive)
     logits = similarity.masked_fill(~usable, _ABSENT).reshape(size, size * views)
     losses = torch.logsumexp(logits, dim=1) - similarity[:, :, 0].diagonal()
-    return torch.where(present, losses, 0.0).sum()
+    return torch.where(present if counted is None else counted, losses, 0.0).sum()
 
 
 def group_loss(
@@ -52,6 +53,7 @@ def group_loss(
     bias: Tensor | None = None,
     *,
     options: ContrastOptions | None = None,
+    counted: Tensor | None = None,
 ) -> Tensor:
     """The loss of one group, in both directions.
 
@@ -64,18 +66,22 @@ def group_loss(
         temperature: scalar.
         bias: ignored: a softmax does not see what is added to every logit.
         options: ignored: model and views have them.
+        counted: ``(S,)`` bool, the records whose terms are added up; ``None``: all that are present.
 
     Returns:
-        Scalar: the sum over both directions and all records that are present.
+        Scalar: the sum over both directions and all records that are present, or counted.
     """
     import torch
+
+    def found(anchors: Tensor, others: Tensor) -> Tensor:
+        return infonce(anchors, others, present, temperature, counted)
 
     images = embeddings["image"]
     if "text" in embeddings:
         texts = embeddings["text"]
-        return infonce(images[:, 0], texts, present, temperature) + infonce(texts[:, 0], images, present, temperature)
+        return found(images[:, 0], texts) + found(texts[:, 0], images)
     back = torch.cat([images[:, :1], images[:, 2:]], dim=1)
-    return infonce(images[:, 0], images[:, 1:], present, temperature) + infonce(images[:, 1], back, present, temperature)
+    return found(images[:, 0], images[:, 1:]) + found(images[:, 1], back)
 
 
-OBJECTIVE = Objective(title="softmax contrast", loss=group_loss, options=ContrastOptions)
+OBJECTIVE = Objective(title="softmax contrast", loss=group_loss, options=ContrastOptions, own_terms=True)

@@ -47,6 +47,8 @@ class Objective:
             the loss adds no bias to its logits.
         target_network: whether it compares with a slow copy of the model (`dpfed.models.byol`), of one image tower, whose
             embeddings it finds under ``target``; it wants a key ``momentum``.
+        own_terms: whether it is a sum of terms that each belong to one record, or to a pair; `loss` then takes
+            ``counted``, ``(S,)`` bool, the records whose terms are added up (default: all that are present).
         images_only: whether it compares views of an image, and knows nothing of captions.
         rules: when some of its keys have no effect although the loss is chosen.
     """
@@ -57,6 +59,7 @@ class Objective:
     unit_length: bool = True
     bias: Callable[[int], float] | None = None
     target_network: bool = False
+    own_terms: bool = False
     images_only: bool = False
     rules: tuple[Rule, ...] = ()
 

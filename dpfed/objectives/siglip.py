@@ -33,7 +33,9 @@ def _start(records: int) -> float:
     return -math.log(max(1, records - 1))
 
 
-def repulsion(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tensor, bias: Tensor) -> Tensor:
+def repulsion(
+    anchors: Tensor, others: Tensor, present: Tensor, temperature: Tensor, bias: Tensor, counted: Tensor | None = None
+) -> Tensor:
     """The negative decisions: each anchor against all views of every *other* record.
 
     Args:
@@ -42,6 +44,7 @@ def repulsion(anchors: Tensor, others: Tensor, present: Tensor, temperature: Ten
         present: ``(S,)`` bool, False for padding.
         temperature: scalar.
         bias: scalar, added to every logit.
+        counted: ``(S,)`` bool; pairs of two records that are not counted are left out. ``None``: no pair is.
 
     Returns:
         Sum over the ordered pairs of records that are present; a record is never pushed from its own views.
@@ -52,6 +55,8 @@ def repulsion(anchors: Tensor, others: Tensor, present: Tensor, temperature: Ten
     logits = torch.einsum("sd,tnd->stn", anchors, others) / temperature + bias
     own = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)
     pairs = present[:, None] & present[None, :] & ~own
+    if counted is not None:
+        pairs = pairs & (counted[:, None] | counted[None, :])
     return torch.where(pairs[:, :, None], -logsigmoid(-logits), 0.0).sum()
 
 
@@ -62,6 +67,7 @@ def group_loss(
     bias: Tensor | None,
     *,
     options: Options | None = None,
+    counted: Tensor | None = None,
 ) -> Tensor:
     """The loss of one group.
 
@@ -75,6 +81,7 @@ def group_loss(
         temperature: scalar, divides the cosine similarities.
         bias: scalar, added to every logit; see `_start` for where it starts.
         options: ignored: model and views have them.
+        counted: ``(S,)`` bool, the records whose pairs are added up, with whomever; ``None``: all that are present.
 
     Returns:
         Scalar: the sum over all pairs of records that are present; exactly 0 for a group of one, as it has no negatives.
@@ -91,12 +98,12 @@ def group_loss(
     else:
         first, second, more_first, more_second = images[:, 0], images[:, 1], images[:, 2:], images[:, 2:]
     positives = -logsigmoid((first * second).sum(dim=1) / temperature + bias)
-    attraction = torch.where(present, positives, 0.0).sum()
+    attraction = torch.where(present if counted is None else counted, positives, 0.0).sum()
     candidates = torch.cat([second[:, None], more_second], dim=1)
-    negatives = repulsion(first, candidates, present, temperature, bias)
-    negatives = negatives + repulsion(second, more_first, present, temperature, bias)
+    negatives = repulsion(first, candidates, present, temperature, bias, counted)
+    negatives = negatives + repulsion(second, more_first, present, temperature, bias, counted)
     # A positive alone would pull without a push, and teach the model to say yes to everything.
     return torch.where(present.sum() > 1, attraction + negatives, 0.0)
 
 
-OBJECTIVE = Objective(title="sigmoid contrast, pair by pair", loss=group_loss, options=Options, bias=_start)
+OBJECTIVE = Objective(title="sigmoid contrast, pair by pair", loss=group_loss, options=Options, bias=_start, own_terms=True)

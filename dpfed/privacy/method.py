@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from dpfed.errors import UserError
+from dpfed.objectives import GroupLoss, loss_of
 from dpfed.privacy.accounting import Accountant
 from dpfed.privacy.samplers import PoissonSampler, Sampler
 from dpfed.schema.section import NoOptions, Section
@@ -99,6 +100,8 @@ class Method:
             name of the loss, and refuses all others.
         numbers: the method's public numbers, of a configuration and its checked options; they become a part of the plan.
             Refuses a configuration that the method cannot bound.
+        public_records: every drawn record (or unit) makes a group of its own, which public records join; the section
+            ``[public]`` says which. The loss of a group is then the private records' own terms.
         picks_engine: ``bounding.engine`` chooses among `dpfed.bounding.engines`; otherwise the method has one of its own.
         units: whether the sensitivity also holds for units of several records.
         private: whether there is clipping and noise at all.
@@ -120,6 +123,7 @@ class Method:
     releases: Callable[[PrivacyPlan], int] = _one
     options: type[Section] | Mapping[str, type[Section]] = NoOptions
     numbers: Callable[[Config, Any], dict[str, Any]] = _no_numbers
+    public_records: bool = False
     picks_engine: bool = False
     units: bool = False
     private: bool = True
@@ -133,6 +137,16 @@ class Method:
             UserError: for a loss, an option or a setting that the method cannot take.
         """
         return self.numbers(config, options_of(config))
+
+    def contrasted(self, config: Config) -> int:
+        """How many records are contrasted with each other, as a rule: those of a group, public ones included, or the batch."""
+        if self.public_records:
+            return 1 + config.public.records
+        return config.privacy.batch if self.whole_batch else config.bounding.group_size
+
+    def loss(self, config: Config) -> GroupLoss:
+        """The loss of one group."""
+        return loss_of(config.objective, config.public.records if self.public_records else 0)
 
 
 @functools.cache

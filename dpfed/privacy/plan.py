@@ -59,7 +59,7 @@ class PrivacyPlan:
     Args:
         records: N, number of training records (or units).
         batch: B, expected records (or units) in a step.
-        group_size: S, expected records (or units) in a group.
+        group_size: S, expected records (or units) in a group; public ones that join it do not count.
         clip_norm: C, largest L2 norm of what the method clips, such as one group's gradient.
         steps: T.
         noise_multiplier: sigma, noise over sensitivity.
@@ -216,7 +216,7 @@ class PrivacyPlan:
             noise_multiplier=sigma,
             delta=default_delta_of(records) if privacy.delta is None else privacy.delta,
             target_epsilon=privacy.epsilon,
-            group_size=bounding.group_size,
+            group_size=1 if method.public_records else bounding.group_size,
             clip_norm=bounding.clip_norm,
             max_group_size=bounding.max_group_size,
             accountant=privacy.accountant if privacy.accountant in method.accountants else method.accountants[0],
@@ -282,6 +282,11 @@ class PrivacyPlan:
     def divisor(self) -> int:
         """What every noisy sum is divided by, public: K, as a rule."""
         return self.method.divisor(self)
+
+    @property
+    def longest_sum(self) -> float:
+        """The largest L2 norm that the sum can have without noise, for all practical purposes."""
+        return self.method.spread(self) * self.sensitivity
 
     @property
     def cap(self) -> int | None:

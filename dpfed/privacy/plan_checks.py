@@ -74,12 +74,16 @@ def _check_method(plan: PrivacyPlan) -> None:
     else:
         require(plan.max_batch is None, f"max_batch is a cap that method '{name}' does not need: leave it out")
     require(
+        not plan.method.public_records or (plan.group_size == 1 and plan.max_group_size is None),
+        f"every record makes a group of its own with method '{name}': group_size must be 1, and there is no max_group_size",
+    )
+    require(
         not plan.method.whole_batch or plan.max_group_size is None,
         f"max_group_size is for groups, and method '{name}' has none",
     )
     require(
         plan.method.units or plan.unit == "record",
-        f"the sensitivity of method '{name}' is for single records: privacy.unit = 'user' needs 'group' or 'batch'",
+        f"the sensitivity of method '{name}' is for single records: privacy.unit = 'user' needs 'group', 'batch' or 'public'",
     )
 
 

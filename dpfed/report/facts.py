@@ -36,7 +36,7 @@ class CardFacts:
         sound: whether the method's claim holds; a run of one that does not gets no card, but a page that says so.
         grouping: how sampled records come into groups.
         groups: K, public.
-        group_size: S, expected; ``None``: the whole batch is contrasted.
+        group_size: S, expected; ``None``: no groups are drawn.
         max_group_size: the cap, None where there is none.
         clip_norm: C; infinity where nothing was clipped.
         noise_multiplier: sigma.

@@ -12,6 +12,10 @@ AUDITS = (
     "The audits of this run (`dpfed audit`): the figures in `audit/` are exact functions of training records. Epsilon does not "
     "cover them."
 )
+PUBLIC_RECORDS = (
+    "The public records that join every group: the model may remember them. That they were chosen without looking at the "
+    "training records is up to whoever chose them."
+)
 NOT_PROTECTED = (
     "Evaluation figures: they are exact functions of held-out records and labels.",
     "Other runs on the same records, such as a search for good settings, even if they were thrown away: they spend budget "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from torch import nn
 from dpfed.bounding.engines import Engine, GroupBatch, require_fitting
 from dpfed.config import Config
 from dpfed.config.resolved import ResolvedConfig
+from dpfed.data.public_records import Companions
 from dpfed.data.sampling import owner_keys, protected_count, unit_keys
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ViewMaker
@@ -24,7 +26,6 @@ from dpfed.evaluation.suite import Evaluation, Which, evaluate, tasks_of
 from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.validation import check_independence, random_group, validate
-from dpfed.objectives import loss_of
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.plan import PrivacyPlan
@@ -32,7 +33,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
 from dpfed.runs.foresight import foresee, guarded, refuse_many_owners
-from dpfed.runs.records import records_of
+from dpfed.runs.records import public_records_of, records_of
 from dpfed.training.checkpoint import load_weights
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.memory import require_memory
@@ -74,6 +75,7 @@ class Components:
         owner: which of the data owners this process is: 0 .. owners - 1.
         owners: how many there are; they share the plan's K groups.
         terms: of the federation, if there is one; then the plan is the federation's, and the store this party's own.
+        public: the public records that join every group, where the method has any.
     """
 
     config: ResolvedConfig
@@ -86,6 +88,7 @@ class Components:
     owner: int = 0
     owners: int = 1
     terms: Terms | None = None
+    public: RecordStore | None = None
 
     @property
     def device(self) -> torch.device:
@@ -94,8 +97,11 @@ class Components:
 
     def read(self, indices: np.ndarray) -> torch.Tensor:
         """Images of indices of the store, as the model wants them: uint8 ``(n, 3, size, size)``."""
+        return self._read(self.store, indices)
+
+    def _read(self, store: RecordStore, indices: np.ndarray) -> torch.Tensor:
         wanted = self.preprocessing
-        return self.store.images(indices, image_size(self.config), resize=wanted.resize, interpolation=wanted.interpolation)
+        return store.images(indices, image_size(self.config), resize=wanted.resize, interpolation=wanted.interpolation)
 
     def view_maker(self, augmentations: int | None = None) -> ViewMaker:
         """Makes the views of training.
@@ -103,8 +109,18 @@ class Components:
         Args:
             augmentations: N_a, further views of each image; default: those of the configuration.
         """
-        count = views_per_image(self.config, augmentations)
-        return ViewMaker(self.store, self.read, self.views, count, self.tokenizer, TextViews(self.config.text_views))
+        return self._views_of(self.store, views_per_image(self.config, augmentations))
+
+    def _views_of(self, store: RecordStore, count: int) -> ViewMaker:
+        read, texts = functools.partial(self._read, store), TextViews(self.config.text_views)
+        return ViewMaker(store, read, self.views, count, self.tokenizer, texts)
+
+    def _companions(self) -> Companions | None:
+        """The public records that join every group."""
+        if self.public is None:
+            return None
+        views = self._views_of(self.public, views_per_image(self.config))
+        return Companions(views, self.public.split("train"), self.config.public.records)
 
     def worker(
         self,
@@ -140,6 +156,7 @@ class Components:
             owners=self.owners if self.terms is None else len(self.terms.sites),
             observe=observe,
             units=None if units is None else units[indices],
+            companions=self._companions(),
         )
 
     def _share(self) -> Share:
@@ -234,12 +251,13 @@ def assemble(
         plan.require_finite()
     refuse_many_owners(plan, owners)
     tasks_of(store, config)
+    public = public_records_of(config, store)
     sharded = config.training.sharding != "none"
     model.to("cpu" if sharded else device)
     views = ImageViews(config.views, preprocessing)
-    parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms)
+    parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms, public)
     if engine == "layerwise" and not sharded:  # it has rules for kinds of layers, and must not misread one
-        require_fitting(engine, model, parts.dummy_batch(device), config.training.precision, loss_of(config.objective))
+        require_fitting(engine, model, parts.dummy_batch(device), config.training.precision, method.loss(config))
     return parts
 
 

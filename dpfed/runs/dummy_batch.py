@@ -24,9 +24,13 @@ def dummy_batch(config: Config, plan: PrivacyPlan, tokenizer: Tokenizer | None, 
         tokenizer: of models that read text.
         device: where the batch is to be.
     """
-    groups = max(1, min(plan.groups, config.bounding.microbatch // plan.group_size, 128))
+    public = config.public.records if plan.method.public_records else 0
+    groups = max(1, min(plan.groups, config.bounding.microbatch // (plan.group_size + public), 128))
     generator = torch.Generator().manual_seed(0)
-    sizes = torch.poisson(torch.full((groups,), float(plan.group_size)), generator=generator).clamp(1).int()
+    if public:
+        sizes = torch.full((groups,), plan.group_size + public)
+    else:
+        sizes = torch.poisson(torch.full((groups,), float(plan.group_size)), generator=generator).clamp(1).int()
     records, size, count = int(sizes.sum()), image_size(config), views_per_image(config)
     views = {"image": torch.randn(records, count, 3, size, size, generator=generator).to(device)}
     if tokenizer:
@@ -38,7 +42,7 @@ def dummy_batch(config: Config, plan: PrivacyPlan, tokenizer: Tokenizer | None, 
 
 def largest_pass(config: Config, plan: PrivacyPlan) -> int:
     """Records of a pass that is about as large as training will make, as far as trying it out is cheap."""
-    expected = plan.batch if plan.method.whole_batch else plan.group_size
+    expected = plan.method.contrasted(config)
     records = min(expected + math.ceil(4 * math.sqrt(expected)), plan.cap or plan.records)
     if plan.method.whole_batch:
         records = min(records, config.bounding.microbatch)

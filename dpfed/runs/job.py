@@ -88,7 +88,7 @@ def begin(
     parts = assemble(resolve(config, watcher), randomness, watcher, owners=owners, terms=terms)
     refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
     say_what_is_trained(parts, watcher)
-    files = {RunDirectory.PROVENANCE: began(parts.store, parts.config.data), **(files or {})}
+    files = {RunDirectory.PROVENANCE: began(parts.store, parts.config.data, parts.public), **(files or {})}
     if terms:
         files[RunDirectory.TERMS] = terms.text
     return Job(RunDirectory.create(folder, parts.config, randomness, files), parts, randomness)

@@ -26,6 +26,7 @@ from dpfed.report.marks import (
     LABELLED_BANK,
     NOT_PRIVATE,
     NOT_PROTECTED,
+    PUBLIC_RECORDS,
     RAW_DIAGNOSTICS,
     STARTING_WEIGHTS,
     UNSOUND,
@@ -188,6 +189,10 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
     if plan.method.whole_batch:
         grouping = f"all drawn {protected}s make one batch"
         grouping += "" if plan.max_batch is None else f"; of more than {plan.max_batch:,}, so many are kept"
+    if plan.method.public_records:
+        grouping = (
+            f"every drawn {protected} makes a group of its own, which M = {plan.options['public_records']} public records join"
+        )
     if plan.unit == "user":
         where = " at one site" if parts.terms else ""
         unit = f"one {protected}: all records{where} that share a value of '{protected}' (a record that names none stands for "
@@ -215,7 +220,7 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         method=f"{plan.method.title}: {plan.method.claim}",
         grouping=grouping,
         groups=plan.groups,
-        group_size=None if plan.method.whole_batch else plan.group_size,
+        group_size=None if plan.method.whole_batch or plan.method.public_records else plan.group_size,
         max_group_size=plan.max_group_size,
         clip_norm=plan.bound,
         noise_multiplier=plan.noise_multiplier,
@@ -263,7 +268,8 @@ def _unit_name(parts: Components) -> str | None:
 def _not_protected(parts: Components, trained: Trained, disclosed: Collection[str]) -> tuple[str, ...]:
     if not parts.plan.promises:
         return ("All records.",)
-    starting = () if trained.start == "random" else (STARTING_WEIGHTS,)
+    starting: tuple[str, ...] = () if trained.start == "random" else (STARTING_WEIGHTS,)
+    starting += (PUBLIC_RECORDS,) * parts.plan.method.public_records
     return (*starting, *NOT_PROTECTED, *([AUDITS] if AUDITED in disclosed else []))
 
 

@@ -28,4 +28,7 @@ def with_absolute_paths(config: Config) -> Config:
         prefix = LOCAL_DIR if name.startswith(LOCAL_DIR) else ""
         place = Path(name.removeprefix(LOCAL_DIR)).expanduser().resolve()
         model = model.model_copy(update={"architecture": f"{prefix}{place}"})
-    return config.model_copy(update={"data": data, "model": model})
+    public = config.public
+    if public.path is not None and not is_url(public.path):
+        public = public.model_copy(update={"path": str(Path(public.path).expanduser().resolve())})
+    return config.model_copy(update={"data": data, "model": model, "public": public})

@@ -29,10 +29,18 @@ _ID_CHARACTERS = 16
 NO_DURATION = "not written: how long a step takes depends on which records it drew, and no epsilon covers that"
 
 
-def began(store: RecordStore, config: DataConfig) -> str:
-    """What a run writes of itself when it begins: the text of its ``provenance.json``."""
+def began(store: RecordStore, config: DataConfig, public: RecordStore | None = None) -> str:
+    """What a run writes of itself when it begins: the text of its ``provenance.json``.
+
+    Args:
+        store: the records.
+        config: says what they are.
+        public: the public records that join every group, if any do.
+    """
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     facts = {"began": day, "data": data_facts(store, config), "environments": [environment()]}
+    if public is not None:
+        facts["public"] = {"name": public.name, "records": public.training_records, "fingerprint": public.contents}
     return json.dumps(facts, indent=1) + "\n"
 
 
@@ -114,6 +122,9 @@ def rows(identity: str, facts: dict[str, Any] | None, federation: bool = False) 
     yield "Its fingerprint", _fingerprint(data)
     if federation:
         yield "Training data sets", "at the sites; `dpfed data inspect STORE` shows each site its own fingerprint"
+    if public := facts.get("public"):
+        yield "Public records in every group", f"of {public['name']}, {public['records']:,} records"
+        yield "Their fingerprint", f"{public['fingerprint']} (`dpfed data inspect STORE --check` computes it again)"
     for number, made in enumerate(facts["environments"]):
         suffix = " (resumed)" if number else ""
         versions = ", ".join(f"{package} {version}" for package, version in made["versions"].items())

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dpfed.config import Config
 from dpfed.data.importers import Progress
 from dpfed.data.opening import open_records
+from dpfed.data.public_records import open_public, public_fingerprint
 from dpfed.data.store.records import RecordStore
 from dpfed.models.building import preprocessing_of
+from dpfed.privacy.method import method_named
 
 
 def records_of(config: Config, progress: Progress | None = None, owner: int = 0, owners: int = 1) -> RecordStore:
@@ -19,3 +21,25 @@ def records_of(config: Config, progress: Progress | None = None, owner: int = 0,
         owners: how many share the records.
     """
     return open_records(config.data, progress, owner, owners, preprocessing_of(config).interpolation)
+
+
+def public_records_of(config: Config, private: RecordStore) -> RecordStore | None:
+    """Opens the public records that join every group, where the method has any; see `open_public`.
+
+    Args:
+        config: settled.
+        private: the open records of the run.
+    """
+    if not method_named(config.bounding.method).public_records:
+        return None
+    wanted = preprocessing_of(config).interpolation
+    return open_public(config.public, config.data, private, config.model.reads_text, wanted)
+
+
+def public_digest(config: Config) -> str | None:
+    """The fingerprint of a configuration's public records, where they are those of a store; paths must be absolute.
+
+    Raises:
+        UserError: see `public_fingerprint`.
+    """
+    return public_fingerprint(config.public) if method_named(config.bounding.method).public_records else config.public.digest

@@ -1,7 +1,7 @@
 """Where a configuration is completed: `resolve` makes every choice that the user left open, once.
 
-`settle` makes those that are the same on every machine: paths, image size, the way to make images square, a loss's bias, an
-architecture's digest. `resolve` also makes the machine's: device and engine.
+`settle` makes those that are the same on every machine: paths, image size, the way to make images square, a loss's bias, the
+digests of an architecture and of public records. `resolve` also makes the machine's: device and engine.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
 from dpfed.models.building import SIZE, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.validation import validate
-from dpfed.objectives import loss_of
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher
 from dpfed.runs.dummy_batch import dummy_batch
 from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.records import public_digest
 from dpfed.training.memory import require_memory
 
 
@@ -59,13 +59,13 @@ def settle(config: Config) -> Config:
         size = blueprint(config.model).size if config.model.kind == "open_clip" else SIZE
     chosen: dict[str, object] = {}
     if objective.loss.bias is not None and objective.bias is None:
-        together = config.privacy.batch if method_named(config.bounding.method).whole_batch else config.bounding.group_size
-        chosen["bias"] = objective.loss.bias(together)
+        chosen["bias"] = objective.loss.bias(method_named(config.bounding.method).contrasted(config))
     return _with(
         config,
         data={"size": size, "resize": preprocessing_of(config).resize},
         objective=chosen,
         model={"digest": _digest(config.model)},
+        public={"digest": public_digest(config)},
     )
 
 
@@ -96,7 +96,7 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
     validate(model)
     plan, tokenizer = PrivacyPlan.sketch(config), tokenizer_for(config.model)
     batch = dummy_batch(config, plan, tokenizer, device)
-    return fastest_engine(model.to(device), batch, config.training.precision, loss_of(config.objective))
+    return fastest_engine(model.to(device), batch, config.training.precision, plan.method.loss(config))
 
 
 def _refuse_engine(config: Config) -> None:

@@ -47,7 +47,8 @@ def require_memory(config: Config, device: torch.device) -> None:
             f"a model with {parameters:,} parameters takes at least {_size(least)} in training, and there are {_size(there)} "
             "of memory: choose a smaller model (model.architecture, model.width, model.embedding, model.text_width, ...)."
         )
-    records = 2 if method_named(config.bounding.method).whole_batch else max(2, config.bounding.group_size)
+    method = method_named(config.bounding.method)
+    records = 2 if method.whole_batch else max(2, method.contrasted(config))
     views = config.objective.augmentations + (1 if config.model.reads_text else 2)
     size = image_size(config)
     kept = _KEPT / (2 if config.training.precision == "bf16" else 1)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum, clip_norm_in_float32
 from dpfed.bounding.engines import Engine, GroupBatch
+from dpfed.data.public_records import Companions
 from dpfed.data.sampling import StepDraw, draw_step
 from dpfed.data.views.batches import ViewMaker
 from dpfed.errors import UserError
@@ -53,9 +54,10 @@ class Worker:
         owners: how many owners' sums are added up.
         observe: receives raw, private figures of each step; off unless the user asked for them in words.
         units: ``(n,)`` the keys of the records' units where the plan protects units, otherwise ``None``.
+        companions: the public records that join every group, where the method has any.
 
     Raises:
-        ValueError: if the units are missing, or given, against the plan.
+        ValueError: if the units or the companions are missing, or given, against the plan.
     """
 
     def __init__(
@@ -73,14 +75,19 @@ class Worker:
         owners: int = 1,
         observe: GroupObserver | None = None,
         units: np.ndarray | None = None,
+        companions: Companions | None = None,
     ) -> None:
         validate(model)
         temperature_of(model)
         if (plan.unit == "user") != (units is not None):
             raise ValueError(f"the plan protects each {plan.protected}, and units were {'not ' if units is None else ''}given")
+        public = 0 if companions is None else companions.count
+        if plan.options.get("public_records", 0) != public:
+            raise ValueError(f"{public} public records join every group, against the plan's method '{plan.method_name}'")
         self._plan, self._model, self._engine, self._views, self._prefetch_images = plan, model, engine, views, views.prefetch
-        self._indices, self._keys, self._randomness, self._microbatch = indices, keys, randomness, microbatch
+        self._indices, self._keys, self._randomness = indices, keys, randomness
         self._owner, self._observe, self._units = owner, observe, units
+        self._companions, self._microbatch = companions, max(1, microbatch // (1 + public))
         self._groups = plan.groups if groups is None else groups
         self._clip_norm = clip_norm_in_float32(plan.bound, plan.method.spread(plan), owners)
         self._vector = TrainableVector(model)
@@ -115,10 +122,13 @@ class Worker:
         """Adds the clipped gradients of a draw's groups, a microbatch at a time; returns their norms before clipping."""
         norms: list[Tensor] = []
         ranges = draw.microbatches(self._microbatch)
-        self._prefetch_images([draw.between(*groups) for groups in ranges], self._vector.device)
+        self._prefetch_views(draw, ranges, step)
         for first, end in ranges:
             starts = (draw.starts[first : end + 1] - draw.starts[first]).tolist()
             views = self._views(draw.between(first, end), self._randomness, step, self._vector.device)
+            if self._companions and draw.keys is not None:
+                keys = draw.keys[first:end]
+                views, starts = self._companions.joined(views, starts, keys, self._randomness, step, self._vector.device)
             norms.append(self._engine.add_clipped(GroupBatch(views, starts, step), self._clip_norm, total))
         return norms
 
@@ -132,9 +142,14 @@ class Worker:
         """Lets the first images of the next step be read while the sum is on its way and the coordinator works."""
         draw = self._drawn(step)
         self._drawn_ahead = step, draw
-        self._prefetch_images(
-            [draw.between(*groups) for groups in draw.microbatches(self._microbatch)[:1]], self._vector.device
-        )
+        self._prefetch_views(draw, draw.microbatches(self._microbatch)[:1], step)
+
+    def _prefetch_views(self, draw: StepDraw, ranges: list[tuple[int, int]], step: int) -> None:
+        """Says whose images, and whose companions', will be asked for, in order."""
+        self._prefetch_images([draw.between(*groups) for groups in ranges], self._vector.device)
+        if self._companions and draw.keys is not None:
+            keys = [draw.keys[first:end] for first, end in ranges]
+            self._companions.prefetch(keys, self._randomness, step, self._vector.device)
 
     def _raw_figures(self, records: int, norms: list[Tensor], total: Tensor) -> dict[str, float | None]:
         every = torch.cat(norms) if norms else torch.zeros(0)

@@ -109,6 +109,7 @@ def plan(name):
         "bounding": {"method": name, "max_batch": 600 if method_named(name).capped else None},
         "privacy": {"batch": 512, "steps": 2} | ({} if name == "none" else {"noise_multiplier": 1.0}),
     }
+    tree |= {"public": {"source": "shapes"}} if name == "public" else {}
     tree["bounding"] = {key: value for key, value in tree["bounding"].items() if value is not None}
     return PrivacyPlan.from_config(2000, parse_config(tree))
 
@@ -116,6 +117,7 @@ def plan(name):
 # The longest sum of each method: so many pieces of length C.
 PIECES = {
     "group": lambda p: p.groups,
+    "public": lambda p: 2 * p.batch,
     "batch": lambda p: 1,
     "sample": lambda p: p.max_batch,
     "logit": lambda p: p.max_batch * p.options["directions"] * 2 / p.options["temperature"],

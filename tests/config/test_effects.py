@@ -80,6 +80,12 @@ OTHERS = {
     "objective.momentum": (0.3, 0.5),
     "bounding.group_size": (6, 5),
     "bounding.clip_norm": (0.1,),
+    "public.records": (2, 1),
+    "public.source": ("shapes", "store"),
+    "public.path": ("/nowhere/at/all",),
+    "public.digest": ("0123456789abcdef",),
+    "public.generated": (32, 48),
+    "public.half": ("first", "second"),
     "privacy.delta": (1e-7,),
     "privacy.accountant": ("rdp",),
     "optimizer.momentum": (0.3,),
@@ -126,6 +132,10 @@ BASES = {
     "jitter": {"views": {"jitter": 1.0, "grayscale": 1.0, "brightness": 0.0}, "optimizer": SLOWING},
     "images, whole batch": {"model": IMAGE, "bounding": WHOLE, "objective": {"name": "siglip"}, "evaluation": CLASSES},
     "no privacy": {"model": IMAGE, "bounding": {"method": "none", "engine": "loop"}, "privacy": FREE, "evaluation": CLASSES},
+    "public": {
+        "bounding": {"method": "public", "engine": "loop", "microbatch": 32},
+        "public": {"source": "shapes", "generated": 40},
+    },
     "vicreg": {"model": IMAGE, "objective": {"name": "vicreg", "variance": 0.0}, "evaluation": CLASSES},
     "byol": {"model": IMAGE, "objective": {"name": "byol"}, "evaluation": {"split": "none"}},
     "barlow": {"model": RESNET, "objective": {"name": "barlow_twins"}, "evaluation": CLASSES},
@@ -189,7 +199,9 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant):
             if observed(changed(bases[name], [key]), tmp_path / f"run {number}") == before[name]:
                 silent.append((key, name))
         except UserError as error:
-            assert re.search("units|nothing at|no record store at|template|labels", str(error)), f"{key} in {name}: {error}"
+            assert re.search("units|nothing at|no record store at|template|labels|give public.path", str(error)), (
+                f"{key} in {name}: {error}"
+            )
     assert silent == [("text_views.sentence_swap", "pairs")], "each of these captions is one sentence"
     assert len(tried) > 40
 
@@ -212,6 +224,9 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant):
         ({"bounding": {"method": "batch", "group_size": 4}}, "it contrasts the whole batch"),
         ({"bounding": {"method": "none"}, "privacy": {"epsilon": 8.0, "delta": 1e-6}}, "'privacy.epsilon' and 'privacy.delta'"),
         ({"bounding": {"method": "dpcl"}, "privacy": {"accountant": "rdp"}}, "accounted for by RDP alone"),
+        ({"public": {"records": 7}}, "set bounding.method = 'public'"),
+        ({"bounding": {"method": "public", "group_size": 4}}, "every record makes a group of its own"),
+        ({"bounding": {"method": "public"}, "public": {"generated": 99}}, "set public.source = 'shapes'"),
         ({"optimizer": {"momentum": 0.8}}, "set optimizer.name = 'sgd' or 'lars'"),
         ({"optimizer": {"warmup": 99, "schedule": "cosine"}}, "optimizer.schedule"),
         ({"optimizer": {"warmup": 101}}, "optimizer.warmup = 101 never ends with privacy.steps = 100"),
@@ -287,6 +302,12 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
     (of("objective", name="byol"), {}, "objective.momentum"),
     ({}, of("bounding", method="batch"), "bounding.engine bounding.group_size bounding.max_group_size"),
     (of("bounding", method="sample"), {}, "bounding.max_batch"),
+    (
+        of("bounding", method="public"),
+        {},
+        "public.digest public.path public.records public.source",
+    ),
+    ({}, of("bounding", method="public"), "bounding.group_size bounding.max_group_size"),
     (
         {},
         of("bounding", method="none"),

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def group_engine(build: Build) -> Engine:
     """The configured engine for gradients of groups."""
     from dpfed.bounding.engines import build_engine
-    from dpfed.objectives import loss_of
 
-    config, bounding = build.config, build.config.bounding
-    return build_engine(bounding.engine, build.model, config.training.precision, loss_of(config.objective), bounding.group_size)
+    config, method = build.config, build.plan.method
+    engine, precision = config.bounding.engine, config.training.precision
+    return build_engine(engine, build.model, precision, method.loss(config), method.contrasted(config))
 
 
 METHOD = Method(

@@ -99,7 +99,9 @@ def write_shapes(path: str | Path, train: int, validation: int, test: int, seed:
                 writer.add(record)
 
 
-def shapes_store(records: int, folder: str | Path, validation: int = 0, test: int = 1000, half: str = "all") -> RecordStore:
+def shapes_store(
+    records: int, folder: str | Path, validation: int = 0, test: int = 1000, half: str = "all", seed: int = 0
+) -> RecordStore:
     """The captioned shapes, generated on first use.
 
     Args:
@@ -108,12 +110,13 @@ def shapes_store(records: int, folder: str | Path, validation: int = 0, test: in
         validation: number of validation records.
         test: number of test records.
         half: see `write_shapes`.
+        seed: another seed gives other records.
 
     Raises:
         UserError: when the store cannot be written or is damaged.
     """
-    path = Path(folder) / f"{_name(half)}-v{_VERSION}-{records}-{validation}-{test}"
-    return open_or_write(path, lambda target: write_shapes(target, records, validation, test, half=half))
+    path = Path(folder) / f"{_name(half)}-v{_VERSION}-{records}-{validation}-{test}{f'-seed-{seed}' * bool(seed)}"
+    return open_or_write(path, lambda target: write_shapes(target, records, validation, test, seed, half))
 
 
 def _name(half: str) -> str:

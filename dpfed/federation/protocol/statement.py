@@ -44,6 +44,10 @@ def statement(terms: Terms) -> Iterator[tuple[str, str]]:
             f"C = {plan.bound:g}, sigma = {plan.noise_multiplier:.6g}"
         ),
     )
+    if plan.method.public_records:
+        public = terms.run_config().public
+        made = f"fingerprint {public.digest}" if public.digest else f"{public.generated:,} generated {public.source}"
+        yield "public records", f"{public.records} join every group, of {made}"
     yield "trust", str(terms.trust_model)
     if seen := message_epsilon(terms):
         yield "one message", seen

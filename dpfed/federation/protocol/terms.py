@@ -89,7 +89,8 @@ class Terms(Section):
         ]
         kept = config.data.model_dump(include=set(_AGREED_DATA))
         model = config.model.model_copy(update={name: _without_folder(getattr(config.model, name)) for name in _FILES})
-        shared = config.model_copy(update={"data": DataConfig(**kept), "model": model})
+        public = config.public.model_copy(update={"path": _without_folder(config.public.path)})
+        shared = config.model_copy(update={"data": DataConfig(**kept), "model": model, "public": public})
         agreed = shared.model_dump(mode="json", exclude_defaults=True)
         return cls._checked({"config": agreed, "plan": plan.as_dict(), "coordinator": coordinator, "sites": sites, **options})
 

@@ -33,4 +33,4 @@ def decoded(content: Content, form: str = "fp32") -> Tensor:
 def grid_of(terms: Terms) -> Grid:
     """The fixed-point grid on which secure sums are added up."""
     plan, trust = terms.privacy_plan, terms.trust_model
-    return Grid.for_sums(plan.groups * plan.bound, trust.carried_std(plan, trust.sites), trust.share_std(plan))
+    return Grid.for_sums(plan.longest_sum, trust.carried_std(plan, trust.sites), trust.share_std(plan))

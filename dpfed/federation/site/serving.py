@@ -64,11 +64,13 @@ def site_config(terms: Terms, settings: SiteSettings) -> Config:
     bounding = config.bounding if settings.engine == "auto" else config.bounding.model_copy(update={"engine": settings.engine})
     files = {name: value for name in ("weights", "architecture", "anchors") if (value := getattr(settings, name))}
     model = config.model.model_copy(update=files)
+    public = config.public if settings.public is None else config.public.model_copy(update={"path": settings.public})
     return config.model_copy(
         update={
             "data": data,
             "bounding": bounding,
             "model": model,
+            "public": public,
             "training": config.training.model_copy(update={"device": settings.device}),
             "evaluation": EvaluationConfig(split="none"),
         }

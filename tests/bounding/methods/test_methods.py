@@ -21,10 +21,12 @@ GUIDE = (Path(__file__).parents[3] / "docs" / "methods.md").read_text(encoding="
 
 def config_for(method: str, **sections) -> Config:
     private = {} if method == "none" else {"epsilon": 8.0}
-    groups = {} if method_named(method).whole_batch else {"group_size": 4}
+    known = method_named(method)
+    groups = {} if known.whole_batch or known.public_records else {"group_size": 4}
     tree = {"bounding": {"method": method, **groups}, "privacy": {"batch": 32, "steps": 2, **private}}
     tree["data"] = {"records": 200, "size": 16}
     tree["model"] = {"kind": "image-text", "width": 4, "text_width": 8, "text_layers": 1, "embedding": 4, "context": 8}
+    tree |= {"public": {"source": "shapes", "generated": 40}} if known.public_records else {}
     return parse_config(tree | sections)
 
 
@@ -41,7 +43,7 @@ def test_the_guide_has_a_row_for_each_and_says_whether_it_is_sound(name):
 def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
     plan, group = (PrivacyPlan.from_config(200, config_for(method)) for method in (name, "group"))
     own = {"method_name", "noise_multiplier", "max_batch", "options", "accountant", "target_epsilon"}
-    own |= {"group_size"} if plan.method.whole_batch else set()
+    own |= {"group_size"} if plan.method.whole_batch or plan.method.public_records else set()
     assert {k: v for k, v in dataclasses.asdict(plan).items() if k not in own} == {
         k: v for k, v in dataclasses.asdict(group).items() if k not in own
     }

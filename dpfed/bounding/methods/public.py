@@ -1,0 +1,63 @@
+"""Public contrast: every private record is contrasted with public ones alone, in a group of its own.
+
+Every drawn record makes a group, which M records of a public set join: a function of the record's key and the step. The loss is
+the record's own terms of the contrast, with itself as anchor in both directions. The gradient flows through all records of the
+group, public ones included, and is clipped to C. (Without it through the public ones, the direction that all records have in
+common fills the clip, and little is learnt.)
+
+**Lemma.** Neighbours D and D' = D + x: the sum moves by at most **C**. The public set is fixed before training and
+holds no record of D'. The group of any record y of D is y itself and public records that y's key chose, with views that are
+functions of the key of each; so its loss and its clipped gradient are the same in D and D'. If x is drawn, D' has one group
+more, and the sum one vector more, of norm C at most. If it is not, the sums are equal. Units: a drawn unit makes one group of
+its (at most `per_unit`) records and M public ones, so D' has again one clipped gradient more. ∎
+
+The bound is tight: a gradient of norm C or longer reaches it. A group of private records moves by 2C, because it is there with
+and without x. The divisor is the expected number of groups, B, which is public; how many there are in a step is not.
+
+What a record can do to the model is bounded whatever the public set is. That the set was not chosen by looking at the private
+records is up to the user. How many groups a Poisson batch makes has no limit; it exceeds 2B + 100 once in 10^60 steps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dpfed.bounding.methods.group import group_engine
+from dpfed.errors import UserError
+from dpfed.objectives import OBJECTIVES
+from dpfed.privacy.method import Method
+from dpfed.schema.section import NoOptions
+
+if TYPE_CHECKING:
+    from dpfed.config import Config
+
+
+def _numbers(config: Config, options: NoOptions) -> dict[str, Any]:
+    if not config.objective.loss.own_terms:
+        able = " or ".join(f"'{name}'" for name, loss in OBJECTIVES.items() if loss.own_terms)
+        raise UserError(
+            f"bounding.method = 'public' adds up a record's own terms of a contrast with public records, and objective.name = "
+            f"'{config.objective.name}' has no such terms: set it to {able}, or choose another method, such as 'group'."
+        )
+    if config.public.source == "store" and config.public.path is None:
+        raise UserError(
+            "bounding.method = 'public' contrasts every record with public ones: give public.path, a record store that was "
+            "imported with `dpfed data import --public`, or set public.source = 'shapes'."
+        )
+    return {"public_records": config.public.records}
+
+
+METHOD = Method(
+    name="public",
+    title="public contrast",
+    claim="Every drawn record makes a group of its own, which public records join, and the gradient of its own terms of the "
+    "loss is clipped. No other private record has a part in it: a record adds one such gradient, and moves the sum by C.",
+    sensitivity=lambda plan: plan.clip_norm,
+    spread=lambda plan: 2 * plan.batch + 100,  # groups: a Poisson batch is larger once in 10^60
+    divisor=lambda plan: plan.batch,
+    engine=group_engine,
+    public_records=True,
+    picks_engine=True,
+    units=True,
+    numbers=_numbers,
+)

@@ -1,0 +1,200 @@
+"""The public records that join the groups of private ones (`dpfed.bounding.methods.public`): which they are, and who meets who.
+
+A public set is fixed before training, and holds no private record. Which of its records join a group is a function of the key
+of the group's own record, and the step: no other private record has a part in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from dpfed.config import DataConfig, PublicConfig
+from dpfed.data.generated.shapes import shapes_store
+from dpfed.data.opening import refuse_other_squares
+from dpfed.data.store.layout import read_layout
+from dpfed.data.store.records import RecordStore
+from dpfed.data.views.batches import ViewMaker
+from dpfed.errors import UserError
+from dpfed.places import is_store, is_url
+from dpfed.privacy.randomness import Randomness
+
+_SEED = 2**32 - 2  # of generated public records: other shapes than any data set of shapes holds
+_HASH_BYTES = 16
+
+
+class Companions:
+    """Draws the public records of every group, and puts them behind its own.
+
+    Args:
+        views: makes the views of the public store.
+        indices: ``(P,)`` int64 indices of that store.
+        count: M, public records in every group.
+
+    Raises:
+        ValueError: if there are fewer than M.
+    """
+
+    def __init__(self, views: ViewMaker, indices: np.ndarray, count: int) -> None:
+        if len(indices) < count:
+            raise ValueError(f"{len(indices)} public records are fewer than {count}")
+        self._views, self._indices, self.count = views, indices, count
+
+    def of(self, keys: np.ndarray, randomness: Randomness, step: int) -> np.ndarray:
+        """Which public records join some groups; those of one group differ from each other.
+
+        Args:
+            keys: ``(G,)`` uint64, of the record (or unit) that makes each group.
+            randomness: the owner's.
+            step: training step.
+
+        Returns:
+            ``(G, M)`` indices of the public store; each row is a function of its key and the step alone.
+        """
+        uniforms = randomness.per_record("public", step, keys, self.count)
+        places = np.empty((len(keys), 0), np.int64)
+        for column in range(self.count):  # a uniform place among those that are left, counted around the ones that are taken
+            left = len(self._indices) - column
+            place = np.minimum((uniforms[:, column] * left).astype(np.int64), left - 1)
+            for taken in places.T:  # ascending
+                place = place + (place >= taken)
+            places = np.sort(np.column_stack([places, place]), axis=1)
+        return self._indices[places]
+
+    def prefetch(self, keys: Iterable[np.ndarray], randomness: Randomness, step: int, device: torch.device) -> None:
+        """Says for whose groups public records will be asked next, in order; see `ViewMaker.prefetch`."""
+        self._views.prefetch([self.of(own, randomness, step).ravel() for own in keys], device)
+
+    def joined(
+        self,
+        views: dict[str, Tensor],
+        starts: list[int],
+        keys: np.ndarray,
+        randomness: Randomness,
+        step: int,
+        device: torch.device,
+    ) -> tuple[dict[str, Tensor], list[int]]:
+        """The groups with their public records behind their own.
+
+        Args:
+            views: of the groups' own records, one group after the other.
+            starts: G + 1 offsets of the groups.
+            keys: see `of`.
+            randomness: the owner's.
+            step: training step.
+            device: where the views are.
+
+        Returns:
+            Views and offsets, M records longer for every group.
+        """
+        groups, count = len(keys), self.count
+        public = self._views(self.of(keys, randomness, step).ravel(), randomness, step, device)
+        group = np.concatenate([np.repeat(np.arange(groups), np.diff(starts)), np.repeat(np.arange(groups), count)])
+        rows = torch.from_numpy(np.argsort(group, kind="stable")).to(device)  # stable: own records first
+        together = {name: torch.cat([own, public[name]])[rows] for name, own in views.items()}
+        return together, [start + count * number for number, start in enumerate(starts)]
+
+
+def public_fingerprint(config: PublicConfig) -> str | None:
+    """The fingerprint of a public store's records; ``None`` of generated ones, which the configuration describes.
+
+    Only the store's header is read.
+
+    Args:
+        config: with an absolute path.
+
+    Raises:
+        UserError: if there is no store, or it is not marked public, or an older dpfed wrote it without a fingerprint.
+    """
+    if config.source == "shapes":
+        return None
+    path = _place(config)
+    header = read_layout(path).header
+    if not header["public"]:
+        raise UserError(
+            f"public.path: the records of {path} are not marked public, and what joins every group must be: give a store that "
+            "was imported with `dpfed data import --public`."
+        )
+    found = (header.get("contents") or {}).get("fingerprint")
+    if found is None:
+        raise UserError(f"public.path: {path} has no fingerprint, as an older dpfed wrote it: import the records again.")
+    if config.digest not in (None, found):
+        raise UserError(
+            f"public.path: the records of {path} are not those that were agreed on when the run (or the federation) was "
+            "started: restore them, or start a new run."
+        )
+    return found
+
+
+def open_public(
+    config: PublicConfig, data: DataConfig, private: RecordStore, captions: bool, interpolation: str
+) -> RecordStore:
+    """Opens the public records of a run, after generating them if need be, and holds them against the private ones.
+
+    Args:
+        config: with an absolute path.
+        data: settled; how images become squares, and where generated stores lie.
+        private: the open records of the run.
+        captions: whether the model reads text.
+        interpolation: how the model wants images scaled.
+
+    Raises:
+        UserError: for records that are not public, of another kind, fewer than M, or among the private ones.
+    """
+    public_fingerprint(config)
+    if config.source == "shapes":
+        store = shapes_store(config.generated, data.stores, test=0, half=config.half, seed=_SEED)
+    else:
+        store = RecordStore.open(_place(config))
+        refuse_other_squares(store, data.resize, interpolation)
+    if captions and store.kind != "image-text":
+        raise UserError(
+            f"public.path: the model reads captions, and the records of {store.path} have none: give captioned public records."
+        )
+    if len(store.split("train")) < config.records:
+        raise UserError(
+            f"public.records = {config.records:,} public records join every group, and {store.path} has "
+            f"{len(store.split('train')):,} training records: lower it, or give another store."
+        )
+    if share_images(store, private):  # how many is private
+        raise UserError(
+            f"public.path: {store.path} and {private.path} share images, and a record cannot be both public and private: take "
+            "the private records out of the public store."
+        )
+    return store
+
+
+def share_images(first: RecordStore, second: RecordStore) -> bool:
+    """Whether an image is in both of two stores, byte by byte as it is stored; the first should be the smaller one."""
+    lengths = np.unique(np.concatenate([_lengths(batch.column("image")) for _, batch in first.stored()]))
+    hashes = set(_hashes(first, lengths))
+    return any(hashed in hashes for hashed in _hashes(second, lengths))
+
+
+def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[bytes]:
+    """Of every stored image that is as long as one of these: most files need not be read."""
+    for _, batch in store.stored():
+        images = batch.column("image")
+        for row in np.flatnonzero(np.isin(_lengths(images), lengths)).tolist():
+            yield hashlib.blake2b(images[row].as_buffer(), digest_size=_HASH_BYTES).digest()
+
+
+def _lengths(images: pa.Array) -> np.ndarray:
+    return np.asarray(pc.binary_length(images))
+
+
+def _place(config: PublicConfig) -> Path:
+    """Of the store, in which there is one."""
+    if config.path is None or is_url(config.path) or not is_store(Path(config.path)):
+        raise UserError(
+            f"public.path: there is no record store on this machine at {config.path}: give the folder of one that `dpfed data "
+            "import --public` made (a federation's site names its copy as `public` in its site.toml)."
+        )
+    return Path(config.path)

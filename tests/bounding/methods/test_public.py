@@ -1,0 +1,117 @@
+"""Public contrast: its loss, its engines, and what it refuses."""
+
+import pytest
+import torch
+
+from dpfed.bounding.engines import ENGINES, GroupBatch, build_engine
+from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
+from dpfed.errors import UserError
+from dpfed.models.building import build_model
+from dpfed.models.parameters import TrainableVector
+from dpfed.objectives import OBJECTIVES, loss_of
+from dpfed.privacy.plan import PrivacyPlan
+
+M = 3
+LOSSES = [name for name, loss in OBJECTIVES.items() if loss.own_terms]
+PUBLIC = {"source": "shapes"}
+MODELS = {
+    "images": ModelConfig(width=8, embedding=8, head_hidden=16),
+    "pairs": ModelConfig(kind="image-text", width=8, text_width=16, text_layers=1, vocabulary=64, embedding=8, context=6),
+}
+
+
+def config(**sections):
+    tree = {"bounding": {"method": "public"}, "public": PUBLIC, "privacy": {"epsilon": 1.0, "batch": 32, "steps": 2}}
+    return parse_config(tree | sections)
+
+
+def own_terms(objective, z, own, tau, bias):
+    """The definition, pair by pair: what the first `own` records of a group say, with one text or two views each."""
+    first, second = (z["image"][:, 0], z["text"][:, 0]) if "text" in z else (z["image"][:, 0], z["image"][:, 1])
+    size, total = len(first), 0
+    if objective == "infonce":
+        for i in range(own):
+            for anchors, others in ((first, second), (second, first)):
+                logits = torch.stack([anchors[i] @ others[j] / tau for j in range(size)])
+                total = total - (logits[i] - torch.logsumexp(logits, 0))
+        return total
+    for i in range(size):
+        for j in range(size):
+            if min(i, j) < own:  # the pair has a record of its own
+                sign = 1 if i == j else -1
+                total = total - torch.nn.functional.logsigmoid(sign * (first[i] @ second[j] / tau + bias))
+    return total
+
+
+def batch_of(kind, own):
+    """Groups of so many own records each, with M public ones behind them."""
+    starts = [0]
+    for count in own:
+        starts.append(starts[-1] + count + M)
+    generator = torch.Generator().manual_seed(3)
+    views = {"image": torch.randn(starts[-1], 1 if kind == "pairs" else 2, 3, 16, 16, generator=generator)}
+    if kind == "pairs":
+        views["text"] = torch.randint(1, 64, (starts[-1], 1, 6), generator=generator)
+    return GroupBatch(views, starts)
+
+
+@pytest.mark.parametrize("own", [(1, 1, 1, 1), (1, 3, 2)], ids=["records", "units"])
+@pytest.mark.parametrize("kind", list(MODELS))
+@pytest.mark.parametrize("objective", LOSSES)
+def test_every_engine_clips_the_gradient_of_a_records_own_terms(objective, kind, own):
+    wanted = ObjectiveConfig(name=objective, learn_temperature=True, **({"bias": -1.0} if objective == "siglip" else {}))
+    model, batch, clip_norm = build_model(MODELS[kind], wanted), batch_of(kind, own), 0.5
+    expected, norms = 0, []
+    for group, count in enumerate(own):
+        first, end = batch.starts[group : group + 2]
+        z = model({name: view[first:end] for name, view in batch.views.items()})
+        loss = own_terms(objective, z, count, model.temperature, model.bias)
+        gradients = torch.autograd.grad(loss, TrainableVector(model).parameters)
+        flat = torch.cat([gradient.flatten() for gradient in gradients]).double()
+        norms.append(flat.norm().item())
+        expected = expected + flat * min(1.0, clip_norm / norms[-1])
+    assert max(norms) > clip_norm
+    for name in ENGINES:
+        into = TrainableVector(model).zeros()
+        build_engine(name, model, "fp32", loss_of(wanted, M), 1 + M).add_clipped(batch, clip_norm, into)
+        assert (into - expected).norm() <= 1e-4 * expected.norm(), name
+
+
+@pytest.mark.parametrize("objective", LOSSES)
+def test_gradients_flow_through_public_records_and_their_own_terms_do_not_count(objective):
+    generator = torch.Generator().manual_seed(1)
+    z = torch.nn.functional.normalize(torch.randn(1 + M, 2, 8, generator=generator), dim=-1).requires_grad_()
+    present, tau, bias = torch.ones(1 + M, dtype=torch.bool), torch.tensor(0.1), torch.tensor(-1.0)
+    wanted = ObjectiveConfig(name=objective)
+    own = loss_of(wanted, M)({"image": z}, present, tau, bias)
+    (slope,) = torch.autograd.grad(own, z)
+    assert all(slope[row].norm() > 0 for row in range(1 + M))
+    assert own < loss_of(wanted)({"image": z}, present, tau, bias)
+    # Padding behind the group changes nothing, whatever it holds.
+    padded = torch.cat([z, torch.randn(2, 2, 8, generator=generator)])
+    present = torch.arange(3 + M) < 1 + M
+    assert torch.allclose(loss_of(wanted, M)({"image": padded}, present, tau, bias), own, atol=1e-6)
+
+
+def test_the_plan_has_sensitivity_c_and_as_many_groups_as_expected_records():
+    plan = PrivacyPlan.from_config(1000, config(bounding={"method": "public", "clip_norm": 0.7}))
+    assert (plan.sensitivity, plan.groups, plan.divisor, plan.group_size) == (0.7, 32, 32, 1)
+    assert plan.noise_std == pytest.approx(0.7 * plan.noise_multiplier) and plan.options == {"public_records": 3}
+    group = PrivacyPlan.from_config(1000, config(bounding={"method": "group", "clip_norm": 0.7}, public={}))
+    assert plan.noise_multiplier == group.noise_multiplier and plan.noise_std == group.noise_std / 2
+
+
+@pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name not in LOSSES])
+def test_losses_without_terms_of_one_record_are_refused(objective):
+    with pytest.raises(UserError, match="'infonce' or 'siglip'"):
+        PrivacyPlan.from_config(1000, config(objective={"name": objective}))
+
+
+def test_a_missing_path_is_refused_before_any_record_is_read():
+    with pytest.raises(UserError, match=r"give public.path"):
+        PrivacyPlan.from_config(1000, config(public={}))
+
+
+def test_a_plan_of_public_contrast_has_no_larger_groups():
+    with pytest.raises(UserError, match="group_size must be 1"):
+        PrivacyPlan(1000, 32, 4, 1.0, 2, 1.0, 1e-5, method_name="public", options={"public_records": 3})

@@ -1,0 +1,204 @@
+"""Which public records join a group, and which public sets are refused."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from dpfed.config import PublicConfig, parse_config
+from dpfed.data.generated.shapes import shapes_store, write_shapes
+from dpfed.data.public_records import Companions, open_public, public_fingerprint, share_images
+from dpfed.data.sampling import draw_step
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import StoreWriter
+from dpfed.errors import UserError
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import assemble
+from dpfed.runs.records import records_of
+from dpfed.runs.resolution import resolve, settle
+
+RANDOMNESS = Randomness.from_seed(2)
+
+
+def keys(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 2**64, size=count, dtype=np.uint64)
+
+
+def companions(records=20, count=3):
+    return Companions(None, np.arange(100, 100 + records), count)
+
+
+def plan(**changes):
+    fields = {"records": 400, "batch": 120, "group_size": 1, "clip_norm": 1.0, "steps": 10, "noise_multiplier": 1.0}
+    return PrivacyPlan(**fields | changes, delta=1e-5, method_name="public", options={"public_records": 3})
+
+
+@pytest.mark.parametrize(("records", "count"), [(20, 3), (7, 7), (5, 4), (1, 1)])
+def test_companions_are_public_records_that_differ(records, count):
+    drawn = companions(records, count).of(keys(500), RANDOMNESS, 4)
+    assert drawn.shape == (500, count) and drawn.min() >= 100 and drawn.max() < 100 + records
+    assert all(len(set(row)) == count for row in drawn.tolist())
+
+
+def test_companions_are_a_function_of_key_and_step_alone():
+    one, key = companions(), keys(300)
+    drawn = one.of(key, RANDOMNESS, 4)
+    order = np.random.default_rng(1).permutation(300)[:200]
+    assert np.array_equal(one.of(key[order], RANDOMNESS, 4), drawn[order])
+    assert not np.array_equal(one.of(key, RANDOMNESS, 5), drawn)
+
+
+def test_all_sets_of_companions_are_equally_likely():
+    drawn = companions(6, 2).of(keys(15_000), RANDOMNESS, 0) - 100
+    counts = np.bincount(drawn[:, 0] * 6 + drawn[:, 1])
+    counts = counts[counts > 0]  # rows are in ascending order
+    assert len(counts) == 15 and scipy.stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_fewer_public_records_than_join_a_group_are_a_mistake():
+    with pytest.raises(ValueError, match="fewer"):
+        companions(2, 3)
+
+
+@pytest.mark.parametrize("trial", range(10))
+def test_every_drawn_record_makes_a_group_and_leaves_all_others_as_they_are(trial):
+    p, key, indices = plan(), keys(400, trial), np.arange(400)
+    draw = draw_step(p, RANDOMNESS, 3, indices, key, p.groups)
+    assert len(draw) == len(draw.indices) and np.array_equal(draw.keys, key[draw.indices])
+    rest = np.delete(indices, draw.indices[trial])
+    fewer = draw_step(p, RANDOMNESS, 3, rest, key[rest], p.groups)
+    assert np.array_equal(fewer.indices, np.delete(draw.indices, trial))
+    for owners in (2, 3):  # who holds a record does not matter, either
+        shares = [indices[key % np.uint64(owners) == owner] for owner in range(owners)]
+        drawn = [draw_step(p, RANDOMNESS, 3, own, key[own], p.groups_of(o, owners)).indices for o, own in enumerate(shares)]
+        assert sorted(np.concatenate(drawn)) == sorted(draw.indices)
+
+
+@pytest.mark.parametrize("per_unit", [1, 2, 5])
+def test_every_drawn_unit_makes_one_group_of_its_records(per_unit):
+    p, key, indices = plan(records=80, batch=30, unit="user", per_unit=per_unit), keys(400), np.arange(400)
+    unit = keys(80, 1)[indices % 80]
+    draw = draw_step(p, RANDOMNESS, 3, indices, key, p.groups, unit)
+    assert len(set(draw.keys.tolist())) == len(draw)
+    for group in range(len(draw)):
+        members = draw.members(group)
+        assert set(unit[members]) == {draw.keys[group]} and len(members) == min(per_unit, 5)
+    gone = unit == draw.keys[2]
+    rest = indices[~gone]
+    fewer = draw_step(p, RANDOMNESS, 3, rest, key[rest], p.groups, unit[rest])
+    assert np.array_equal(fewer.keys, np.delete(draw.keys, 2))
+    assert np.array_equal(fewer.indices, draw.indices[~gone[draw.indices]])
+
+
+def test_public_records_stand_behind_a_groups_own():
+    class Views:
+        def __call__(self, indices, randomness, step, device):
+            return {"image": torch.from_numpy(indices.astype(np.float32))}
+
+    one = Companions(Views(), np.arange(100, 120), 2)
+    key, cpu = keys(3), torch.device("cpu")
+    own = {"image": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    views, starts = one.joined(own, [0, 1, 3, 4], key, RANDOMNESS, 5, cpu)
+    public = one.of(key, RANDOMNESS, 5).tolist()
+    assert starts == [0, 3, 7, 10]
+    assert views["image"].tolist() == [1, *public[0], 2, 3, *public[1], 4, *public[2]]
+
+
+def stored(path, images, public=True, kind="image-text", name="mine"):
+    with StoreWriter(path, name=name, kind=kind, size=16, public=public) as writer:
+        for number, level in enumerate(images):
+            captions = ("a caption",) if kind == "image-text" else ()
+            writer.add(RecordInput(f"train/{number}", np.full((16, 16, 3), level, np.uint8), captions))
+    return RecordStore.open(path)
+
+
+def assembled(tiny_public, path, **public):
+    return assemble(resolve(parse_config({**tiny_public, "public": {"path": str(path), **public}})), RANDOMNESS)
+
+
+def test_a_public_set_is_opened_and_its_fingerprint_becomes_part_of_the_configuration(tiny_public, public_store):
+    parts = assemble(resolve(parse_config(tiny_public)), RANDOMNESS)
+    assert parts.public.path == public_store.path and parts.config.public.digest == public_store.contents
+    tiny_public["bounding"], tiny_public["public"] = {}, {}
+    assert assemble(resolve(parse_config(tiny_public)), RANDOMNESS).public is None
+
+
+def test_a_store_that_is_not_marked_public_is_refused(tiny_public, tmp_path):
+    stored(tmp_path / "mine", range(8), public=False)
+    with pytest.raises(UserError, match="not marked public"):
+        assembled(tiny_public, tmp_path / "mine")
+
+
+def test_images_without_captions_are_refused_where_the_model_reads_text(tiny_public, tmp_path):
+    stored(tmp_path / "mine", range(8), kind="image")
+    with pytest.raises(UserError, match="captions"):
+        assembled(tiny_public, tmp_path / "mine")
+
+
+def test_a_store_with_fewer_records_than_join_a_group_is_refused(tiny_public, tmp_path):
+    stored(tmp_path / "mine", range(2))
+    with pytest.raises(UserError, match=r"public.records = 3 .* has 2"):
+        assembled(tiny_public, tmp_path / "mine")
+    assert assembled(tiny_public, tmp_path / "mine", records=2).public is not None
+
+
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "s3://bucket/store"])
+def test_a_path_without_a_store_is_refused(tiny_public, path):
+    with pytest.raises(UserError, match="no record store on this machine"):
+        assembled(tiny_public, path)
+
+
+def test_a_store_that_has_changed_is_refused(tiny_public, tmp_path):
+    stored(tmp_path / "mine", range(8))
+    settled = settle(parse_config({**tiny_public, "public": {"path": str(tmp_path / "mine")}}))
+    stored(tmp_path / "other", range(9))
+    moved = settled.public.model_copy(update={"path": str(tmp_path / "other")})
+    with pytest.raises(UserError, match="not those that were agreed on"):
+        settle(settled.model_copy(update={"public": moved}))
+    header = tmp_path / "mine" / "store.json"
+    kept = {name: value for name, value in json.loads(header.read_text()).items() if name != "contents"}
+    header.write_text(json.dumps(kept))
+    with pytest.raises(UserError, match="no fingerprint"):
+        settle(settled)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_images_that_are_also_among_the_private_ones_are_refused_without_saying_how_many(tiny_public, tmp_path, shapes, split):
+    shared = shapes.images(shapes.split(split)[:2], shapes.size).permute(0, 2, 3, 1).numpy()
+    with StoreWriter(tmp_path / "mine", name="mine", kind="image-text", size=shapes.size, public=True) as writer:
+        for number in range(6):
+            image = shared[number] if number < 2 else np.full((shapes.size, shapes.size, 3), number, np.uint8)
+            writer.add(RecordInput(f"other/{number}", image, ("another caption",)))
+    with pytest.raises(UserError, match="share images") as caught:
+        assembled(tiny_public, tmp_path / "mine")
+    told = str(caught.value).replace(str(tmp_path), "").replace(str(shapes.path), "")
+    assert not re.search(r"\d|train/|test/", told)
+
+
+def test_stores_share_images_only_where_the_bytes_are_the_same(tmp_path, shapes, public_store):
+    one, two, three = (stored(tmp_path / str(n), levels) for n, levels in enumerate((range(8), range(7, 12), range(20, 30))))
+    assert share_images(one, two) and share_images(two, one) and not share_images(one, three)
+    assert not share_images(public_store, shapes) and share_images(shapes, shapes)
+    assert not share_images(one, shapes)  # of another size
+
+
+def test_generated_public_records_are_no_others(tmp_path):
+    private = shapes_store(64, tmp_path, test=10)
+    config = PublicConfig(source="shapes", generated=64, records=3)
+    data = parse_config({"data": {"stores": str(tmp_path), "size": 32}}).data
+    public = open_public(config, data, private, True, "bicubic")
+    assert public_fingerprint(config) is None and len(public) == 64 and not share_images(public, private)
+    assert public.path != private.path
+    write_shapes(tmp_path / "half", 20, 0, 0, half="first")
+    half = open_public(config.model_copy(update={"half": "first"}), data, private, True, "bicubic")
+    assert half.path != public.path and not share_images(half, RecordStore.open(tmp_path / "half"))
+
+
+def test_a_run_without_public_contrast_reads_no_public_records(tiny):
+    config = parse_config(tiny)
+    assert settle(config).public == config.public and records_of(settle(config)) is not None

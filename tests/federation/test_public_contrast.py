@@ -1,0 +1,47 @@
+"""Public contrast among sites: their groups are those of one owner, and every site must have the public set agreed on."""
+
+import pytest
+
+from dpfed.data.generated.shapes import write_shapes
+from dpfed.errors import UserError
+from dpfed.federation.folders import SiteSettings
+from dpfed.federation.protocol.statement import statement
+from dpfed.federation.protocol.vectors import grid_of
+from dpfed.federation.site.serving import site_config
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.resolution import resolve
+from tests.federation.lab import Lab
+
+
+@pytest.fixture
+def lab(tiny_public, tmp_path):
+    return Lab(tiny_public, tmp_path, trust="secure")
+
+
+def test_the_sites_clean_sums_add_up_to_one_owners(lab):
+    alone = lab.parts.worker(Randomness.from_seed(5).for_owners()).bounded_sum(0).values
+    together = lab.clean(0)
+    assert alone.norm() > 0 and (together - alone).norm() <= 1e-4 * alone.norm()
+
+
+def test_the_terms_say_which_public_records_are_agreed_on(lab, public_store):
+    assert dict(statement(lab.terms))["public records"] == f"3 join every group, of fingerprint {public_store.contents}"
+
+
+def test_the_grid_of_secure_sums_has_room_for_more_groups_than_expected(lab):
+    longest = (2 * lab.plan.batch + 100) * lab.plan.clip_norm
+    assert lab.plan.longest_sum == longest and grid_of(lab.terms).spacing * 2**31 > longest
+
+
+def test_a_site_uses_its_own_copy_and_no_other_set(lab, shapes, public_store, tmp_path):
+    agreed = lab.terms.run_config().public
+    assert agreed.path == public_store.path.name and agreed.digest == public_store.contents
+    mine = SiteSettings(name="site-0", store=str(shapes.path), public=str(public_store.path))
+    assert resolve(site_config(lab.terms, mine)).public.path == str(public_store.path)
+    without = mine.model_copy(update={"public": None})
+    with pytest.raises(UserError, match=r"`public` in its site.toml"):
+        resolve(site_config(lab.terms, without))
+    write_shapes(tmp_path / "other", train=60, validation=0, test=0, seed=10)
+    other = mine.model_copy(update={"public": str(tmp_path / "other")})
+    with pytest.raises(UserError, match="not those that were agreed on"):
+        resolve(site_config(lab.terms, other))

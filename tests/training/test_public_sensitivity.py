@@ -1,0 +1,204 @@
+"""The bound of public contrast, on neighbours, with steep gradients: C, and every way to lose it on purpose."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from dpfed.config import parse_config
+from dpfed.data.public_records import Companions
+from dpfed.data.sampling import StepDraw
+from dpfed.data.store.record import record_key
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import assemble
+from dpfed.runs.resolution import resolve
+from dpfed.training import worker as worker_room
+from dpfed.training.worker import Worker
+
+RANDOMNESS = Randomness.from_seed(5)
+
+
+class Adversary(torch.nn.Module):
+    """Steep gradients, whose direction is a function of all pictures of the group: any other member turns them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+        self.register_buffer("temperature", torch.tensor(1.0))
+
+    def forward(self, views):
+        images = views["image"]
+        angle = 10 * images.double().sum(dim=(1, 2, 3, 4)).sum().float()
+        here = torch.arange(len(images)) % 2 == 0
+        first = torch.where(here[:, None], torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
+        steep = 1e4 * (angle.cos() * self.weight[0] + angle.sin() * self.weight[1])
+        return {"image": torch.stack([first, first + steep * first], 1), "text": torch.stack([first + steep * first], 1)}
+
+
+@pytest.fixture
+def parts(tiny_public):
+    tiny_public["views"] = {}
+    made = assemble(resolve(parse_config(tiny_public)), RANDOMNESS)
+    return dataclasses.replace(made, model=Adversary())
+
+
+def draw_of(parts) -> StepDraw:
+    indices, keys = parts.store.split("train"), parts.store.keys
+    return worker_room.draw_step(parts.plan, RANDOMNESS, 0, indices, keys[indices], parts.plan.groups)
+
+
+def sum_of(parts, kept) -> torch.Tensor:
+    one = parts.worker(RANDOMNESS)
+    one._indices, one._keys = kept, parts.store.keys[kept]
+    return one.bounded_sum(0).values.double()
+
+
+def moved(parts, count: int = 8) -> list[float]:
+    """How far each of some drawn records moves the sum."""
+    indices, drawn = parts.store.split("train"), draw_of(parts).indices
+    whole = sum_of(parts, indices)
+    return [(whole - sum_of(parts, indices[indices != gone])).norm().item() for gone in drawn[:count]]
+
+
+@pytest.mark.parametrize("microbatch", [1, 32, 4096])
+def test_every_adversarial_record_reaches_c_and_no_more(parts, microbatch):
+    bounding = parts.config.bounding.model_copy(update={"microbatch": microbatch})
+    found = moved(dataclasses.replace(parts, config=parts.config.model_copy(update={"bounding": bounding})))
+    assert parts.plan.sensitivity == parts.plan.clip_norm
+    assert max(found) <= parts.plan.sensitivity * (1 + 1e-6)
+    assert min(found) == pytest.approx(parts.plan.clip_norm, rel=1e-3)  # so noise for less than C is too little
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "layerwise"])
+def test_random_records_move_the_sum_of_an_ordinary_model_by_c_at_most(tiny_public, engine):
+    tiny_public["bounding"] |= {"engine": engine, "clip_norm": 0.01}
+    parts = assemble(resolve(parse_config(tiny_public)), RANDOMNESS)
+    found = moved(parts, 4)
+    assert 0 < min(found) and max(found) <= parts.plan.sensitivity * (1 + 1e-6)
+
+
+def test_a_record_that_was_not_drawn_changes_nothing(parts):
+    indices, drawn = parts.store.split("train"), set(draw_of(parts).indices)
+    idle = next(index for index in indices if index not in drawn)
+    assert torch.equal(sum_of(parts, indices), sum_of(parts, indices[indices != idle]))
+
+
+def test_an_empty_step_gives_zeros(parts):
+    one = parts.worker(RANDOMNESS)
+    one._indices, one._keys = one._indices[:0], one._keys[:0]
+    result = one.bounded_sum(0)
+    assert not result.values.any() and result.groups == parts.plan.batch
+
+
+def test_companions_that_depend_on_other_records_break_the_bound(parts, monkeypatch):
+    """The mechanism broken on purpose: a group's companions are drawn by its place in the batch."""
+    by_key = Companions.of
+    places = lambda self, keys, *rest: by_key(self, np.arange(len(keys), dtype=np.uint64), *rest)  # noqa: E731
+    monkeypatch.setattr(Companions, "of", places)
+    bounding = parts.config.bounding.model_copy(update={"microbatch": 4096})
+    parts = dataclasses.replace(parts, config=parts.config.model_copy(update={"bounding": bounding}))
+    assert max(moved(parts)) > parts.plan.sensitivity * 1.02
+
+
+def test_two_private_records_in_a_group_break_the_bound(parts, monkeypatch):
+    """The mechanism broken on purpose: records meet in groups, as in group clipping."""
+    honest = worker_room.draw_step
+
+    def in_twos(*arguments):
+        draw = honest(*arguments)
+        twos = np.argsort(draw.keys % np.uint64(20), kind="stable")  # a function of each record's own key
+        of_group = (draw.keys % np.uint64(20))[twos]
+        starts = np.flatnonzero(np.diff(of_group, prepend=np.uint64(21)))
+        return StepDraw(draw.indices[twos], np.append(starts, len(twos)), draw.keys[twos][starts])
+
+    monkeypatch.setattr(worker_room, "draw_step", in_twos)
+    assert max(moved(parts, 30)) > parts.plan.sensitivity * 1.02
+
+
+def test_a_divisor_that_counts_what_was_drawn_breaks_the_bound(parts):
+    """What is released is the sum over B. Over the number of groups instead, one record moves every other one's part."""
+    indices, drawn = parts.store.split("train"), draw_of(parts).indices
+    assert parts.plan.divisor == parts.plan.batch == parts.worker(RANDOMNESS).bounded_sum(0).groups != len(drawn)
+
+    class Turned(Adversary):
+        def forward(self, views):
+            images = views["image"]
+            self.weight.data.zero_()
+            turned = -1.0 if torch.isclose(images[0].sum(), self.mark, atol=1e-4) else 1.0
+            here = torch.arange(len(images)) % 2 == 0
+            first = torch.where(here[:, None], torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
+            steep = first + 1e4 * turned * self.weight[0] * first
+            return {"image": torch.stack([first, steep], 1), "text": torch.stack([steep], 1)}
+
+    model = Turned()
+    model.mark = parts.views.plain(parts.read(drawn[:1])).sum()
+    hostile, batch = dataclasses.replace(parts, model=model), parts.plan.batch
+    whole, without = sum_of(hostile, indices), sum_of(hostile, indices[indices != drawn[0]])
+    bound = parts.plan.sensitivity / parts.plan.divisor
+    assert (whole / batch - without / batch).norm() <= bound * (1 + 1e-6)
+    assert (whole / len(drawn) - without / (len(drawn) - 1)).norm() * len(drawn) / batch > bound * 1.02
+
+
+def test_workers_together_have_one_owners_sum(parts):
+    """A record's group is a function of the record, so it does not matter who holds it."""
+    for owners in (2, 3):
+        total = sum(
+            dataclasses.replace(parts, owner=k, owners=owners).worker(RANDOMNESS).bounded_sum(0).values for k in range(owners)
+        )
+        whole = sum_of(parts, parts.store.split("train"))
+        assert (total - whole).norm() <= 1e-4 * whole.norm()
+
+
+def unit_sums(parts, per_unit: int):
+    """How far one unit of five records moves the sum."""
+    indices = parts.store.split("train")
+    units = np.array([record_key(f"person {row % 120}") for row in range(len(parts.store))], np.uint64)
+    plan = dataclasses.replace(parts.plan, records=120, batch=40, unit="user", per_unit=per_unit)
+    draw = worker_room.draw_step(plan, RANDOMNESS, 0, indices, parts.store.keys[indices], plan.groups, units[indices])
+    template, results = parts.worker(RANDOMNESS), []
+    gone = units == draw.keys[3]
+    for kept in (indices, indices[~gone[indices]]):
+        one = Worker(
+            plan=plan,
+            model=parts.model,
+            engine=template._engine,
+            views=template._views,
+            indices=kept,
+            keys=parts.store.keys[kept],
+            randomness=RANDOMNESS,
+            microbatch=64,
+            units=units[kept],
+            companions=template._companions,
+        )
+        results.append(one.bounded_sum(0).values.double())
+    return (results[0] - results[1]).norm().item(), plan
+
+
+@pytest.mark.parametrize("per_unit", [1, 3, 5])
+def test_an_adversarial_unit_with_many_records_reaches_c_and_no_more(parts, per_unit):
+    found, plan = unit_sums(parts, per_unit)
+    assert found <= plan.sensitivity * (1 + 1e-6) and found == pytest.approx(plan.clip_norm, rel=1e-3)
+
+
+def test_a_group_for_every_record_of_a_unit_breaks_the_bound(parts, monkeypatch):
+    """The mechanism broken on purpose: a drawn unit's records make a group each."""
+    honest = Worker._drawn
+
+    def singles(self, step):
+        draw = honest(self, step)
+        return StepDraw(draw.indices, np.arange(len(draw.indices) + 1), np.repeat(draw.keys, np.diff(draw.starts)))
+
+    monkeypatch.setattr(Worker, "_drawn", singles)
+    found, plan = unit_sums(parts, 5)
+    assert found > plan.sensitivity * 1.02
+
+
+def test_a_worker_has_companions_exactly_where_the_plan_says_so(parts, tiny):
+    one = parts.worker(RANDOMNESS)
+    rest = dict(engine=one._engine, views=one._views, indices=one._indices, keys=one._keys, microbatch=8)
+    with pytest.raises(ValueError, match="public records"):
+        Worker(parts.plan, parts.model, randomness=RANDOMNESS, **rest)
+    group = assemble(resolve(parse_config(tiny)), RANDOMNESS).plan
+    with pytest.raises(ValueError, match="public records"):
+        Worker(group, parts.model, randomness=RANDOMNESS, companions=one._companions, **rest)
