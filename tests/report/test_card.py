@@ -12,7 +12,7 @@ from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import CardFacts, is_void, lead, privacy_card
-from dpfed.report.marks import AUDITS, FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS, Mark
+from dpfed.report.marks import AUDITS, FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS, UNSOUND, Mark
 from dpfed.runs.assembly import assemble
 from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES
 from dpfed.runs.outcome import card_facts
@@ -94,6 +94,8 @@ def test_a_voided_card_says_so_first_and_never_promises(change):
     assert not re.search(r"(at most|more than a factor)[^|]*(%|e\^)", card)
     for mark in change.get("marks", ()):
         assert mark.text in card
+    both = lead(privacy_card(dataclasses.replace(FACTS, marks=(UNSOUND, FIXED_SEED))))
+    assert UNSOUND.text in both and FIXED_SEED.text in both
 
 
 def test_a_mark_that_does_not_void_leaves_the_guarantee():

@@ -1,5 +1,6 @@
 """A configuration is completed once: nothing is left to choose, and a choice that is made stays."""
 
+import json
 import math
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from dpfed.config import Config, parse_config
 from dpfed.config.resolved import ResolvedConfig
 from dpfed.errors import UserError
 from dpfed.runs.resolution import resolve, settle
+from tests.models.conftest import SMALL
 
 OPEN = {
     "model": {"width": 4, "embedding": 8, "head_hidden": 8},
@@ -64,6 +66,22 @@ def test_what_was_given_stays(tmp_path):
     released = {"method": "released", "options": {"release_share": 0.3, "slots": 4}, "microbatch": 10}
     own = parse_config({**OPEN, "objective": {"name": "infonce"}, "bounding": released})
     assert resolve(own).bounding.model_dump() == own.bounding.model_dump()
+
+
+def test_an_architecture_settles_size_and_digest_and_neither_what_was_given(tmp_path):
+    file = tmp_path / "small.json"
+    file.write_text(json.dumps({**SMALL, "vision_cfg": {**SMALL["vision_cfg"], "image_size": 48}}))
+    model = {"kind": "open_clip", "architecture": str(file)}
+    found = settle(parse_config({**OPEN, "model": model}))
+    assert found.data.size == 48 and found.model.digest is not None
+    assert settle(parse_config({**OPEN, "model": model, "data": {"size": 40}})).data.size == 40
+    with pytest.raises(UserError, match="no longer the one that the run was started with"):
+        settle(found.model_copy(update={"model": found.model.model_copy(update={"digest": "another"})}))
+    bounding = {**OPEN["bounding"], "engine": "loop"}
+    tree = resolve(parse_config({**OPEN, "model": model, "bounding": bounding})).model_dump(mode="json")
+    tree["model"]["digest"] = None
+    with pytest.raises(UserError, match=r"model\.digest left to choose"):
+        ResolvedConfig(**tree)
 
 
 @pytest.mark.parametrize(("asked", "there", "found"), [("cpu", True, "cpu"), ("auto", True, "cuda"), ("auto", False, "cpu")])
