@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.record import write_result
+from dpfed.bounding import foreach
 from dpfed.bounding.engines import ENGINES, GroupBatch, fastest_engine
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model
@@ -57,7 +58,7 @@ class NonPrivate:
             images = self._images[start : start + self._microbatch]
             present = torch.ones(len(images), dtype=torch.bool)
             loss = group_loss(self._model({"image": images}), present, self._model.temperature)
-            torch._foreach_add_(parts, torch.autograd.grad(loss, self._vector.parameters))
+            foreach.add_(parts, torch.autograd.grad(loss, self._vector.parameters))
         return total
 
 

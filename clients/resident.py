@@ -19,23 +19,15 @@ import time
 from pathlib import Path
 
 import httpx
-from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from clients.app import app
 from dpfed.errors import UserError
-from dpfed.federation.flower.pauses import shorten_fetching
+from dpfed.federation.flower.internals import SuperNode, Task, shorten_fetching
 
 _MOST = 64  # messages at a time, nearly all of which wait for the rest of themselves
 _PAUSE = 0.05  # seconds between looks for a message
 _ABSENCE = 0.5  # seconds between looks for a SuperNode that is not there
 _REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
-_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 _log = logging.getLogger(__name__)
 
@@ -51,27 +43,26 @@ def serve(address: str, secret: bytes) -> None:
         UserError: if the SuperNode does not know the secret.
     """
     room = threading.BoundedSemaphore(_MOST)
-    request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-    with _client(address, SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])) as supernode:
+    with SuperNode(address, secret) as supernode:
         while True:
             try:
-                found = supernode.AcquireTask(request)
+                token = supernode.next_task()
             except httpx.HTTPError as error:
                 if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _REFUSED:
                     raise UserError(f"the SuperNode at {address} refuses: start both with the same secret file.") from error
                 time.sleep(_ABSENCE)
                 continue
-            if found.token:
+            if token:
                 # A thread for each: a message whose server died while sending it would hold up all others for hours.
                 room.acquire()
-                threading.Thread(target=_handle, args=(address, found.token, room), daemon=True).start()
+                threading.Thread(target=_handle, args=(address, token, room), daemon=True).start()
             else:
                 time.sleep(_PAUSE)
 
 
 def _handle(address: str, token: str, room: threading.Semaphore) -> None:
     try:
-        with _client(address, RuntimeTokenHttpInterceptor(token)) as task:
+        with Task(address, token) as task:
             _answer(task)
     except Exception as error:  # the SuperNode is gone, or knows nothing of the task any more
         _log.warning("a message was lost: %s", type(error).__name__)
@@ -79,33 +70,13 @@ def _handle(address: str, token: str, room: threading.Semaphore) -> None:
         room.release()
 
 
-def _answer(task: RuntimeHttpClient) -> None:
+def _answer(task: Task) -> None:
     """One message. One that cannot be handled, perhaps because its run has ended, is given up."""
-
-    def beat() -> bool:
-        try:
-            task.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        except httpx.HTTPError:
-            return False
-        return True
-
-    heartbeat = HeartbeatSender(beat)
-    heartbeat.start()
     try:
-        message, context, _, _ = pull_task_input(task)
-        push_message(task, app(message, context), context)
-        push_task_output(task, None, SubStatus.COMPLETED, "")
+        task.handle(app)
     except Exception as error:
         _log.warning("a message was given up: %s", type(error).__name__)
-        push_task_output(task, None, SubStatus.FAILED, "")
-    finally:
-        heartbeat.stop()
-
-
-def _client(address: str, interceptor: RuntimeTokenHttpInterceptor | SuperExecAuthHttpInterceptor) -> RuntimeHttpClient:
-    version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-    # Without Flower's own retries, which end the process when a task is no longer known.
-    return RuntimeHttpClient.from_server_address(address, True, None, [version, interceptor])
+        task.give_up()
 
 
 def main() -> None:

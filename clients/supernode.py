@@ -7,27 +7,14 @@ pauses an exchange takes about 3 seconds less, and a step with secure sums, whic
 
 from __future__ import annotations
 
-import time
-from types import SimpleNamespace
-
-from flwr.supernode import start_client_internal
-from flwr.supernode.cli import flower_supernode
-
-from dpfed.federation.flower.pauses import shorten_fetching
-
-LONGEST = 0.2  # seconds; an idle SuperNode then asks five times a second, a signed request of a few hundred bytes
-
-
-def shorten_idling() -> None:
-    """Makes the SuperNode that runs in this process look more often. Flower 1.41 has no setting for that."""
-    setattr(start_client_internal, "time", SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, LONGEST))))  # noqa: B010
+from dpfed.federation.flower.internals import run_supernode, shorten_fetching, shorten_idling
 
 
 def main() -> None:
     """The command line of `flower-supernode`."""
     shorten_fetching()
     shorten_idling()
-    flower_supernode()
+    run_supernode()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ cut: every rank holds it.
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -18,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from cluster.fsdp_internals import quiet
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 
@@ -46,8 +46,7 @@ def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
             module, "get_weight_dtype"
         ):  # open_clip reads a weight from outside its block, and adapters cannot merge shards
             register_fsdp_forward_method(module, "get_weight_dtype")
-    # FSDP2 warns that what the model returns must not be changed in place; engines do not.
-    warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \({type(model).__name__}\) returned a view")
+    quiet(model)
 
 
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:

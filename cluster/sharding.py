@@ -23,90 +23,24 @@ merged weights of every block, 2 or 4 bytes per such weight that are not sharded
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter  # no public name for the type that a setter expects
 from torch.distributed.tensor import DTensor
 
+from cluster.fsdp_internals import BlockGradient, squares
 from cluster.sharded_vector import ShardedVector
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines import GroupBatch, LossOfViews, Precision, Views
+from dpfed.bounding.engines import Engine, GroupBatch, LossOfViews, Precision, Views
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
 
-class _BlockGradient(ReduceScatter):
-    """One block's gradient on this rank, at the one place where it is whole: before it is added to the other ranks'.
-
-    Attributes:
-        squares: sum of the squares of what was measured, a float64 scalar; ``None`` where there was no gradient.
-    """
-
-    def __init__(self, module: FSDPModule, ranks: int) -> None:
-        self.squares: Tensor | None = None
-        self._factor: Tensor | None = None
-        module.set_custom_reduce_scatter(self)
-        # A sum over ranks, not their mean, and nothing divided beforehand.
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
-        if ranks == 1:  # then nothing is reduced, and FSDP2 offers the gradient here only
-            module.set_all_reduce_hook(self._pass)
-
-    def measure(self) -> None:
-        """The next backward pass only measures."""
-        self.squares = self._factor = None
-
-    def release(self, factor: Tensor) -> None:
-        """The next backward pass adds the gradient, multiplied by a scalar factor in [0, 1], to the other ranks'."""
-        self._factor = factor
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """See `ReduceScatter`. FSDP2 fills uneven shards up with zeros itself: padding does not count in a norm."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: object,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        """See `ReduceScatter`."""
-        self._pass(input_tensor)
-        if self._factor is None:
-            return None
-        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=dist.ReduceOp.SUM, group=group, async_op=async_op)
-
-    def _pass(self, gradient: Tensor) -> None:
-        """Measures a gradient, or scales it in place."""
-        if self._factor is None:
-            if self.squares is not None:
-                raise RuntimeError(
-                    "a block of this model got its gradient in several parts, and cannot be clipped while it is sharded: "
-                    "train it without sharding, or let a forward pass call each block once."
-                )
-            self.squares = _squares(gradient)
-            return
-        if self.squares is None:
-            raise RuntimeError("a block of this model got a gradient only after its norm was taken: train it without sharding.")
-        gradient.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # a group that is not finite has factor 0, and 0 * inf is not 0
-        again = _squares(gradient)
-        shorter = torch.where(again > self.squares, (self.squares / again).sqrt(), 1.0)
-        gradient.mul_((self._factor * shorter).to(gradient.dtype))
-
-
-def _squares(gradient: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
-
-
-class ShardedEngine:
-    """The engine (see `dpfed.bounding.engines.Engine`) for a model that `shard_model` has cut up.
+class ShardedEngine(Engine):
+    """The engine for a model that `shard_model` has cut up.
 
     Args:
         model: sharded, the same on all ranks.
@@ -123,10 +57,11 @@ class ShardedEngine:
     def __init__(
         self, model: nn.Module, precision: Precision = "fp32", loss: GroupLoss = group_loss, *, dummy_batch: GroupBatch
     ) -> None:
+        super().__init__(model)
         self.vector = ShardedVector(model)
         self._loss = LossOfViews(model, precision, loss)
         ranks = self.vector.group.size()
-        self._blocks = [_BlockGradient(module, ranks) for module in model.modules() if isinstance(module, FSDPModule)]
+        self._blocks = [BlockGradient(module, ranks) for module in model.modules() if isinstance(module, FSDPModule)]
         self._dummy_batch = dummy_batch.first(1).views
 
     def zeros(self) -> Tensor:
@@ -147,11 +82,9 @@ class ShardedEngine:
             Gradient norms before clipping, of this rank's groups that have at least two records: private.
         """
         norms = [into.new_zeros(0, dtype=torch.float64)]
-        for first, end in zip(batch.starts, batch.starts[1:], strict=False):
-            if end - first < 2:
-                continue  # a group of one has nothing to contrast with: its gradient is exactly zero
+        for views in batch.groups():
             self._anyone_has_a_group(True)
-            norms.append(self._wave({name: view[first:end] for name, view in batch.views.items()}, clip_norm, into)[None])
+            norms.append(self._wave(views, clip_norm, into)[None])
         return torch.cat(norms)
 
     def finish(self, into: Tensor) -> Tensor:
@@ -185,9 +118,9 @@ class ShardedEngine:
         loss.backward(retain_graph=True)
         # Scalars are not sharded, and so never leave this rank: the first pass is enough for them.
         scalars = {p: p.grad for p in self.vector.scalars if p.grad is not None}
-        squares = [block.squares for block in self._blocks if block.squares is not None]
-        squares += [_squares(gradient) for gradient in scalars.values()]
-        norm = torch.stack(squares).sum().sqrt()
+        measured = [block.squares for block in self._blocks if block.squares is not None]
+        measured += [squares(gradient) for gradient in scalars.values()]
+        norm = torch.stack(measured).sum().sqrt()
         factor = clip_factors(norm, clip_norm)
         self._drop_gradients()
         for block in self._blocks:

@@ -18,7 +18,7 @@ _HOMES = {
     "PrivacyPlan": "dpfed.privacy.plan",
     "RecordStore": "dpfed.data.store.records",
     "StoreWriter": "dpfed.data.store.writing",
-    "RecordInput": "dpfed.data.store.writing",
+    "RecordInput": "dpfed.data.store.record",
     "build_model": "dpfed.models.building",
     "apply_adapters": "dpfed.models.adapter_file",
     "pretrain": "dpfed.runs.pretraining",

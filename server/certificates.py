@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import ipaddress
-import os
 import re
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dpfed.errors import UserError
+from dpfed.files.atomic import create_file
 
 _CURVE = ec.SECP384R1()
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
@@ -56,8 +56,8 @@ def make_certificates(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) 
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA384())
     )
-    _write(folder / "server.key", _private(key, serialization.PrivateFormat.PKCS8), 0o600)
-    _write(folder / "server.pem", certificate.public_bytes(_PEM), 0o644)
+    create_file(folder / "server.key", _private(key, serialization.PrivateFormat.PKCS8), 0o600)
+    create_file(folder / "server.pem", certificate.public_bytes(_PEM), 0o644)
 
 
 def make_node_key(folder: Path, name: str) -> None:
@@ -77,8 +77,8 @@ def make_node_key(folder: Path, name: str) -> None:
     _refuse_existing(private, public)
     key = ec.generate_private_key(_CURVE)
     line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    _write(private, _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
-    _write(public, line + f" {name}\n".encode(), 0o644)
+    create_file(private, _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
+    create_file(public, line + f" {name}\n".encode(), 0o644)
 
 
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -102,8 +102,8 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write(key_file, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
-    _write(certificate_file, certificate.public_bytes(_PEM), 0o644)
+    create_file(key_file, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
+    create_file(certificate_file, certificate.public_bytes(_PEM), 0o644)
     return certificate, key
 
 
@@ -148,12 +148,6 @@ def _refuse_existing(*paths: Path) -> None:
     for path in paths:
         if path.exists():
             raise UserError(f"{path} is there already and is not overwritten: move it away, or choose another folder.")
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Writes a new file that has its permissions from the start."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
-from flwr.supercore.run import RunNotRunningException
 
 from dpfed.federation.flower.content import MESSAGE_TYPE, content_of, packet_in, vector_record
-from dpfed.federation.flower.pauses import shorten_fetching
+from dpfed.federation.flower.internals import RunNotRunningException, shorten_fetching
 from dpfed.federation.protocol.packets import Packet, failure_of
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds between looks for a reply; Flower's own loop takes 3
@@ -49,7 +48,7 @@ class FlowerChannel:
             An address with its answer; with ``None`` where the site, or Flower on its behalf, says that there is none.
 
         Raises:
-            flwr.supercore.run.RunNotRunningException: if the run was stopped.
+            RunNotRunningException: if the run was stopped.
         """
         deadline = time.monotonic() + seconds
         sent = self._push(packets, seconds)

@@ -22,6 +22,7 @@ from typing import Any
 
 import tomli_w
 
+from dpfed.files.atomic import create_file
 from server.certificates import make_certificates, make_node_key
 from server.processes import Processes, processes
 
@@ -61,9 +62,7 @@ class Loopback:
         make_certificates(self.certificates, [_HOST, "localhost"])
         for name in sockets:
             make_node_key(self.certificates, name)
-            secret = self._folder / f"{name}.secret"
-            secret.touch(mode=0o600)
-            secret.write_bytes(secrets.token_bytes(32))
+            create_file(self._folder / f"{name}.secret", secrets.token_bytes(32), mode=0o600)
         self._through: dict[str, int | None] = {}  # ports of the proxies that SuperNodes use
         self._connections: dict[str, dict[str, str]] = {}
         self.connect(CONNECTION, self.port)

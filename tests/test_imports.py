@@ -16,8 +16,9 @@ def test_importing_dpfed_loads_neither_a_transport_nor_torch():
     assert not {"ray", "flwr", "torch"} & loaded_after("import dpfed")
 
 
-def test_the_whole_job_loads_no_transport():
-    assert not {"ray", "flwr", "opacus", "open_clip"} & loaded_after("import dpfed.runs.pretraining, dpfed.cli, dpfed.encoder")
+def test_the_whole_job_loads_no_transport_and_no_classifier():
+    heavy = {"ray", "flwr", "opacus", "open_clip", "sklearn"}
+    assert not heavy & loaded_after("import dpfed.runs.pretraining, dpfed.cli, dpfed.encoder, dpfed.audit.membership")
 
 
 def test_accounting_needs_no_torch():

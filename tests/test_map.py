@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[1]
 MAPS = ["docs/architecture.md", "CONTRIBUTING.md"]
 UPWARD = {("dpfed.runs", "dpfed.federation"), ("cluster", "dpfed.cli")}  # docs/architecture.md says why
 ROOMS = (
-    "dpfed.errors dpfed.places dpfed.progress dpfed.privacy dpfed.config dpfed.objectives dpfed.data dpfed.models "
+    "dpfed.errors dpfed.places dpfed.files dpfed.progress dpfed.schema dpfed.objectives dpfed.privacy dpfed.config "
+    "dpfed.data dpfed.models "
     "dpfed.bounding dpfed.evaluation dpfed.report dpfed.training dpfed.runs dpfed.encoder dpfed.federation dpfed.reproduce "
     "dpfed.audit dpfed.console cluster dpfed.cli clients server"
 ).split()
@@ -112,3 +113,9 @@ def test_links_and_paths_in_all_documents_lead_somewhere():
             if not place.exists()
         ]
     assert len(pages) > 15 and not lost
+
+
+def test_the_tests_mirror_the_rooms():
+    folders = {file.parent.relative_to(ROOT / "tests").as_posix() for file in (ROOT / "tests").rglob("test_*.py")}
+    of_no_room = {".", "fuzz", "package"}
+    assert not [name for name in folders - of_no_room if not any((place / name).is_dir() for place in (ROOT / "dpfed", ROOT))]

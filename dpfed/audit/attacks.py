@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dpfed.audit.signals import Signals
-from dpfed.evaluation.linear_probe import fit
 
 Score = Callable[[Signals], np.ndarray]  # signals of n records -> (n,)
 
-_L2 = 1e-2  # of the logistic regression
+_L2 = 5e-3  # of the logistic regression
 _HIDDEN, _ITERATIONS, _LEARNING_RATE, _WEIGHT_DECAY = 32, 300, 3e-3, 1e-2  # of the networks
 
 
@@ -55,14 +54,13 @@ def _white_box(known: Signals, member: Tensor) -> Score:
     def features(signals: Signals) -> Tensor:
         return torch.cat([signals.losses.sort(1).values, signals.gradients, _means(signals)], 1)
 
-    scaled = _standardiser(features(known))
-    weight, bias = fit(scaled(features(known)), member.long(), 2, _L2, 100)
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
-    def score(signals: Signals) -> np.ndarray:
-        logits = scaled(features(signals)) @ weight.T + bias
-        return (logits[:, 1] - logits[:, 0]).numpy()
-
-    return score
+    regression = make_pipeline(StandardScaler(), LogisticRegression(C=1 / (_L2 * len(known)), max_iter=1000))
+    regression.fit(features(known).numpy(), member.numpy())
+    return lambda signals: regression.decision_function(features(signals).numpy())
 
 
 def _vector(known: Signals, member: Tensor) -> Score:

@@ -27,13 +27,13 @@ class Sides:
 
     Attributes:
         parts: of the run, with the members' and with the non-members' store.
-        rows: of the members and of the non-members.
-        references: rows of further training records, with which every record is put into a group.
+        indices: of the members and of the non-members.
+        references: indices of further training records, with which every record is put into a group.
         randomness: of the views.
     """
 
     parts: tuple[Components, Components]
-    rows: tuple[np.ndarray, np.ndarray]
+    indices: tuple[np.ndarray, np.ndarray]
     references: np.ndarray
     randomness: Randomness
 
@@ -61,8 +61,8 @@ class Sides:
                 f"record, {len(candidates[0]):,} training records, and --records {records:,}. --non-members STORE names others."
             )
         members, unseen = (
-            rows[np.argsort(randomness.per_record("audit", side, store.keys[rows], 1)[:, 0])]
-            for side, (store, rows) in enumerate(zip(stores, candidates, strict=True))
+            indices[np.argsort(randomness.per_record("audit", side, store.keys[indices], 1)[:, 0])]
+            for side, (store, indices) in enumerate(zip(stores, candidates, strict=True))
         )
         references, members = members[:REFERENCES], members[REFERENCES:]
         most = records or None
@@ -76,18 +76,18 @@ class Sides:
     @property
     def member(self) -> Tensor:
         """``(n,)`` bool."""
-        return torch.arange(sum(map(len, self.rows))) < len(self.rows[0])
+        return torch.arange(sum(map(len, self.indices))) < len(self.indices[0])
 
     @property
     def known(self) -> Tensor:
         """``(n,)`` bool: the half of either side of which the adversary knows what it is; the other half is attacked."""
-        return torch.cat([torch.arange(len(rows)) >= len(rows) // 2 for rows in self.rows])
+        return torch.cat([torch.arange(len(indices)) >= len(indices) // 2 for indices in self.indices])
 
     def views(self) -> Iterator[dict[str, Tensor]]:
         """Of each record J draws of its views: ``{"image": (J, V, 3, H, W), "text": (J, W, L)}``."""
-        for parts, rows in zip(self.parts, self.rows, strict=True):
-            for start in range(0, len(rows), _AT_ONCE):
-                views = self._draws(parts, rows[start : start + _AT_ONCE])
+        for parts, indices in zip(self.parts, self.indices, strict=True):
+            for start in range(0, len(indices), _AT_ONCE):
+                views = self._draws(parts, indices[start : start + _AT_ONCE])
                 for index in range(len(views["image"])):
                     yield {name: view[index] for name, view in views.items()}
 
@@ -95,10 +95,10 @@ class Sides:
         """The same of the references, ``(R, J, ...)``."""
         return self._draws(self.parts[0], self.references)
 
-    def _draws(self, parts: Components, rows: np.ndarray) -> dict[str, Tensor]:
+    def _draws(self, parts: Components, indices: np.ndarray) -> dict[str, Tensor]:
         # The fewest views that a contrast needs: two images, or an image and a text.
         make = parts.view_maker(augmentations=0)
-        draws = [make(rows, self.randomness, draw, parts.device) for draw in range(DRAWS)]
+        draws = [make(indices, self.randomness, draw, parts.device) for draw in range(DRAWS)]
         return {name: torch.stack([views[name] for views in draws], 1) for name in draws[0]}
 
 
@@ -111,8 +111,8 @@ def _store(path: str | Path, parts: Components) -> RecordStore:
 
 def _never_seen(trained: RecordStore, store: RecordStore) -> np.ndarray:
     """Rows that are no training records of the run and share neither id nor unit with one."""
-    rows = trained.split("train")
-    unseen = ~np.isin(store.keys, trained.keys[rows])
+    indices = trained.split("train")
+    unseen = ~np.isin(store.keys, trained.keys[indices])
     if trained.units is not None and store.units is not None:
-        unseen &= ~np.isin(store.units, trained.units[rows])
+        unseen &= ~np.isin(store.units, trained.units[indices])
     return np.flatnonzero(unseen)

@@ -49,8 +49,8 @@ def simulated(federated: int | None, cluster: str | None, **options: str | float
                 )
     from pydantic import ValidationError
 
-    from dpfed.config.wording import complaint
     from dpfed.federation.simulated import Simulation
+    from dpfed.schema.wording import complaint
 
     try:
         simulation = Simulation.model_validate({"sites": federated, **given})

@@ -32,9 +32,9 @@ from dpfed.config.sections import (
 )
 from dpfed.config.shipped import find_config
 from dpfed.config.toml_file import read_toml, toml_value
-from dpfed.config.wording import has_control_characters, problem, shown
 from dpfed.errors import Renamed, UserError, nearest
 from dpfed.places import path_of
+from dpfed.schema.wording import has_control_characters, problem, shown
 
 
 class Config(Section):
@@ -58,8 +58,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _one_target(self) -> Config:
-        if self.objective.name == "byol" and self.training.sharding != "none":
-            raise ValueError("the target network of objective.name = 'byol' is not sharded; set training.sharding = 'none'")
+        if self.objective.loss.target_network and self.training.sharding != "none":
+            name = self.objective.name
+            raise ValueError(f"the target network of objective.name = '{name}' is not sharded; set training.sharding = 'none'")
         return self
 
     def __init__(self, /, **tree: Any) -> None:

@@ -8,43 +8,32 @@ limits that are not reached do what they say, and so have an effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from dpfed.config.wording import shown
 from dpfed.errors import UserError
+from dpfed.objectives import OBJECTIVES, keys_of_losses
 from dpfed.privacy.method import Method, method_named
+from dpfed.schema.rules import Rule, needs
+from dpfed.schema.wording import shown
 
 if TYPE_CHECKING:
     from dpfed.config import Config
 
 
-class Rule(NamedTuple):
-    """When some keys have an effect.
-
-    Attributes:
-        keys: with spaces between them.
-        because: the keys whose values decide, likewise.
-        holds: whether the keys have an effect in a configuration.
-        remedy: what would give them one.
-    """
-
-    keys: str
-    because: str
-    holds: Callable[[Config], bool]
-    remedy: str
-
-
-def _needs(keys: str, key: str, *values: str, why: str = "") -> Rule:
-    """Keys that have an effect only where another has one of a few values."""
-    remedy = f"{why}set {key} = {' or '.join(map(repr, values))}"
-    return Rule(keys, key, lambda c: attrgetter(key)(c) in values, remedy)
-
-
 def _method(c: Config) -> Method:
     return method_named(c.bounding.method)
+
+
+def _of_losses() -> Iterator[Rule]:
+    """A loss's keys have an effect with the losses that have them."""
+    of: dict[tuple[str, ...], list[str]] = {}
+    for key, losses in keys_of_losses().items():
+        of.setdefault(losses, []).append(f"objective.{key}")
+    for losses, keys in of.items():
+        yield needs(" ".join(keys), "objective.name", *losses)
 
 
 def _imports(c: Config) -> bool:
@@ -91,8 +80,8 @@ _RULES = (
         lambda c: c.data.source != "shapes",
         "set data.source = 'store' or to the name of an importer",
     ),
-    _needs("data.records", "data.source", "shapes"),
-    _needs("data.half", "data.source", "shapes", "scenes"),
+    needs("data.records", "data.source", "shapes"),
+    needs("data.half", "data.source", "shapes", "scenes"),
     Rule("data.validation data.test", "data.source", _imports, f"{_IMPORTER} (other records are divided already)"),
     Rule(
         "data.public",
@@ -121,14 +110,14 @@ _RULES = (
     ),
     Rule("views.saturation views.hue", "views.grayscale", lambda c: c.views.grayscale < 1, "no image has a colour; lower it"),
     Rule("views.blur_sigma", "views.blur", lambda c: c.views.blur > 0, "set views.blur, the probability of blur"),
-    _needs("text_views.sentence_swap text_views.word_swap text_views.word_delete", "model.kind", *_READERS),
-    _needs(
+    needs("text_views.sentence_swap text_views.word_swap text_views.word_delete", "model.kind", *_READERS),
+    needs(
         "model.architecture model.weights model.digest model.tokenizer adaptation.image adaptation.text adaptation.rank "
         "adaptation.alpha adaptation.image_layers adaptation.text_layers",
         "model.kind",
         "open_clip",
     ),
-    _needs(
+    needs(
         "model.image model.stem model.width model.features model.normalisation model.weight_standardisation model.anchors "
         "model.anchor_count model.text model.text_width model.text_layers model.text_heads model.vocabulary model.context "
         "model.embedding model.head_hidden",
@@ -137,28 +126,24 @@ _RULES = (
         "image-text",
         why="an open_clip architecture has its own; ",
     ),
-    _needs("model.stem", "model.image", "resnet18", "resnet34", "resnet50"),
-    _needs("model.anchors model.anchor_count", "model.normalisation", "batch"),
-    _needs(
+    needs("model.stem", "model.image", "resnet18", "resnet34", "resnet50"),
+    needs("model.anchors model.anchor_count", "model.normalisation", "batch"),
+    needs(
         "model.text model.text_width model.text_layers model.text_heads model.vocabulary model.context",
         "model.kind",
         "image-text",
     ),
-    _needs("model.head_hidden", "model.kind", "image"),
+    needs("model.head_hidden", "model.kind", "image"),
     Rule(
         "adaptation.rank adaptation.alpha",
         "adaptation.image adaptation.text",
         lambda c: "lora" in (c.adaptation.image, c.adaptation.text),
         "set one of them to 'lora'",
     ),
-    _needs("adaptation.image_layers", "adaptation.image", "lora"),
-    _needs("adaptation.text_layers", "adaptation.text", "lora"),
-    _needs("objective.temperature objective.learn_temperature objective.augmentations", "objective.name", "infonce", "siglip"),
-    _needs("objective.bias", "objective.name", "siglip"),
-    _needs("objective.redundancy", "objective.name", "barlow_twins"),
-    _needs("objective.invariance objective.variance objective.covariance objective.deviation", "objective.name", "vicreg"),
-    Rule("objective.deviation", "objective.variance", lambda c: c.objective.variance > 0, "give objective.variance a weight"),
-    _needs("objective.momentum", "objective.name", "byol"),
+    needs("adaptation.image_layers", "adaptation.image", "lora"),
+    needs("adaptation.text_layers", "adaptation.text", "lora"),
+    *_of_losses(),
+    *(rule for loss in OBJECTIVES.values() for rule in loss.rules),
     Rule(
         "bounding.group_size bounding.max_group_size",
         "bounding.method",
@@ -171,8 +156,8 @@ _RULES = (
         lambda c: _method(c).capped,
         "its batch needs no cap; set bounding.method = 'batch', 'sample' or 'logit'",
     ),
-    _needs("bounding.engine", "bounding.method", "group", "none", why="it has its own engine; "),
-    _needs("bounding.engine", "training.sharding", "none", why="a sharded model has its own engine; "),
+    needs("bounding.engine", "bounding.method", "group", "none", why="it has its own engine; "),
+    needs("bounding.engine", "training.sharding", "none", why="a sharded model has its own engine; "),
     Rule(
         "bounding.clip_norm privacy.epsilon privacy.noise_multiplier privacy.delta privacy.accountant",
         "bounding.method",
@@ -185,8 +170,8 @@ _RULES = (
         lambda c: len(_method(c).accountants) > 1,
         "its samples are accounted for by RDP alone; set bounding.method = 'group'",
     ),
-    _needs("privacy.per_unit", "privacy.unit", "user"),
-    _needs("optimizer.momentum", "optimizer.name", "sgd", "lars"),
+    needs("privacy.per_unit", "privacy.unit", "user"),
+    needs("optimizer.momentum", "optimizer.name", "sgd", "lars"),
     Rule(
         "optimizer.warmup",
         "optimizer.warmup optimizer.schedule",
@@ -199,13 +184,13 @@ _RULES = (
         lambda c: c.optimizer.warmup + 1 < c.privacy.steps,
         "it begins behind the warm-up; leave it two steps at least",
     ),
-    _needs(
+    needs(
         "evaluation.tasks evaluation.match evaluation.templates evaluation.every evaluation.records evaluation.bank",
         "evaluation.split",
         "validation",
         "test",
     ),
-    _needs("evaluation.match evaluation.templates", "model.kind", *_READERS),
+    needs("evaluation.match evaluation.templates", "model.kind", *_READERS),
     Rule("evaluation.match", "evaluation.tasks", lambda c: _measures(c, "retrieval"), "add 'retrieval'"),
     Rule("evaluation.templates", "evaluation.tasks", lambda c: _measures(c, "zero_shot"), "add 'zero_shot'"),
     Rule("evaluation.bank", "evaluation.tasks", lambda c: _measures(c, "knn", "linear"), "add 'knn' or 'linear'"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,9 @@ import tomli_w
 
 from dpfed.config import Config
 from dpfed.config.effects import deciding
-from dpfed.config.sections import Section
 from dpfed.errors import UserError, nearest
-from dpfed.privacy.method import METHODS
+from dpfed.privacy.method import METHODS, method_named
+from dpfed.schema.section import Section
 
 _IMPORTERS = (
     "cuhk-pedes rstpreid deepfashion-mm roco cifar10 fashion-mnist eurosat pcam imagenet camelyon17 "
@@ -26,7 +27,7 @@ _CHECKED_ELSEWHERE: dict[str, dict[str, Any]] = {
     "bounding.group_size": {"minimum": 1},
     "bounding.clip_norm": {"minimum": 1e-9, "maximum": 1e9},
     "bounding.max_group_size": {"minimum": 2},
-    "privacy.epsilon": {"exclusiveMinimum": 0},
+    "privacy.epsilon": {"minimum": 1e-3},
     "privacy.noise_multiplier": {"minimum": 0.1},
     "privacy.delta": {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
     "privacy.batch": {"minimum": 1},
@@ -77,7 +78,27 @@ def all_keys() -> list[Key]:
             found += [_key(f"{name}.{key}", name, schema) for key, schema in kind.model_json_schema()["properties"].items()]
         else:
             found.append(_key(name, "", top[name]))
-    return found
+    behind = [key.name for key in found].index("bounding.options") + 1
+    return [*found[:behind], *_method_keys(), *found[behind:]]
+
+
+def _method_keys() -> Iterator[Key]:
+    """The keys that only certain methods have, ``bounding.options.NAME``; a default may go by the loss."""
+    schemas: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+    for method in METHODS:
+        options = method_named(method).options
+        for loss, kind in (options if isinstance(options, Mapping) else {"": options}).items():
+            for name, schema in kind.model_json_schema()["properties"].items() if kind.model_fields else ():
+                schemas.setdefault(f"bounding.options.{name}", {})[method, loss] = schema
+    for name, of in schemas.items():
+        key = _key(name, "bounding", next(iter(of.values())))
+        defaults = {loss: schema["default"] for (_, loss), schema in of.items()}
+        meaning = f"{' and '.join(dict.fromkeys(method for method, _ in of))}: {key.meaning}"
+        if len(set(defaults.values())) > 1:
+            meaning += f"; default {', '.join(f'{default} ({loss})' for loss, default in defaults.items())}"
+            key = dataclasses.replace(key, default=None)
+        decided = ("bounding.method", "objective.name") if len({loss for _, loss in of}) > 1 else ("bounding.method",)
+        yield dataclasses.replace(key, meaning=meaning, depends_on=decided)
 
 
 def section_meanings() -> dict[str, str]:

@@ -23,7 +23,7 @@ class ResolvedConfig(Config):
             "data.resize": self.data.resize == "model",
             "training.device": self.training.device == "auto",
             "bounding.engine": self.bounding.engine == "auto" and not own_engine,
-            "objective.bias": self.objective.name == "siglip" and self.objective.bias is None,
+            "objective.bias": self.objective.loss.bias is not None and self.objective.bias is None,
             "model.digest": self.model.kind == "open_clip" and self.model.digest is None,
         }
         if names := [name for name, is_left in left.items() if is_left]:

@@ -5,37 +5,15 @@ What a value has to be by itself stands here; whether a key has an effect beside
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+import copy
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
+from pydantic import Field, ValidationError, create_model, field_validator, model_validator
 
-from dpfed.config.wording import has_control_characters
+from dpfed.objectives import OBJECTIVES, Objective, keys_of_losses
 from dpfed.privacy.method import METHODS
-
-_DIGITS = 10**20  # a seed may have 64 bits
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, no key that it does not know, and no value of another type, such as true for 1."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
-
-    @field_validator("*")
-    @classmethod
-    def _sensible(cls, value: Any) -> Any:
-        if type(value) is int and abs(value) >= _DIGITS:
-            raise ValueError("expected a whole number of fewer digits")
-        for text in value if isinstance(value, tuple) else (value,):
-            if text == "":
-                raise ValueError("expected a text that is not empty")
-            if isinstance(text, str) and has_control_characters(text):
-                raise ValueError("expected no line break or other control character")
-        return value
-
-
-Item = TypeVar("Item")
-Pair = Annotated[tuple[float, float], Strict(False)]  # TOML has lists, and no tuples
-Items = Annotated[tuple[Item, ...], Strict(False)]
+from dpfed.schema.section import Items, Pair, Section
+from dpfed.schema.wording import complaint
 
 
 class DataConfig(Section):
@@ -156,30 +134,39 @@ class AdaptationConfig(Section):
         return layers
 
 
-_OF_LOSS = {"barlow_twins": ("redundancy",), "vicreg": ("invariance", "variance", "covariance", "deviation")}
+def _keys_of_losses() -> Any:
+    """The keys of all losses side by side, each described with the names of the losses that have it."""
+    fields: dict[str, Any] = {}
+    for key, losses in keys_of_losses().items():
+        field = copy.copy(OBJECTIVES[losses[0]].options.model_fields[key])
+        field.description = f"{' and '.join(losses)}: {field.description}"
+        fields[key] = (field.annotation, field)
+    titles = "; ".join(f"{name}: {loss.title}" for name, loss in OBJECTIVES.items())
+    names: Any = Literal[tuple(OBJECTIVES)]  # type: ignore[valid-type]
+    return create_model("KeysOfLosses", __base__=Section, name=(names, Field("infonce", description=titles)), **fields)
 
 
-class ObjectiveConfig(Section):
+class ObjectiveConfig(_keys_of_losses()):  # type: ignore[misc]  # its keys are those of the files in dpfed/objectives
     """The loss of one group."""
 
-    name: Literal["infonce", "siglip", "barlow_twins", "vicreg", "byol"] = Field(
-        "infonce", description="contrasts (first two), statistics of two views (next two), or a slower copy's view (byol)"
-    )
-    temperature: float = Field(0.1, gt=0, description="divides the cosine similarities")
-    learn_temperature: bool = Field(False, description="train temperature (1/100 and above) and bias with the model")
-    bias: float | None = Field(None, description="siglip: added to every logit; default -ln(S - 1), the odds of a pair")
-    augmentations: int = Field(0, ge=0, le=16, description="N_a: further views of every negative (intra-group augmentation)")
-    redundancy: float = Field(5e-3, ge=0, description="barlow_twins: lambda, weight of the correlations between dimensions")
-    invariance: float = Field(25.0, ge=0, description="vicreg: weight of the distance between the views of a record")
-    variance: float = Field(25.0, ge=0, description="vicreg: weight of the hinge on the standard deviations")
-    covariance: float = Field(1.0, ge=0, description="vicreg: weight of the covariances between dimensions")
-    deviation: float = Field(1.0, gt=0, description="vicreg: gamma, the standard deviation that every dimension should have")
-    momentum: float = Field(0.99, ge=0, lt=1, description="byol: how much of the target network stays in a step")
+    @model_validator(mode="after")
+    def _fits(self) -> ObjectiveConfig:
+        try:
+            self.options  # noqa: B018 refuses values that do not go together
+        except ValidationError as error:
+            raise ValueError(complaint(error)) from None
+        return self
 
     @property
-    def options(self) -> dict[str, float]:
-        """What the loss takes by name, beside temperature and bias."""
-        return {name: getattr(self, name) for name in _OF_LOSS.get(self.name, ())}
+    def loss(self) -> Objective:
+        """What `name` names."""
+        return OBJECTIVES[self.name]
+
+    @property
+    def options(self) -> Section:
+        """The keys of the loss, and no other's."""
+        kind = self.loss.options
+        return kind(**{key: getattr(self, key) for key in kind.model_fields})
 
 
 class BoundingConfig(Section):

@@ -24,11 +24,11 @@ class StepDraw:
     """The records of one step, ordered by group.
 
     Attributes:
-        rows: ``(n,)`` int64 rows of the store; the members of a group are adjacent.
-        starts: ``(G + 1,)`` int64; group g is ``rows[starts[g]:starts[g + 1]]``. Empty groups are left out.
+        indices: ``(n,)`` int64 indices of the store; the members of a group are adjacent.
+        starts: ``(G + 1,)`` int64; group g is ``indices[starts[g]:starts[g + 1]]``. Empty groups are left out.
     """
 
-    rows: np.ndarray
+    indices: np.ndarray
     starts: np.ndarray
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class StepDraw:
 
     def between(self, first: int, end: int) -> np.ndarray:
         """Rows of the groups from `first` to `end` - 1."""
-        return self.rows[self.starts[first] : self.starts[end]]
+        return self.indices[self.starts[first] : self.starts[end]]
 
     def microbatches(self, records: int) -> list[tuple[int, int]]:
         """Cuts the groups into runs of about `records` records; a group is never divided.
@@ -64,7 +64,7 @@ def unit_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray | None:
         privacy: says what is protected.
 
     Returns:
-        ``(N,)`` uint64, by row of the store; equal for records that share a unit.
+        ``(N,)`` uint64, by index in the store; equal for records that share a unit.
 
     Raises:
         UserError: if units are to be protected and the records name none.
@@ -89,13 +89,13 @@ def protected_count(store: RecordStore, privacy: PrivacyConfig) -> int:
 
 
 def owner_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray:
-    """What decides the owner of every record, see `dpfed.training.worker.rows_of_owner`.
+    """What decides the owner of every record, see `dpfed.training.worker.indices_of_owner`.
 
     A function of the record's own key, or of its unit's, so that a protected unit has one owner. In a sharded store it is the
     number of the shard: an owner's records are then those of the shards that it opens.
 
     Returns:
-        ``(N,)`` uint64, by row of the store.
+        ``(N,)`` uint64, by index in the store.
 
     Raises:
         UserError: see `unit_keys`.
@@ -110,7 +110,7 @@ def draw_step(
     plan: PrivacyPlan,
     randomness: Randomness,
     step: int,
-    rows: np.ndarray,
+    indices: np.ndarray,
     keys: np.ndarray,
     groups: int,
     units: np.ndarray | None = None,
@@ -121,7 +121,7 @@ def draw_step(
         plan: gives the sampler and the caps.
         randomness: the source of all draws.
         step: training step.
-        rows: ``(n,)`` int64 rows of the records that the owner holds.
+        indices: ``(n,)`` int64 indices of the records that the owner holds.
         keys: ``(n,)`` uint64 keys of those records.
         groups: K_w, the owner's number of groups (K when there is one owner).
         units: ``(n,)`` uint64 keys of their units; ``None`` where each record is protected for itself.
@@ -130,7 +130,7 @@ def draw_step(
         The drawn records by group; possibly none at all. All records of one unit are in one group.
     """
     if groups == 0:
-        return StepDraw(rows[:0], np.zeros(1, np.int64))
+        return StepDraw(indices[:0], np.zeros(1, np.int64))
     uniforms = randomness.per_record("sample", step, keys if units is None else units, 2)
     drawn = plan.sampler.draw(randomness, step, keys if units is None else units, uniforms[:, 0])
     group = np.minimum((uniforms[drawn, 1] * groups).astype(np.int64), groups - 1)
@@ -145,7 +145,7 @@ def draw_step(
         kept = _least(group, randomness.per_record("cap", step, keys[drawn], 1)[:, 0], plan.cap)
         drawn, group = drawn[kept], group[kept]
     starts = np.flatnonzero(np.diff(group, prepend=-1))
-    return StepDraw(rows[drawn], np.append(starts, len(drawn)).astype(np.int64))
+    return StepDraw(indices[drawn], np.append(starts, len(drawn)).astype(np.int64))
 
 
 def _least(number: np.ndarray, priority: np.ndarray, most: int) -> np.ndarray:

@@ -33,7 +33,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
 def extract(
     model: nn.Module,
     read: ReadImages,
-    rows: np.ndarray,
+    indices: np.ndarray,
     images_fn: ImagesFn,
     device: torch.device | str,
     batch: int = 512,
@@ -42,8 +42,8 @@ def extract(
 
     Args:
         model: has ``features(images (n, 3, H, W)) -> (n, F)``.
-        read: images of rows of a store, uint8 ``(n, 3, size, size)``.
-        rows: (n,) int64, which records, in this order.
+        read: images of indices of a store, uint8 ``(n, 3, size, size)``.
+        indices: (n,) int64, which records, in this order.
         images_fn: maps uint8 ``(n, 3, H, W)`` to the model's floats; normally ``ImageViews.plain``.
         device: where the model is.
         batch: records in memory at a time.
@@ -52,22 +52,22 @@ def extract(
         ``(n, F)`` float32 on the CPU.
 
     Raises:
-        ValueError: for no rows.
+        ValueError: for no indices.
     """
-    return _in_batches(rows, batch, model, lambda part: method_of(model, "features")(_images(read, part, images_fn, device)))
+    return _in_batches(indices, batch, model, lambda part: method_of(model, "features")(_images(read, part, images_fn, device)))
 
 
 def embed_images(
     model: nn.Module,
     read: ReadImages,
-    rows: np.ndarray,
+    indices: np.ndarray,
     images_fn: ImagesFn,
     device: torch.device | str,
     batch: int = 512,
 ) -> Tensor:
     """Image embeddings of a two-tower model, in the space that it shares with text: ``(n, D)`` float32 on the CPU."""
     return _in_batches(
-        rows, batch, model, lambda part: method_of(model, "embed_images")(_images(read, part, images_fn, device))
+        indices, batch, model, lambda part: method_of(model, "embed_images")(_images(read, part, images_fn, device))
     )
 
 
@@ -86,9 +86,9 @@ def embed_captions(
     return _in_batches(captions, batch, model, lambda part: method_of(model, "embed_text")(tokenizer(part).to(device)))
 
 
-def _images(read: ReadImages, rows: np.ndarray, images_fn: ImagesFn, device: torch.device | str) -> Tensor:
+def _images(read: ReadImages, indices: np.ndarray, images_fn: ImagesFn, device: torch.device | str) -> Tensor:
     # Bytes travel to the device, floats are made there: a quarter of the traffic.
-    return images_fn(read(rows).to(device)).to(device)
+    return images_fn(read(indices).to(device)).to(device)
 
 
 def _in_batches(items: _Items, batch: int, model: nn.Module, embed: Callable[[_Items], Tensor]) -> Tensor:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
+
+_TOLERANCE = 1e-6  # largest element of the gradient at which the fit has ended; with many classes all are small
+_SCIPY_SWITCH = "SCIPY_ARRAY_API"
 
 
 def linear_probe_accuracy(
@@ -20,9 +31,10 @@ def linear_probe_right(
     """Which test records are told by multinomial logistic regression on standardised frozen features. Deterministic.
 
     Args:
-        train_x: ``(n, F)`` features of labelled records; their mean and deviation standardise both sets.
+        train_x: ``(n, F)`` features of labelled records; their mean and deviation standardise both sets. What is not finite
+            counts as 0.
         train_y: ``(n,)`` int64 labels.
-        test_x: ``(m, F)`` features.
+        test_x: ``(m, F)`` features, on the same device.
         test_y: ``(m,)`` int64 labels; one that no training record has counts as wrong.
         l2: see `fit`.
         iterations: see `fit`.
@@ -38,48 +50,57 @@ def linear_probe_right(
             f"a linear probe needs records with one label each, got {len(train_x)} and {len(train_y)} for training, "
             f"{len(test_x)} and {len(test_y)} for the test"
         )
-    mean = train_x.float().mean(dim=0)
-    # A feature that never varies says nothing; dividing it by 1 leaves it at zero.
-    deviation = train_x.float().std(dim=0, correction=0)
-    deviation = torch.where(deviation > 1e-7, deviation, 1.0)
-    labels, target = train_y.unique(return_inverse=True)
-    weight, bias = fit((train_x.float() - mean) / deviation, target, len(labels), l2, iterations)
-    predicted = (((test_x.float() - mean) / deviation) @ weight.T + bias).argmax(dim=1)
-    return (labels[predicted] == test_y).cpu()
+    if bool((train_y == train_y[0]).all()):  # nothing can be fitted to a single class, and nothing need be
+        return (test_y == train_y[0]).cpu()
+    probe = fit(_finite(train_x), train_y, l2, iterations)
+    with _tensors_in_sklearn():
+        return (probe.predict(_finite(test_x)) == test_y).cpu()
 
 
-def fit(x: Tensor, y: Tensor, classes: int, l2: float, iterations: int) -> tuple[Tensor, Tensor]:
-    """Multinomial logistic regression by L-BFGS from zero.
+def fit(x: Tensor, y: Tensor, l2: float, iterations: int) -> Pipeline:
+    """Multinomial logistic regression on standardised features, by L-BFGS from zero.
 
-    Minimises ``mean cross-entropy + l2/2 * ||weight||^2``; the bias is free.
+    Minimises ``mean cross-entropy + l2/2 * ||weight||^2``; the bias is free. Two classes share one weight vector, which tells
+    the second from the first.
 
     Args:
-        x: ``(n, F)`` float32.
-        y: ``(n,)`` int64 in [0, classes).
-        classes: C.
+        x: ``(n, F)`` float32, on any device.
+        y: ``(n,)`` int64, on the same; two different values at least.
         l2: strength of the penalty.
-        iterations: most L-BFGS iterations.
+        iterations: most L-BFGS iterations; where they are not enough, the last one counts.
 
     Returns:
-        weight ``(C, F)`` and bias ``(C,)``.
+        scikit-learn's, to be used on tensors of that device.
     """
-    weight = torch.zeros(classes, x.shape[1], device=x.device, requires_grad=True)
-    bias = torch.zeros(classes, device=x.device, requires_grad=True)
-    optimizer = torch.optim.LBFGS(
-        [weight, bias],
-        max_iter=iterations,
-        history_size=10,
-        tolerance_grad=1e-6,
-        tolerance_change=1e-9,
-        line_search_fn="strong_wolfe",
-    )
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = cross_entropy(x @ weight.T + bias, y) + 0.5 * l2 * weight.square().sum()
-        loss.backward()
-        return loss
+    regression = LogisticRegression(C=1 / (l2 * len(x)), max_iter=iterations, tol=_TOLERANCE)
+    with _tensors_in_sklearn(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return make_pipeline(StandardScaler(), regression).fit(x, y)
 
-    with torch.enable_grad():
-        optimizer.step(closure)
-    return weight.detach(), bias.detach()
+
+@contextlib.contextmanager
+def _tensors_in_sklearn() -> Iterator[None]:
+    """Lets scikit-learn compute on tensors where they are, on a CPU or a GPU.
+
+    It asks that SciPy be switched over, too. What is used here hands no tensor to SciPy, so the switch is put back at once.
+    """
+    import sklearn
+
+    before = os.environ.get(_SCIPY_SWITCH)
+    os.environ[_SCIPY_SWITCH] = "1"
+    try:
+        with sklearn.config_context(array_api_dispatch=True):
+            yield
+    finally:
+        os.environ.pop(_SCIPY_SWITCH)
+        if before is not None:
+            os.environ[_SCIPY_SWITCH] = before
+
+
+def _finite(x: Tensor) -> Tensor:
+    return torch.where(x.isfinite(), x, 0.0).float()

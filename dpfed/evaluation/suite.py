@@ -77,7 +77,7 @@ def evaluate(
     Args:
         model: with ``features``, and for retrieval and zero-shot ``embed_images`` and ``embed_text``.
         store: the records; labels of the training split are read for k-NN and the linear probe.
-        read: images of rows of the store, uint8 ``(n, 3, size, size)``, as the model expects them.
+        read: images of indices of the store, uint8 ``(n, 3, size, size)``, as the model expects them.
         config: ``evaluation`` chooses tasks, split and sizes.
         images_fn: normally ``ImageViews.plain``.
         tokenizer: texts to int64 tokens ``(n, L)``; only retrieval and zero-shot need it.
@@ -92,11 +92,11 @@ def evaluate(
     if tokenizer is None and {"retrieval", "zero_shot"} & set(tasks):
         raise ValueError("retrieval and zero-shot need the tokenizer of the text tower")
 
-    def features(rows: np.ndarray) -> Tensor:
-        return extract(model, read, rows, images_fn, device).to(device)
+    def features(indices: np.ndarray) -> Tensor:
+        return extract(model, read, indices, images_fn, device).to(device)
 
-    def images(rows: np.ndarray) -> Tensor:
-        return embed_images(model, read, rows, images_fn, device).to(device)
+    def images(indices: np.ndarray) -> Tensor:
+        return embed_images(model, read, indices, images_fn, device).to(device)
 
     def texts(captions: list[str]) -> Tensor:
         assert tokenizer is not None  # see above
@@ -116,11 +116,11 @@ def evaluate(
     ]
 
 
-def subset(store: RecordStore, rows: np.ndarray, limit: int) -> np.ndarray:
-    """The ``limit`` rows with the smallest keys (all for 0): always the same records, whatever their order in the store."""
-    if not limit or limit >= len(rows):
-        return rows
-    return np.sort(rows[np.argsort(store.keys[rows], kind="stable")[:limit]])
+def subset(store: RecordStore, indices: np.ndarray, limit: int) -> np.ndarray:
+    """The ``limit`` indices with the smallest keys (all for 0): always the same records, whatever their order in the store."""
+    if not limit or limit >= len(indices):
+        return indices
+    return np.sort(indices[np.argsort(store.keys[indices], kind="stable")[:limit]])
 
 
 def _no_retrieval(store: RecordStore, config: Config) -> str | None:
@@ -159,17 +159,17 @@ def _no_labels(store: RecordStore, config: Config) -> str | None:
 
 def _label_columns(store: RecordStore, config: Config) -> list[str]:
     splits = [store.split("train"), store.split(config.evaluation.split)]
-    return [name for name, values in store.labels.items() if all((values[rows] >= 0).any() for rows in splits)]
+    return [name for name, values in store.labels.items() if all((values[indices] >= 0).any() for indices in splits)]
 
 
 def _class_columns(store: RecordStore, config: Config) -> list[str]:
     """Labels that zero-shot predicts; those whose classes are called by numbers only when the config asks for the task."""
-    rows = store.split(config.evaluation.split)
+    indices = store.split(config.evaluation.split)
     asked = "zero_shot" in config.evaluation.tasks
     return [
         name
         for name, values in store.labels.items()
-        if (values[rows] >= 0).any() and any(asked or _is_word(text) for text in store.label_names.get(name, []))
+        if (values[indices] >= 0).any() and any(asked or _is_word(text) for text in store.label_names.get(name, []))
     ]
 
 
@@ -178,24 +178,24 @@ def _is_word(name: str) -> bool:
 
 
 def _retrieval(store: RecordStore, config: Config, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
-    rows = store.split(config.evaluation.split)
-    captions = store.captions(rows)
+    indices = store.split(config.evaluation.split)
+    captions = store.captions(indices)
     captioned = np.array([bool(own) for own in captions])
     if not captioned.any():
         raise UserError(f"no record of the '{config.evaluation.split}' split of {store.name} has a caption to retrieve.")
-    rows = subset(store, rows[captioned], config.evaluation.records)
-    units = store.units[rows] if config.evaluation.match == "unit" and store.units is not None else None
-    candidates, of_images, of_captions = right_pairs(store.captions(rows), units)
-    image_z, text_z = images(rows), texts(candidates)
+    indices = subset(store, indices[captioned], config.evaluation.records)
+    units = store.units[indices] if config.evaluation.match == "unit" and store.units is not None else None
+    candidates, of_images, of_captions = right_pairs(store.captions(indices), units)
+    image_z, text_z = images(indices), texts(candidates)
     right = "all images with an equal caption" if units is None else f"all that show the same {store.unit_name}"
     protocol = (
-        f"cosine, {len(rows)} images against {len(candidates)} captions, equal ones counted once; right are {right}; "
+        f"cosine, {len(indices)} images against {len(candidates)} captions, equal ones counted once; right are {right}; "
         "ties count against the model"
     )
     found = retrieval_ranks(image_z, text_z, of_images.to(image_z.device), of_captions.to(image_z.device))
-    own = _clusters(store, rows)
+    own = _clusters(store, indices)
     # A caption belongs to the first of its images: it stands or falls with whoever is on it.
-    of_text = np.full(len(candidates), len(rows))
+    of_text = np.full(len(candidates), len(indices))
     np.minimum.at(of_text, of_captions.numpy(), of_images.numpy())
     clusters = {"image_to_text": own, "text_to_image": own[of_text]}
     return [
@@ -207,15 +207,15 @@ def _retrieval(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
 
 def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
     columns = _class_columns(store, config)
-    rows = store.split(config.evaluation.split)
-    labelled = np.stack([store.labels[name][rows] >= 0 for name in columns]).any(axis=0)
-    rows = subset(store, rows[labelled], config.evaluation.records)
-    image_z = images(rows)
+    indices = store.split(config.evaluation.split)
+    labelled = np.stack([store.labels[name][indices] >= 0 for name in columns]).any(axis=0)
+    indices = subset(store, indices[labelled], config.evaluation.records)
+    image_z = images(indices)
     templates = config.evaluation.templates
     figures = []
     for column in columns:
-        data, labels = _with_labels(store.labels[column][rows], image_z)
-        clusters = _clusters(store, rows[store.labels[column][rows] >= 0])
+        data, labels = _with_labels(store.labels[column][indices], image_z)
+        clusters = _clusters(store, indices[store.labels[column][indices] >= 0])
         if not len(data):
             raise UserError(f"none of the records chosen by evaluation.records has a '{column}' label; raise it.")
         names = store.label_names[column]
@@ -232,12 +232,12 @@ def _classification(store: RecordStore, config: Config, features: EmbedRows, tas
     labelled = np.logical_or.reduce([store.labels[name] >= 0 for name in columns])
     sides = []
     for split, limit in (("train", config.evaluation.bank), (config.evaluation.split, config.evaluation.records)):
-        rows = store.split(split)
-        rows = subset(store, rows[labelled[rows]], limit)
-        sides.append((rows, features(rows)))
+        indices = store.split(split)
+        indices = subset(store, indices[labelled[indices]], limit)
+        sides.append((indices, features(indices)))
     figures = []
     for column in columns:
-        (bank, known), (held, wanted) = (_with_labels(store.labels[column][rows], x) for rows, x in sides)
+        (bank, known), (held, wanted) = (_with_labels(store.labels[column][indices], x) for indices, x in sides)
         if not len(bank) or not len(held):
             raise UserError(
                 f"none of the records chosen by evaluation.bank and evaluation.records has a '{column}' label; raise them."
@@ -263,11 +263,11 @@ def _classification(store: RecordStore, config: Config, features: EmbedRows, tas
     return figures
 
 
-def _clusters(store: RecordStore, rows: np.ndarray) -> np.ndarray:
+def _clusters(store: RecordStore, indices: np.ndarray) -> np.ndarray:
     """What records belong to: their unit, or themselves."""
     if store.units is None:
-        return np.arange(len(rows))
-    return np.unique(store.units[rows], return_inverse=True)[1]
+        return np.arange(len(indices))
+    return np.unique(store.units[indices], return_inverse=True)[1]
 
 
 def _shares(right: Tensor, clusters: np.ndarray) -> Outcomes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -20,6 +19,8 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.terms import SiteCard, Terms
+from dpfed.files.atomic import create_file, new_folder
+from dpfed.files.locking import file_lock
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
@@ -89,11 +90,12 @@ class SiteFolder:
             )
         except ValidationError as error:
             raise UserError(f"{first_problem(error)}.") from error
-        _make(folder.path)
-        identity.save(folder._identity)
-        Identity.fresh().save(folder._randomness)
-        folder._settings.write_text(tomli_w.dumps(chosen.model_dump(exclude_none=True)), encoding="utf-8")
-        folder.card.write_text(card.model_dump_json(indent=1, exclude_none=True) + "\n", encoding="utf-8")
+        with _made(folder.path) as draft:
+            new = cls(draft)
+            identity.save(new._identity)
+            Identity.fresh().save(new._randomness)
+            create_file(new._settings, tomli_w.dumps(chosen.model_dump(exclude_none=True)))
+            create_file(new.card, card.model_dump_json(indent=1, exclude_none=True) + "\n")
         return folder
 
     @classmethod
@@ -181,19 +183,13 @@ class SiteFolder:
         own = self.settings().delta
         return 1 / plan.records if own is None else own
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> contextlib.AbstractContextManager[None]:
         """Holds the site for this process.
 
         Raises:
             UserError: if another process serves it.
         """
-        with open(self.path / ".lock", "a", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UserError(f"{self.path} is served by another process.") from error
-            yield
+        return file_lock(self.path / ".lock", f"{self.path} is served by another process.")
 
 
 class CoordinatorFolder:
@@ -230,10 +226,11 @@ class CoordinatorFolder:
         _refuse_existing(folder.path)
         # Before anything is made: it is where the run is measured.
         records_of(config, progress)
-        _make(folder.path)
-        identity.save(folder._identity)
-        folder._config.write_text(config.dump(), encoding="utf-8")
-        terms.save(folder.terms)
+        with _made(folder.path) as draft:
+            new = cls(draft)
+            identity.save(new._identity)
+            create_file(new._config, config.dump())
+            terms.save(new.terms)
         return folder
 
     @classmethod
@@ -278,13 +275,15 @@ def _refuse_existing(folder: Path) -> None:
         raise UserError(f"cannot make {folder}: it exists; choose another folder.")
 
 
-def _make(folder: Path) -> None:
-    """A new folder for its owner's eyes only."""
+@contextlib.contextmanager
+def _made(folder: Path) -> Iterator[Path]:
+    """A new folder for its owner's eyes only, all at once or not at all."""
+    _refuse_existing(folder)
     try:
-        folder.mkdir(mode=0o700, parents=True)
+        with new_folder(folder, mode=0o700) as draft:
+            yield draft
     except OSError as error:
-        reason = "it exists" if isinstance(error, FileExistsError) else error.strerror
-        raise UserError(f"cannot make {folder}: {reason}; choose another folder.") from error
+        raise UserError(f"cannot make {folder}: {error.strerror}; choose another folder.") from error
 
 
 def _card(path: Path) -> SiteCard:

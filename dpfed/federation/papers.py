@@ -9,7 +9,7 @@ from dpfed.federation.protocol.statement import of_federation
 from dpfed.federation.protocol.terms import Terms
 
 if TYPE_CHECKING:
-    from dpfed.report.card import CardFacts
+    from dpfed.report.facts import CardFacts
     from dpfed.runs.directory import RunDirectory
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpfed.config import Config
 from dpfed.data.sampling import unit_keys
-from dpfed.data.store.division import site_of_rows
+from dpfed.data.store.division import site_of_records
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.journal import Journal
@@ -84,7 +84,7 @@ def simulate(
     store = records_of(config, progress)
     randomness = secret_of(config)
     parties = _identities(randomness, simulation.sites)
-    rows = _divided(store, simulation)
+    indices = _divided(store, simulation)
     units = unit_keys(store, config.privacy)
     cards = [
         SiteCard(
@@ -95,7 +95,7 @@ def simulate(
             signing_key=identity.signing_key,
             exchange_key=identity.exchange_key,
         )
-        for number, (identity, own) in enumerate(zip(parties[1:], rows, strict=True))
+        for number, (identity, own) in enumerate(zip(parties[1:], indices, strict=True))
     ]
     options = simulation.model_dump(include={"trust", "drops", "colluders"})
     terms = Terms.agree(config, cards, parties[0].signing_key, **options)
@@ -141,9 +141,9 @@ def _connect(job: Job, simulation: Simulation, watcher: Watcher) -> Federation:
     coordinator, *parties = _identities(job.randomness, simulation.sites)
     run.sites.mkdir(exist_ok=True)
     sites = {}
-    for number, rows in enumerate(_divided(parts.store, simulation)):
+    for number, indices in enumerate(_divided(parts.store, simulation)):
         path, model = run.sites / f"site-{number}.jsonl", copy.deepcopy(parts.model)
-        share = Share(number, rows, terms.sites[number].groups)
+        share = Share(number, indices, terms.sites[number].groups)
         worker = parts.worker(job.randomness.for_owners(), job.observe, model, share=share)
         ledger = Ledger.open(path) if path.exists() else Ledger.create(path, parts.plan)
         shares = Randomness(job.randomness.key("shares", number))
@@ -153,9 +153,9 @@ def _connect(job: Job, simulation: Simulation, watcher: Watcher) -> Federation:
 
 
 def _divided(store: RecordStore, simulation: Simulation) -> list[np.ndarray]:
-    rows = store.split("train")
-    sites = site_of_rows(store, simulation.sites, simulation.skew)[rows]
-    divided = [rows[sites == number] for number in range(simulation.sites)]
+    indices = store.split("train")
+    sites = site_of_records(store, simulation.sites, simulation.skew)[indices]
+    divided = [indices[sites == number] for number in range(simulation.sites)]
     if not all(map(len, divided)):
         raise UserError(f"a site of {simulation.sites} would have no records: simulate fewer, or with less skew.")
     return divided

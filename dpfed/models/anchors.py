@@ -43,11 +43,11 @@ def _from_store(store: RecordStore, count: int, size: int) -> Tensor:
             f"model.anchors: the records of {store.path} are not public, and anchors are a part of the released model: give a "
             "store that was imported as public, or leave model.anchors out for generated shapes."
         )
-    rows = store.split("train")
-    if len(rows) < count:
+    indices = store.split("train")
+    if len(indices) < count:
         raise UserError(
-            f"model.anchors: {store.path} has {len(rows):,} training records, fewer than model.anchor_count = {count:,}: lower "
-            "it, or give another store."
+            f"model.anchors: {store.path} has {len(indices):,} training records, fewer than model.anchor_count = {count:,}: "
+            "lower it, or give another store."
         )
     # By key, because records often lie in the order of their classes.
-    return store.images(rows[np.argsort(store.keys[rows])[:count]], size)
+    return store.images(indices[np.argsort(store.keys[indices])[:count]], size)

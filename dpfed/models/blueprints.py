@@ -137,6 +137,7 @@ def _local_dir(folder: Path, weights: str | None) -> Blueprint:
     model_cfg, preprocessing = _read_json(folder / CONFIG)
     file = _weights_file(weights, f"the architecture in {folder}")
     if file is None:
+        # Which file stock open_clip would take: version 3.3 has no public name for it.
         from open_clip.factory import _find_checkpoint_in_dir as find
 
         with quiet():

@@ -21,7 +21,6 @@ from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
 from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, group_norm, layer_norm, standardise_weights
 from dpfed.models.text import TextTransformer
 from dpfed.models.towers import ClipModel, adapt, build_clip
-from dpfed.objectives import UNNORMALISED
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
@@ -49,8 +48,8 @@ def tokenizer_for(model: ModelConfig) -> Tokenizer | None:
         UserError: if open_clip's tokenizer for the architecture cannot be had.
     """
     if model.kind == "open_clip":
-        plan = blueprint(model)
-        return WordTokenizer(plan.vocabulary, plan.context) if model.tokenizer == "words" else clip_tokenizer(plan)
+        spec = blueprint(model)
+        return WordTokenizer(spec.vocabulary, spec.context) if model.tokenizer == "words" else clip_tokenizer(spec)
     return WordTokenizer(model.vocabulary, model.context) if model.reads_text else None
 
 
@@ -78,20 +77,25 @@ def build_model(
     for section, (given, kind) in kinds.items():
         if not isinstance(given, kind):
             raise UserError(f"expected a {kind.__name__}, such as config.{section}, got {type(given).__name__}.")
-    if objective.name == "byol":
+    if objective.loss.images_only and model.kind != "image":
+        raise UserError(
+            f"objective.name = '{objective.name}' compares two views of an image and needs model.kind = 'image', got "
+            f"'{model.kind}'."
+        )
+    if objective.loss.target_network:
         return _byol(model, objective, size or SIZE, load_weights)
     if model.kind == "open_clip":
-        plan = blueprint(model)
-        clip = build_clip(plan, objective, size or plan.size, load_weights)
+        spec = blueprint(model)
+        clip = build_clip(spec, objective, size or spec.size, load_weights)
         adapt(clip, adaptation or AdaptationConfig(), objective)
         return clip
     encoder = _image_encoder(model, size or SIZE, load_weights)
-    bias = (objective.bias or 0.0) if objective.name == "siglip" else None
+    bias = None if objective.loss.bias is None else objective.bias or 0.0
     rest: dict[str, Any] = {
         "temperature": objective.temperature,
         "learn_temperature": objective.learn_temperature,
         "bias": bias,
-        "unit_length": objective.name not in UNNORMALISED,
+        "unit_length": objective.loss.unit_length,
     }
     if model.kind == "image":
         head = nn.Sequential(
@@ -108,10 +112,6 @@ def build_model(
 
 def _byol(model: ModelConfig, objective: ObjectiveConfig, size: int, load_anchors: bool) -> BYOLModel:
     """An image encoder with a projection head and a predictor, both with LayerNorm where the paper has BatchNorm."""
-    if model.kind != "image":
-        raise UserError(
-            f"objective.name = 'byol' compares two views of an image and needs model.kind = 'image', got '{model.kind}'."
-        )
     encoder = _image_encoder(model, size, load_anchors)
 
     def perceptron(inputs: int) -> nn.Module:

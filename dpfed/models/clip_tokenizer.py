@@ -54,7 +54,7 @@ def _beginning(text: str, tokens: int) -> str:
     return text if len(text) <= most else " ".join(text.split())[:most]
 
 
-def clip_tokenizer(plan: Blueprint) -> ClipTokenizer:
+def clip_tokenizer(spec: Blueprint) -> ClipTokenizer:
     """The tokenizer of an architecture: from the package, or from the files beside local weights.
 
     Raises:
@@ -62,16 +62,16 @@ def clip_tokenizer(plan: Blueprint) -> ClipTokenizer:
     """
     from open_clip.tokenizer import SimpleTokenizer
 
-    text = plan.model_cfg["text_cfg"]
+    text = spec.model_cfg["text_cfg"]
     name, given = text.get("hf_tokenizer_name"), text.get("tokenizer_kwargs") or {}
     # An architecture is data: of its options only these are passed on, and none that could make a library run code.
     options = {key: given[key] for key in _OPTIONS["fetched" if name else "shipped"] if key in given}
     if not name:
-        return ClipTokenizer(SimpleTokenizer(context_length=plan.context, **options), plan.vocabulary, plan.context)
-    local = plan.folder is not None and (plan.folder / "tokenizer_config.json").is_file()
-    if not local and plan.tag is None:
+        return ClipTokenizer(SimpleTokenizer(context_length=spec.context, **options), spec.vocabulary, spec.context)
+    local = spec.folder is not None and (spec.folder / "tokenizer_config.json").is_file()
+    if not local and spec.tag is None:
         raise UserError(
-            f"{plan.name} reads the tokens of '{name}', which open_clip does not ship: put that tokenizer's files into "
+            f"{spec.name} reads the tokens of '{name}', which open_clip does not ship: put that tokenizer's files into "
             f"a folder with the weights (model.architecture = '{LOCAL_DIR}DIR'), or, with random weights, set "
             "model.tokenizer = 'words'."
         )
@@ -79,10 +79,10 @@ def clip_tokenizer(plan: Blueprint) -> ClipTokenizer:
 
     try:
         with quiet():
-            source = str(plan.folder) if local else name
+            source = str(spec.folder) if local else name
             found = HFTokenizer(
                 source,
-                context_length=plan.context,
+                context_length=spec.context,
                 tokenizer_mode=text.get("tokenizer_mode"),
                 trust_remote_code=False,
                 **options,
@@ -90,7 +90,7 @@ def clip_tokenizer(plan: Blueprint) -> ClipTokenizer:
     except Exception as error:  # a missing package, the network, the hub's client
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(
-            f"the tokenizer '{name}' of {plan.name} cannot be had ({reason}): install transformers and be online, or put "
+            f"the tokenizer '{name}' of {spec.name} cannot be had ({reason}): install transformers and be online, or put "
             f"its files into a folder with the weights (model.architecture = '{LOCAL_DIR}DIR')."
         ) from error
-    return ClipTokenizer(found, plan.vocabulary, plan.context)
+    return ClipTokenizer(found, spec.vocabulary, spec.context)

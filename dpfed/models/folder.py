@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.config.resolved import ResolvedConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
+from dpfed.files.atomic import write_atomically
 from dpfed.models.adapter_file import adapter_bytes
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import LOCAL_DIR, preprocess_cfg
@@ -53,7 +53,7 @@ def save_encoder(folder: str | Path, model: nn.Module, config: ResolvedConfig) -
         weights = _save_clip(folder, model, config)
     else:
         weights = save(_portable(model.state_dict()))
-        _replace(folder / WEIGHTS, weights)
+        write_atomically(folder / WEIGHTS, weights)
     preprocessing = preprocessing_of(config)
     description = {
         "format": FORMAT,
@@ -67,17 +67,17 @@ def save_encoder(folder: str | Path, model: nn.Module, config: ResolvedConfig) -
         "sha256": hashlib.sha256(weights).hexdigest(),
     }
     description["digest"] = _digest(description)
-    _replace(folder / DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
+    write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
 
 
 def _save_clip(folder: Path, model: ClipModel, config: ResolvedConfig) -> bytes:
     """Writes what stock open_clip reads, and the adapters alone; returns the bytes of the merged weights."""
     stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(preprocessing_of(config), image_size(config))}
-    _replace(folder / CLIP_CONFIG, (json.dumps(stock, indent=2) + "\n").encode())
+    write_atomically(folder / CLIP_CONFIG, json.dumps(stock, indent=2) + "\n")
     weights = save(_portable(merged_state(model.clip)))
-    _replace(folder / CLIP_WEIGHTS, weights)
+    write_atomically(folder / CLIP_WEIGHTS, weights)
     if alone := adapter_bytes(model.clip):
-        _replace(folder / ADAPTERS, alone)
+        write_atomically(folder / ADAPTERS, alone)
     tokenizer = tokenizer_for(config.model)
     if isinstance(tokenizer, ClipTokenizer):
         tokenizer.save_files(folder)
@@ -209,9 +209,3 @@ def _compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], 
         if wanted.shape != given.shape or wanted.dtype != given.dtype:
             shapes = f"{tuple(given.shape)} {given.dtype}, expected {tuple(wanted.shape)} {wanted.dtype}"
             raise UserError(f"{path} does not fit {DESCRIPTION}: tensor '{name}' is {shapes}.")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)

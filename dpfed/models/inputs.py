@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dpfed.data.store.records import is_text
+from dpfed.data.store.record import is_text
 from dpfed.data.views.pixels import BrokenImage, decode, square
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError

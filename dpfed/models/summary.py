@@ -60,7 +60,7 @@ def _how(config: Config) -> str:
 def _start(config: Config) -> str:
     if config.model.kind != "open_clip":
         return "random"
-    plan = blueprint(config.model)
-    if plan.tag is not None:
-        return f"'{plan.tag}'"
-    return "random" if plan.file is None else f"'{'/'.join(plan.file.parts[-3:-1] if plan.folder else plan.file.parts[-1:])}'"
+    spec = blueprint(config.model)
+    if spec.tag is not None:
+        return f"'{spec.tag}'"
+    return "random" if spec.file is None else f"'{'/'.join(spec.file.parts[-3:-1] if spec.folder else spec.file.parts[-1:])}'"

@@ -19,7 +19,6 @@ from dpfed.errors import UserError
 from dpfed.models.blueprints import CONFIG, LOCAL_DIR, Blueprint, quiet
 from dpfed.models.contrastive import MIN_TEMPERATURE, per_view
 from dpfed.models.lora import add_adapters
-from dpfed.objectives import UNNORMALISED
 
 _NOT_TEXT = ("visual.", "logit_", "text_decoder.")
 
@@ -46,11 +45,11 @@ class ClipModel(nn.Module):
             raise UserError(
                 f"a learnt temperature stays at {MIN_TEMPERATURE} or above, but it starts at {objective.temperature}."
             )
-        self._unit_length = objective.name not in UNNORMALISED
+        self._unit_length = objective.loss.unit_length
         self._least = MIN_TEMPERATURE if objective.learn_temperature else 0.0
         with torch.no_grad():
             clip.logit_scale.fill_(-math.log(objective.temperature))
-            if objective.name == "siglip":
+            if objective.loss.bias is not None:
                 if clip.logit_bias is None:
                     clip.logit_bias = nn.Parameter(torch.zeros_like(clip.logit_scale))
                 clip.logit_bias.fill_(objective.bias or 0.0)
@@ -86,11 +85,11 @@ class ClipModel(nn.Module):
         return F.normalize(self.clip.encode_text(tokens), dim=-1)
 
 
-def build_clip(plan: Blueprint, objective: ObjectiveConfig, size: int, load_weights: bool = True) -> ClipModel:
+def build_clip(spec: Blueprint, objective: ObjectiveConfig, size: int, load_weights: bool = True) -> ClipModel:
     """Builds an open_clip model; random weights are drawn from torch's global generator.
 
     Args:
-        plan: what to build.
+        spec: what to build.
         objective: temperature and bias.
         size: side of the images, pixels; where it is not the architecture's own, position embeddings are resized.
         load_weights: fetch or read the weights that the blueprint names.
@@ -102,22 +101,22 @@ def build_clip(plan: Blueprint, objective: ObjectiveConfig, size: int, load_weig
 
     with tempfile.TemporaryDirectory() as folder, quiet():
         # Any architecture is a local-dir: the one way into open_clip that takes a description and downloads nothing.
-        Path(folder, CONFIG).write_text(json.dumps({"model_cfg": plan.model_cfg}), encoding="utf-8")
+        Path(folder, CONFIG).write_text(json.dumps({"model_cfg": spec.model_cfg}), encoding="utf-8")
         try:
             clip = open_clip.create_model(
                 f"{LOCAL_DIR}{folder}",
                 load_weights=False,
                 device=torch.get_default_device(),  # "meta" where the model's size is asked for
                 pretrained_text=False,
-                force_image_size=None if size == plan.size else size,
-                force_patch_dropout=None if "timm_model_name" in plan.model_cfg["vision_cfg"] else 0.0,
+                force_image_size=None if size == spec.size else size,
+                force_patch_dropout=None if "timm_model_name" in spec.model_cfg["vision_cfg"] else 0.0,
             )
         except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, ImportError) as error:
             raise UserError(f"open_clip cannot build this architecture: {_words(error)}.") from error
-    model_cfg = dict(plan.model_cfg, vision_cfg=dict(plan.model_cfg["vision_cfg"], image_size=size))
+    model_cfg = dict(spec.model_cfg, vision_cfg=dict(spec.model_cfg["vision_cfg"], image_size=size))
     file = None
     if load_weights:
-        file = _fetched(plan) if plan.tag else plan.file
+        file = _fetched(spec) if spec.tag else spec.file
     if file is not None:
         _load(clip, file)
     return ClipModel(clip, model_cfg, objective)
@@ -148,23 +147,23 @@ def adapt(model: ClipModel, adaptation: AdaptationConfig, objective: ObjectiveCo
         torch.backends.mha.set_fastpath_enabled(False)
     if objective.learn_temperature:
         clip.logit_scale.requires_grad_(True)
-        if objective.name == "siglip":
+        if objective.loss.bias is not None:
             clip.logit_bias.requires_grad_(True)
 
 
-def _fetched(plan: Blueprint) -> Path:
+def _fetched(spec: Blueprint) -> Path:
     from open_clip.pretrained import download_pretrained, get_pretrained_cfg
 
-    published = get_pretrained_cfg(plan.name, plan.tag)
-    if published.get("quick_gelu", False) != plan.model_cfg.get("quick_gelu", False):
-        other = plan.name.removesuffix("-quickgelu") if plan.model_cfg.get("quick_gelu") else f"{plan.name}-quickgelu"
-        raise UserError(f"the weights '{plan.tag}' were trained with another activation than {plan.name}: use '{other}'.")
+    published = get_pretrained_cfg(spec.name, spec.tag)
+    if published.get("quick_gelu", False) != spec.model_cfg.get("quick_gelu", False):
+        other = spec.name.removesuffix("-quickgelu") if spec.model_cfg.get("quick_gelu") else f"{spec.name}-quickgelu"
+        raise UserError(f"the weights '{spec.tag}' were trained with another activation than {spec.name}: use '{other}'.")
     try:
         with quiet():
             return Path(download_pretrained(published))
     except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
         raise UserError(
-            f"the weights '{plan.tag}' of {plan.name} cannot be fetched ({_words(error)}); set model.weights to a file."
+            f"the weights '{spec.tag}' of {spec.name} cannot be fetched ({_words(error)}); set model.weights to a file."
         ) from error
 
 

@@ -1,33 +1,44 @@
-"""The loss of one group."""
+"""The loss of one group: a file for each, found by its name."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import importlib
+import pkgutil
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from dpfed.objectives import barlow_twins, byol, infonce, siglip, vicreg
+from dpfed.objectives.objective import GroupLoss, Objective
 
 if TYPE_CHECKING:
     from dpfed.config import ObjectiveConfig
 
-# (embeddings of the views, present, temperature, bias) -> sum over the records of one group that are present.
-GroupLoss = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor | None], Tensor]
+__all__ = ["OBJECTIVES", "GroupLoss", "Objective", "keys_of_losses", "loss_of"]
 
-OBJECTIVES: dict[str, GroupLoss] = {
-    "infonce": infonce.group_loss,
-    "siglip": siglip.group_loss,
-    "barlow_twins": barlow_twins.group_loss,
-    "vicreg": vicreg.group_loss,
-    "byol": byol.group_loss,
-}
 
-# The scale of embeddings matters to these, so models leave it alone; all others get embeddings of unit length.
-UNNORMALISED = frozenset({"barlow_twins", "vicreg"})
+def _found() -> dict[str, Objective]:
+    files = {file.name: importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)}
+    return {name: file.OBJECTIVE for name, file in files.items() if hasattr(file, "OBJECTIVE")}
+
+
+OBJECTIVES: dict[str, Objective] = _found()
 
 
 def loss_of(objective: ObjectiveConfig) -> GroupLoss:
     """The loss of one group that a configuration names, with the options that it gives."""
-    return functools.partial(OBJECTIVES[objective.name], **objective.options)
+    return functools.partial(objective.loss.loss, options=objective.options)
+
+
+def keys_of_losses() -> dict[str, tuple[str, ...]]:
+    """Every key that a loss has in ``[objective]``, with the names of the losses that have it; the most common ones first.
+
+    Raises:
+        ValueError: if two losses mean different things by a key.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for name, loss in OBJECTIVES.items():
+        for key, field in loss.options.model_fields.items():
+            others = found.get(key, ())
+            if others and repr(OBJECTIVES[others[0]].options.model_fields[key]) != repr(field):
+                raise ValueError(f"the losses '{others[0]}' and '{name}' mean different things by 'objective.{key}'")
+            found[key] = (*others, name)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))

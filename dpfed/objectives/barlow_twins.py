@@ -9,12 +9,24 @@ Shapes: S records in the group (padding included), V image views, W text views, 
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+from pydantic import Field
+
+from dpfed.objectives.objective import Objective
 from dpfed.objectives.two_views import centred, first_two_views, off_diagonal_squares, sum_over_records
+from dpfed.schema.section import Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _EPSILON = 1e-5  # added to variances, as in the batch normalisation of the paper: a constant dimension has a finite gradient
+
+
+class Options(Section):
+    """Weights."""
+
+    redundancy: float = Field(5e-3, ge=0, description="lambda, weight of the correlations between dimensions")
 
 
 def group_loss(
@@ -23,7 +35,7 @@ def group_loss(
     temperature: Tensor | None = None,
     bias: Tensor | None = None,
     *,
-    redundancy: float = 5e-3,
+    options: Options,
 ) -> Tensor:
     """The loss of one group: equation 1, times the number of its records, like a sum over records.
 
@@ -32,19 +44,24 @@ def group_loss(
         present: ``(S,)`` bool, False for padding, which takes no part.
         temperature: ignored, as is `bias`: nothing is contrasted.
         bias: ignored.
-        redundancy: lambda, the weight of the terms off the diagonal.
+        options: the weight of the terms off the diagonal.
 
     Returns:
         Scalar; exactly 0 for a group of one, whose correlation does not exist.
     """
     first, second = (_standardised(view, present) for view in first_two_views(embeddings))
     correlation = first.T @ second / present.sum().clamp(min=1)
-    loss = (1 - correlation.diagonal()).square().sum() + redundancy * off_diagonal_squares(correlation)
+    loss = (1 - correlation.diagonal()).square().sum() + options.redundancy * off_diagonal_squares(correlation)
     return sum_over_records(loss, present)
 
 
 def _standardised(view: Tensor, present: Tensor) -> Tensor:
     """Mean 0 and variance 1 in each dimension, over the records that are present; zeros elsewhere."""
+    import torch
+
     residuals = centred(view, present)
     variance = residuals.square().sum(dim=0) / present.sum().clamp(min=1)
     return residuals * torch.rsqrt(variance + _EPSILON)
+
+
+OBJECTIVE = Objective(title="correlations of two views", loss=group_loss, options=Options, unit_length=False)

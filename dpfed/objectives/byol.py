@@ -10,12 +10,30 @@ Shapes: S records in the group (padding included), V views, D embedding dimensio
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from dpfed.objectives.objective import Objective
+from dpfed.schema.section import Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Options(Section):
+    """Of the target network."""
+
+    momentum: float = Field(0.99, ge=0, lt=1, description="how much of the target network stays in a step")
 
 
 def group_loss(
-    embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor | None = None, bias: Tensor | None = None
+    embeddings: dict[str, Tensor],
+    present: Tensor,
+    temperature: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    options: Options | None = None,
 ) -> Tensor:
     """The loss of one group: equation 2 in both directions.
 
@@ -25,10 +43,18 @@ def group_loss(
         present: ``(S,)`` bool, False for padding.
         temperature: ignored, as is `bias`: nothing is contrasted.
         bias: ignored.
+        options: ignored: the model moves its target network.
 
     Returns:
         Scalar: the sum over the records that are present of ``4 - 2 cos - 2 cos``.
     """
+    import torch
+
     predicted, target = embeddings["image"], embeddings["target"].detach()
     agreement = (predicted[:, 0] * target[:, 1] + predicted[:, 1] * target[:, 0]).sum(dim=1)
     return torch.where(present, 4 - 2 * agreement, 0.0).sum()
+
+
+OBJECTIVE = Objective(
+    title="what a slower copy says of the other view", loss=group_loss, options=Options, target_network=True, images_only=True
+)

@@ -5,8 +5,12 @@ Shapes: S records in the group (padding included), V image views, W text views, 
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+from dpfed.objectives.objective import ContrastOptions, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Finite, so that a row without any negative gives a loss of exactly 0 and a gradient without NaN.
 _ABSENT = -1e9
@@ -28,6 +32,8 @@ def infonce(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tenso
     Returns:
         Sum over the records that are present; exactly 0 for a group of one.
     """
+    import torch
+
     size, views, _ = others.shape
     similarity = torch.einsum("sd,tvd->stv", anchors, others) / temperature
     own = torch.eye(size, dtype=torch.bool, device=anchors.device)[:, :, None]
@@ -39,7 +45,14 @@ def infonce(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tenso
     return torch.where(present, losses, 0.0).sum()
 
 
-def group_loss(embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None = None) -> Tensor:
+def group_loss(
+    embeddings: dict[str, Tensor],
+    present: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None = None,
+    *,
+    options: ContrastOptions | None = None,
+) -> Tensor:
     """The loss of one group, in both directions.
 
     Image records contrast view 0 with view 1 and back; views 2 onwards are the N_a augmentations. Image-text records contrast
@@ -50,13 +63,19 @@ def group_loss(embeddings: dict[str, Tensor], present: Tensor, temperature: Tens
         present: ``(S,)`` bool.
         temperature: scalar.
         bias: ignored: a softmax does not see what is added to every logit.
+        options: ignored: model and views have them.
 
     Returns:
         Scalar: the sum over both directions and all records that are present.
     """
+    import torch
+
     images = embeddings["image"]
     if "text" in embeddings:
         texts = embeddings["text"]
         return infonce(images[:, 0], texts, present, temperature) + infonce(texts[:, 0], images, present, temperature)
     back = torch.cat([images[:, :1], images[:, 2:]], dim=1)
     return infonce(images[:, 0], images[:, 1:], present, temperature) + infonce(images[:, 1], back, present, temperature)
+
+
+OBJECTIVE = Objective(title="softmax contrast", loss=group_loss, options=ContrastOptions)

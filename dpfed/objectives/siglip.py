@@ -6,11 +6,31 @@ Shapes: S records in the group (padding included), V image views, W text views, 
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn.functional import logsigmoid
+import math
+from typing import TYPE_CHECKING
+
+from pydantic import Field
 
 from dpfed.errors import UserError
+from dpfed.objectives.objective import ContrastOptions, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Options(ContrastOptions):
+    """With the bias."""
+
+    bias: float | None = Field(None, description="added to every logit; default -ln(S - 1), the odds of a pair")
+
+
+def _start(records: int) -> float:
+    """Minus the logarithm of a record's negatives, which balances the start.
+
+    Args:
+        records: that are contrasted with each other.
+    """
+    return -math.log(max(1, records - 1))
 
 
 def repulsion(anchors: Tensor, others: Tensor, present: Tensor, temperature: Tensor, bias: Tensor) -> Tensor:
@@ -26,13 +46,23 @@ def repulsion(anchors: Tensor, others: Tensor, present: Tensor, temperature: Ten
     Returns:
         Sum over the ordered pairs of records that are present; a record is never pushed from its own views.
     """
+    import torch
+    from torch.nn.functional import logsigmoid
+
     logits = torch.einsum("sd,tnd->stn", anchors, others) / temperature + bias
     own = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)
     pairs = present[:, None] & present[None, :] & ~own
     return torch.where(pairs[:, :, None], -logsigmoid(-logits), 0.0).sum()
 
 
-def group_loss(embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None) -> Tensor:
+def group_loss(
+    embeddings: dict[str, Tensor],
+    present: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    *,
+    options: Options | None = None,
+) -> Tensor:
     """The loss of one group.
 
     Image-text records: image i and text j are a positive pair for i = j and a negative one otherwise, each pair counted once.
@@ -43,11 +73,15 @@ def group_loss(embeddings: dict[str, Tensor], present: Tensor, temperature: Tens
         embeddings: ``{"image": (S, V, D)}`` with V >= 2, or ``{"image": (S, V, D), "text": (S, W, D)}``.
         present: ``(S,)`` bool, False for padding, which takes part in no pair.
         temperature: scalar, divides the cosine similarities.
-        bias: scalar, added to every logit; about minus the logarithm of the negatives of a record balances the start.
+        bias: scalar, added to every logit; see `_start` for where it starts.
+        options: ignored: model and views have them.
 
     Returns:
         Scalar: the sum over all pairs of records that are present; exactly 0 for a group of one, as it has no negatives.
     """
+    import torch
+    from torch.nn.functional import logsigmoid
+
     if bias is None:
         raise UserError("the loss 'siglip' adds a bias to every logit: the model needs an attribute 'bias', a scalar tensor.")
     images = embeddings["image"]
@@ -63,3 +97,6 @@ def group_loss(embeddings: dict[str, Tensor], present: Tensor, temperature: Tens
     negatives = negatives + repulsion(second, more_first, present, temperature, bias)
     # A positive alone would pull without a push, and teach the model to say yes to everything.
     return torch.where(present.sum() > 1, attraction + negatives, 0.0)
+
+
+OBJECTIVE = Objective(title="sigmoid contrast, pair by pair", loss=group_loss, options=Options, bias=_start)

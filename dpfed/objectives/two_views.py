@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def first_two_views(embeddings: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -14,6 +16,8 @@ def first_two_views(embeddings: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 def centred(view: Tensor, present: Tensor) -> Tensor:
     """Differences from the mean over the records that are present; zeros for padding, whatever it holds."""
+    import torch
+
     here = torch.where(present[:, None], view, 0.0)
     mean = here.sum(dim=0) / present.sum().clamp(min=1)
     return torch.where(present[:, None], here - mean, 0.0)
@@ -21,11 +25,15 @@ def centred(view: Tensor, present: Tensor) -> Tensor:
 
 def off_diagonal_squares(matrix: Tensor) -> Tensor:
     """Sum of the squares off the diagonal of a square matrix."""
+    import torch
+
     off = ~torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
     return torch.where(off, matrix, 0.0).square().sum()
 
 
 def sum_over_records(mean: Tensor, present: Tensor) -> Tensor:
     """A loss that is an average over records as a sum over them; exactly 0 for fewer than two."""
+    import torch
+
     records = present.sum()
     return torch.where(records > 1, records * mean, 0.0)

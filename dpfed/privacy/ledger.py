@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.errors import UserError
+from dpfed.files.json_lines import DamagedLine, GrewElsewhere, append_line, drop_torn_line, read_lines
 from dpfed.places import path_of
 from dpfed.privacy.plan import PrivacyPlan
 
@@ -55,7 +55,7 @@ class Ledger:
         self.replays = replays
         self._chain = chain
         self.owners = 1
-        self._bytes = 0
+        self._end = 0
 
     @classmethod
     def create(cls, path: str | Path, plan: PrivacyPlan, marks: dict[str, bool] | None = None) -> Ledger:
@@ -88,31 +88,25 @@ class Ledger:
         """
         path = path_of(path, "the file of the ledger")
         try:
-            text = path.read_bytes()
+            lines = read_lines(path)
         except OSError as error:
             raise UserError(f"cannot read the ledger {path}: {error.strerror or error}.") from error
-        complete = text[: text.rfind(b"\n") + 1]
-        entries, chain = [], ""
-        for number, line in enumerate(complete.splitlines(), start=1):
-            try:
-                entry = json.loads(line)
-                claimed = entry.pop("chain")
-            except (ValueError, KeyError, AttributeError, TypeError):
-                raise UserError(_damaged(path, number)) from None
+        except DamagedLine as error:
+            raise UserError(_damaged(path, error.number)) from None
+        entries, chain = lines.entries, ""
+        for number, entry in enumerate(entries, start=1):
+            claimed = entry.pop("chain", None)
             chain = link(chain, entry)
             if claimed != chain:
                 raise UserError(_damaged(path, number))
-            entries.append(entry)
         if not entries or entries[0].get("ledger") != FORMAT:
             raise UserError(f"{path} is not a ledger of format {FORMAT}.")
         plan = PrivacyPlan.from_dict(entries[0]["plan"])
-        if len(complete) < len(text):  # a write that a crash cut short: nothing was released on it
-            with open(path, "r+b") as file:
-                file.truncate(len(complete))
+        drop_torn_line(path, lines)  # a write that a crash cut short: nothing was released on it
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
         ledger = cls(path, plan, entries[0]["marks"], charged, len(releases) - len(charged), chain)
-        ledger._bytes = len(complete)
+        ledger._end = lines.end
         ledger.owners = max((entry["owners"] for entry in entries[1:] if "owners" in entry), default=1)
         return ledger
 
@@ -173,15 +167,12 @@ class Ledger:
 
     def _append(self, entry: dict) -> None:
         chain = link(self._chain, entry)
-        with open(self.path, "ab") as file:
+        try:
             # Two coordinators of one run, on storage whose locks failed, must not both pay for a step.
-            if os.fstat(file.fileno()).st_size != self._bytes:
-                raise UserError(f"{self.path} was written by another process while this one trained: end one of them.")
-            line = (json.dumps({**entry, "chain": chain}) + "\n").encode()
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-        self._chain, self._bytes = chain, self._bytes + len(line)
+            self._end = append_line(self.path, {**entry, "chain": chain}, self._end)
+        except GrewElsewhere as error:
+            raise UserError(f"{self.path} was written by another process while this one trained: end one of them.") from error
+        self._chain = chain
 
 
 def link(previous: str, entry: dict) -> str:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from dpfed.errors import UserError
 from dpfed.privacy.accounting import Accountant
 from dpfed.privacy.samplers import PoissonSampler, Sampler
+from dpfed.schema.section import NoOptions, Section
+from dpfed.schema.wording import problem
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,12 +73,7 @@ def _independently(plan: PrivacyPlan) -> Sampler:
     return PoissonSampler(plan.sampling_rate)
 
 
-def _nothing(config: Config) -> dict[str, Any]:
-    if config.bounding.options:
-        raise UserError(
-            f"bounding.method = '{config.bounding.method}' has no options, got {', '.join(config.bounding.options)}: leave "
-            "[bounding.options] out."
-        )
+def _no_numbers(config: Config, options: Any) -> dict[str, Any]:
     return {}
 
 
@@ -96,7 +95,10 @@ class Method:
         gradient_share: of a step's privacy, measured as 1 / sigma^2, what the noise on the sum gets; the rest pays for
             statistics that the engine releases. Their noise has multiplier ``sigma / sqrt(1 - share)``.
         releases: releases of a step that are accounted for one by one, each at the plan's noise multiplier.
-        options: the method's public numbers, read from a configuration and checked; they become a part of the plan.
+        options: its keys in the section ``[bounding.options]``. A method that is made for certain losses has them by the
+            name of the loss, and refuses all others.
+        numbers: the method's public numbers, of a configuration and its checked options; they become a part of the plan.
+            Refuses a configuration that the method cannot bound.
         picks_engine: ``bounding.engine`` chooses among `dpfed.bounding.engines`; otherwise the method has one of its own.
         units: whether the sensitivity also holds for units of several records.
         private: whether there is clipping and noise at all.
@@ -116,15 +118,47 @@ class Method:
     divisor: Callable[[PrivacyPlan], int] = _number_of_groups
     gradient_share: Callable[[PrivacyPlan], float] = _whole
     releases: Callable[[PrivacyPlan], int] = _one
-    options: Callable[[Config], dict[str, Any]] = _nothing
+    options: type[Section] | Mapping[str, type[Section]] = NoOptions
+    numbers: Callable[[Config, Any], dict[str, Any]] = _no_numbers
     picks_engine: bool = False
     units: bool = False
     private: bool = True
     accountants: tuple[Accountant, ...] = ("pld", "rdp")
     sampler: Callable[[PrivacyPlan], Sampler] = _independently
 
+    def public_numbers(self, config: Config) -> dict[str, Any]:
+        """The method's part of a plan.
+
+        Raises:
+            UserError: for a loss, an option or a setting that the method cannot take.
+        """
+        return self.numbers(config, options_of(config))
+
 
 @functools.cache
 def method_named(name: str) -> Method:
     """The method of a name that is in `METHODS`."""
     return importlib.import_module(f"{_FILES}.{name}").METHOD
+
+
+def options_of(config: Config) -> Any:
+    """The checked ``[bounding.options]`` of a configuration: what its method declares.
+
+    Raises:
+        UserError: for a loss that the method is not made for, an option that it does not have, or a value that it cannot have.
+    """
+    bounding, loss = config.bounding, config.objective.name
+    kind, chosen = method_named(bounding.method).options, f"bounding.method = '{bounding.method}'"
+    if isinstance(kind, Mapping):
+        if loss not in kind:
+            raise UserError(
+                f"{chosen} is made for objective.name = {' or '.join(map(repr, kind))}, got '{loss}': choose such a loss, or "
+                "another method, such as 'group'."
+            )
+        kind, chosen = kind[loss], f"{chosen} with objective.name = '{loss}'"
+    if bounding.options and not kind.model_fields:
+        raise UserError(f"{chosen} has no options, got {', '.join(bounding.options)}: leave [bounding.options] out.")
+    try:
+        return kind(**bounding.options)
+    except ValidationError as error:
+        raise UserError(f"[bounding.options] of {chosen}: {problem(error, kind)}.") from None

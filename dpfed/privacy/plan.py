@@ -224,7 +224,7 @@ class PrivacyPlan:
             per_unit=privacy.per_unit,
             method_name=bounding.method,
             max_batch=max_batch,
-            options=method.options(config),
+            options=method.public_numbers(config),
         )
 
     def _calibrated(self) -> PrivacyPlan:

@@ -115,7 +115,7 @@ def build_gallery(
     Args:
         model: with ``features``, and for captions ``embed_images`` and ``embed_text``.
         store: the records.
-        read: their images, rows ``(n,)`` -> uint8 ``(n, 3, size, size)``.
+        read: their images, indices ``(n,)`` -> uint8 ``(n, 3, size, size)``.
         config: of the run; ``evaluation.split`` chooses the records, or all splits where that one is empty.
         images_fn: normally ``ImageViews.plain``.
         tokenizer: of the text tower, None for an image model.
@@ -126,19 +126,19 @@ def build_gallery(
         return None
     split = config.evaluation.split
     held_out = store.split(split) if split != "none" else np.arange(0)
-    rows = subset(store, held_out if len(held_out) else np.arange(len(store)), min(POOL, config.evaluation.records or POOL))
+    indices = subset(store, held_out if len(held_out) else np.arange(len(store)), min(POOL, config.evaluation.records or POOL))
     kind = "held-out records" if len(held_out) else "records"
-    pictures = read(rows)
-    features = extract(model, read, rows, images_fn, device)
-    captions = store.captions(rows) if store.kind == "image-text" else [[] for _ in rows]
-    sections = [_samples(store, rows, pictures, captions, kind)]
+    pictures = read(indices)
+    features = extract(model, read, indices, images_fn, device)
+    captions = store.captions(indices) if store.kind == "image-text" else [[] for _ in indices]
+    sections = [_samples(store, indices, pictures, captions, kind)]
     if tokenizer is not None and any(captions):
-        image_z = embed_images(model, read, rows, images_fn, device)
+        image_z = embed_images(model, read, indices, images_fn, device)
         sections.append(_retrieval(model, image_z, pictures, captions, tokenizer, device))
     sections.append(_neighbours(features, pictures, kind))
-    labels = {name: (values[rows], store.label_names.get(name, [])) for name, values in store.labels.items()}
-    if len(rows) > 2:
-        note = f"Frozen features of {len(rows):,} {kind} on their first two principal components; colours are labels."
+    labels = {name: (values[indices], store.label_names.get(name, [])) for name, values in store.labels.items()}
+    if len(indices) > 2:
+        note = f"Frozen features of {len(indices):,} {kind} on their first two principal components; colours are labels."
         tiles = tuple(
             Tile(panel.light, panel.title and f"by {panel.title}", dark=panel.dark) for panel in maps(features, labels)
         )
@@ -146,12 +146,12 @@ def build_gallery(
     return Gallery(tuple(sections))
 
 
-def _samples(store: RecordStore, rows: np.ndarray, pictures: Tensor, captions: list[list[str]], kind: str) -> Section:
-    count = min(6 if any(captions) else 12, len(rows))
-    texts = [captions[i][0] if captions[i] else _labels(store, rows[i]) for i in range(count)]
+def _samples(store: RecordStore, indices: np.ndarray, pictures: Tensor, captions: list[list[str]], kind: str) -> Section:
+    count = min(6 if any(captions) else 12, len(indices))
+    texts = [captions[i][0] if captions[i] else _labels(store, indices[i]) for i in range(count)]
     tiles = tuple(Tile(_png(pictures[i]), text) for i, text in enumerate(texts))
     return Section(
-        "Records", f"Some of the {len(rows):,} {kind} that are searched and mapped below.", "grid", (Strip("", tiles),)
+        "Records", f"Some of the {len(indices):,} {kind} that are searched and mapped below.", "grid", (Strip("", tiles),)
     )
 
 

@@ -26,24 +26,26 @@ def relative_losses(run: RunDirectory) -> list[tuple[int, float]]:
     """(steps, loss over the loss before training) at every checkpoint of a run, oldest first."""
     config = run.config()
     parts = assemble(resolve(config))
-    rows = subset(parts.store, parts.store.split(config.evaluation.split), RECORDS)
-    if len(rows) < GROUP:
-        raise UserError(f"the loss on held-out records takes {GROUP} of them at least, and {parts.store.name} has {len(rows)}.")
-    rows = rows[: len(rows) // GROUP * GROUP].reshape(-1, GROUP)
+    indices = subset(parts.store, parts.store.split(config.evaluation.split), RECORDS)
+    if len(indices) < GROUP:
+        raise UserError(
+            f"the loss on held-out records takes {GROUP} of them at least, and {parts.store.name} has {len(indices)}."
+        )
+    indices = indices[: len(indices) // GROUP * GROUP].reshape(-1, GROUP)
     # Held-out records and a loss that is no release: the views need to be the same every time, not secret.
-    batch = parts.view_maker()(rows.reshape(-1), Randomness.from_seed(0), 0, parts.device)
+    batch = parts.view_maker()(indices.reshape(-1), Randomness.from_seed(0), 0, parts.device)
     loss, losses = loss_of(config.objective), []
     for path in Checkpoints(run.checkpoints, config.training.keep).paths():
         parts.load_weights(path)
-        mean = _mean(LossOfViews(parts.model, "fp32", loss), batch, rows)
+        mean = _mean(LossOfViews(parts.model, "fp32", loss), batch, indices)
         losses.append((int(path.stem.removeprefix("step-")), mean))
     return [(step, mean / losses[0][1]) for step, mean in losses]
 
 
 @torch.no_grad()
-def _mean(loss: LossOfViews, batch: dict[str, torch.Tensor], rows: np.ndarray) -> float:
+def _mean(loss: LossOfViews, batch: dict[str, torch.Tensor], indices: np.ndarray) -> float:
     loss.eval()
     present = torch.ones(GROUP, dtype=torch.bool, device=next(iter(batch.values())).device)
-    slices = (slice(GROUP * group, GROUP * (group + 1)) for group in range(len(rows)))
+    slices = (slice(GROUP * group, GROUP * (group + 1)) for group in range(len(indices)))
     groups = ({name: view[part] for name, view in batch.items()} for part in slices)
-    return sum(loss(views, present).item() for views in groups) / rows.size
+    return sum(loss(views, present).item() for views in groups) / indices.size

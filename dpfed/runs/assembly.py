@@ -38,7 +38,7 @@ from dpfed.training.coordinator import Coordinator
 from dpfed.training.memory import require_memory
 from dpfed.training.post_processing import post_processors
 from dpfed.training.releases import Releases
-from dpfed.training.worker import GroupObserver, Worker, rows_of_owner
+from dpfed.training.worker import GroupObserver, Worker, indices_of_owner
 
 if TYPE_CHECKING:
     from dpfed.federation.protocol.terms import Terms
@@ -50,12 +50,12 @@ class Share:
 
     Attributes:
         owner: the owner's number.
-        rows: ``(n,)`` of the store, its training records.
+        indices: ``(n,)`` of the store, its training records.
         groups: K_w, its part of the K groups.
     """
 
     owner: int
-    rows: np.ndarray
+    indices: np.ndarray
     groups: int
 
 
@@ -92,10 +92,10 @@ class Components:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def read(self, rows: np.ndarray) -> torch.Tensor:
-        """Images of rows of the store, as the model wants them: uint8 ``(n, 3, size, size)``."""
+    def read(self, indices: np.ndarray) -> torch.Tensor:
+        """Images of indices of the store, as the model wants them: uint8 ``(n, 3, size, size)``."""
         wanted = self.preprocessing
-        return self.store.images(rows, image_size(self.config), resize=wanted.resize, interpolation=wanted.interpolation)
+        return self.store.images(indices, image_size(self.config), resize=wanted.resize, interpolation=wanted.interpolation)
 
     def view_maker(self, augmentations: int | None = None) -> ViewMaker:
         """Makes the views of training.
@@ -125,26 +125,28 @@ class Components:
         """
         units = unit_keys(self.store, self.config.privacy)
         model, share = model or self.model, share or self._share()
-        rows = share.rows
+        indices = share.indices
         return Worker(
             plan=self.plan,
             model=model,
             engine=engine or self.plan.method.engine(Build(model, self.plan, self.config, randomness, share.owner)),
             views=self.view_maker(),
-            rows=rows,
-            keys=self.store.keys[rows],
+            indices=indices,
+            keys=self.store.keys[indices],
             randomness=randomness,
             microbatch=self.config.bounding.microbatch,
             owner=share.owner,
             groups=share.groups,
             owners=self.owners if self.terms is None else len(self.terms.sites),
             observe=observe,
-            units=None if units is None else units[rows],
+            units=None if units is None else units[indices],
         )
 
     def _share(self) -> Share:
-        rows = rows_of_owner(self.store.split("train"), owner_keys(self.store, self.config.privacy), self.owner, self.owners)
-        return Share(self.owner, rows, self.plan.groups_of(self.owner, self.owners))
+        indices = indices_of_owner(
+            self.store.split("train"), owner_keys(self.store, self.config.privacy), self.owner, self.owners
+        )
+        return Share(self.owner, indices, self.plan.groups_of(self.owner, self.owners))
 
     def dummy_batch(self, device: torch.device) -> GroupBatch:
         """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import secrets
 import shutil
-import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,9 @@ from dpfed.config.dotted_keys import leaves
 from dpfed.config.effects import without_effect
 from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
+from dpfed.files.atomic import create_file, draft_of, new_folder, write_atomically
+from dpfed.files.json_lines import DamagedLine, append_line, read_lines
+from dpfed.files.locking import file_lock
 from dpfed.places import path_of
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 
@@ -78,26 +79,16 @@ class RunDirectory:
         """
         path = path_of(path, "the folder of a run")
         cls.refuse_if_in_use(path)
-        place = path.resolve()
-        draft = place.parent / _draft_of(place)
         try:
-            draft.mkdir(parents=True)
-            run = cls(draft)
-            run._config.write_text(config.dump(), encoding="utf-8")
-            run._lock.write_text(secrets.token_hex(16), encoding="utf-8")
-            for name, text in (files or {}).items():
-                (draft / name).write_text(text, encoding="utf-8")
-            with open(os.open(run._key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(randomness.master)
-            if place.is_dir():
-                place.rmdir()
-            draft.rename(place)
+            with new_folder(path.resolve()) as draft:
+                run = cls(draft)
+                create_file(run._config, config.dump())
+                create_file(run._lock, secrets.token_hex(16))
+                for name, text in (files or {}).items():
+                    create_file(draft / name, text)
+                create_file(run._key, randomness.master, mode=0o600)
         except OSError as error:
-            shutil.rmtree(draft, ignore_errors=True)
             raise _cannot_make(path, error) from None
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
         return cls(path)
 
     @staticmethod
@@ -133,7 +124,7 @@ class RunDirectory:
         """
         cls.refuse_if_in_use(path)
         path = Path(path).resolve()
-        draft = path.parent / _draft_of(path)
+        draft = draft_of(path)
         # `Path.exists` refuses long names.
         missing = [folder for folder in (draft, *draft.parents) if not os.path.exists(folder)]
         made = []
@@ -281,8 +272,7 @@ class RunDirectory:
         shutil.rmtree(self.releases, ignore_errors=True)
         self._key.unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def locked(self, wait: float = 0.0) -> Iterator[None]:
+    def locked(self, wait: float = 0.0) -> AbstractContextManager[None]:
         """Holds the run for this process.
 
         Args:
@@ -291,27 +281,11 @@ class RunDirectory:
         Raises:
             UserError: if another process holds it.
         """
-        deadline = time.monotonic() + wait
-        with open(self._lock, "a", encoding="utf-8") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError as error:
-                    if time.monotonic() > deadline:
-                        raise UserError(f"{self.path} is in use by another process that is training it right now.") from error
-                    time.sleep(0.2)
-                except OSError as error:
-                    raise UserError(
-                        f"{self.path} cannot be locked ({error.strerror}): put runs on storage with file locks, or two "
-                        "processes might train one run."
-                    ) from error
-            yield
+        return file_lock(self._lock, f"{self.path} is in use by another process that is training it right now.", wait)
 
     def append(self, file: Path, line: dict[str, Any]) -> None:
         """Adds one JSON line to one of the run's files."""
-        with open(file, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line) + "\n")
+        append_line(file, line)
 
     def append_diagnostics(self, step: int, raw: dict[str, float | None]) -> None:
         """Adds raw, private figures of a step; called only where the configuration asks for them."""
@@ -324,14 +298,11 @@ class RunDirectory:
             UserError: for a file that is damaged otherwise.
         """
         try:
-            if not self.metrics.exists():
-                return []
-            text = self.metrics.read_text(encoding="utf-8")
-            lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+            lines = read_lines(self.metrics).entries if self.metrics.exists() else []
             if not all(isinstance(line["step"], int) for line in lines):
                 raise TypeError
             return lines
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (OSError, DamagedLine, TypeError, KeyError) as error:
             raise UserError(
                 f"{self.metrics} is damaged: restore it, or delete it; the run then goes on without the earlier part of "
                 "its curves."
@@ -343,10 +314,8 @@ class RunDirectory:
         self.write(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, file: Path, text: str) -> None:
-        """Replaces one of the run's text files atomically."""
-        temporary = file.with_name(f".{file.name}.partial")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, file)
+        """Replaces one of the run's text files, whole or not at all."""
+        write_atomically(file, text)
 
 
 def _json_of(file: Path) -> Any:
@@ -355,11 +324,6 @@ def _json_of(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     except (OSError, ValueError) as error:
         raise UserError(f"{file} is damaged ({error}): restore it.") from error
-
-
-def _draft_of(path: Path) -> str:
-    """The name, beside a run's directory, under which it is made."""
-    return f".{path.name}.{secrets.token_hex(4)}"
 
 
 def _cannot_make(path: Path, error: OSError | ValueError) -> UserError:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from dpfed.errors import UserError
+from dpfed.files.atomic import new_folder, write_atomically
 from dpfed.models.folder import ADAPTERS
 from dpfed.runs.directory import RunDirectory
 
@@ -33,18 +34,13 @@ def export_model(folder: str | Path, dest: str | Path, adapters: bool = False) -
     source = run.model / ADAPTERS if adapters else run.model
     if adapters and not source.exists():
         raise UserError(f"{folder} has no adapters: no tower of it was trained with 'lora'.")
-    partial = dest.with_name(f".{dest.name}.partial-{os.getpid()}")
     try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
+        dest.parent.mkdir(parents=True, exist_ok=True)
         if adapters:
-            shutil.copy(source, partial)
+            write_atomically(dest, source.read_bytes())
         else:
-            shutil.copytree(source, partial)
-        partial.rename(dest)
+            with new_folder(dest) as draft:
+                shutil.copytree(source, draft, dirs_exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {dest}: {error.strerror or error}.") from error
-    finally:
-        if partial.is_dir():
-            shutil.rmtree(partial)
-        partial.unlink(missing_ok=True)
     return [dest] if adapters else sorted(dest.iterdir())

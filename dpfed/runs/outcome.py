@@ -16,7 +16,8 @@ from dpfed.federation.papers import facts_of_federation, terms_of
 from dpfed.models.summary import Trained, trained_part
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.report.card import CardFacts, is_void, privacy_card
+from dpfed.report.card import is_void, privacy_card
+from dpfed.report.facts import CardFacts
 from dpfed.report.gallery import Gallery, build_gallery
 from dpfed.report.html import write_report
 from dpfed.report.marks import (

@@ -6,8 +6,6 @@ architecture's digest. `resolve` also makes the machine's: device and engine.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from dpfed.bounding.engines import fastest_engine, require_fp32
@@ -59,14 +57,14 @@ def settle(config: Config) -> Config:
     size, objective = config.data.size, config.objective
     if size is None:
         size = blueprint(config.model).size if config.model.kind == "open_clip" else SIZE
-    bias = objective.bias
-    if objective.name == "siglip" and bias is None:
+    chosen: dict[str, object] = {}
+    if objective.loss.bias is not None and objective.bias is None:
         together = config.privacy.batch if method_named(config.bounding.method).whole_batch else config.bounding.group_size
-        bias = -math.log(max(1, together - 1))
+        chosen["bias"] = objective.loss.bias(together)
     return _with(
         config,
         data={"size": size, "resize": preprocessing_of(config).resize},
-        objective={"bias": bias},
+        objective=chosen,
         model={"digest": _digest(config.model)},
     )
 

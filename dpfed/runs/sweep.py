@@ -21,7 +21,6 @@ from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import without_effect
 from dpfed.config.shipped import find_sweep
 from dpfed.config.toml_file import read_toml
-from dpfed.config.wording import has_control_characters, shown
 from dpfed.errors import UserError, nearest
 from dpfed.evaluation.suite import Evaluation
 from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
@@ -32,6 +31,7 @@ from dpfed.runs.foresight import foresee, refuse_place, refuse_sharding
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resuming import resume
 from dpfed.runs.view import RunView
+from dpfed.schema.wording import has_control_characters, shown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,99}")  # the name of a folder
 _CHOSEN_LATER = ("data.size", "objective.bias", "model.digest")  # None in a user's configuration

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
+from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import PostProcessor, load_states, serve, states_of
 
@@ -82,13 +82,9 @@ class Checkpoints:
         header = {"format": FORMAT, "optimizer": json.dumps(scalars)}
         header |= {name: str(value) for name, value in vars(progress).items()}
         header["digest"] = _digest(tensors, header)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         path = self._folder / f"step-{progress.step:08d}.safetensors"
-        temporary = path.with_suffix(".partial")
-        save_file(tensors, temporary, metadata=header)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_atomically(path, lambda draft: save_file(tensors, draft, metadata=header))
         # Never the first: the trained model is held against it, and it alone has the frozen weights.
         for old in self.paths()[1 : -self._keep]:
             old.unlink()

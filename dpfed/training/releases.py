@@ -7,13 +7,13 @@ is kept before it is charged, and charged before it is used; one that a crash le
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.privacy.ledger import Release
 from dpfed.privacy.noise import digest_of
 
@@ -30,14 +30,8 @@ class Releases:
 
     def save(self, release: Release, noisy: Tensor) -> None:
         """Keeps a noisy sum; when this returns, it is on disk."""
-        self._folder.mkdir(exist_ok=True)
-        path = self._folder / f"{release.step:08d}-{release.digest}.f32"
-        temporary = path.with_suffix(".partial")
-        with open(temporary, "wb") as file:
-            noisy.detach().cpu().numpy().tofile(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        make_folder(self._folder)
+        write_atomically(self._folder / f"{release.step:08d}-{release.digest}.f32", noisy.detach().cpu().numpy().tofile)
 
     def load(self, step: int, digest: str | None = None) -> Tensor | None:
         """The release of a step, if it is there undamaged.
@@ -64,4 +58,4 @@ class Releases:
 
 
 def _step(path: Path) -> int:
-    return int(path.stem.partition("-")[0])
+    return int(path.name.removeprefix(".").partition("-")[0])  # a dot is in front of one whose writing a crash cut short

@@ -24,16 +24,16 @@ from dpfed.privacy.randomness import Randomness
 GroupObserver = Callable[[int, dict[str, float | None]], None]
 
 
-def rows_of_owner(rows: np.ndarray, keys: np.ndarray, owner: int, owners: int) -> np.ndarray:
-    """The rows whose record belongs to one of several owners: a function of each record's own key.
+def indices_of_owner(indices: np.ndarray, keys: np.ndarray, owner: int, owners: int) -> np.ndarray:
+    """The indices whose record belongs to one of several owners: a function of each record's own key.
 
     Args:
-        rows: ``(n,)`` rows to share out.
-        keys: ``(N,)`` what decides, by row of the store: `dpfed.data.sampling.owner_keys`.
+        indices: ``(n,)`` indices to share out.
+        keys: ``(N,)`` what decides, by index in the store: `dpfed.data.sampling.owner_keys`.
         owner: 0 .. owners - 1.
         owners: how many there are.
     """
-    return rows[keys[rows] % np.uint64(owners) == owner]
+    return indices[keys[indices] % np.uint64(owners) == owner]
 
 
 class Worker:
@@ -44,7 +44,7 @@ class Worker:
         model: shared with the coordinator in one process, a replica elsewhere.
         engine: computes the sum of clipped gradients of `model`.
         views: makes the views of this owner's store.
-        rows: ``(n,)`` training rows that this owner holds.
+        indices: ``(n,)`` training indices that this owner holds.
         keys: ``(n,)`` their record keys.
         randomness: the owner's secret randomness.
         microbatch: records whose views are in memory at a time; one group is never divided.
@@ -52,7 +52,7 @@ class Worker:
         groups: K_w, how many of the plan's K groups are this owner's; ``None``: all.
         owners: how many owners' sums are added up.
         observe: receives raw, private figures of each step; off unless the user asked for them in words.
-        units: ``(n,)`` the keys of the rows' units where the plan protects units, otherwise ``None``.
+        units: ``(n,)`` the keys of the records' units where the plan protects units, otherwise ``None``.
 
     Raises:
         ValueError: if the units are missing, or given, against the plan.
@@ -64,7 +64,7 @@ class Worker:
         model: nn.Module,
         engine: Engine,
         views: ViewMaker,
-        rows: np.ndarray,
+        indices: np.ndarray,
         keys: np.ndarray,
         randomness: Randomness,
         microbatch: int,
@@ -79,7 +79,7 @@ class Worker:
         if (plan.unit == "user") != (units is not None):
             raise ValueError(f"the plan protects each {plan.protected}, and units were {'not ' if units is None else ''}given")
         self._plan, self._model, self._engine, self._views, self._prefetch_images = plan, model, engine, views, views.prefetch
-        self._rows, self._keys, self._randomness, self._microbatch = rows, keys, randomness, microbatch
+        self._indices, self._keys, self._randomness, self._microbatch = indices, keys, randomness, microbatch
         self._owner, self._observe, self._units = owner, observe, units
         self._groups = plan.groups if groups is None else groups
         self._clip_norm = clip_norm_in_float32(plan.bound, plan.method.spread(plan), owners)
@@ -108,7 +108,7 @@ class Worker:
             self._prefetch(step + 1)
         total = self._engine.finish(total).float()
         if self._observe:
-            self._observe(step, self._raw_figures(len(draw.rows), norms, total))
+            self._observe(step, self._raw_figures(len(draw.indices), norms, total))
         return BoundedSum(total, self._plan.sensitivity, self._groups)
 
     def _add_groups(self, draw: StepDraw, step: int, total: Tensor) -> list[Tensor]:
@@ -126,7 +126,7 @@ class Worker:
         """The step's draw: a function of key and step, so that it may have been made ahead."""
         if self._drawn_ahead is not None and self._drawn_ahead[0] == step:
             return self._drawn_ahead[1]
-        return draw_step(self._plan, self._randomness, step, self._rows, self._keys, self._groups, self._units)
+        return draw_step(self._plan, self._randomness, step, self._indices, self._keys, self._groups, self._units)
 
     def _prefetch(self, step: int) -> None:
         """Lets the first images of the next step be read while the sum is on its way and the coordinator works."""

@@ -81,13 +81,13 @@ def test_the_promise_is_the_run_s(audit):
 def test_sides_keep_apart(parts):
     sides = Sides.draw(parts, None, 0, Randomness.from_seed(3))
     train = set(parts.store.split("train"))
-    members, unseen = map(set, sides.rows)
+    members, unseen = map(set, sides.indices)
     assert members <= train and not unseen & train and set(sides.references) <= train - members
     assert (len(members), len(unseen)) == (600 - REFERENCES, 200)
     halves = [int((side & half).sum()) for side in (sides.member, ~sides.member) for half in (sides.known, ~sides.known)]
     assert halves == [285, 284, 100, 100]
     other = Sides.draw(parts, None, 200, Randomness.from_seed(4))
-    assert set(other.rows[0]) < train and set(other.rows[0]) != set(sorted(train)[:200])  # drawn, not the first
+    assert set(other.indices[0]) < train and set(other.indices[0]) != set(sorted(train)[:200])  # drawn, not the first
 
 
 def test_records_that_share_a_unit_or_an_id_with_a_member_are_no_non_members(parts, monkeypatch):
@@ -98,7 +98,7 @@ def test_records_that_share_a_unit_or_an_id_with_a_member_are_no_non_members(par
     with pytest.raises(UserError, match="got 199 held-out records"):
         Sides.draw(parts, None, 0, Randomness.fresh())
     monkeypatch.setattr("dpfed.audit.sides._LEAST", 199)
-    assert held_out[0] not in Sides.draw(parts, None, 0, Randomness.fresh()).rows[1]
+    assert held_out[0] not in Sides.draw(parts, None, 0, Randomness.fresh()).indices[1]
     with pytest.raises(UserError, match="got 200 held-out"):  # the run's own store: its training records are never non-members
         monkeypatch.setattr("dpfed.audit.sides._LEAST", 201)
         Sides.draw(parts, store.path, 0, Randomness.fresh())

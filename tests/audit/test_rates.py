@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from dpfed.audit.rates import auc, best_threshold, clopper_pearson, least_epsilon, most_tpr, tpr_at_fpr
 
@@ -126,3 +127,19 @@ def test_the_threshold_is_the_best_of_all():
         return least_epsilon(int((members > threshold).sum()), 300, int((others > threshold).sum()), 200, 1e-5, 0.05)
 
     assert shown(chosen) == max(shown(threshold) for threshold in np.concatenate([members, others]))
+
+
+def test_areas_and_thresholds_are_those_of_scikit_learn():
+    """Scores with ties. Both count what lies above a threshold; scikit-learn also what is equal to it."""
+    for _ in range(20):
+        members, others = RNG.integers(0, 12, 60) + 1.0, RNG.integers(-2, 10, 90) + 1.0
+        truth, scores = np.repeat([1, 0], [60, 90]), np.concatenate([members, others])
+        assert auc(members, others).value == pytest.approx(roc_auc_score(truth, scores))
+        fpr, tpr, _ = roc_curve(truth, scores, drop_intermediate=False)
+        true, false = np.rint(tpr * 60).astype(int), np.rint(fpr * 90).astype(int)
+        best = least_epsilon(true, 60, false, 90, 1e-5, 0.05).max()
+        at = best_threshold(members, others, 1e-5, 0.05)
+        counts = int((members > at).sum()), 60, int((others > at).sum()), 90
+        assert least_epsilon(*counts, 1e-5, 0.05) == pytest.approx(best)
+        for limit in (0.05, 0.2):
+            assert tpr_at_fpr(members, others, limit).value == pytest.approx(tpr[fpr <= limit].max())

@@ -19,8 +19,8 @@ from dpfed.bounding.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.models.contrastive import per_view
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives.infonce import group_loss
-from tests.bounding.released_lab import in_slots
-from tests.bounding.test_layer_rules import LAYERS, SIZES, case, watched
+from tests.bounding.layer_rules.test_layer_rules import LAYERS, SIZES, case, watched
+from tests.bounding.noisy_statistics.released_lab import in_slots
 
 LEAST, MOST = -30.0, 30.0  # powers of ten
 

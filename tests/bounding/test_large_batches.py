@@ -12,7 +12,7 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.runs.resolution import resolve
-from tests.bounding.released_lab import in_slots
+from tests.bounding.noisy_statistics.released_lab import in_slots
 
 GROUPS = 1500
 
@@ -177,7 +177,7 @@ def test_a_long_sum_of_clipped_gradients_is_that_of_real_numbers():
 def test_released_statistics_of_a_large_batch_move_by_their_sensitivity():
     """Embeddings that all point one way, and one more: the sums are long, and none of their digits is lost before the noise."""
     from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
-    from tests.bounding.released_lab import silent
+    from tests.bounding.noisy_statistics.released_lab import silent
 
     generator = torch.Generator().manual_seed(5)
     z = torch.nn.functional.normalize(torch.rand(20_001, 2, 16, generator=generator) + 0.2, dim=2)

@@ -20,6 +20,7 @@ from dpfed.privacy.plan import PrivacyPlan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 KEYS = {key.name: key for key in all_keys()}
+OF_METHODS = {name for name in KEYS if name.startswith("bounding.options.")}
 
 
 def run(*arguments, **environment):
@@ -38,9 +39,9 @@ def refused(key, value):
 def test_every_key_of_the_schema_is_explained():
     defaults = leaves(Config().model_dump())
     del defaults["name"]
-    assert {"name", *defaults} - {"bounding.options"} == set(KEYS) - {"bounding.options"}
+    assert {"name", *defaults} - {"bounding.options"} == set(KEYS) - {"bounding.options"} - OF_METHODS
     for key in KEYS.values():
-        assert len(key.meaning) >= 8, f"{key.name} wants a description in dpfed/config/sections.py"
+        assert len(key.meaning) >= 8, f"{key.name} wants a description where it is declared"
         assert key.allowed
     assert all(len(words) >= 8 for words in section_meanings().values())
 
@@ -48,7 +49,7 @@ def test_every_key_of_the_schema_is_explained():
 def test_defaults_are_those_of_an_empty_config():
     defaults = leaves(Config().model_dump(mode="json"))
     for key in KEYS.values():
-        if key.name != "bounding.options":
+        if key.name not in {"bounding.options", *OF_METHODS}:
             assert key.default == defaults[key.name], key.name
     assert KEYS["adaptation.image_layers"].default_in_toml == '["q", "v"]'
     assert (KEYS["data.records"].default_in_toml, KEYS["data.public"].default_in_toml) == ("20000", "false")
@@ -61,7 +62,7 @@ def test_defaults_are_those_of_an_empty_config():
 @pytest.mark.parametrize("name", [key.name for key in KEYS.values() if key.choices])
 def test_choices_are_all_that_is_allowed(name):
     key = KEYS[name]
-    if name != "data.source":  # looked up when records are opened
+    if name not in {"data.source", *OF_METHODS}:  # looked up when records are opened, and when the plan is made
         assert "no-such-choice" in refused(name, ["no-such-choice"] if key.allowed.startswith("list") else "no-such-choice")
     assert all(repr(choice) in key.allowed for choice in key.choices)
 
@@ -88,7 +89,7 @@ def plan_of(key, value):
         ("bounding.group_size", "whole number, 1 or more", (0,), (1,)),
         ("bounding.clip_norm", "number, 1e-09 to 1e+09", (1e-10, 1e10), (1e-9, 1e9)),
         ("bounding.max_group_size", "whole number, 2 or more", (1,), (2,)),
-        ("privacy.epsilon", "number, above 0", (0.0, -1.0), (0.5,)),
+        ("privacy.epsilon", "number, 0.001 or more", (0.0, -1.0, 0.0009), (0.001, 0.5)),
         ("privacy.noise_multiplier", "number, 0.1 or more", (0.09,), (0.1,)),
         ("privacy.delta", "number, above 0, below 1", (0.0, 1.0), (1e-5,)),
         ("privacy.batch", "whole number, 1 or more", (0,), (4,)),
@@ -102,6 +103,25 @@ def test_ranges_of_the_plan_are_those_that_it_enforces(key, allowed, wrong, righ
             plan_of(key, value)
     for value in right:
         plan_of(key, value)
+
+
+def test_keys_of_methods_are_those_that_they_take():
+    assert {name.rpartition(".")[2] for name in OF_METHODS} == {"norms", "one_sided", "spread_out", "release_share", "slots"}
+    share = KEYS["bounding.options.release_share"]
+    assert share.default is None and "default 0.2 (infonce), 0.5 (barlow_twins)" in share.meaning
+    assert share.depends_on == ("bounding.method", "objective.name") and "released: " in share.meaning
+    assert KEYS["bounding.options.norms"].meaning.startswith("logit and sample: ")
+    assert KEYS["bounding.options.slots"].default == 64 and KEYS["bounding.options.slots"].allowed == "whole number, 2 or more"
+    for name in OF_METHODS:
+        for method in ("logit", "sample", "released"):
+            tree = {"bounding": {"method": method}, "privacy": {"epsilon": 8.0, "batch": 100, "steps": 5}}
+            put(tree, name, 0.3 if KEYS[name].default is None else KEYS[name].default)
+            try:
+                PrivacyPlan.sketch(parse_config(tree))
+                assert method in KEYS[name].meaning.partition(":")[0]
+            except UserError as error:
+                assert method not in KEYS[name].meaning.partition(":")[0]
+                assert "unknown key" in str(error) and f"bounding.method = '{method}'" in str(error)
 
 
 def test_keys_say_which_others_decide_whether_they_have_an_effect():

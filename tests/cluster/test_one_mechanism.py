@@ -100,12 +100,12 @@ class Oracle:
         return len(range(worker, round(self.plan["batch"] / self.plan["size"]), workers))
 
     def members(self, step, worker, workers):
-        """The rows of each of a worker's groups."""
+        """The indices of each of a worker's groups."""
         store, own_groups = self.parts.store, self.groups_of(worker, workers)
-        rows = [row for row in store.split("train").tolist() if int(store.keys[row]) % workers == worker]
-        draws = self.randomness.per_record("sample", step, store.keys[rows], 2)
+        indices = [row for row in store.split("train").tolist() if int(store.keys[row]) % workers == worker]
+        draws = self.randomness.per_record("sample", step, store.keys[indices], 2)
         groups = [[] for _ in range(own_groups)]
-        for row, (drawn, group) in zip(rows, draws, strict=True):
+        for row, (drawn, group) in zip(indices, draws, strict=True):
             if drawn < self.plan["batch"] / RECORDS:
                 groups[int(group * own_groups)].append(row)
         return groups
@@ -114,12 +114,12 @@ class Oracle:
         self.model.load_state_dict(state)
         trained = [p for p in self.model.parameters() if p.requires_grad]
         total = torch.zeros(sum(p.numel() for p in trained), dtype=torch.float64)
-        for rows in self.members(step, worker, workers):
-            if len(rows) < 2:
+        for indices in self.members(step, worker, workers):
+            if len(indices) < 2:
                 continue
-            views = self.views(np.array(rows), self.randomness, step, torch.device("cpu"))
+            views = self.views(np.array(indices), self.randomness, step, torch.device("cpu"))
             views = {name: view.double() if view.is_floating_point() else view for name, view in views.items()}
-            loss = group_loss(self.model(views), torch.ones(len(rows), dtype=torch.bool), self.model.temperature)
+            loss = group_loss(self.model(views), torch.ones(len(indices), dtype=torch.bool), self.model.temperature)
             gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, trained)])
             total += gradient * min(1.0, self.plan["clip"] / gradient.norm().item())
         return total
@@ -260,10 +260,12 @@ def remove(rank, config, folder, gone):
     """The sums of one step with all records, and without each of some records; on rank 0 also the total."""
     found = []
     with process_group():
-        link, rows_of_owner = Link(), session.rows_of_owner
+        link, indices_of_owner = Link(), session.indices_of_owner
         parts = assemble(resolve(config), Randomness.from_seed(SEED), owner=link.rank, owners=link.size)
         for missing in [None, *gone]:
-            session.rows_of_owner = lambda rows, *rest, missing=missing: rows_of_owner(rows[rows != missing], *rest)
+            session.indices_of_owner = lambda indices, *rest, missing=missing: indices_of_owner(
+                indices[indices != missing], *rest
+            )
             worker = parts.worker(Randomness.from_seed(SEED).for_owners())
             own = worker.bounded_sum(STEP).values
             collective = Collective(link, Replicas(parts.model), worker)

@@ -20,8 +20,9 @@ from cluster.launch import Resources, launch
 from cluster.work import Task
 from dpfed.config import load_config
 from dpfed.data.generated.shapes import write_shapes
+from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.writing import StoreWriter
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent

@@ -17,9 +17,9 @@ import dpfed.bounding.methods.released
 import dpfed.federation.folders
 import dpfed.federation.simulation  # noqa: F401 (for its sections, like the two above)
 from dpfed.config import Config, load_config, parse_config
-from dpfed.config.sections import Section
-from dpfed.config.wording import _WORDS, problem
 from dpfed.errors import UserError
+from dpfed.schema.section import Section
+from dpfed.schema.wording import _WORDS, problem
 
 JARGON = re.compile(
     r"Input|Value error|instance of|dictionary|Config\b|pydantic|valid (number|integer|boolean|string|tuple)|Field "

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfed.cli.data import app
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 
 
@@ -71,7 +72,7 @@ def test_what_is_counted_is_named(store: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_many_captions_are_counted_in_parts(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = facts(store, "--context", 4)
-    monkeypatch.setattr("dpfed.cli.data._CAPTIONS_AT_ONCE", 2)
+    monkeypatch.setattr("dpfed.cli.inspection._CAPTIONS_AT_ONCE", 2)
     assert facts(store, "--context", 4) == whole
 
 

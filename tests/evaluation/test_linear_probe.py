@@ -1,7 +1,10 @@
 """The linear probe against scipy's optimizer on the same objective in float64."""
 
+import os
+
 import numpy as np
 import pytest
+import sklearn
 import torch
 from scipy.optimize import minimize
 from scipy.special import logsumexp
@@ -35,8 +38,38 @@ def scipy_fit(x, y, classes, l2):
 @pytest.mark.parametrize("l2", [1e-3, 0.1])
 def test_finds_the_minimum(l2):
     x, y = data()
-    weight, _ = fit(x, y, 3, l2, iterations=500)
+    x = (x - x.mean(0)) / x.std(0, correction=0)
+    weight = fit(5 * x + 3, y, l2, iterations=500)[-1].coef_  # standardised again
     np.testing.assert_allclose(weight.numpy(), scipy_fit(x, y, 3, l2), atol=2e-3)
+
+
+def test_many_classes_are_fitted_to_the_end():
+    """Each class has few of the records, so all slopes are small: a fit that takes small for none stops at once."""
+    x, y = data(n=4000, features=64, classes=200)
+    assert linear_probe_accuracy(x[:3000], y[:3000], x[3000:], y[3000:]) > 0.9
+
+
+def test_what_is_not_finite_says_nothing_and_breaks_nothing():
+    x, y = data()
+    x[:5, 0], x[-5:, 1] = torch.nan, torch.inf
+    assert linear_probe_accuracy(x[:300], y[:300], x[300:], y[300:]) > 0.6
+
+
+def test_a_single_class_is_told_without_a_fit():
+    x, y = data()
+    assert linear_probe_accuracy(x, torch.full_like(y, 4), x, torch.full_like(y, 4)) == 1.0
+
+
+def test_the_process_is_left_as_it_was(monkeypatch):
+    """scikit-learn wants a switch in the environment before it takes tensors."""
+    x, y = data()
+    for before in (None, "0"):
+        monkeypatch.delenv("SCIPY_ARRAY_API", raising=False)
+        if before is not None:
+            monkeypatch.setenv("SCIPY_ARRAY_API", before)
+        linear_probe_accuracy(x, y, x, y)
+        assert os.environ.get("SCIPY_ARRAY_API") == before
+        assert not sklearn.get_config()["array_api_dispatch"]
 
 
 def test_scores_separable_classes_whatever_their_scale_and_numbers():

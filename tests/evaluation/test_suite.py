@@ -29,12 +29,12 @@ class Store:
     def split(self, name):
         return self.splits[name]
 
-    def read(self, rows):
-        self.seen.append(np.array(rows))
-        return torch.as_tensor(rows).to(torch.uint8)[:, None, None, None].expand(-1, 3, 8, 8).clone()
+    def read(self, indices):
+        self.seen.append(np.array(indices))
+        return torch.as_tensor(indices).to(torch.uint8)[:, None, None, None].expand(-1, 3, 8, 8).clone()
 
-    def captions(self, rows):
-        return [[f"{row} {n}" for n in range(self.count)] for row in rows]
+    def captions(self, indices):
+        return [[f"{row} {n}" for n in range(self.count)] for row in indices]
 
 
 class Model(torch.nn.Module):
@@ -105,7 +105,7 @@ def test_all_captions_count():
 def test_images_with_equal_captions_are_all_right():
     """Captions name the record's number halved: two records share each, and 20 different ones are left."""
     store = Store()
-    store.captions = lambda rows: [[f"{row // 2}"] for row in rows]
+    store.captions = lambda indices: [[f"{row // 2}"] for row in indices]
     network = Model()
     network.embed_images = lambda images: Model.embed_images(network, images // 2)
     found = run(store, network, evaluation={"tasks": ["retrieval"]})
@@ -183,8 +183,8 @@ def test_zero_shot_reads_held_out_images_only_and_no_more_than_asked_for():
     store, *rest = named(["cube", "ring"])
     zero_shot(store, *rest, records=10)
     [seen] = store.seen
-    rows = store.split("test")
-    assert set(seen) == set(rows[np.argsort(store.keys[rows])][:10])
+    indices = store.split("test")
+    assert set(seen) == set(indices[np.argsort(store.keys[indices])][:10])
 
 
 def test_zero_shot_needs_no_labelled_training_records():
@@ -219,8 +219,8 @@ def test_subsets_are_the_records_with_the_smallest_keys():
     store = Store()
     run(store, evaluation={"tasks": ["knn"], "records": 10, "bank": 20})
     for split, seen, count in (("train", store.seen[0], 20), ("test", store.seen[1], 10)):
-        rows = store.split(split)
-        assert set(seen) == set(rows[np.argsort(store.keys[rows])][:count])
+        indices = store.split(split)
+        assert set(seen) == set(indices[np.argsort(store.keys[indices])][:count])
 
 
 def test_held_out_figures_never_read_training_images_for_retrieval():

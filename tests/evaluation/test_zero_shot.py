@@ -10,8 +10,8 @@ from dpfed.evaluation.zero_shot import class_embeddings, zero_shot_metrics
 
 def embed(texts):
     """A fixed embedding of each text, of any length: normalising is not the embedder's business."""
-    rows = [np.random.default_rng(list(text.encode())).normal(size=6) * (1 + len(text)) for text in texts]
-    return torch.tensor(np.array(rows))
+    indices = [np.random.default_rng(list(text.encode())).normal(size=6) * (1 + len(text)) for text in texts]
+    return torch.tensor(np.array(indices))
 
 
 def unit(x):

@@ -72,11 +72,11 @@ class Lab:
         self.identities = [identity_of(number) for number in range(SITES + 1)]
         self.coordinator = self.identities[-1]
         whole = assemble(resolve(config), Randomness.from_seed(5))
-        rows = whole.store.split("train")
-        self.rows = [rows[:100], rows[100:280], rows[280:]]
+        indices = whole.store.split("train")
+        self.indices = [indices[:100], indices[100:280], indices[280:]]
         cards = [
             SiteCard(name=f"site-{n}", records=len(own), signing_key=key.signing_key, exchange_key=key.exchange_key)
-            for n, (own, key) in enumerate(zip(self.rows, self.identities, strict=False))
+            for n, (own, key) in enumerate(zip(self.indices, self.identities, strict=False))
         ]
         options = {"deadline": 5.0} | options
         self.terms = Terms.agree(config, cards, self.coordinator.signing_key, **options)
@@ -88,7 +88,7 @@ class Lab:
     def worker(self, number: int):
         """A worker with a site's records and its own copy of the model, and that copy."""
         model = copy.deepcopy(self.parts.model)
-        share = Share(number, self.rows[number], self.terms.sites[number].groups)
+        share = Share(number, self.indices[number], self.terms.sites[number].groups)
         return self.parts.worker(Randomness.from_seed(5).for_owners(), model=model, share=share), model
 
     def site(self, number: int, terms: Terms | None = None) -> SiteWorker:

@@ -14,7 +14,7 @@ import torch
 
 from dpfed.cli import main
 from dpfed.config import parse_config
-from dpfed.data.store.division import EVALUATION, divide_store, site_folder, site_of_rows
+from dpfed.data.store.division import EVALUATION, divide_store, site_folder, site_of_records
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.simulation import Simulation, simulate
@@ -44,13 +44,13 @@ def locally(config, tmp_path, monkeypatch):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes: more add up in another order
     parts = dataclasses.replace(assemble(resolve(config), Randomness.from_seed(SEED)), owners=SITES)
-    rows = parts.store.split("train")
-    sites = site_of_rows(parts.store, SITES, SKEW)[rows]
+    indices = parts.store.split("train")
+    sites = site_of_records(parts.store, SITES, SKEW)[indices]
     counts = [int((sites == number).sum()) for number in range(SITES)]
     assert parts.plan.apportioned(counts) == [parts.plan.groups_of(number, SITES) for number in range(SITES)]
     owners = Randomness.from_seed(SEED).for_owners()
     workers = [
-        parts.worker(owners, share=Share(number, rows[sites == number], groups))
+        parts.worker(owners, share=Share(number, indices[sites == number], groups))
         for number, groups in enumerate(parts.plan.apportioned(counts))
     ]
     ledger = Ledger.create(tmp_path / "local.jsonl", parts.plan)
@@ -65,7 +65,7 @@ def digests(ledger: Path) -> list[str]:
 
 def divided_as_sites(rank, *arguments):
     """A process of a cluster in which a record's owner is its site."""
-    session.owner_keys = lambda store, privacy: site_of_rows(store, SITES, SKEW).astype(np.uint64)
+    session.owner_keys = lambda store, privacy: site_of_records(store, SITES, SKEW).astype(np.uint64)
     import sys
 
     sys.argv = ["dpfed", *map(str, arguments)]

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from tests.data.files_of_all_modes import colours, encoded
+from tests.data.views.files_of_all_modes import colours, encoded
 from tests.fuzz.data_root import PNG, SECRET
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from dpfed.data.importers import import_records
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from tests.data.files_of_all_modes import colours, encoded
+from tests.data.views.files_of_all_modes import colours, encoded
 from tests.fuzz.profiles import Effort, answer
 
 PNG = encoded(Image.fromarray(colours(3, 3)), "PNG")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dpfed.data.views.pixels import BrokenImage, decode, decode_and_tell, decoded, memory, square
-from tests.data.files_of_all_modes import encoded, files, sixteen_bit_png, tiff
+from tests.data.views.files_of_all_modes import encoded, files, sixteen_bit_png, tiff
 from tests.fuzz.damage import damaged
 from tests.fuzz.profiles import Effort, answered_in_time, efforts
 

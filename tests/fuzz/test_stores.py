@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dpfed.data.store.division import divide_store
-from dpfed.data.store.records import SPLITS, RecordStore
+from dpfed.data.store.record import SPLITS, RecordInput
+from dpfed.data.store.records import RecordStore
 from dpfed.data.store.remote import fetch_store
 from dpfed.data.store.sharding import shard_store
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
-from tests.data.files_of_all_modes import colours, encoded
+from tests.data.views.files_of_all_modes import colours, encoded
 from tests.fuzz.damage import REPLACEMENTS, damaged, replace
 from tests.fuzz.profiles import Effort, answer, efforts
 

@@ -6,8 +6,9 @@ from torch import nn
 
 from dpfed.config import Config, ModelConfig, ObjectiveConfig, ViewsConfig, parse_config
 from dpfed.data.generated.shapes import write_shapes
+from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.images import ImageViews
 from dpfed.errors import UserError
 from dpfed.models.anchors import anchor_images

@@ -7,8 +7,9 @@ import torch
 from torch.func import grad, vmap
 from torch.nn.functional import normalize
 
-from dpfed.objectives import OBJECTIVES
+from dpfed.objectives import infonce, siglip
 
+LOSSES = {"infonce": infonce.group_loss, "siglip": siglip.group_loss}
 TEMPERATURE, BIAS = torch.tensor(0.2, dtype=torch.float64), torch.tensor(-1.3, dtype=torch.float64)
 SHAPES = {
     "pairs": (1, 1),
@@ -97,7 +98,7 @@ def loss_and_gradients(loss, z, present, temperature=TEMPERATURE, bias=BIAS):
 @pytest.mark.parametrize("present", [[1, 1, 1, 1, 1], [1, 0, 1, 1, 0], [0, 1, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
 def test_value_and_gradients_equal_a_loop_over_all_decisions(name, shape, present):
     z, present = group(*shape), torch.tensor(present, dtype=torch.bool)
-    value, gradients = loss_and_gradients(OBJECTIVES[name], z, present)
+    value, gradients = loss_and_gradients(LOSSES[name], z, present)
     expected, expected_gradients = loss_and_gradients(ORACLES[name], z, present)
     assert value.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-12)
     assert (value > 0.1) == (present.sum() > 1)
@@ -110,7 +111,7 @@ def test_gradients_equal_finite_differences(name, shape):
     kinds = list(z)
 
     def loss(temperature, bias, *parts):
-        return OBJECTIVES[name](dict(zip(kinds, parts, strict=True)), present, temperature, bias)
+        return LOSSES[name](dict(zip(kinds, parts, strict=True)), present, temperature, bias)
 
     inputs = [x.clone().requires_grad_() for x in (TEMPERATURE, BIAS, *z.values())]
     assert torch.autograd.gradcheck(loss, inputs)
@@ -119,19 +120,17 @@ def test_gradients_equal_finite_differences(name, shape):
 def test_a_group_of_one_is_exactly_zero_and_has_no_gradient(name, shape):
     z = {kind: x.float() for kind, x in group(*shape, size=4).items()}
     for present in ([False, True, False, False], [False] * 4):
-        value, gradients = loss_and_gradients(
-            OBJECTIVES[name], z, torch.tensor(present), torch.tensor(0.01), torch.tensor(-10.0)
-        )
+        value, gradients = loss_and_gradients(LOSSES[name], z, torch.tensor(present), torch.tensor(0.01), torch.tensor(-10.0))
         assert value.item() == 0.0
         assert all(torch.equal(part, torch.zeros_like(part)) for part in gradients)
 
 
 def test_padding_changes_nothing_and_gets_no_gradient(name, shape):
     z = group(*shape)
-    value, gradients = loss_and_gradients(OBJECTIVES[name], z, torch.ones(5, dtype=torch.bool))
+    value, gradients = loss_and_gradients(LOSSES[name], z, torch.ones(5, dtype=torch.bool))
     padded = {kind: torch.cat([x[:2], torch.full_like(x[:3], 7.0), x[2:]]) for kind, x in z.items()}
     present = torch.tensor([1, 1, 0, 0, 0, 1, 1, 1], dtype=torch.bool)
-    same, padded_gradients = loss_and_gradients(OBJECTIVES[name], padded, present)
+    same, padded_gradients = loss_and_gradients(LOSSES[name], padded, present)
     assert same.item() == pytest.approx(value.item(), rel=1e-12)
     for found, right in zip(padded_gradients[: len(z)], gradients, strict=False):
         assert torch.allclose(found[present], right, rtol=1e-10, atol=1e-12)
@@ -141,8 +140,8 @@ def test_padding_changes_nothing_and_gets_no_gradient(name, shape):
 def test_the_order_of_the_records_does_not_matter(name, shape):
     z, present = group(*shape), torch.tensor([1, 1, 0, 1, 1], dtype=torch.bool)
     order = torch.tensor([3, 0, 4, 2, 1])
-    value = OBJECTIVES[name](z, present, TEMPERATURE, BIAS)
-    shuffled = OBJECTIVES[name]({kind: x[order] for kind, x in z.items()}, present[order], TEMPERATURE, BIAS)
+    value = LOSSES[name](z, present, TEMPERATURE, BIAS)
+    shuffled = LOSSES[name]({kind: x[order] for kind, x in z.items()}, present[order], TEMPERATURE, BIAS)
     assert shuffled.item() == pytest.approx(value.item(), rel=1e-12)
 
 
@@ -150,7 +149,7 @@ def test_a_record_is_not_pushed_from_its_own_further_views(name):
     """Two records: the gradient of a further view lies in the span of the other record's first views."""
     for views, texts, first_more in ((3, 3, 1), (4, None, 2)):
         z = leaves(group(views, texts, size=2))
-        loss = OBJECTIVES[name](z, torch.tensor([True, True]), TEMPERATURE, BIAS)
+        loss = LOSSES[name](z, torch.tensor([True, True]), TEMPERATURE, BIAS)
         [gradient] = torch.autograd.grad(loss, [z["image"]])
         for record in (0, 1):
             strangers = z["text"][1 - record, :1] if texts else z["image"][1 - record, :2]
@@ -165,7 +164,7 @@ def test_stays_finite_in_float32_at_the_smallest_temperature(name, cosine):
     one = normalize(torch.ones(1, 6), dim=1)
     z = {"image": one.expand(4, 6)[:, None], "text": cosine * one.expand(4, 6)[:, None]}
     value, gradients = loss_and_gradients(
-        OBJECTIVES[name], z, torch.ones(4, dtype=torch.bool), torch.tensor(0.01), torch.tensor(-10.0)
+        LOSSES[name], z, torch.ones(4, dtype=torch.bool), torch.tensor(0.01), torch.tensor(-10.0)
     )
     exact = {"infonce": 8 * math.log(4), "siglip": 12 * 90.0 if cosine > 0 else 4 * 110.0}[name]
     assert value.item() == pytest.approx(exact, rel=1e-5)
@@ -176,9 +175,9 @@ def test_vectorised_gradients_over_groups_equal_one_group_at_a_time(name, shape)
     groups = [group(*shape, seed=seed) for seed in range(3)]
     stacked = {kind: torch.stack([z[kind] for z in groups]) for kind in groups[0]}
     present = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 1, 0, 0], [0, 0, 0, 1, 0]], dtype=torch.bool)
-    together = vmap(grad(OBJECTIVES[name]), in_dims=(0, 0, None, None))(stacked, present, TEMPERATURE, BIAS)
+    together = vmap(grad(LOSSES[name]), in_dims=(0, 0, None, None))(stacked, present, TEMPERATURE, BIAS)
     for index, z in enumerate(groups):
-        _, alone = loss_and_gradients(OBJECTIVES[name], z, present[index])
+        _, alone = loss_and_gradients(LOSSES[name], z, present[index])
         for kind, right in zip(z, alone, strict=False):
             assert torch.allclose(together[kind][index], right, rtol=1e-9, atol=1e-12)
 
@@ -187,9 +186,9 @@ def test_the_bias_only_matters_to_the_pairwise_loss():
     z, present = group(2, 2), torch.ones(5, dtype=torch.bool)
     zero = torch.zeros((), dtype=torch.float64)
     for name, changes in (("infonce", False), ("siglip", True)):
-        loss = OBJECTIVES[name]
+        loss = LOSSES[name]
         assert (loss(z, present, TEMPERATURE, BIAS) != loss(z, present, TEMPERATURE, zero)) == changes
-    assert OBJECTIVES["infonce"](z, present, TEMPERATURE) == OBJECTIVES["infonce"](z, present, TEMPERATURE, BIAS)
+    assert LOSSES["infonce"](z, present, TEMPERATURE) == LOSSES["infonce"](z, present, TEMPERATURE, BIAS)
 
 
 def test_pulls_own_pairs_together_and_others_apart(name):
@@ -198,7 +197,7 @@ def test_pulls_own_pairs_together_and_others_apart(name):
     for _ in range(200):
         optimizer.zero_grad()
         unit = {kind: normalize(x, dim=-1) for kind, x in z.items()}
-        OBJECTIVES[name](unit, torch.ones(5, dtype=torch.bool), TEMPERATURE, BIAS).backward()
+        LOSSES[name](unit, torch.ones(5, dtype=torch.bool), TEMPERATURE, BIAS).backward()
         optimizer.step()
     similarity = unit["image"][:, 0] @ unit["text"][:, 0].T
     assert similarity.diagonal().min() > (similarity - 2 * torch.eye(5)).max() + 0.8

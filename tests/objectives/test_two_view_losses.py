@@ -7,7 +7,8 @@ import torch
 from torch.func import grad, vmap
 from torch.nn.functional import normalize
 
-from dpfed.objectives import OBJECTIVES
+from dpfed.config import ObjectiveConfig
+from dpfed.objectives import loss_of
 
 KINDS = {"barlow_twins": ("image", "pair"), "vicreg": ("image", "pair"), "byol": ("target",)}
 CASES = [(name, kind) for name, kinds in KINDS.items() for kind in kinds]
@@ -84,6 +85,11 @@ OPTIONS = {
 }
 
 
+def loss_named(name, **options):
+    """As a configuration names it, of two views that are not contrasted."""
+    return lambda z, present: loss_of(ObjectiveConfig(name=name, **options))(z, present, None, None)
+
+
 def where_it_belongs(loss):
     """On the sphere where the loss expects it: there a distance and a cosine say the same, and have the same gradients."""
 
@@ -107,7 +113,7 @@ def value_and_gradients(loss, z, present, **options):
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_value_and_gradients_equal_the_formula(name, kind, present, chosen):
     z, options = group(kind), OPTIONS[name] if chosen else {}
-    value, gradients = value_and_gradients(OBJECTIVES[name], z, torch.tensor(present, dtype=torch.bool), **options)
+    value, gradients = value_and_gradients(loss_named(name, **options), z, torch.tensor(present, dtype=torch.bool))
     if name != "byol" and sum(present) < 2:
         assert value == 0 and not any(gradient.any() for gradient in gradients.values())
         return
@@ -121,10 +127,10 @@ def test_value_and_gradients_equal_the_formula(name, kind, present, chosen):
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_padding_changes_nothing_and_gets_no_gradient_whatever_it_holds(name, kind):
     z = group(kind)
-    value, gradients = value_and_gradients(OBJECTIVES[name], z, EVERYBODY)
+    value, gradients = value_and_gradients(loss_named(name), z, EVERYBODY)
     padded = {view: torch.cat([x[:2], torch.full_like(x[:3], 1e3), x[2:]]) for view, x in z.items()}
     present = torch.tensor([1, 1, 0, 0, 0, 1, 1, 1], dtype=torch.bool)
-    same, found = value_and_gradients(OBJECTIVES[name], padded, present)
+    same, found = value_and_gradients(loss_named(name), padded, present)
     assert same.item() == pytest.approx(value.item(), rel=1e-12)
     for view, gradient in gradients.items():
         assert torch.allclose(found[view][present], gradient, rtol=1e-10, atol=1e-12)
@@ -134,8 +140,8 @@ def test_padding_changes_nothing_and_gets_no_gradient_whatever_it_holds(name, ki
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_the_order_of_the_records_does_not_matter(name, kind):
     z, present, order = group(kind), torch.tensor([1, 1, 0, 1, 1], dtype=torch.bool), torch.tensor([3, 0, 4, 2, 1])
-    value = OBJECTIVES[name](z, present)
-    shuffled = OBJECTIVES[name]({view: x[order] for view, x in z.items()}, present[order])
+    value = loss_named(name)(z, present)
+    shuffled = loss_named(name)({view: x[order] for view, x in z.items()}, present[order])
     assert shuffled.item() == pytest.approx(value.item(), rel=1e-12)
 
 
@@ -146,7 +152,7 @@ def test_gradients_are_finite_where_records_or_dimensions_are_all_alike(name, ki
     alike = {view: x[:1].expand_as(x) for view, x in z.items()}
     flat = {view: torch.cat([torch.zeros_like(x[..., :1]), x[..., 1:]], dim=2) for view, x in z.items()}
     for case in (alike, flat, {view: torch.zeros_like(x) for view, x in z.items()}):
-        value, gradients = value_and_gradients(OBJECTIVES[name], case, EVERYBODY)
+        value, gradients = value_and_gradients(loss_named(name), case, EVERYBODY)
         assert math.isfinite(value.item())
         assert all(gradient.isfinite().all() for gradient in gradients.values())
 
@@ -156,9 +162,9 @@ def test_vectorised_gradients_over_groups_equal_one_group_at_a_time(name, kind):
     groups = [group(kind, seed) for seed in range(4)]
     stacked = {view: torch.stack([z[view] for z in groups]) for view in groups[0]}
     present = torch.tensor([SUBSETS[0], SUBSETS[1], SUBSETS[3], SUBSETS[4]], dtype=torch.bool)
-    together = vmap(grad(where_it_belongs(OBJECTIVES[name])))(stacked, present)
+    together = vmap(grad(where_it_belongs(loss_named(name))))(stacked, present)
     for index, z in enumerate(groups):
-        _, alone = value_and_gradients(OBJECTIVES[name], z, present[index])
+        _, alone = value_and_gradients(loss_named(name), z, present[index])
         for view, gradient in alone.items():
             assert torch.allclose(together[view][index], gradient, rtol=1e-9, atol=1e-12)
 
@@ -169,7 +175,7 @@ def test_descent_brings_views_together_and_does_not_collapse(name, kind):
     everybody, optimizer = torch.ones(40, dtype=torch.bool), torch.optim.Adam(z.values(), lr=0.02)
     for _ in range(400):
         optimizer.zero_grad()
-        OBJECTIVES[name](z, everybody).backward()
+        loss_named(name)(z, everybody).backward()
         optimizer.step()
     first, second = z["image"][:, 0].detach(), (z["text"][:, 0] if kind == "pair" else z["image"][:, 1]).detach()
     across = torch.corrcoef(torch.cat([first, second], dim=1).T)[:3, 3:]
@@ -180,5 +186,5 @@ def test_descent_brings_views_together_and_does_not_collapse(name, kind):
 
 
 def test_no_gradient_passes_through_the_target():
-    _, gradients = value_and_gradients(OBJECTIVES["byol"], group("target"), EVERYBODY)
+    _, gradients = value_and_gradients(loss_named("byol"), group("target"), EVERYBODY)
     assert gradients["image"].norm() > 0.1 and not gradients["target"].any()

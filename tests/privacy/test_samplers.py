@@ -70,8 +70,8 @@ def cyclic(monkeypatch):
 
 def drawn(plan, step, keys=KEYS):
     """The keys that a step draws."""
-    rows = np.arange(len(keys))
-    return set(keys[draw_step(plan, Randomness.from_seed(4), step, rows, keys, plan.groups).rows].tolist())
+    indices = np.arange(len(keys))
+    return set(keys[draw_step(plan, Randomness.from_seed(4), step, indices, keys, plan.groups).indices].tolist())
 
 
 def spent(steps, rate):

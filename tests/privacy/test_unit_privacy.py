@@ -8,13 +8,14 @@ import scipy.stats
 
 from dpfed.config import BoundingConfig, Config, PrivacyConfig
 from dpfed.data.sampling import draw_step, owner_keys, protected_count, unit_keys
-from dpfed.data.store.records import RecordStore, record_key
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.record import RecordInput, record_key
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import protected_by
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.worker import rows_of_owner
+from dpfed.training.worker import indices_of_owner
 
 UNITS, RECORDS = 300, 1200
 RNG = np.random.default_rng(0)
@@ -28,9 +29,9 @@ def plan(per_unit=1, cap=None, batch=90):
     return PrivacyPlan(UNITS, batch, 6, 1.0, 10, 1.0, 1e-5, max_group_size=cap, unit="user", per_unit=per_unit)
 
 
-def draw(p, seed, step, rows=None):
-    rows = np.arange(RECORDS) if rows is None else rows
-    return draw_step(p, Randomness.from_seed(seed), step, rows, KEYS[rows], p.groups, units=UNIT[rows])
+def draw(p, seed, step, indices=None):
+    indices = np.arange(RECORDS) if indices is None else indices
+    return draw_step(p, Randomness.from_seed(seed), step, indices, KEYS[indices], p.groups, units=UNIT[indices])
 
 
 def groups_of(draw):
@@ -49,12 +50,12 @@ def split_units(draw):
 def test_taking_a_unit_out_changes_one_group_and_no_other_units_part(per_unit, cap, trial):
     p = plan(per_unit, cap)
     with_all = draw(p, trial, 0)
-    gone = UNIT[with_all.rows[trial]] if trial % 2 else np.unique(UNIT)[trial]
+    gone = UNIT[with_all.indices[trial]] if trial % 2 else np.unique(UNIT)[trial]
     without = draw(p, trial, 0, np.flatnonzero(UNIT != gone))
     before, after = set(groups_of(with_all)), set(groups_of(without))
     assert len(before - after) <= 1 and len(after - before) <= 1
     if cap is None:  # nothing but the unit itself is missing
-        assert set(without.rows) == {row for row in with_all.rows if UNIT[row] != gone}
+        assert set(without.indices) == {row for row in with_all.indices if UNIT[row] != gone}
     if trial % 2:
         assert before != after
 
@@ -63,7 +64,7 @@ def test_taking_a_unit_out_changes_one_group_and_no_other_units_part(per_unit, c
 def test_of_a_drawn_unit_as_many_records_as_allowed_take_part_in_one_group(per_unit):
     for step in range(10):
         one = draw(plan(per_unit), 1, step)
-        units, counts = np.unique(UNIT[one.rows], return_counts=True)
+        units, counts = np.unique(UNIT[one.indices], return_counts=True)
         has = np.array([(UNIT == unit).sum() for unit in units])
         assert np.array_equal(counts, np.minimum(has, per_unit))
         assert split_units(one) == 0
@@ -74,7 +75,7 @@ def test_every_unit_is_drawn_with_probability_q_however_many_records_it_has():
     units = np.unique(UNIT)
     drawn = np.zeros((steps, UNITS), dtype=bool)
     for step in range(steps):
-        drawn[step] = np.isin(units, UNIT[draw(p, 2, step).rows])
+        drawn[step] = np.isin(units, UNIT[draw(p, 2, step).indices])
     counts, expected = drawn.sum(0), scipy.stats.binom(steps, p.sampling_rate)
     assert scipy.stats.kstest(expected.cdf(counts) - expected.pmf(counts) * RNG.random(UNITS), "uniform").pvalue > 1e-4
     largest = units[np.argmax([(UNIT == unit).sum() for unit in units])]
@@ -85,22 +86,22 @@ def test_every_unit_is_drawn_with_probability_q_however_many_records_it_has():
 def test_every_record_of_a_unit_gets_its_turn():
     sizes = {unit: (UNIT == unit).sum() for unit in np.unique(UNIT)}
     largest = max(sizes, key=sizes.get)
-    rows = np.concatenate([draw(plan(batch=300), 3, step).rows for step in range(1200)])
-    counts = np.bincount(rows, minlength=RECORDS)[largest == UNIT]
+    indices = np.concatenate([draw(plan(batch=300), 3, step).indices for step in range(1200)])
+    counts = np.bincount(indices, minlength=RECORDS)[largest == UNIT]
     assert counts.sum() == 1200 and scipy.stats.chisquare(counts).pvalue > 1e-4
 
 
 def test_units_of_one_record_each_are_records():
     p = dataclasses.replace(plan(), records=RECORDS)
-    rows, randomness = np.arange(RECORDS), Randomness.from_seed(4)
-    alone = draw_step(p, randomness, 7, rows, KEYS, p.groups)
-    assert groups_of(alone) == groups_of(draw_step(p, randomness, 7, rows, KEYS, p.groups, units=KEYS))
+    indices, randomness = np.arange(RECORDS), Randomness.from_seed(4)
+    alone = draw_step(p, randomness, 7, indices, KEYS, p.groups)
+    assert groups_of(alone) == groups_of(draw_step(p, randomness, 7, indices, KEYS, p.groups, units=KEYS))
 
 
 def test_draws_by_record_keys_would_tear_units_apart():
     """The mechanism broken on purpose, so that the tests above have something to find."""
-    rows = np.arange(RECORDS)
-    torn = draw_step(plan(100), Randomness.from_seed(1), 0, rows, KEYS, plan().groups)
+    indices = np.arange(RECORDS)
+    torn = draw_step(plan(100), Randomness.from_seed(1), 0, indices, KEYS, plan().groups)
     assert split_units(torn) > 0
 
 
@@ -148,10 +149,10 @@ def people(path, units, splits=None, unit_name="person") -> RecordStore:
 @pytest.mark.parametrize("owners", [2, 3])
 def test_an_owner_holds_whole_units_and_only_where_units_are_protected(tmp_path, owners):
     store = people(tmp_path / "store", [f"person {number % 12}" for number in range(60)])
-    rows = store.split("train")
+    indices = store.split("train")
     for unit, at_several in (("user", 0), ("record", 12)):
         keys = owner_keys(store, PrivacyConfig(unit=unit, epsilon=1.0))
-        shares = [rows_of_owner(rows, keys, owner, owners) for owner in range(owners)]
-        assert np.array_equal(np.sort(np.concatenate(shares)), rows)
+        shares = [indices_of_owner(indices, keys, owner, owners) for owner in range(owners)]
+        assert np.array_equal(np.sort(np.concatenate(shares)), indices)
         held = np.concatenate([np.unique(store.units[share]) for share in shares])
         assert (np.unique(held, return_counts=True)[1] > 1).sum() in range(at_several // 2, at_several + 1)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dpfed.config import parse_config
-from dpfed.report.card import CardFacts, privacy_card
+from dpfed.report.card import privacy_card
+from dpfed.report.facts import CardFacts
 
 CONFIG = parse_config({"name": "shapes", "model": {"kind": "image-text"}, "data": {"size": 8}, "privacy": {"epsilon": 8.0}})
 

@@ -11,7 +11,8 @@ from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import Randomness
-from dpfed.report.card import CardFacts, is_void, lead, privacy_card
+from dpfed.report.card import is_void, lead, privacy_card
+from dpfed.report.facts import CardFacts
 from dpfed.report.marks import AUDITS, FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS, UNSOUND, Mark
 from dpfed.runs.assembly import assemble
 from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES

@@ -14,7 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 from dpfed.cli import reproduce as command
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import DATA_SETS, RETRIEVAL, DataSet

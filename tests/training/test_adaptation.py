@@ -18,7 +18,7 @@ from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resolution import resolve
 from dpfed.runs.resuming import resume
 from dpfed.training.coordinator import Coordinator
-from tests.data.files_of_all_modes import colours, encoded
+from tests.data.views.files_of_all_modes import colours, encoded
 from tests.models.conftest import SMALL
 
 

@@ -300,9 +300,9 @@ def test_groups_that_hold_no_record_count_in_the_divisor(tiny):
     tiny["bounding"]["group_size"] = 2
     tiny["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 30, "steps": 3}
     parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))
-    worker, randomness, rows = parts.worker(Randomness.from_seed(5)), Randomness.from_seed(5), parts.store.split("train")
+    worker, randomness, indices = parts.worker(Randomness.from_seed(5)), Randomness.from_seed(5), parts.store.split("train")
     for step in range(3):
-        draw = draw_step(parts.plan, randomness, step, rows, parts.store.keys[rows], parts.plan.groups)
+        draw = draw_step(parts.plan, randomness, step, indices, parts.store.keys[indices], parts.plan.groups)
         assert len(draw) < parts.plan.groups == 15  # some are empty
         total, expected = worker.bounded_sum(step), worker._engine.zeros()
         for group in range(len(draw)):

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from dpfed.config import parse_config
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.batches import ReadAhead
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components, assemble
@@ -64,9 +65,9 @@ def test_only_the_next_step_and_no_step_after_the_last_is_begun(parts: Component
     worker = parts.worker(Randomness.from_seed(2))
     reading = worker._views._read
     worker.bounded_sum(3)
-    [(rows, _)] = reading._begun
+    [(indices, _)] = reading._begun
     draw = worker._drawn(4)
-    assert np.array_equal(rows, draw.between(*draw.microbatches(12)[0])) and not reading._later
+    assert np.array_equal(indices, draw.between(*draw.microbatches(12)[0])) and not reading._later
     worker.bounded_sum(5)  # of six: the last
     assert not reading._begun and not reading._later
 
@@ -81,10 +82,10 @@ def test_what_was_expected_is_read_two_ahead_and_once() -> None:
     asked: list[int] = []
     allowed = threading.Semaphore(0)
 
-    def read(rows: np.ndarray) -> torch.Tensor:
+    def read(indices: np.ndarray) -> torch.Tensor:
         allowed.acquire()
-        asked.append(int(rows[0]))
-        return torch.from_numpy(rows)
+        asked.append(int(indices[0]))
+        return torch.from_numpy(indices)
 
     reading = ReadAhead(read)
     reading.prefetch([np.array([number]) for number in range(5)])
@@ -116,10 +117,10 @@ def test_an_error_in_the_thread_surfaces_in_the_step_and_the_next_step_can_go_on
     reading, failing = worker._views._read, [True]
     read = reading._read
 
-    def fail(rows: np.ndarray) -> torch.Tensor:
+    def fail(indices: np.ndarray) -> torch.Tensor:
         if failing[0] and threading.current_thread() is not threading.main_thread():
             raise OSError("the disk is gone")
-        return read(rows)
+        return read(indices)
 
     reading._read = fail
     with pytest.raises(OSError, match="the disk is gone"):

@@ -9,22 +9,22 @@ import torch
 
 from dpfed.config import parse_config
 from dpfed.data.sampling import StepDraw
-from dpfed.data.store.records import record_key
+from dpfed.data.store.record import record_key
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training import worker as worker_room
-from dpfed.training.worker import Worker, rows_of_owner
+from dpfed.training.worker import Worker, indices_of_owner
 
 
 def sums(parts, gone: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums with all records and without one."""
-    rows = parts.store.split("train")
+    indices = parts.store.split("train")
     results = []
-    for kept in (rows, np.delete(rows, gone)):
+    for kept in (indices, np.delete(indices, gone)):
         one = parts.worker(Randomness.from_seed(5))
-        one._rows, one._keys = kept, parts.store.keys[kept]
+        one._indices, one._keys = kept, parts.store.keys[kept]
         results.append(one.bounded_sum(step).values.double())
     return results[0], results[1]
 
@@ -38,11 +38,11 @@ def parts_with(tiny, **bounding):
 @pytest.mark.parametrize("bounding", [{}, {"max_group_size": 3}, {"group_size": 20}, {"clip_norm": 0.01}, {"microbatch": 7}])
 def test_random_neighbours_stay_within_2c(tiny, engine, bounding):
     parts = parts_with(tiny, engine=engine, **bounding)
-    rows, keys = parts.store.split("train"), parts.store.keys
-    drawn = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, rows, keys[rows], parts.plan.groups).rows
+    indices, keys = parts.store.split("train"), parts.store.keys
+    drawn = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys[indices], parts.plan.groups).indices
     moved = []
     for gone in drawn[:6]:
-        with_all, without = sums(parts, int(np.flatnonzero(rows == gone)[0]), 0)
+        with_all, without = sums(parts, int(np.flatnonzero(indices == gone)[0]), 0)
         moved.append((with_all - without).norm().item())
     assert max(moved) <= parts.plan.sensitivity * (1 + 1e-6)
     assert max(moved) > 0
@@ -50,9 +50,11 @@ def test_random_neighbours_stay_within_2c(tiny, engine, bounding):
 
 def test_a_record_that_was_not_drawn_changes_nothing(tiny):
     parts = parts_with(tiny)
-    rows, keys = parts.store.split("train"), parts.store.keys
-    drawn = set(worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, rows, keys[rows], parts.plan.groups).rows)
-    idle = next(i for i, row in enumerate(rows) if row not in drawn)
+    indices, keys = parts.store.split("train"), parts.store.keys
+    drawn = set(
+        worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys[indices], parts.plan.groups).indices
+    )
+    idle = next(i for i, row in enumerate(indices) if row not in drawn)
     with_all, without = sums(parts, idle, 0)
     assert torch.equal(with_all, without)
 
@@ -76,18 +78,18 @@ class Adversary(torch.nn.Module):
         return {"image": torch.stack([first, first + steep * first], 1), "text": torch.stack([first + steep * first], 1)}
 
 
-def pictures(parts, rows) -> torch.Tensor:
-    return parts.views.plain(parts.read(np.array(rows))).flatten(1)
+def pictures(parts, indices) -> torch.Tensor:
+    return parts.views.plain(parts.read(np.array(indices))).flatten(1)
 
 
 def test_an_adversarial_neighbour_reaches_2c_and_no_more(tiny):
     tiny["views"] = {}  # the adversary knows its record by its pixels
     parts = parts_with(tiny, clip_norm=1.0)
-    rows, keys = parts.store.split("train"), parts.store.keys[parts.store.split("train")]
-    draw = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, rows, keys, parts.plan.groups)
+    indices, keys = parts.store.split("train"), parts.store.keys[parts.store.split("train")]
+    draw = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys, parts.plan.groups)
     target = next(draw.members(g) for g in range(len(draw)) if len(draw.members(g)) >= 3)[0]
     hostile = dataclasses.replace(parts, model=Adversary(pictures(parts, [target])))
-    with_all, without = sums(hostile, int(np.flatnonzero(rows == target)[0]), 0)
+    with_all, without = sums(hostile, int(np.flatnonzero(indices == target)[0]), 0)
     moved = (with_all - without).norm().item()
     assert moved <= parts.plan.sensitivity * (1 + 1e-6)
     assert moved == pytest.approx(2 * parts.plan.clip_norm, rel=1e-3)  # the bound is tight: noise for C alone is too little
@@ -96,18 +98,18 @@ def test_an_adversarial_neighbour_reaches_2c_and_no_more(tiny):
 def test_views_and_captions_of_the_others_stay_as_they_are(tiny):
     parts = parts_with(tiny)
     maker, randomness = parts.worker(Randomness.from_seed(5))._views, Randomness.from_seed(5)
-    rows = parts.store.split("train")[:20]
-    every = maker(rows, randomness, 3, torch.device("cpu"))
-    fewer = maker(np.delete(rows, 4), randomness, 3, torch.device("cpu"))
+    indices = parts.store.split("train")[:20]
+    every = maker(indices, randomness, 3, torch.device("cpu"))
+    fewer = maker(np.delete(indices, 4), randomness, 3, torch.device("cpu"))
     for name, views in every.items():
         assert torch.equal(torch.cat([views[:4], views[5:]]), fewer[name])
-    assert not torch.equal(every["image"], maker(rows, randomness, 4, torch.device("cpu"))["image"])
+    assert not torch.equal(every["image"], maker(indices, randomness, 4, torch.device("cpu"))["image"])
 
 
 def test_empty_steps_give_zeros_of_the_right_size(tiny):
     parts = parts_with(tiny)
     one: Worker = parts.worker(Randomness.from_seed(0))
-    one._rows, one._keys = one._rows[:0], one._keys[:0]
+    one._indices, one._keys = one._indices[:0], one._keys[:0]
     result = one.bounded_sum(0)
     assert not result.values.any() and result.groups == parts.plan.groups and result.sensitivity == parts.plan.sensitivity
 
@@ -116,8 +118,8 @@ def test_empty_steps_give_zeros_of_the_right_size(tiny):
 def test_owners_share_records_and_groups_without_overlap(tiny, owners):
     parts = parts_with(tiny)
     workers = [dataclasses.replace(parts, owner=k, owners=owners).worker(Randomness.from_seed(5)) for k in range(owners)]
-    rows = np.concatenate([one._rows for one in workers])
-    assert sorted(rows) == sorted(parts.store.split("train"))
+    indices = np.concatenate([one._indices for one in workers])
+    assert sorted(indices) == sorted(parts.store.split("train"))
     total = workers[0].bounded_sum(0)
     for one in workers[1:]:
         total = total + one.bounded_sum(0)
@@ -136,38 +138,40 @@ def test_the_microbatch_does_not_change_the_sum(tiny):
 def test_shuffled_chunks_move_the_real_sum_beyond_2c(tiny, monkeypatch):
     """The mechanism broken on purpose: the same worker with the paper's grouping instead of independent draws."""
 
-    def chunked(plan, randomness, step, rows, keys, groups, units=None):
-        draw = worker_room_draw(plan, randomness, step, rows, keys, groups)
-        drawn = np.sort(draw.rows)
+    def chunked(plan, randomness, step, indices, keys, groups, units=None):
+        draw = worker_room_draw(plan, randomness, step, indices, keys, groups)
+        drawn = np.sort(draw.indices)
         starts = np.arange(0, len(drawn) + plan.group_size, plan.group_size)
         return StepDraw(drawn, np.minimum(starts, len(drawn)))
 
     worker_room_draw = worker_room.draw_step
     monkeypatch.setattr(worker_room, "draw_step", chunked)
     parts = parts_with(tiny, clip_norm=1e-3)
-    rows = parts.store.split("train")
-    first = chunked(parts.plan, Randomness.from_seed(5), 0, rows, parts.store.keys[rows], parts.plan.groups).rows[0]
-    with_all, without = sums(parts, int(np.flatnonzero(rows == first)[0]), 0)
+    indices = parts.store.split("train")
+    first = chunked(parts.plan, Randomness.from_seed(5), 0, indices, parts.store.keys[indices], parts.plan.groups).indices[0]
+    with_all, without = sums(parts, int(np.flatnonzero(indices == first)[0]), 0)
     assert (with_all - without).norm().item() > parts.plan.sensitivity * 1.02
 
 
 def sums_of_units(parts, per_unit: int) -> tuple[torch.Tensor, torch.Tensor, PrivacyPlan]:
     """Sums of an adversarial model with all of 120 units of five records each, and without one unit that was drawn."""
-    rows, units = parts.store.split("train"), record_units(parts)
+    indices, units = parts.store.split("train"), record_units(parts)
     plan = dataclasses.replace(parts.plan, records=120, unit="user", per_unit=per_unit)
-    draw = worker_room.draw_step(plan, Randomness.from_seed(5), 0, rows, parts.store.keys[rows], plan.groups, units=units[rows])
+    draw = worker_room.draw_step(
+        plan, Randomness.from_seed(5), 0, indices, parts.store.keys[indices], plan.groups, units=units[indices]
+    )
     group = next(draw.members(g) for g in range(len(draw)) if len(np.unique(units[draw.members(g)])) >= 3)
     gone = units == units[group[0]]
     model = Adversary(pictures(parts, np.flatnonzero(gone)))
     template = dataclasses.replace(parts, model=model).worker(Randomness.from_seed(5))
     results = []
-    for kept in (rows, rows[~gone[rows]]):
+    for kept in (indices, indices[~gone[indices]]):
         one = Worker(
             plan=plan,
             model=model,
             engine=template._engine,
             views=template._views,
-            rows=kept,
+            indices=kept,
             keys=parts.store.keys[kept],
             randomness=Randomness.from_seed(5),
             microbatch=64,
@@ -195,8 +199,8 @@ def test_units_drawn_by_their_records_keys_move_the_sum_beyond_2c(tiny, monkeypa
     """The mechanism broken on purpose: every record of a unit is drawn, and chooses its group, for itself."""
     by_record = worker_room.draw_step
 
-    def draw_step(plan, randomness, step, rows, keys, groups, units=None):
-        return by_record(plan, randomness, step, rows, keys, groups)
+    def draw_step(plan, randomness, step, indices, keys, groups, units=None):
+        return by_record(plan, randomness, step, indices, keys, groups)
 
     monkeypatch.setattr(worker_room, "draw_step", draw_step)
     tiny["views"] = {}
@@ -207,7 +211,7 @@ def test_units_drawn_by_their_records_keys_move_the_sum_beyond_2c(tiny, monkeypa
 def test_a_worker_needs_units_exactly_where_the_plan_protects_them(tiny):
     parts = parts_with(tiny)
     one = parts.worker(Randomness.from_seed(0))
-    rest = dict(model=parts.model, engine=one._engine, views=one._views, rows=one._rows, keys=one._keys, microbatch=8)
+    rest = dict(model=parts.model, engine=one._engine, views=one._views, indices=one._indices, keys=one._keys, microbatch=8)
     with pytest.raises(ValueError, match="not given"):
         Worker(dataclasses.replace(parts.plan, unit="user"), randomness=Randomness.from_seed(0), **rest)
     with pytest.raises(ValueError, match="were given"):
@@ -217,7 +221,7 @@ def test_a_worker_needs_units_exactly_where_the_plan_protects_them(tiny):
 @pytest.mark.parametrize("owners", [2, 3])
 def test_a_unit_has_one_owner(tiny, owners):
     parts = parts_with(tiny)
-    rows, units = parts.store.split("train"), record_units(parts)
-    shares = [rows_of_owner(rows, units, owner, owners) for owner in range(owners)]
-    assert sorted(np.concatenate(shares)) == sorted(rows) and all(map(len, shares))
+    indices, units = parts.store.split("train"), record_units(parts)
+    shares = [indices_of_owner(indices, units, owner, owners) for owner in range(owners)]
+    assert sorted(np.concatenate(shares)) == sorted(indices) and all(map(len, shares))
     assert sum(len(np.unique(units[share])) for share in shares) == 120

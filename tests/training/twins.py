@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.writing import StoreWriter
 from dpfed.privacy.randomness import Randomness
 
 

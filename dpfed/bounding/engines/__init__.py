@@ -7,9 +7,9 @@ trainable parameters.
 """
 
 from dpfed.bounding.engines.choice import ENGINES, build_engine, fastest_engine, require_fitting
+from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, require_fp32
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
-from dpfed.bounding.engines.protocol import Engine, GroupBatch, LossOfViews, Precision, Views, require_fp32
 from dpfed.bounding.engines.vmap import VmapEngine
 
 __all__ = [

@@ -9,9 +9,9 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
+from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
-from dpfed.bounding.engines.protocol import Engine, GroupBatch, Precision
 from dpfed.bounding.engines.vmap import VmapEngine
 from dpfed.errors import UserError
 from dpfed.models.norm import mixes_records

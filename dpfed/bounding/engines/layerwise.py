@@ -5,7 +5,6 @@ The field calls it ghost clipping, and the use of one backward pass for norms an
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -14,22 +13,23 @@ from torch.func import vmap
 from torch.nn.utils import parametrize
 
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines.protocol import GroupBatch, LossOfViews, Precision, Views, draws, require_fp32
+from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, require_fp32
+from dpfed.bounding.engines.lanes import Lanes
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.lora import AdaptedWeight
+from dpfed.bounding.layer_rules.recorder import Recorder, Source
 from dpfed.bounding.layer_rules.refusal import Unsupported
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term
-from dpfed.bounding.layer_rules.watch import Source, Watch
 from dpfed.models.lora import adapted
 from dpfed.models.norm import refuse_mixing
-from dpfed.models.parameters import TrainableVector, exact_type
+from dpfed.models.parameters import TrainableVector
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
 _CPU_RECORDS = 32  # of one pass: more no longer fit into the cache, fewer spread the cost of a weighted sum over less
 
 
-class LayerwiseEngine:
+class LayerwiseEngine(Engine):
     """One pass over the records of many groups, see `dpfed.bounding.layer_rules`.
 
     Layers must treat records apart (`dpfed.models.validation` sees to that) and keep them along the leading dimension.
@@ -54,23 +54,10 @@ class LayerwiseEngine:
     ) -> None:
         refuse_mixing(model, "bounding.engine = 'layerwise'")
         require_fp32(self.name, precision)
+        super().__init__(model)
         self._loss, self._group_size = LossOfViews(model, precision, loss), group_size
-        self._vector = TrainableVector(model)
-        self._exact = exact_type(self._vector.device)
-        on_cpu = self._vector.device.type == "cpu"
-        self._records = records or (_CPU_RECORDS if on_cpu else 1 << 30)
-        # Random layers draw from one generator that lanes would take turns at in no fixed order.
-        lanes = torch.get_num_threads() if on_cpu and not any(draws(module) for module in model.modules()) else 1
-        self._extra = [self._vector.zeros() for _ in range(lanes - 1)]
-        self._pool = ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(1,)) if lanes > 1 else None
-
-    def zeros(self) -> Tensor:
-        """See `Engine`."""
-        return self._vector.zeros()
-
-    def finish(self, into: Tensor) -> Tensor:
-        """See `Engine`."""
-        return into
+        self._records = records or (_CPU_RECORDS if self._vector.device.type == "cpu" else 1 << 30)
+        self._lanes = Lanes(model, self._vector)
 
     def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
         """See `Engine`.
@@ -80,18 +67,9 @@ class LayerwiseEngine:
         """
         with parametrize.cached():
             reading = _Reading(self._sources(), [_Scalar(self._vector, scalar) for scalar in self._loss.scalars()])
-            chunks = _chunks(batch, self._records, 1 + len(self._extra))
-            if self._pool is None:
-                return self._lane(batch, chunks, clip_norm, into, reading)
-            sums = [into, *(extra.zero_() for extra in self._extra)]
-            lanes = [
-                self._pool.submit(self._lane, batch, chunks[k :: len(sums)], clip_norm, part, reading)
-                for k, part in enumerate(sums)
-            ]
-            norms = torch.cat([lane.result() for lane in lanes])
-        for extra in self._extra:
-            into.add_(extra)
-        return norms
+            lanes = self._lanes.count
+            chunks = _chunks(batch, self._records, lanes)
+            return self._lanes.add(lambda k, part: self._lane(batch, chunks[k::lanes], clip_norm, part, reading), into)
 
     def _sources(self) -> list[tuple[Tensor, Source]]:
         """What layers read: trainable parameters, and weights with adapters, which are merged once for all passes."""
@@ -102,7 +80,7 @@ class LayerwiseEngine:
             module = self._loss.model.get_submodule(path)
             adapters = getattr(module.parametrizations, leaf)
             if adapters.original.requires_grad or len(adapters) > 1:
-                continue  # then the watch will see it being computed, and refuse
+                continue  # then the recorder will see it being computed, and refuse
             with torch.no_grad():
                 merged = getattr(module, leaf)
             up, down = (Target(number[id(factor)]) for factor in (update.up, update.down))
@@ -125,7 +103,7 @@ class LayerwiseEngine:
 
     def _terms(self, views: Views, grouping: Grouping, reading: _Reading) -> list[Term]:
         """One forward and one backward pass."""
-        with Watch(reading.sources, grouping) as watch:
+        with Recorder(reading.sources, grouping) as recorder:
             embeddings = self._loss.embed(views)
         by_group = {name: z[grouping.slots] for name, z in embeddings.items()}
         scalars = [scalar.of_groups(grouping.count) for scalar in reading.scalars]
@@ -133,7 +111,7 @@ class LayerwiseEngine:
         assert temperature is not None  # only the bias may be missing
         in_dims = (0, 0, *(None if scalar is None else 0 for scalar in scalars))
         vmap(self._loss.of, in_dims)(by_group, grouping.present, temperature, bias).sum().backward()
-        terms = list(watch.terms)
+        terms = list(recorder.terms)
         for scalar, values in zip(reading.scalars, scalars, strict=True):
             terms.extend(scalar.terms(values, grouping))
         _check_once(terms, self._vector.names)
@@ -172,12 +150,11 @@ class _Reading:
 
 
 def _chunks(batch: GroupBatch, records: int, lanes: int) -> list[list[int]]:
-    """Groups of at least two records (one alone has nothing to contrast with) in passes of about so many records.
+    """Groups of at least two records in passes of about so many records.
 
     Alike sizes share a pass, so that little is padded; every lane gets as many passes.
     """
-    sizes = [end - first for first, end in zip(batch.starts, batch.starts[1:], strict=False)]
-    order = sorted((g for g, size in enumerate(sizes) if size >= 2), key=lambda g: sizes[g])
+    sizes, order = batch.sizes, batch.by_size()
     passes = -(-sum(sizes[g] for g in order) // (records * lanes)) * lanes
     share = sum(sizes[g] for g in order) / max(1, passes)
     chunks: list[list[int]] = []

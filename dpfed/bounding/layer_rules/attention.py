@@ -10,11 +10,11 @@ from torch import Tensor
 from dpfed.bounding.layer_rules.linear import linear
 
 if TYPE_CHECKING:
-    from dpfed.bounding.layer_rules.watch import Watch
+    from dpfed.bounding.layer_rules.recorder import Recorder
 
 
 def attention(
-    watch: Watch,
+    recorder: Recorder,
     _: Any,
     query: Tensor,
     key: Tensor,
@@ -46,11 +46,11 @@ def attention(
     if query is not key or key is not value:
         return NotImplemented
     x = query.transpose(0, 1)  # rules want the records first
-    qkv = linear(watch, F.linear, x, in_weight, in_bias)
+    qkv = linear(recorder, F.linear, x, in_weight, in_bias)
     q, k, v = qkv.unflatten(-1, (3, heads, width // heads)).permute(2, 0, 3, 1, 4).unbind(0)
     if attn_mask is not None and attn_mask.dim() == 3:  # (n heads, L, L)
         attn_mask = attn_mask.unflatten(0, (len(x), heads))
     causal = is_causal and attn_mask is None
     attended = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout if training else 0.0, causal)
-    out = linear(watch, F.linear, attended.transpose(1, 2).flatten(2), out_weight, out_bias)
+    out = linear(recorder, F.linear, attended.transpose(1, 2).flatten(2), out_weight, out_bias)
     return out.transpose(0, 1), None

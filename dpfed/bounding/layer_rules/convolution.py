@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpfed.bounding import foreach
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term, gram_is_cheaper, gram_squares
 
 if TYPE_CHECKING:
-    from dpfed.bounding.layer_rules.watch import Watch
+    from dpfed.bounding.layer_rules.recorder import Recorder
 
 
 def convolution(
-    watch: Watch,
+    recorder: Recorder,
     func: Callable,
     input: Tensor,
     weight: Tensor,
@@ -34,15 +35,15 @@ def convolution(
         return NotImplemented
     output = func(input, weight.detach(), None if bias is None else bias.detach(), stride, padding, dilation, groups)
     geometry = Geometry(_pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation), groups)
-    weights, biases, x = watch.target(weight), watch.target(bias), input.detach()
+    weights, biases, x = recorder.target(weight), recorder.target(bias), input.detach()
 
     def terms(gradient: Tensor) -> Iterator[Term]:
         if weights is not None:
-            yield ConvolutionWeight(weights, x.float(), gradient, weight.detach(), geometry, watch.grouping)
+            yield ConvolutionWeight(weights, x.float(), gradient, weight.detach(), geometry, recorder.grouping)
         if biases is not None:
-            yield Materialised(biases, watch.grouping.sums(gradient.sum((2, 3), dtype=torch.float32)), watch.grouping)
+            yield Materialised(biases, recorder.grouping.sums(gradient.sum((2, 3), dtype=torch.float32)), recorder.grouping)
 
-    return watch.collect(output, x, terms)
+    return recorder.collect(output, x, terms)
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
@@ -132,7 +133,7 @@ class ConvolutionWeight:
                 geometry.weight_gradient(inputs[first:end], gradients[first:end], weight)
                 for first, end in grouping.ranges(inputs)
             ]
-            self.squares = torch.stack(torch._foreach_norm(self._kernels, 2, grouping.exact)).square()
+            self.squares = foreach.norms(self._kernels, grouping.exact).square()
 
     def drop(self, groups: Tensor) -> None:
         """See `Term`."""

@@ -12,11 +12,11 @@ from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.term import Target, Term
 
 if TYPE_CHECKING:
-    from dpfed.bounding.layer_rules.watch import Watch
+    from dpfed.bounding.layer_rules.recorder import Recorder
 
 
 def embedding(
-    watch: Watch,
+    recorder: Recorder,
     func: Callable,
     input: Tensor,
     weight: Tensor,
@@ -27,16 +27,16 @@ def embedding(
     sparse: bool = False,
 ) -> Any:
     """``F.embedding`` of tokens ``(n k, ...)``."""
-    target = watch.target(weight)
+    target = recorder.target(weight)
     if target is None or max_norm is not None or scale_grad_by_freq:
         return NotImplemented
 
     def terms(gradient: Tensor) -> list[Term]:
         if padding_idx is not None:  # torch: the padding's vector is not trained
             gradient = gradient.masked_fill((input == padding_idx % len(weight))[..., None], 0.0)
-        return [EmbeddingWeight(target, input, gradient, len(weight), watch.grouping)]
+        return [EmbeddingWeight(target, input, gradient, len(weight), recorder.grouping)]
 
-    return watch.collect(func(input, weight.detach()), input, terms)
+    return recorder.collect(func(input, weight.detach()), input, terms)
 
 
 class EmbeddingWeight:

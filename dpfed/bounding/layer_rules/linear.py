@@ -13,36 +13,36 @@ from dpfed.bounding.layer_rules.lora import AdaptedWeight
 from dpfed.bounding.layer_rules.term import Materialised, OuterProducts, Target, Term
 
 if TYPE_CHECKING:
-    from dpfed.bounding.layer_rules.watch import Watch
+    from dpfed.bounding.layer_rules.recorder import Recorder
 
 
-def linear(watch: Watch, _: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(recorder: Recorder, _: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.linear`` on ``(n k, ..., d)``; the weight may be adapted."""
     output = F.linear(input, weight.detach(), None if bias is None else bias.detach())
-    weights, biases, x = watch.source(weight), watch.target(bias), input.detach()
+    weights, biases, x = recorder.source(weight), recorder.target(bias), input.detach()
 
     def terms(gradient: Tensor) -> Iterator[Term]:
         if isinstance(weights, AdaptedWeight):
-            yield from weights.terms(x, gradient, watch.grouping)
+            yield from weights.terms(x, gradient, recorder.grouping)
         elif weights is not None:
-            yield OuterProducts(weights, x, gradient, watch.grouping)
+            yield OuterProducts(weights, x, gradient, recorder.grouping)
         if biases is not None:
-            yield shift_term(biases, gradient, watch)
+            yield shift_term(biases, gradient, recorder)
 
-    return watch.collect(output, x, terms)
+    return recorder.collect(output, x, terms)
 
 
-def matmul(watch: Watch, _: Any, input: Tensor, other: Tensor) -> Any:
+def matmul(recorder: Recorder, _: Any, input: Tensor, other: Tensor) -> Any:
     """``x @ W`` with parameters on the right, ``(n k, ..., d)`` times ``(d, p)``."""
-    target = watch.target(other)
-    if target is None or watch.source(input) is not None or other.dim() != 2:
+    target = recorder.target(other)
+    if target is None or recorder.source(input) is not None or other.dim() != 2:
         return NotImplemented
     turned, x = target.through(torch.t), input.detach()
-    return watch.collect(input @ other.detach(), x, lambda g: [OuterProducts(turned, x, g, watch.grouping)])
+    return recorder.collect(input @ other.detach(), x, lambda g: [OuterProducts(turned, x, g, recorder.grouping)])
 
 
-def shift_term(target: Target, gradient: Tensor, watch: Watch) -> Term:
+def shift_term(target: Target, gradient: Tensor, recorder: Recorder) -> Term:
     """Of what is added along the last dimension of ``(n k, ..., p)``."""
     middle = tuple(range(1, gradient.dim() - 1))
     by_row = gradient.sum(middle, dtype=torch.float32) if middle else gradient
-    return Materialised(target, watch.grouping.sums(by_row), watch.grouping)
+    return Materialised(target, recorder.grouping.sums(by_row), recorder.grouping)

@@ -13,22 +13,24 @@ from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term
 
 if TYPE_CHECKING:
-    from dpfed.bounding.layer_rules.watch import Watch
+    from dpfed.bounding.layer_rules.recorder import Recorder
 
 
-def group_norm(watch: Watch, _: Any, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+def group_norm(
+    recorder: Recorder, _: Any, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5
+) -> Tensor:
     """``F.group_norm`` on ``(n k, C, ...)``."""
     x = input.to(weight.dtype).contiguous()
     rows, channels = x.shape[:2]
     output, mean, inverse = torch.native_group_norm(
         x, weight.detach(), bias.detach(), rows, channels, x[0, 0].numel(), num_groups, eps
     )
-    targets = watch.target(weight), watch.target(bias)
-    return watch.collect(output, x, lambda g: group_norm_terms(targets, x, g, (mean, inverse), watch.grouping))
+    targets = recorder.target(weight), recorder.target(bias)
+    return recorder.collect(output, x, lambda g: group_norm_terms(targets, x, g, (mean, inverse), recorder.grouping))
 
 
 def layer_norm(
-    watch: Watch,
+    recorder: Recorder,
     func: Callable,
     input: Tensor,
     normalized_shape: tuple[int, ...],
@@ -38,9 +40,9 @@ def layer_norm(
 ) -> Tensor:
     """``F.layer_norm`` on ``(n k, ..., *normalized_shape)``."""
     output = func(input, normalized_shape, weight.detach(), None if bias is None else bias.detach(), eps)
-    targets = watch.target(weight), watch.target(bias)
-    return watch.collect(
-        output, input, lambda g: layer_norm_terms(targets, input, g, tuple(normalized_shape), eps, watch.grouping)
+    targets = recorder.target(weight), recorder.target(bias)
+    return recorder.collect(
+        output, input, lambda g: layer_norm_terms(targets, input, g, tuple(normalized_shape), eps, recorder.grouping)
     )
 
 

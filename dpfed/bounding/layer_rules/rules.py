@@ -16,7 +16,7 @@ from dpfed.bounding.layer_rules.embedding import embedding
 from dpfed.bounding.layer_rules.linear import linear, matmul
 from dpfed.bounding.layer_rules.normalisation import group_norm, layer_norm
 
-# A rule is called with the watch, the function, and the function's arguments; NotImplemented: it does not cover these.
+# A rule is called with the recorder, the function, and the function's arguments; NotImplemented: it does not cover these.
 RULES: dict[Callable, Callable[..., Any]] = {
     F.linear: linear,
     F.conv2d: convolution,

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpfed.bounding.methods.released import refuse_augmentations
-from dpfed.errors import UserError
 from dpfed.privacy.method import Build, Method
 from dpfed.privacy.samplers import FixedSizeSampler
+from dpfed.schema.section import NoOptions
 
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
@@ -28,14 +28,9 @@ if TYPE_CHECKING:
 _RELEASES = {"infonce": 2, "barlow_twins": 5}
 
 
-def _options(config: Config) -> dict[str, Any]:
-    name = config.objective.name
-    if name not in _RELEASES:
-        raise UserError(f"bounding.method = 'dpcl' is for objective.name = {' or '.join(_RELEASES)}, got '{name}'.")
+def _numbers(config: Config, options: NoOptions) -> dict[str, Any]:
     refuse_augmentations(config)
-    if config.bounding.options:
-        raise UserError(f"bounding.method = 'dpcl' has no options, got {', '.join(config.bounding.options)}.")
-    return {"releases": _RELEASES[name]}
+    return {"releases": _RELEASES[config.objective.name]}
 
 
 def _statistics(build: Build) -> Statistics:
@@ -79,7 +74,8 @@ METHOD = Method(
     whole_batch=True,
     divisor=lambda plan: plan.batch,
     releases=lambda plan: plan.options["releases"],
-    options=_options,
+    options=dict.fromkeys(_RELEASES, NoOptions),
+    numbers=_numbers,
     accountants=("rdp",),
     sampler=lambda plan: FixedSizeSampler(plan.records, plan.batch),
 )

@@ -20,8 +20,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpfed.bounding.whole_batch.logit_sensitivity import contrastive_change, spread_out_change
-from dpfed.bounding.whole_batch.pair_options import LogitOptions, options_of
-from dpfed.privacy.method import Build, Method
+from dpfed.bounding.whole_batch.pair_options import LogitOptions, refuse_unbounded
+from dpfed.privacy.method import Build, Method, options_of
 
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from dpfed.privacy.plan import PrivacyPlan
 
 
-def _options(config: Config) -> dict[str, Any]:
-    options = options_of(config, LogitOptions)
+def _numbers(config: Config, options: LogitOptions) -> dict[str, Any]:
+    refuse_unbounded(config)
     return {
         "temperature": config.objective.temperature,
         "candidates": 1 + config.objective.augmentations,
@@ -56,7 +56,7 @@ def _spread(plan: PrivacyPlan) -> float:
 def _engine(build: Build) -> Engine:
     from dpfed.bounding.whole_batch.pair_engines import LogitEngine
 
-    options = options_of(build.config, LogitOptions).model_dump()
+    options = options_of(build.config).model_dump()
     return LogitEngine(build.model, build.plan.whole_batch_cap, microbatch=build.config.bounding.microbatch, **options)
 
 
@@ -71,5 +71,6 @@ METHOD = Method(
     whole_batch=True,
     capped=True,
     divisor=lambda plan: plan.batch,
-    options=_options,
+    options={"infonce": LogitOptions},
+    numbers=_numbers,
 )

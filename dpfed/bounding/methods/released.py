@@ -18,14 +18,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from dpfed.config import Config, Section, first_problem
 from dpfed.errors import UserError
 from dpfed.privacy.method import Build, Method
+from dpfed.schema.section import Section
 
 if TYPE_CHECKING:
     from dpfed.bounding.engines import Engine
+    from dpfed.config import Config
     from dpfed.privacy.noise import KeyedNoise
     from dpfed.privacy.plan import PrivacyPlan
 
@@ -35,30 +36,18 @@ class _Moments(Section):
 
 
 class _Slots(_Moments):
-    release_share: float = Field(0.2, gt=0, lt=1)  # slots stay noisy at any share, so the gradient gets more
+    release_share: float = Field(0.2, gt=0, lt=1, description="of a step's 1 / sigma^2, what the release gets")
     slots: int = Field(64, ge=2, description="M, in which the embeddings of a batch are released")
 
 
-_OPTIONS: dict[str, type[_Moments]] = {"infonce": _Slots, "barlow_twins": _Moments}
-
-
-def _options(config: Config) -> dict[str, Any]:
-    name = config.objective.name
-    if name not in _OPTIONS:
-        raise UserError(
-            f"bounding.method = 'released' knows which statistics to release for objective.name = {' or '.join(_OPTIONS)}, got "
-            f"'{name}'."
-        )
+def _numbers(config: Config, options: _Moments) -> dict[str, Any]:
     refuse_augmentations(config)
     if config.training.precision != "fp32":
         raise UserError(
             f"bounding.method = 'released' embeds records side by side, and in {config.training.precision} one would change "
             "how others' embeddings are rounded: set training.precision = 'fp32'."
         )
-    try:
-        return _OPTIONS[name].model_validate(config.bounding.options).model_dump()
-    except ValidationError as error:
-        raise UserError(f"bounding.options of method 'released' with objective '{name}': {first_problem(error)}.") from None
+    return options.model_dump()
 
 
 def refuse_augmentations(config: Config) -> None:
@@ -109,5 +98,6 @@ METHOD = Method(
     whole_batch=True,
     divisor=lambda plan: plan.batch,
     gradient_share=lambda plan: 1 - plan.options["release_share"],
-    options=_options,
+    options={"infonce": _Slots, "barlow_twins": _Moments},  # slots stay noisy at any share, so the gradient gets more
+    numbers=_numbers,
 )

@@ -7,21 +7,17 @@ its gradient is J_i^T u_i. Shapes: n records, two views each (two images, or ima
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dpfed.bounding.bounded_sum import add_weighted, clip_factors
-from dpfed.bounding.engines.protocol import GroupBatch, Precision, Views
+from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views
+from dpfed.bounding.engines.per_example import PerExampleGradients
 from dpfed.bounding.whole_batch.gradient_cache import EmbeddingPasses
 from dpfed.models.contract import embeddings_of, temperature_of
-from dpfed.models.parameters import TrainableVector, exact_type
-
-_CPU_BYTES, _DEVICE_BYTES = 1 << 25, 1 << 29  # of unclipped gradients at a time: on CPUs they should stay in the cache
 
 
 @dataclass(frozen=True)
@@ -63,8 +59,8 @@ def pair_of_views(views: Views) -> Views:
     return {"image": views["image"][:, :2]}
 
 
-class PairOfEmbeddings(nn.Module):
-    """A model of either kind as a function from pairs of views to pairs of embeddings."""
+class WeightedEmbeddings(nn.Module):
+    """What one record's gradient is the gradient of: its pair of embeddings and the temperature, weighted by the cotangents."""
 
     def __init__(self, model: nn.Module, precision: Precision) -> None:
         super().__init__()
@@ -72,23 +68,31 @@ class PairOfEmbeddings(nn.Module):
         self._device = next(model.parameters()).device.type
         self._bf16 = precision == "bf16"
 
-    def forward(self, views: Views) -> tuple[Tensor, Tensor]:
-        """See `pair_of_views`; gives ``(n, 2, D)`` float32 embeddings and the scalar temperature."""
+    def forward(self, views: Views, embeddings: Tensor, temperature: Tensor) -> Tensor:
+        """A scalar.
+
+        Args:
+            views: of one record, without a dimension over records; see `pair_of_views`.
+            embeddings: ``(2, D)`` cotangents of its embeddings.
+            temperature: that of the temperature, a scalar.
+        """
+        one = {name: view[None] for name, view in views.items()}
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
-            embeddings = embeddings_of(self.model, views)
-        return torch.cat([z.float() for z in embeddings.values()], dim=1), temperature_of(self.model)
+            found = embeddings_of(self.model, one)
+        pair = torch.cat([z.float() for z in found.values()], dim=1)
+        return (pair[0] * embeddings).sum() + temperature_of(self.model) * temperature
 
 
-class StatisticsEngine:
-    """An engine (see `dpfed.bounding.engines.Engine`) of a method that releases noisy statistics of the whole batch.
+class StatisticsEngine(Engine):
+    """The engine of a method that releases noisy statistics of the whole batch.
 
     Args:
-        model: must be traceable by torch.func, and draw no random numbers: records are embedded twice.
+        model: see `PerExampleGradients`; it must draw no random numbers, as records are embedded twice.
         precision: of the forward pass.
         microbatch: records that are embedded at a time.
         statistics: the method's release.
         by_view: each view's gradient is clipped for itself; otherwise each record's.
-        gradient_bytes: memory for unclipped gradients; by default little on CPUs, half a gibibyte elsewhere.
+        gradient_bytes: see `PerExampleGradients`.
     """
 
     name = "statistics"
@@ -102,29 +106,10 @@ class StatisticsEngine:
         by_view: bool = False,
         gradient_bytes: int | None = None,
     ) -> None:
-        self._vector = TrainableVector(model)
-        self._pair = PairOfEmbeddings(model, precision)
+        super().__init__(model)
+        self._model, self._statistics, self._by_view = model, statistics, by_view
         self._passes = EmbeddingPasses(model, precision, microbatch)
-        self._statistics, self._by_view = statistics, by_view
-        self._exact = exact_type(self._vector.device)
-        gradient_bytes = gradient_bytes or (_CPU_BYTES if self._vector.device.type == "cpu" else _DEVICE_BYTES)
-        self._chunk = max(1, gradient_bytes // (4 * sum(parameter.numel() for parameter in model.parameters())))
-
-        def loss(trainable: dict[str, Tensor], views: Views, embeddings: Tensor, temperature: Tensor) -> Tensor:
-            one = {name: view[None] for name, view in views.items()}
-            values = {f"model.{name}": value for name, value in trainable.items()}
-            z, own_temperature = functional_call(self._pair, values, (one,))
-            return (z[0] * embeddings).sum() + own_temperature * temperature
-
-        self._gradients = vmap(grad(loss), in_dims=(None, 0, 0, 0), randomness="different")
-
-    def zeros(self) -> Tensor:
-        """See `Engine`."""
-        return self._vector.zeros()
-
-    def finish(self, into: Tensor) -> Tensor:
-        """See `Engine`."""
-        return into
+        self._gradients = PerExampleGradients(self._vector, WeightedEmbeddings(model, precision), gradient_bytes)
 
     def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
         """Adds the clipped gradient of every record (or view); all of the step's records must come at once.
@@ -139,22 +124,12 @@ class StatisticsEngine:
         """
         views = pair_of_views(batch.views)
         embeddings = torch.cat(list(self._passes.embed(views).values()), dim=1)
-        slopes = self._statistics.slopes(embeddings, temperature_of(self._pair.model).detach(), batch.step)
+        slopes = self._statistics.slopes(embeddings, temperature_of(self._model).detach(), batch.step)
         parts = [slopes.of_view(0), slopes.of_view(1)] if self._by_view else [slopes]
-        return torch.cat([self._add(views, part, clip_norm, into) for part in parts])
+        return torch.cat([self._gradients.add_clipped(self._chunks(views, part), clip_norm, into) for part in parts])
 
-    def _add(self, views: Views, slopes: Cotangents, clip_norm: float, into: Tensor) -> Tensor:
-        trainable = dict(zip(self._vector.names, [p.detach() for p in self._vector.parameters], strict=True))
-        sums, every = self._vector.split(into), []
-        for start in range(0, len(slopes.embeddings), self._chunk):
-            part = slice(start, start + self._chunk)
-            chosen = {name: view[part] for name, view in views.items()}
-            with sdpa_kernel(SDPBackend.MATH):  # fused attention has no batching rule
-                gradients = self._gradients(trainable, chosen, slopes.embeddings[part], slopes.temperature[part])
-            flat = [gradient.reshape(len(gradient), -1) for gradient in gradients.values()]
-            norms = torch.stack([torch.linalg.vector_norm(gradient, dim=1, dtype=self._exact) for gradient in flat])
-            norms = torch.linalg.vector_norm(norms, dim=0)
-            for total, gradient in zip(sums, flat, strict=True):
-                add_weighted(gradient, clip_factors(norms, clip_norm), total.view(-1))
-            every.append(norms)
-        return torch.cat(every)
+    def _chunks(self, views: Views, slopes: Cotangents) -> Iterator[tuple[Views, Tensor, Tensor]]:
+        """What `WeightedEmbeddings` takes, for some records after the other."""
+        for start in range(0, len(slopes.embeddings), self._gradients.chunk):
+            part = slice(start, start + self._gradients.chunk)
+            yield {name: view[part] for name, view in views.items()}, slopes.embeddings[part], slopes.temperature[part]

@@ -12,11 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines.protocol import GroupBatch, Precision, Views, draws
+from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views, draws
 from dpfed.errors import UserError
 from dpfed.models.contract import bias_of, embeddings_of, temperature_of
-from dpfed.models.parameters import TrainableVector, exact_type
+from dpfed.models.parameters import TrainableVector
 from dpfed.objectives import GroupLoss
 
 
@@ -39,9 +40,9 @@ class EmbeddingPasses:
                 f"'{random}' draws random numbers in training, and methods that contrast the whole batch embed it twice: set "
                 "its rate to 0."
             )
-        self.vector = TrainableVector(model)
+        self._vector = TrainableVector(model)
         self._model, self._microbatch = model, microbatch
-        self._device, self._bf16 = self.vector.device.type, precision == "bf16"
+        self._device, self._bf16 = self._vector.device.type, precision == "bf16"
 
     @torch.no_grad()
     def embed(self, views: Views) -> Views:
@@ -57,17 +58,17 @@ class EmbeddingPasses:
             cotangents: the shape of its embeddings.
             into: ``(P,)`` float32, added to in place.
         """
-        parts = self.vector.split(into)
+        parts = self._vector.split(into)
         for chunk, weights in zip(self.chunks(views), self.chunks(cotangents), strict=True):
             # A tower may be frozen altogether.
             embeddings = {name: z for name, z in self._embedded(chunk).items() if z.requires_grad}
             gradients = torch.autograd.grad(
                 list(embeddings.values()),
-                self.vector.parameters,
+                self._vector.parameters,
                 [weights[name] for name in embeddings],
                 materialize_grads=True,  # a learnt temperature is no part of an embedding
             )
-            torch._foreach_add_(parts, gradients)
+            foreach.add_(parts, gradients)
 
     def chunks(self, tensors: Views) -> list[Views]:
         """Tensors over the records of a batch, cut into microbatches."""
@@ -81,7 +82,7 @@ class EmbeddingPasses:
         return {name: z.float() for name, z in embeddings.items()}
 
 
-class BatchEngine:
+class BatchEngine(Engine):
     """One gradient of the mean loss over each group, whole batches usually, clipped as one.
 
     Args:
@@ -94,17 +95,15 @@ class BatchEngine:
     name = "batch"
 
     def __init__(self, model: nn.Module, precision: Precision, loss: GroupLoss, microbatch: int) -> None:
+        super().__init__(model)
         self._passes = EmbeddingPasses(model, precision, microbatch)
         self._model, self._loss = model, loss
-        self._exact = exact_type(self._passes.vector.device)
 
     def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
-        """See `dpfed.bounding.engines.Engine`."""
+        """See `Engine`."""
         norms = [into.new_zeros(0, dtype=self._exact)]
-        for first, end in zip(batch.starts, batch.starts[1:], strict=False):
-            if end - first < 2:
-                continue  # a record alone has nothing to contrast with
-            gradient = self._gradient({name: view[first:end] for name, view in batch.views.items()})
+        for views in batch.groups():
+            gradient = self._gradient(views)
             norm = torch.linalg.vector_norm(gradient, dtype=self._exact)
             factor = clip_factors(norm, clip_norm).item()
             if factor > 0:  # 0 * inf is not 0: leave the gradient out altogether
@@ -112,22 +111,13 @@ class BatchEngine:
             norms.append(norm[None])
         return torch.cat(norms)
 
-    def zeros(self) -> Tensor:
-        """See `dpfed.bounding.engines.Engine`."""
-        return self._passes.vector.zeros()
-
-    def finish(self, into: Tensor) -> Tensor:
-        """See `dpfed.bounding.engines.Engine`."""
-        return into
-
     def _gradient(self, views: Views) -> Tensor:
         """The flat gradient ``(P,)`` of the mean loss."""
         embeddings = {name: z.requires_grad_() for name, z in self._passes.embed(views).items()}
         count = len(next(iter(embeddings.values())))
-        present = torch.ones(count, dtype=torch.bool, device=self._passes.vector.device)
+        present = torch.ones(count, dtype=torch.bool, device=self._vector.device)
         loss = self._loss(embeddings, present, temperature_of(self._model), bias_of(self._model)) / count
-        parameters = self._passes.vector.parameters
-        cotangents = torch.autograd.grad(loss, [*embeddings.values(), *parameters], materialize_grads=True)
+        cotangents = torch.autograd.grad(loss, [*embeddings.values(), *self._vector.parameters], materialize_grads=True)
         # Temperature and bias, where they are learnt, enter the loss itself; all else goes through the embeddings.
         gradient = torch.cat([part.reshape(-1).float() for part in cotangents[len(embeddings) :]])
         self._passes.pull_back(views, dict(zip(embeddings, cotangents, strict=False)), gradient)

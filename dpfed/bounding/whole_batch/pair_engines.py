@@ -7,6 +7,7 @@ made, only its norm. Shapes: n records, R embedding rows, D dimensions, m candid
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Literal
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines import GroupBatch, Views
+from dpfed.bounding.engines import Engine, GroupBatch, Views
 from dpfed.bounding.whole_batch.contrasts import Contrast, contrastive_derivatives, contrasts, spread_out_derivatives
 from dpfed.bounding.whole_batch.gradient_cache import EmbeddingPasses
 from dpfed.bounding.whole_batch.jacobian_norms import ExactNorms, NormBounds, Norms
@@ -28,7 +29,7 @@ _MOST_WORK = 1e10  # pairs times parameters, likewise: about half a minute on tw
 _SUM_WORKSPACE = 1 << 24  # floats of the cotangents of some records' losses
 
 
-class _PairEngine:
+class _PairEngine(Engine):
     """What the two engines share.
 
     Args:
@@ -39,22 +40,15 @@ class _PairEngine:
     """
 
     def __init__(self, model: nn.Module, max_batch: int, norms: WhichNorms = "auto", microbatch: int = 512) -> None:
+        super().__init__(model)
         self._passes = EmbeddingPasses(model, "fp32", microbatch)
         self._model, self._max_batch, self._asked = model, max_batch, norms
         self._temperature = float(temperature_of(model))
         self._towers: dict[str, Jacobians] = {}
         self.norms = norms
 
-    def zeros(self) -> Tensor:
-        """See `dpfed.bounding.engines.Engine`."""
-        return self._passes.vector.zeros()
-
-    def finish(self, into: Tensor) -> Tensor:
-        """See `dpfed.bounding.engines.Engine`."""
-        return into
-
     def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
-        """See `dpfed.bounding.engines.Engine`; the batch is one group.
+        """See `Engine`; the batch is one group.
 
         Returns:
             The norms, or their bounds, of all that was clipped: private.
@@ -77,9 +71,9 @@ class _PairEngine:
         self._passes.pull_back(views, split, into)
         return norms
 
+    @abstractmethod
     def _clipped(self, rows: Tensor, directions: list[Contrast], norms: Norms, clip_norm: float) -> tuple[Tensor, Tensor]:
         """Derivatives ``(R, D)`` of the clipped sum with respect to the embeddings, and the norms of what was clipped."""
-        raise NotImplementedError
 
     def _prepare(self, views: Views) -> None:
         """Looks at the model's layers, and chooses the norms."""

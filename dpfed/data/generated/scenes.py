@@ -16,8 +16,9 @@ from PIL import Image
 
 from dpfed.config import DataConfig
 from dpfed.data.store.layout import HEADER
-from dpfed.data.store.records import SPLITS, RecordStore, open_or_write
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.record import SPLITS, RecordInput
+from dpfed.data.store.records import RecordStore, open_or_write
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 
 _VERSION = 1  # part of the store's fingerprint: changed scenes must not reuse older ones
@@ -66,14 +67,14 @@ def _write(path: Path, labelled: RecordStore, half: str) -> None:
     words = [_with_article(name.replace("_", " ")) for name in names]
     with StoreWriter(path, name=name, kind="image-text", size=2 * side, public=labelled.public) as writer:
         for split in SPLITS:
-            rows = labelled.split(split)
-            rows = rows[np.isin(labelled.labels[label][rows], classes)]
-            if split == "train" and len(rows) < 4:
+            indices = labelled.split(split)
+            indices = indices[np.isin(labelled.labels[label][indices], classes)]
+            if split == "train" and len(indices) < 4:
                 raise UserError(
-                    f"a scene needs four images, and {labelled.name} has {len(rows)} training images with a class of "
+                    f"a scene needs four images, and {labelled.name} has {len(indices)} training images with a class of "
                     f"data.half = '{half}': choose more records or another half."
                 )
-            scenes = _compose(rows, split, half)
+            scenes = _compose(indices, split, half)
             captions = [_caption([words[number] for number in scene]) for scene in labelled.labels[label][scenes].tolist()]
             if split != "train":
                 first = dict(zip(reversed(captions), reversed(range(len(captions))), strict=True))  # caption -> first scene
@@ -83,12 +84,12 @@ def _write(path: Path, labelled: RecordStore, half: str) -> None:
                 writer.add(record)
 
 
-def _compose(rows: np.ndarray, split: str, half: str) -> np.ndarray:
-    """Shares rows out to scenes, ``(n // 4, 4)``: upper left, upper right, lower left, lower right."""
+def _compose(indices: np.ndarray, split: str, half: str) -> np.ndarray:
+    """Shares indices out to scenes, ``(n // 4, 4)``: upper left, upper right, lower left, lower right."""
     # Raw words of Philox, because numpy keeps those the same from release to release, unlike its permutations.
     generator = np.random.Philox(key=np.array([_SEED, len(SPLITS) * _HALVES.index(half) + SPLITS.index(split)], np.uint64))
-    order = np.argsort(generator.random_raw(len(rows)), kind="stable")
-    return rows[order[: len(rows) // 4 * 4]].reshape(-1, 4)
+    order = np.argsort(generator.random_raw(len(indices)), kind="stable")
+    return indices[order[: len(indices) // 4 * 4]].reshape(-1, 4)
 
 
 def _records(labelled: RecordStore, scenes: np.ndarray, captions: list[str], split: str, side: int) -> Iterator[RecordInput]:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfed.data.store.records import SPLITS, RecordStore, open_or_write
-from dpfed.data.store.writing import RecordInput, StoreWriter
+from dpfed.data.store.record import SPLITS, RecordInput
+from dpfed.data.store.records import RecordStore, open_or_write
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 
 SIDE = 32

@@ -22,7 +22,8 @@ from dpfed.data.importers.table import TableImporter
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
 from dpfed.data.store.new_directory import check_destination
-from dpfed.data.store.records import SPLITS, RecordStore
+from dpfed.data.store.record import SPLITS
+from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest

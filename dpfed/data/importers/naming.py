@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from dpfed.data.store.writing import RecordInput
+from dpfed.data.store.record import RecordInput
 
 CONTENT = "content"  # what --id takes beside the name of a column
 

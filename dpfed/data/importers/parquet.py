@@ -31,8 +31,7 @@ from dpfed.data.importers.source import (
     unit_of,
 )
 from dpfed.data.importers.splits import holds, split_files
-from dpfed.data.store.records import record_key
-from dpfed.data.store.writing import RecordInput
+from dpfed.data.store.record import RecordInput, record_key
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from dpfed.data.importers.access import Access, NotRead
-from dpfed.data.store.writing import RecordInput
+from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError
 
 _MOST_NUMBERED = 10_000  # integers up to this are taken for class numbers as they are

@@ -11,7 +11,7 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import Listing, list_files, suffix, walk
 from dpfed.data.importers.source import SPLIT_NAMES, Unreadable
 from dpfed.data.reasons import OUTSIDE
-from dpfed.data.store.records import SPLITS
+from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError
 
 

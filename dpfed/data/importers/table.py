@@ -27,7 +27,7 @@ from dpfed.data.importers.source import (
     unit_of,
 )
 from dpfed.data.importers.splits import split_of
-from dpfed.data.store.records import SPLITS
+from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError, nearest
 
 # The first is open_clip's name; it wins. The others are what people write instead.

@@ -10,7 +10,7 @@ from typing import Any
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import Listing, list_files
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source
-from dpfed.data.store.writing import RecordInput
+from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError
 
 _READ_AT_ONCE = 256  # patches of PCam

@@ -15,7 +15,7 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import harmless, suffix
 from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Source, Unreadable, number_classes, unit_of
 from dpfed.data.importers.splits import holds, split_files
-from dpfed.data.store.writing import RecordInput
+from dpfed.data.store.record import RecordInput
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 

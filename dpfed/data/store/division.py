@@ -18,7 +18,8 @@ from dpfed.data.limits import MOST_SHARDS, whole_number
 from dpfed.data.store.fingerprint import contents_of, splits_of
 from dpfed.data.store.layout import FORMAT_VERSION, HEADER, Part, read_layout
 from dpfed.data.store.new_directory import refuse_existing
-from dpfed.data.store.records import SPLITS, RecordStore, record_key
+from dpfed.data.store.record import SPLITS, record_key
+from dpfed.data.store.records import RecordStore
 from dpfed.data.store.sharding import all_or_nothing, write_parts
 from dpfed.errors import UserError, nearest
 from dpfed.places import local_path
@@ -35,7 +36,7 @@ def site_folder(site: int) -> str:
     return f"site-{site}"
 
 
-def site_of_rows(store: RecordStore, sites: int, skew: float, by: str | None = None) -> np.ndarray:
+def site_of_records(store: RecordStore, sites: int, skew: float, by: str | None = None) -> np.ndarray:
     """The site of every record of a store.
 
     Args:
@@ -47,7 +48,7 @@ def site_of_rows(store: RecordStore, sites: int, skew: float, by: str | None = N
             the first three words of the first caption). ``None``: the store's first label, or without labels the caption.
 
     Returns:
-        ``(N,)`` int64, 0 .. sites - 1, by row of the store.
+        ``(N,)`` int64, 0 .. sites - 1, by index in the store.
 
     Raises:
         UserError: for fewer than two sites, a skew that is no probability, a label that the store does not have, or units
@@ -90,7 +91,7 @@ def divide_store(
     Args:
         source: the store to divide.
         dest: the directory to create; must not exist.
-        sites: see `site_of_rows`, as for `skew` and `by`.
+        sites: see `site_of_records`, as for `skew` and `by`.
         skew: the probability that a record goes to its home site.
         by: what decides the home site.
         progress: called with (records so far, all records).
@@ -99,7 +100,7 @@ def divide_store(
         The stores of the sites, in order, and that of the evaluation.
 
     Raises:
-        UserError: see `site_of_rows`; when a site or the evaluation would have no record, the source cannot be read, or
+        UserError: see `site_of_records`; when a site or the evaluation would have no record, the source cannot be read, or
             `dest` exists or cannot be written.
     """
     sites, path = (
@@ -108,15 +109,15 @@ def divide_store(
     )
     refuse_existing(path)
     store = RecordStore.open(local_path(source, "the store to divide"))
-    part_of_row = site_of_rows(store, sites, skew, by)
+    part_of_record = site_of_records(store, sites, skew, by)
     for split in SPLITS[1:]:
-        part_of_row[store.split(split)] = sites  # the last part
-    _refuse_empty(store, np.bincount(part_of_row, minlength=sites + 1))
+        part_of_record[store.split(split)] = sites  # the last part
+    _refuse_empty(store, np.bincount(part_of_record, minlength=sites + 1))
     names = [*map(site_folder, range(sites)), EVALUATION]
     with all_or_nothing(path) as partial:
-        write_parts(store, [partial / name for name in names], part_of_row, progress)
+        write_parts(store, [partial / name for name in names], part_of_record, progress)
         for part, name in enumerate(names):
-            _write_header(store, np.flatnonzero(part_of_row == part), partial / name)
+            _write_header(store, np.flatnonzero(part_of_record == part), partial / name)
             _add_contents(partial / name)
     return [RecordStore.open(path / name) for name in names]
 
@@ -160,17 +161,17 @@ def _traits(store: RecordStore, by: str) -> np.ndarray:
     if by in store.labels:
         return store.labels[by]
     traits = np.empty(len(store), np.int64)
-    for rows, batch in store.stored():
+    for indices, batch in store.stored():
         openings = (" ".join(texts[0].lower().split()[:_OPENING_WORDS]) for texts in batch["captions"].to_pylist())
-        traits[rows] = [record_key(opening) >> 1 for opening in openings]  # 63 bits: never negative
+        traits[indices] = [record_key(opening) >> 1 for opening in openings]  # 63 bits: never negative
     return traits
 
 
 def _refuse_torn_units(store: RecordStore, home: np.ndarray, by: str) -> None:
     if store.units is None:
         return
-    rows = store.split("train")
-    units, home = store.units[rows], home[rows]
+    indices = store.split("train")
+    units, home = store.units[indices], home[indices]
     order = np.lexsort((home, units))
     if ((np.diff(units[order]) == 0) & (np.diff(home[order]) != 0)).any():
         raise UserError(
@@ -190,13 +191,13 @@ def _refuse_empty(store: RecordStore, records: np.ndarray) -> None:
             )
 
 
-def _write_header(store: RecordStore, rows: np.ndarray, folder: Path) -> None:
+def _write_header(store: RecordStore, indices: np.ndarray, folder: Path) -> None:
     header = read_layout(store.path).header | {
         "dpfed_store": FORMAT_VERSION,
-        "records": len(rows),
-        "splits": {split: len(np.intersect1d(rows, store.split(split))) for split in SPLITS},
+        "records": len(indices),
+        "splits": {split: len(np.intersect1d(indices, store.split(split))) for split in SPLITS},
         "skipped": [],  # what was left out when the source was written has no site
-        "files": {name: (folder / name).stat().st_size for name in Part("", len(rows)).files},
+        "files": {name: (folder / name).stat().st_size for name in Part("", len(indices)).files},
     }
     for inherited in ("sharding", "contents"):  # the whole store's fingerprint is not a part's
         header.pop(inherited, None)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
 from dpfed.errors import UserError
+from dpfed.files.atomic import draft_of, name_folder
 
 
 def refuse_existing(path: Path) -> None:
@@ -35,7 +35,7 @@ def start_directory(path: Path) -> Path:
         UserError: when `path` exists or nothing can be written there.
     """
     refuse_existing(path)
-    partial = path.parent / f".{path.name}.partial-{secrets.token_hex(4)}"
+    partial = draft_of(path)
     try:
         partial.mkdir(parents=True)
     except OSError as error:
@@ -50,7 +50,7 @@ def name_directory(partial: Path, path: Path) -> None:
         UserError: when somebody else took the name meanwhile.
     """
     refuse_existing(path)
-    partial.rename(path)
+    name_folder(partial, path)
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:

@@ -20,33 +20,19 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from dpfed.data.store.integrity import Damage, check_batch, check_index, check_schema
+from dpfed.data.store.integrity import Damage, check_index, check_schema
 from dpfed.data.store.layout import Layout, Part, damaged, read_layout
+from dpfed.data.store.mapped import MappedBatches
+from dpfed.data.store.record import SPLITS
 from dpfed.data.views.pixels import BrokenImage, decoded, decoders, square
 from dpfed.errors import UserError, nearest
 from dpfed.places import local_path
 
-SPLITS = ("train", "validation", "test")
-KINDS = ("image", "image-text")
 _RESIZED_AT_ONCE = 1024  # images resized at a time: bounds the float workspace
 
 
-def record_key(id: str) -> int:
-    """The stable 64-bit key of a record (or a unit): a hash of its id (or name) and of nothing else."""
-    return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=8).digest(), "little")
-
-
-def is_text(text: str) -> bool:
-    """Whether a text can be written as UTF-8; file names and JSON can hold halves of surrogate pairs, which cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 class RecordStore:
-    """Records on disk, by row. Open one with `RecordStore.open`.
+    """Records on disk, by index. Open one with `RecordStore.open`.
 
     Rows count the records that are open: all of them, or one owner's share of a sharded store.
 
@@ -90,9 +76,7 @@ class RecordStore:
         self.units: np.ndarray | None = index["unit"].to_numpy() if self.unit_name else None
         self.labels: dict[str, np.ndarray] = {name: index[f"label:{name}"].to_numpy() for name in self.label_names}
         self._split: np.ndarray = index["split"].to_numpy()
-        self._batches = batches
-        self._checked: set[int] = set()
-        self._starts = np.cumsum([0] + [batch.num_rows for batch in batches])
+        self._batches = MappedBatches(path, self.kind, batches)
         self._opened = (path, 0, 1)
 
     @classmethod
@@ -185,19 +169,19 @@ class RecordStore:
             return False
         return bool(np.isin(self.units[self.split(first)], self.units[self.split(second)]).any())
 
-    def ids(self, rows: np.ndarray) -> list[str]:
-        """The records' ids, one for each row."""
-        return self._column(rows, "id")
+    def ids(self, indices: np.ndarray) -> list[str]:
+        """The records' ids, one for each index."""
+        return self._batches.column("id", indices)
 
-    def captions(self, rows: np.ndarray) -> list[list[str]]:
-        """The records' captions, a list for each row; at least one each when the kind is ``"image-text"``."""
-        return self._column(rows, "captions")
+    def captions(self, indices: np.ndarray) -> list[list[str]]:
+        """The records' captions, a list for each index; at least one each when the kind is ``"image-text"``."""
+        return self._batches.column("captions", indices)
 
-    def images(self, rows: np.ndarray, size: int, resize: str = "crop", interpolation: str = "bicubic") -> Tensor:
+    def images(self, indices: np.ndarray, size: int, resize: str = "crop", interpolation: str = "bicubic") -> Tensor:
         """The records' images.
 
         Args:
-            rows: ``(n,)`` rows, in any order.
+            indices: ``(n,)`` indices, in any order.
             size: side, pixels.
             resize: how an original file becomes square: ``"crop"`` (shorter side, then the centre), ``"squash"`` (both sides,
                 the ratio is lost) or ``"pad"`` (longer side, black borders). Images that are stored square stay whole.
@@ -207,94 +191,61 @@ class RecordStore:
             ``(n, 3, size, size)`` uint8.
 
         Raises:
-            IndexError: for a row that does not exist.
+            IndexError: for an index that does not exist.
             UserError: when a stored file cannot be decoded any more.
         """
         if self.size is None:
-            return self._decoded(np.asarray(rows), size, resize, interpolation)
+            return self._decoded(np.asarray(indices), size, resize, interpolation)
         whole = np.dtype((np.void, 3 * self.size**2))  # one element per image: a gather is then one memcpy each
-        stored = np.empty(len(rows), whole)
-        for places, batch, local in self._by_batch(rows):
+        stored = np.empty(len(indices), whole)
+        for places, batch, local in self._batches.holding(indices):
             stored[places] = np.frombuffer(batch.column("image").buffers()[1], whole, len(batch))[local]
         images = torch.from_numpy(stored.view(np.uint8).reshape(-1, 3, self.size, self.size))
         return images if size == self.size else _resize(images, size, interpolation)
 
-    def encoded(self, rows: np.ndarray) -> list[bytes]:
-        """The stored images as they are, one for each row: files, or raw ``(3, size, size)`` pixels."""
-        return self._column(rows, "image")
+    def encoded(self, indices: np.ndarray) -> list[bytes]:
+        """The stored images as they are, one for each index: files, or raw ``(3, size, size)`` pixels."""
+        return self._batches.column("image", indices)
 
     def stored(self) -> Iterator[tuple[slice, pa.RecordBatch]]:
-        """The open records as they are stored (id, image, captions), batch by batch, with their rows."""
-        for number, start in enumerate(self._starts[:-1].tolist()):
-            batch = self._batch(number)
-            yield slice(start, start + len(batch)), batch
+        """The open records as they are stored (id, image, captions), batch by batch, with their indices."""
+        yield from self._batches
 
-    def _decoded(self, rows: np.ndarray, size: int, resize: str, interpolation: str) -> Tensor:
-        result = np.empty((len(rows), 3, size, size), np.uint8)
+    def _decoded(self, indices: np.ndarray, size: int, resize: str, interpolation: str) -> Tensor:
+        result = np.empty((len(indices), 3, size, size), np.uint8)
 
         def fill(place: int, encoded: pa.Scalar) -> None:
             try:
                 with decoded(encoded.as_py()) as (image, _):
                     result[place] = square(image, size, resize, interpolation)
             except BrokenImage as error:
-                [id] = self.ids(rows[place : place + 1])
+                [id] = self.ids(indices[place : place + 1])
                 found = damaged(self.path, f"the image of {id!r} cannot be decoded ({error})")
                 raise UserError(str(found), damaged(self.path, "an image cannot be decoded").public) from error
 
         files = [
             (place, batch.column("image")[row])
-            for places, batch, local in self._by_batch(rows)
+            for places, batch, local in self._batches.holding(indices)
             for place, row in zip(places.tolist(), local.tolist(), strict=True)
         ]
         for _ in decoders().map(lambda file: fill(*file), files):
             pass  # an error in a thread is raised here
         return torch.from_numpy(result)
 
-    def _column(self, rows: np.ndarray, name: str) -> list[Any]:
-        result: list[Any] = [None] * len(rows)
-        for places, batch, local in self._by_batch(rows):
-            values = batch.column(name).take(pa.array(local)).to_pylist()
-            for place, value in zip(places.tolist(), values, strict=True):
-                result[place] = value
-        return result
-
     def _check(self, parts: list[Part]) -> None:
         """Whether each open shard holds its own training records and no others: what is promised is counted in the header."""
         start, numbers = 0, self.shard_numbers
         for part in parts:
-            rows = slice(start, start + part.records)
+            indices = slice(start, start + part.records)
             start += part.records
             if part.shard is None:
-                wrong = self.shards is not None and (self._split[rows] == 0).any()
+                wrong = self.shards is not None and (self._split[indices] == 0).any()
             else:
-                wrong = numbers is None or (numbers[rows] != part.shard).any() or self._split[rows].any()
+                wrong = numbers is None or (numbers[indices] != part.shard).any() or self._split[indices].any()
                 if part.units is not None:
-                    wrong = wrong or self.units is None or part.units != len(np.unique(self.units[rows]))
+                    wrong = wrong or self.units is None or part.units != len(np.unique(self.units[indices]))
             if wrong:
                 raise damaged(self.path, f"{part.files[0]} names records that belong elsewhere")
-
-    def _by_batch(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, np.ndarray]]:
-        """Yields (places in `rows`, batch, rows of the batch)."""
-        rows = np.asarray(rows, np.int64)
-        if len(rows) == 0:
-            return
-        if rows.min() < 0 or rows.max() >= len(self):
-            raise IndexError(f"rows {rows.min()}..{rows.max()} of a store with {len(self)} records")
-        number = np.searchsorted(self._starts, rows, side="right") - 1
-        order = np.argsort(number, kind="stable")
-        for places in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
-            which = number[places[0]]
-            yield places, self._batch(which), rows[places] - self._starts[which]
-
-    def _batch(self, number: int) -> pa.RecordBatch:
-        batch = self._batches[number]
-        if number not in self._checked:
-            try:
-                check_batch(batch, self.kind)
-            except Damage as error:
-                raise damaged(self.path, str(error)) from error
-            self._checked.add(number)
-        return batch
 
 
 def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:

@@ -8,8 +8,8 @@ at the same address gets another copy.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +20,8 @@ import fsspec
 from dpfed.data.store.layout import HEADER, Layout, Part
 from dpfed.data.store.new_directory import cannot_write
 from dpfed.errors import UserError, nearest
+from dpfed.files.atomic import write_atomically
+from dpfed.files.locking import file_lock
 
 
 def fetch_store(
@@ -57,7 +59,7 @@ def fetch_store(
             if progress is not None:
                 progress(done, total)
         with _alone(copy):
-            _write(copy / HEADER, lambda file: file.write_bytes(header))
+            write_atomically(copy / HEADER, header)
     except OSError as error:
         raise cannot_write(copy, error) from error
     return copy
@@ -131,23 +133,10 @@ def _fetch(storage: _Storage, layout: Layout, part: Part, copy: Path) -> None:
                     "until it is uploaded, or upload it again."
                 )
 
-        _write(copy / name, get)
+        write_atomically(copy / name, get)
 
 
-def _write(file: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file under another name first. What a killed process left there is overwritten: the caller is alone."""
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        write(partial)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Makes a folder, and waits until no other process writes to it."""
+def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Makes a folder; who enters waits until no other process writes to it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return file_lock(folder / ".lock", f"another process writes to {folder}.", wait=math.inf)

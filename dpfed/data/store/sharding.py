@@ -18,7 +18,8 @@ import pyarrow as pa
 from dpfed.data.limits import MOST_SHARDS, whole_number
 from dpfed.data.store.layout import HEADER, HELD_OUT, INDEX, RECORDS, SHARDED_FORMAT_VERSION, Part, read_layout, shard_folder
 from dpfed.data.store.new_directory import cannot_write, name_directory, refuse_existing, start_directory
-from dpfed.data.store.records import SPLITS, RecordStore
+from dpfed.data.store.record import SPLITS
+from dpfed.data.store.records import RecordStore
 from dpfed.places import local_path
 
 _BUFFER_BYTES = 256 << 20  # records in memory before each part gets its share of them
@@ -74,7 +75,7 @@ def all_or_nothing(path: Path) -> Iterator[Path]:
 def write_parts(
     store: RecordStore,
     folders: Sequence[Path],
-    part_of_row: np.ndarray,
+    part_of_record: np.ndarray,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> None:
     """Shares the records of a store out to folders, with an index and a file of records in each.
@@ -84,29 +85,29 @@ def write_parts(
     Args:
         store: what is copied, in one pass, or in several where there are hundreds of folders.
         folders: made here, one for each part.
-        part_of_row: ``(N,)`` integers, the part that each record goes to.
+        part_of_record: ``(N,)`` integers, the part that each record goes to.
         progress: called with (records so far, all records).
     """
     for folder in folders:
         folder.mkdir()
     files = [folder / RECORDS for folder in folders]
     for first in range(0, len(files), _OPEN_AT_ONCE):
-        _write_records(store, files[first : first + _OPEN_AT_ONCE], part_of_row - first, progress)
+        _write_records(store, files[first : first + _OPEN_AT_ONCE], part_of_record - first, progress)
     for number, folder in enumerate(folders):
         with pa.ipc.new_file(str(folder / INDEX), store.index.schema) as writer:
-            writer.write_table(store.index.take(pa.array(np.flatnonzero(part_of_row == number))))
+            writer.write_table(store.index.take(pa.array(np.flatnonzero(part_of_record == number))))
 
 
 def _write(store: RecordStore, path: Path, shards: int, progress: Callable[[int, int | None], None] | None) -> None:
     by_unit = store.units is not None
     owned = store.keys if store.units is None else store.units
-    part_of_row = (owned % np.uint64(shards)).astype(np.int32)
+    part_of_record = (owned % np.uint64(shards)).astype(np.int32)
     for split in SPLITS[1:]:
-        part_of_row[store.split(split)] = shards  # the last part
+        part_of_record[store.split(split)] = shards  # the last part
     parts = [Part(shard_folder(number), 0) for number in range(shards)] + [Part(HELD_OUT, 0)]
-    write_parts(store, [path / part.folder for part in parts], part_of_row, progress)
-    records = np.bincount(part_of_row, minlength=len(parts))[:-1].tolist()
-    units = [len(np.unique(owned[part_of_row == shard])) for shard in range(shards)] if by_unit else None
+    write_parts(store, [path / part.folder for part in parts], part_of_record, progress)
+    records = np.bincount(part_of_record, minlength=len(parts))[:-1].tolist()
+    units = [len(np.unique(owned[part_of_record == shard])) for shard in range(shards)] if by_unit else None
     sharding = {"by": "unit" if by_unit else "record", "records": records, "units": units}
     header = read_layout(store.path).header | {
         "dpfed_store": SHARDED_FORMAT_VERSION,
@@ -117,7 +118,7 @@ def _write(store: RecordStore, path: Path, shards: int, progress: Callable[[int,
 
 
 def _write_records(
-    store: RecordStore, files: list[Path], part_of_row: np.ndarray, progress: Callable[[int, int | None], None] | None
+    store: RecordStore, files: list[Path], part_of_record: np.ndarray, progress: Callable[[int, int | None], None] | None
 ) -> None:
     """Writes the records of the parts 0, 1, ..., a file each, in one pass; each file is written some megabytes at a time."""
     schema = next(store.stored())[1].schema
@@ -132,11 +133,11 @@ def _write_records(
                     batches.clear()
 
         held = 0
-        for rows, batch in store.stored():
-            order = np.argsort(part_of_row[rows], kind="stable")
-            sorted_parts = part_of_row[rows][order]
+        for indices, batch in store.stored():
+            order = np.argsort(part_of_record[indices], kind="stable")
+            sorted_parts = part_of_record[indices][order]
             for places in np.split(order, np.flatnonzero(np.diff(sorted_parts)) + 1):
-                part = part_of_row[rows][places[0]]
+                part = part_of_record[indices][places[0]]
                 if 0 <= part < len(files):
                     waiting[part].append(batch.take(pa.array(places)))
             held += batch.nbytes
@@ -144,5 +145,5 @@ def _write_records(
                 write_waiting()
                 held = 0
             if progress is not None:
-                progress(rows.stop, len(store))
+                progress(indices.stop, len(store))
         write_waiting()

@@ -7,13 +7,12 @@ import shutil
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
-from PIL import Image
 
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
@@ -21,42 +20,14 @@ from dpfed.data.store.fingerprint import Contents
 from dpfed.data.store.holdout import hold_out_hash, selected
 from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS
 from dpfed.data.store.new_directory import cannot_write, name_directory, start_directory
-from dpfed.data.store.records import KINDS, SPLITS, is_text, record_key
-from dpfed.data.views.pixels import BrokenImage, ImageInput, decoded, decoders, encode, memory, square
+from dpfed.data.store.record import KINDS, SPLITS, RecordInput, check_types, is_text, record_key
+from dpfed.data.views.pixels import BrokenImage, decoded, decoders, encode, memory, square
 from dpfed.errors import UserError
 from dpfed.places import local_path
 
 _BATCH_RECORDS = 1024
 _BATCH_BYTES = 64 << 20  # images in memory before a batch is written
 _THREAD_RECORDS = 32  # records that a thread decodes at a time: enough to pay for handing them over
-
-
-@dataclass(frozen=True)
-class RecordInput:
-    """One record to be stored.
-
-    Attributes:
-        id: unique and stable name of the record.
-        image: an encoded file, a PIL image, or a uint8 array ``(H, W)`` or ``(H, W, 3)``.
-        captions: texts of the image; blank ones are dropped.
-        labels: label name -> class number; -1 or absent: none.
-        split: ``"train"``, ``"validation"`` or ``"test"``.
-        unit: what this record shares with others, such as a person; ``None`` or blank: it is its own unit.
-        place: where it stands at the source, for messages; ``None``: its id says that.
-    """
-
-    id: str
-    image: ImageInput
-    captions: tuple[str, ...] = ()
-    labels: dict[str, int] = field(default_factory=dict)
-    split: str = "train"
-    unit: str | None = None
-    place: str | None = None
-
-    @property
-    def called(self) -> str:
-        """What messages call it."""
-        return self.place or self.id
 
 
 @dataclass(frozen=True)
@@ -155,7 +126,7 @@ class StoreWriter:
             UserError: when its id was added before, or for a class number out of range.
             ValueError: for a label, split or unit that the store does not know.
         """
-        _check_types(record)
+        check_types(record)
         if not is_text(record.id):
             self.reject(record.id, "name is not valid text")
             return
@@ -332,22 +303,3 @@ class StoreWriter:
 
     def _broken_sentence(self) -> str:
         return f"{len(self.broken):,} of {len(self._seen):,} records cannot be read: {'; '.join(by_reason(self.broken))}"
-
-
-def _check_types(record: RecordInput) -> None:
-    """Refuses what Python would take for something else, such as one text for a sequence of one-letter texts."""
-    if not isinstance(record, RecordInput):
-        raise UserError(f"expected a dpfed.RecordInput, got {type(record).__name__}.")
-    if not isinstance(record.id, str):
-        raise UserError(f"the id of a record must be a text, got {record.id!r}.")
-    if isinstance(record.captions, str) or not all(isinstance(text, str) for text in record.captions):
-        raise UserError(f"record {record.called!r}: expected its captions as a sequence of texts, such as ('a cat',).")
-    if not isinstance(record.labels, Mapping):
-        raise UserError(f"record {record.called!r}: expected its labels as a dictionary from names to numbers.")
-    for label, number in record.labels.items():
-        whole_number(number, f"record {record.called!r}: its label {label!r}", -1)
-    if not isinstance(record.image, bytes | np.ndarray | Image.Image):
-        raise UserError(
-            f"record {record.called!r}: expected its image as the bytes of a file, a PIL image or a uint8 array (H, W, 3) or "
-            f"(H, W), got {type(record.image).__name__}."
-        )

@@ -1,4 +1,4 @@
-"""From rows of a store to the views of their records."""
+"""From indices of a store to the views of their records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReadAhead:
     The thread ends with this object. An error in it is raised where the images are asked for.
 
     Args:
-        read: rows ``(n,)`` -> images.
+        read: indices ``(n,)`` -> images.
     """
 
     def __init__(self, read: Callable[[np.ndarray], Tensor]) -> None:
@@ -34,28 +34,28 @@ class ReadAhead:
         self._begun: deque[tuple[np.ndarray, Future[Tensor]]] = deque()
 
     def prefetch(self, batches: Iterable[np.ndarray]) -> None:
-        """Says which rows will be asked for next, in order; what was begun for them already is kept."""
+        """Says which indices will be asked for next, in order; what was begun for them already is kept."""
         self._later = deque(batches)
         begun, self._begun = self._begun, deque()
-        for rows, images in begun:
-            if self._later and np.array_equal(rows, self._later[0]):
+        for indices, images in begun:
+            if self._later and np.array_equal(indices, self._later[0]):
                 self._begun.append((self._later.popleft(), images))
             else:
                 images.cancel()
         self._begin()
 
-    def __call__(self, rows: np.ndarray) -> Tensor:
-        """The images of some rows; rows that were not expected are read at once."""
-        if not self._begun or not np.array_equal(rows, self._begun[0][0]):
-            return self._read(rows)
+    def __call__(self, indices: np.ndarray) -> Tensor:
+        """The images of some indices; indices that were not expected are read at once."""
+        if not self._begun or not np.array_equal(indices, self._begun[0][0]):
+            return self._read(indices)
         _, images = self._begun.popleft()
         self._begin()
         return images.result()
 
     def _begin(self) -> None:
         while self._later and len(self._begun) < _AHEAD:
-            rows = self._later.popleft()
-            self._begun.append((rows, self._thread.submit(self._read, rows)))
+            indices = self._later.popleft()
+            self._begun.append((indices, self._thread.submit(self._read, indices)))
 
 
 class ViewMaker:
@@ -63,7 +63,7 @@ class ViewMaker:
 
     Args:
         store: the records.
-        read: their images, rows ``(n,)`` -> uint8 ``(n, 3, size, size)``.
+        read: their images, indices ``(n,)`` -> uint8 ``(n, 3, size, size)``.
         views: random image views.
         count: views per record: 2 + N_a images of records that are images alone, otherwise 1 + N_a images and as many texts.
         tokenizer: for models that read text; ``None`` for image models.
@@ -82,11 +82,11 @@ class ViewMaker:
         self._store, self._read, self._views, self._count = store, ReadAhead(read), views, count
         self._tokenizer, self._text_views = tokenizer, text_views
 
-    def __call__(self, rows: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
+    def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
         """Views of some records.
 
         Args:
-            rows: ``(n,)`` rows of the store.
+            indices: ``(n,)`` indices of the store.
             randomness: source of the views' parameters and of the choice of a caption (one for all texts of a record).
             step: training step.
             device: where the views are made.
@@ -94,34 +94,36 @@ class ViewMaker:
         Returns:
             ``{"image": (n, V, 3, H, W) float32, "text": (n, W, L) int64}``; W is `count`, or 1 without text views.
         """
-        keys = self._store.keys[rows]
+        keys = self._store.keys[indices]
         columns = self._views.columns * self._count
         drawn = randomness.per_record("views", step, keys, columns).astype(np.float32)
-        uniforms = torch.from_numpy(drawn).view(len(rows), self._count, self._views.columns).to(device)
-        result = {"image": self._views(self._read(rows).to(device), uniforms)}
+        uniforms = torch.from_numpy(drawn).view(len(indices), self._count, self._views.columns).to(device)
+        result = {"image": self._views(self._read(indices).to(device), uniforms)}
         if self._tokenizer is not None:
-            result["text"] = self._texts(self._tokenizer, rows, randomness, step).to(device)
+            result["text"] = self._texts(self._tokenizer, indices, randomness, step).to(device)
         return result
 
     def prefetch(self, batches: Iterable[np.ndarray], device: torch.device) -> None:
-        """Says for which rows views will be asked next, in order, so that their images can be read meanwhile.
+        """Says for which indices views will be asked next, in order, so that their images can be read meanwhile.
 
         Raw images that are computed on the CPU are a copy in memory: nothing is gained, and nothing is read ahead.
 
         Args:
-            batches: ``(n,)`` rows of each call.
+            batches: ``(n,)`` indices of each call.
             device: where the views will be made.
         """
         if self._store.size is None or device.type != "cpu":
             self._read.prefetch(batches)
 
-    def _texts(self, tokenizer: Callable[[list[str]], Tensor], rows: np.ndarray, randomness: Randomness, step: int) -> Tensor:
+    def _texts(
+        self, tokenizer: Callable[[list[str]], Tensor], indices: np.ndarray, randomness: Randomness, step: int
+    ) -> Tensor:
         """Tokens ``(n, W, L)`` of the records' texts; W = 1 where all of a record would be the same."""
-        keys = self._store.keys[rows]
+        keys = self._store.keys[indices]
         choice = randomness.per_record("caption", step, keys, 1)[:, 0]
-        captions = [own[int(u * len(own))] for u, own in zip(choice, self._store.captions(rows), strict=True)]
+        captions = [own[int(u * len(own))] for u, own in zip(choice, self._store.captions(indices), strict=True)]
         if self._text_views is None or not self._text_views.active:
             return tokenizer(captions)[:, None]
         uniforms = randomness.per_record("text", step, keys, self._count)
         texts = self._text_views(captions, (uniforms * 2.0**53).astype(np.uint64))  # all of the 53 bits that were drawn
-        return tokenizer([text for own in texts for text in own]).unflatten(0, (len(rows), self._count))
+        return tokenizer([text for own in texts for text in own]).unflatten(0, (len(indices), self._count))

@@ -7,12 +7,11 @@ Like a ledger's, every line carries a hash over itself and the line before.
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 from dpfed.errors import UserError
+from dpfed.files.json_lines import DamagedLine, Lines, append_line, drop_torn_line, read_lines
 from dpfed.privacy.ledger import link
 
 
@@ -28,14 +27,15 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        complete = path.read_bytes() if path.exists() else b""
-        complete = complete[: complete.rfind(b"\n") + 1]
-        if path.exists():
-            os.truncate(path, len(complete))  # a line that a crash cut short
+        try:
+            lines = read_lines(path) if path.exists() else Lines([])
+        except DamagedLine as error:
+            raise UserError(self._damaged(error.number)) from None
         self.lines: list[dict[str, Any]] = []
         self._chain, self._chained = "", False
-        for number, line in enumerate(complete.splitlines(), start=1):
+        for number, line in enumerate(lines.entries, start=1):
             self._read(number, line)
+        drop_torn_line(path, lines)  # nobody was asked before it was whole
 
     def opened(self, step: int) -> bool:
         """Whether a step was opened before."""
@@ -45,29 +45,24 @@ class Journal:
         """Adds a line; when this returns, it is on disk."""
         line = {"event": event, "step": step, **facts}
         chain = link(self._chain, line)
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, "chain": chain}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self._path, {**line, "chain": chain})
         self.lines.append(line)
         self._chain = chain
 
-    def _read(self, number: int, text: bytes) -> None:
-        try:
-            line = json.loads(text)
-            claimed = line.pop("chain", None)
-            chain = link(self._chain, line)
-            # The first lines of an earlier version's journal have none; behind the first line that has, all have.
-            fits = claimed == chain or claimed is None and not self._chained
-        except (ValueError, TypeError, AttributeError):
-            fits = False
-        if not fits:
-            raise UserError(
-                f"the journal {self._path} is damaged at line {number}: which steps the sites were asked for is no longer "
-                "certain. Restore the file from a backup."
-            )
+    def _read(self, number: int, line: dict[str, Any]) -> None:
+        claimed = line.pop("chain", None)
+        chain = link(self._chain, line)
+        # The first lines of an earlier version's journal have none; behind the first line that has, all have.
+        if claimed != chain and (claimed is not None or self._chained):
+            raise UserError(self._damaged(number))
         self.lines.append(line)
         self._chain, self._chained = chain, self._chained or claimed is not None
+
+    def _damaged(self, number: int) -> str:
+        return (
+            f"the journal {self._path} is damaged at line {number}: which steps the sites were asked for is no longer certain. "
+            "Restore the file from a backup."
+        )
 
     def rounds_of(self, site: str) -> int:
         """In how many steps that came to something a site's answer was counted."""

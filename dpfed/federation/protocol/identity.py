@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dpfed.errors import UserError
+from dpfed.files.atomic import create_file
 
 _SECRET_BYTES = 32
 
@@ -57,8 +58,7 @@ class Identity:
 
     def save(self, path: Path) -> None:
         """Writes a key file that only its owner can read; it must not exist."""
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(self._secret)
+        create_file(path, self._secret, mode=0o600)
 
     def sign(self, content: bytes) -> bytes:
         """A signature of 64 bytes."""

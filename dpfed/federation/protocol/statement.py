@@ -11,7 +11,7 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.trust import Mode
 from dpfed.privacy.accounting import epsilon
 from dpfed.privacy.promise import large_delta, meaning, round_up
-from dpfed.report.card import CardFacts
+from dpfed.report.facts import CardFacts
 from dpfed.report.marks import Mark
 
 _SIMULATED = Mark(

@@ -16,13 +16,14 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from dpfed.config import Config, DataConfig, Section, first_problem, read_back
-from dpfed.config.sections import Items
 from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import is_exchange_key
 from dpfed.federation.protocol.trust import Mode, Trust
+from dpfed.files.atomic import write_atomically
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import image_size
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.schema.section import Items
 
 _Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
@@ -108,11 +109,9 @@ class Terms(Section):
 
     def save(self, path: Path) -> None:
         """Writes the terms to a file that must not exist."""
-        try:
-            with open(path, "x", encoding="utf-8") as file:
-                file.write(self.text)
-        except FileExistsError as error:
-            raise UserError(f"{path} exists: terms are never changed; choose another folder.") from error
+        if path.exists():
+            raise UserError(f"{path} exists: terms are never changed; choose another folder.")
+        write_atomically(path, self.text)
 
     @property
     def text(self) -> str:

@@ -7,7 +7,6 @@ worker that holds records, model and ledger, and takes the answer back. File per
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import grp
 import logging
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from dpfed.errors import UserError
 from dpfed.federation.protocol.packets import Failure, Packet, PacketError, failed, receive_packet, send_packet
+from dpfed.files.locking import file_lock
 
 _LONGEST_PATH = 100  # bytes; operating systems allow 104 to 108
 _LONGEST_READ = 10.0  # seconds that one read or write on a connection may take
@@ -146,12 +146,7 @@ def _share(path: Path, group: str | None, mode: int) -> None:
     path.chmod(mode)
 
 
-@contextlib.contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    """Holds a lock beside the socket, which the operating system lets go when the process ends, however it ends."""
-    with path.with_name(f"{path.name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"another site worker already answers at {path}: stop it, or choose another path.") from error
-        yield
+def _only_one(path: Path) -> contextlib.AbstractContextManager[None]:
+    """A lock beside the socket."""
+    taken = f"another site worker already answers at {path}: stop it, or choose another path."
+    return file_lock(path.with_name(f"{path.name}.lock"), taken)

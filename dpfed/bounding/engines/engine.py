@@ -1,0 +1,160 @@
+"""What every engine is: what it takes, gives and computes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dpfed.errors import UserError
+from dpfed.models.contract import bias_of, embeddings_of, temperature_of
+from dpfed.models.parameters import TrainableVector, exact_type
+from dpfed.objectives import GroupLoss
+
+Precision = Literal["fp32", "bf16"]
+Views = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class GroupBatch:
+    """The views of the records of some groups, one group after the other.
+
+    Attributes:
+        views: ``{"image": (n, V, 3, H, W), "text": (n, W, L)}`` on the model's device.
+        starts: G + 1 offsets; group g is rows ``starts[g]:starts[g + 1]``.
+        step: training step, for engines that draw noise.
+    """
+
+    views: Views
+    starts: list[int]
+    step: int = 0
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of records of each group."""
+        return [end - first for first, end in zip(self.starts, self.starts[1:], strict=False)]
+
+    def by_size(self) -> list[int]:
+        """The groups of at least two records, small ones first: one record alone has nothing to contrast with."""
+        sizes = self.sizes
+        return sorted((group for group, size in enumerate(sizes) if size >= 2), key=sizes.__getitem__)
+
+    def groups(self, start: int = 0, step: int = 1) -> Iterator[Views]:
+        """The views of one group after the other: of groups start, start + step, ..., if they have at least two records."""
+        for group in range(start, len(self.starts) - 1, step):
+            first, end = self.starts[group], self.starts[group + 1]
+            if end - first >= 2:
+                yield {name: view[first:end] for name, view in self.views.items()}
+
+    def first(self, groups: int) -> GroupBatch:
+        """The first groups alone."""
+        starts = self.starts[: groups + 1]
+        return GroupBatch({name: view[: starts[-1]] for name, view in self.views.items()}, starts, self.step)
+
+
+class Engine(ABC):
+    """Adds clipped gradients up. An engine states how; the rest, which is the same for nearly all of them, is here.
+
+    Args:
+        model: on its device.
+
+    Attributes:
+        name: in configurations and messages.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, model: nn.Module) -> None:
+        self._vector = TrainableVector(model)
+        self._exact = exact_type(self._vector.device)  # of norms and sums
+
+    def zeros(self) -> Tensor:
+        """An empty sum: a flat vector for `add_clipped` to add to, float64 where the device has it."""
+        return self._vector.zeros()
+
+    @abstractmethod
+    def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
+        """Adds every group's clipped gradient to a flat vector.
+
+        Args:
+            batch: the groups.
+            clip_norm: C.
+            into: ``(P,)``, see `zeros`; added to in place.
+
+        Returns:
+            Gradient norms before clipping, of the groups that have at least two records: private.
+        """
+
+    def finish(self, into: Tensor) -> Tensor:
+        """Ends a step: called once, when all groups of this owner are in.
+
+        An engine whose passes need all workers at once goes on here until every worker is through.
+
+        Args:
+            into: what `add_clipped` added to.
+
+        Returns:
+            ``(P,)``, the sum of this owner's clipped gradients.
+        """
+        return into
+
+
+def require_fp32(name: str, precision: Precision) -> None:
+    """Refuses bf16 to an engine that passes several groups at once: how a group's gradient is rounded depends on the others.
+
+    In float32 such differences stay within the slack of `dpfed.bounding.bounded_sum.clip_factors`; in bf16 one record more was
+    seen to move groups that it is not in by a thousandth of C together, which no noise covers.
+
+    Raises:
+        UserError: for bf16.
+    """
+    if precision != "fp32":
+        raise UserError(
+            f"bounding.engine = '{name}' passes several groups at once, and in {precision} a record would change how others' "
+            "gradients are rounded: set training.precision = 'fp32', or bounding.engine = 'loop'."
+        )
+
+
+def draws(module: nn.Module) -> bool:
+    """Whether a module may draw random numbers: dropout of units, of paths (timm), of patches (open_clip), of attention."""
+    rates = (getattr(module, name, None) for name in ("p", "drop_prob", "prob", "dropout"))
+    return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
+
+
+class LossOfViews(nn.Module):
+    """Model and objective as one function of a group's views, at the chosen precision."""
+
+    def __init__(self, model: nn.Module, precision: Precision, loss: GroupLoss) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+        self._device = next(model.parameters()).device.type
+        self._bf16 = precision == "bf16"
+
+    def forward(self, views: Views, present: Tensor) -> Tensor:
+        """The loss of one group.
+
+        Args:
+            views: of the group's records, see `GroupBatch`.
+            present: ``(S,)`` bool, whether each is a record or padding.
+        """
+        return self.of(self.embed(views), present, *self.scalars())
+
+    def embed(self, views: Views) -> dict[str, Tensor]:
+        """The embeddings of any records' views, in float32."""
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
+            embeddings = embeddings_of(self.model, views)
+        # Similarities, softmax and everything behind them stay in float32.
+        return {name: z.float() for name, z in embeddings.items()}
+
+    def scalars(self) -> tuple[Tensor, Tensor | None]:
+        """Temperature and bias as the model has them now."""
+        return temperature_of(self.model), bias_of(self.model)
+
+    def of(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None) -> Tensor:
+        """The loss of one group from its embeddings."""
+        return self._loss(embeddings, present, temperature, bias)

@@ -1,0 +1,53 @@
+"""A step's groups in several lanes, one for each core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+
+from dpfed.bounding.engines.engine import draws
+from dpfed.models.parameters import TrainableVector
+
+
+class Lanes:
+    """As many lanes as there are cores: a group is too small to keep several cores busy, so each core takes groups of its own.
+
+    The caller fixes which lane takes which group, and lanes are added up in order: the sum is the same, bit for bit, in every
+    run. There is one lane on devices other than the CPU. There is also only one if a layer draws random numbers: lanes would
+    take turns at one generator in no fixed order.
+
+    Args:
+        model: on its device.
+        vector: its trainable parameters.
+
+    Attributes:
+        count: how many lanes there are.
+    """
+
+    def __init__(self, model: nn.Module, vector: TrainableVector) -> None:
+        random = any(draws(module) for module in model.modules())
+        self.count = 1 if random or vector.device.type != "cpu" else torch.get_num_threads()
+        self._extra = [vector.zeros() for _ in range(self.count - 1)]
+        many = self.count > 1
+        self._pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,)) if many else None
+
+    def add(self, work: Callable[[int, Tensor], Tensor], into: Tensor) -> Tensor:
+        """Does a step's work.
+
+        Args:
+            work: adds what lane k has to do to a flat vector ``(P,)``, and returns its groups' norms; called for each k.
+            into: ``(P,)``, added to in place.
+
+        Returns:
+            All norms, in the order of the lanes.
+        """
+        if self._pool is None:
+            return work(0, into)
+        lanes = [self._pool.submit(work, k, part) for k, part in enumerate([into, *(extra.zero_() for extra in self._extra)])]
+        norms = torch.cat([lane.result() for lane in lanes])
+        for extra in self._extra:
+            into.add_(extra)
+        return norms

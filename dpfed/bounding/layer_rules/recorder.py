@@ -1,0 +1,110 @@
+"""Sees every function that reads a trainable parameter during a forward pass, and applies the rule of that function.
+
+The forward pass runs on detached parameters: autograd then computes gradients of activations only, and a hook on each layer's
+output hands its gradient to the layer's rule as it comes. Nothing is put on the model; several threads may recorder one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.bounding.layer_rules.lora import AdaptedWeight
+from dpfed.bounding.layer_rules.refusal import Unsupported
+from dpfed.bounding.layer_rules.rules import RULES
+from dpfed.bounding.layer_rules.term import Target, Term
+
+Source = Target | AdaptedWeight
+Terms = Callable[[Tensor], Iterable[Term]]
+
+
+class Recorder(TorchFunctionMode):
+    """A forward pass whose layers keep what their parameters' gradients need, group by group.
+
+    Args:
+        sources: the tensors that layers read in place of trainable parameters, and where their gradients go.
+        grouping: of the records in the forward pass.
+
+    Attributes:
+        terms: of every layer, complete after the backward pass.
+        grouping: see above.
+    """
+
+    def __init__(self, sources: Iterable[tuple[Tensor, Source]], grouping: Grouping) -> None:
+        super().__init__()
+        self.grouping = grouping
+        self.terms: list[Term] = []
+        # The tensors are kept with their ids, which would otherwise be given out again.
+        self._sources = {id(tensor): (tensor, source) for tensor, source in sources}
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Called in place of every function of torch while the recorder is on."""
+        kwargs = kwargs or {}
+        if not any(id(value) in self._sources for value in _tensors((args, kwargs))):
+            return func(*args, **kwargs)
+        rule = RULES.get(func)
+        result = NotImplemented if rule is None else rule(self, func, *args, **kwargs)
+        if result is NotImplemented:
+            result = func(*args, **kwargs)
+            if any(value.is_floating_point() and id(value) not in self._sources for value in _tensors(result)):
+                raise Unsupported(f"no rule for '{getattr(func, '__name__', func)}' on a trainable parameter")
+        return result
+
+    def source(self, tensor: Tensor | None) -> Source | None:
+        """Where the gradient of a tensor goes, if it is watched."""
+        return None if tensor is None else self._sources.get(id(tensor), (None, None))[1]
+
+    def target(self, tensor: Tensor | None) -> Target | None:
+        """The same for rules that know no adapters."""
+        source = self.source(tensor)
+        if isinstance(source, AdaptedWeight):
+            raise Unsupported("adapters on this kind of layer")
+        return source
+
+    def alias(self, seen: Tensor, tensor: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
+        """Watches ``seen = view(tensor)``, a view of a watched tensor, as well."""
+        target = self.target(tensor)
+        if target is None:
+            raise Unsupported("a view of something that is not watched")
+        self._sources[id(seen)] = (seen, target.through(view))
+        return seen
+
+    def collect(self, output: Tensor, inputs: Tensor | None, terms: Terms) -> Tensor:
+        """Registers a layer.
+
+        Args:
+            output: of the layer, computed with detached parameters.
+            inputs: what the terms need besides the gradient; nobody may write into it before they have it.
+            terms: from the gradient of the output to the terms of the layer's parameters.
+
+        Returns:
+            The output, through which a gradient will come.
+        """
+        if not output.requires_grad:
+            output.requires_grad_()
+        waiting = [(inputs, None if inputs is None else inputs._version, terms)]
+
+        def arrived(gradient: Tensor) -> None:
+            inputs, version, terms = waiting.pop()  # and so lets go of them: the next layer may use their memory
+            if inputs is not None and inputs._version != version:
+                raise Unsupported("a layer's input is overwritten in place")
+            with torch.no_grad():
+                self.terms.extend(terms(gradient.float()))
+
+        output.register_hook(arrived)
+        return output
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))

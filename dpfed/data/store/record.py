@@ -1,0 +1,82 @@
+"""One record: what is given to be stored, its splits and kinds, and the key that follows from its id."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image
+
+from dpfed.data.limits import whole_number
+from dpfed.data.views.pixels import ImageInput
+from dpfed.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+KINDS = ("image", "image-text")
+
+
+@dataclass(frozen=True)
+class RecordInput:
+    """One record to be stored.
+
+    Attributes:
+        id: unique and stable name of the record.
+        image: an encoded file, a PIL image, or a uint8 array ``(H, W)`` or ``(H, W, 3)``.
+        captions: texts of the image; blank ones are dropped.
+        labels: label name -> class number; -1 or absent: none.
+        split: ``"train"``, ``"validation"`` or ``"test"``.
+        unit: what this record shares with others, such as a person; ``None`` or blank: it is its own unit.
+        place: where it stands at the source, for messages; ``None``: its id says that.
+    """
+
+    id: str
+    image: ImageInput
+    captions: tuple[str, ...] = ()
+    labels: dict[str, int] = field(default_factory=dict)
+    split: str = "train"
+    unit: str | None = None
+    place: str | None = None
+
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return self.place or self.id
+
+
+def record_key(id: str) -> int:
+    """The stable 64-bit key of a record (or a unit): a hash of its id (or name) and of nothing else."""
+    return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=8).digest(), "little")
+
+
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8; file names and JSON can hold halves of surrogate pairs, which cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_types(record: RecordInput) -> None:
+    """Refuses what Python would take for something else, such as one text for a sequence of one-letter texts.
+
+    Raises:
+        UserError: saying what was given.
+    """
+    if not isinstance(record, RecordInput):
+        raise UserError(f"expected a dpfed.RecordInput, got {type(record).__name__}.")
+    if not isinstance(record.id, str):
+        raise UserError(f"the id of a record must be a text, got {record.id!r}.")
+    if isinstance(record.captions, str) or not all(isinstance(text, str) for text in record.captions):
+        raise UserError(f"record {record.called!r}: expected its captions as a sequence of texts, such as ('a cat',).")
+    if not isinstance(record.labels, Mapping):
+        raise UserError(f"record {record.called!r}: expected its labels as a dictionary from names to numbers.")
+    for label, number in record.labels.items():
+        whole_number(number, f"record {record.called!r}: its label {label!r}", -1)
+    if not isinstance(record.image, bytes | np.ndarray | Image.Image):
+        raise UserError(
+            f"record {record.called!r}: expected its image as the bytes of a file, a PIL image or a uint8 array (H, W, 3) or "
+            f"(H, W), got {type(record.image).__name__}."
+        )

@@ -1,0 +1,187 @@
+"""What dpfed takes from Flower beyond its documented API: all of it is here, and written for Flower 1.41.
+
+Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's commands. Beyond these, dpfed takes:
+
+- the Runtime API of a SuperNode (`SuperNode`, `Task`): one process that stays then handles all messages (`clients.resident`).
+  Its counterpart in Flower is ``flwr/supernode/runtime/run_clientapp.py``.
+- the waits that `shorten_fetching` changes, which are a large part of a round of 45 MB: the defaults of two functions in
+  ``flwr/supercore/inflatable/inflatable_utils.py``.
+- the waits that `shorten_idling` changes, which are 3 seconds of every exchange: each ``time.sleep`` in
+  ``flwr/supernode/start_client_internal.py``.
+- `RunNotRunningException`, with which ``Grid`` says that the operator stopped the run.
+
+On an upgrade: change `VERSION` here and the range of ``flwr`` in ``pyproject.toml``, and run the tests of this room. They say
+what no longer fits. Then read the files above: what they do may have changed, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from types import SimpleNamespace, TracebackType
+
+import httpx
+from flwr.app import Context, Message
+
+from dpfed.errors import UserError
+
+VERSION = "1.41"
+
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_FIRST, _LONGEST = 0.05, 0.4  # seconds between tries to fetch what is not there yet
+_LONGEST_IDLE = 0.2  # seconds; an idle SuperNode then asks five times a second, a signed request of a few hundred bytes
+
+
+def misfit(what: str) -> UserError:
+    """The refusal of a Flower that lacks what this file takes from it.
+
+    Args:
+        what: that is missing.
+    """
+    return UserError(
+        f"Flower {version('flwr')} is installed, and it lacks something that dpfed takes from Flower {VERSION} ({what}): "
+        f"pip install 'flwr~={VERSION}.0'."
+    )
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    """Around imports."""
+    try:
+        yield
+    except ImportError as error:
+        raise misfit(str(error.name)) from error
+
+
+with _fitting():
+    from flwr.common.constant import SubStatus
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.heartbeat import HeartbeatSender
+    from flwr.supercore.inflatable import inflatable_utils
+    from flwr.supercore.interceptors import (
+        RuntimeTokenHttpInterceptor,
+        RuntimeVersionHttpInterceptor,
+        SuperExecAuthHttpInterceptor,
+    )
+    from flwr.supercore.run import RunNotRunningException
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+__all__ = ["VERSION", "RunNotRunningException", "SuperNode", "Task", "run_supernode", "shorten_fetching", "shorten_idling"]
+
+
+def shorten_fetching() -> None:
+    """Makes this process try sooner again to fetch what is not there yet; it gives up as late as before, after two hours.
+
+    A message is announced before its objects are uploaded. Whoever fetches one too early waits 1 second, then 2, 4 and 8, each
+    time plus or minus a fifth, and every long message is fetched too early. Flower has no setting for that.
+
+    Raises:
+        UserError: if this version of Flower has no such waits.
+    """
+    for function in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
+        defaults = function.__kwdefaults__ or {}
+        shorter = {"initial_backoff": _FIRST, "backoff_cap": _LONGEST, "max_tries_per_object": None}
+        if missing := shorter.keys() - defaults.keys():
+            raise misfit(f"{', '.join(sorted(missing))} of {function.__name__}")
+        defaults.update(shorter)
+
+
+def shorten_idling() -> None:
+    """Makes the SuperNode that runs in this process look more often for messages, and for its app's reply.
+
+    Raises:
+        UserError: if this version of Flower waits in another way.
+    """
+    with _fitting():
+        from flwr.supernode import start_client_internal
+
+    if not hasattr(start_client_internal, "time"):
+        raise misfit("the clock of start_client_internal")
+    setattr(start_client_internal, "time", SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, _LONGEST_IDLE))))  # noqa: B010
+
+
+def run_supernode() -> None:
+    """The command ``flower-supernode`` in this process."""
+    with _fitting():
+        from flwr.supernode.cli import flower_supernode
+
+    flower_supernode()
+
+
+class SuperNode:
+    """A SuperNode, of which this process takes tasks; a context manager.
+
+    Args:
+        address: of its Runtime API, on this machine.
+        secret: shared with the SuperNode.
+    """
+
+    def __init__(self, address: str, secret: bytes) -> None:
+        interceptor = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
+        self._client = _client(address, interceptor)
+
+    def __enter__(self) -> SuperNode:
+        self._client.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._client.__exit__(kind, error, trace)
+
+    def next_task(self) -> str:
+        """The token of the oldest message that nobody handles yet; empty when there is none.
+
+        Raises:
+            httpx.HTTPError: if the SuperNode is not there, or refuses the secret.
+        """
+        return self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])).token
+
+
+class Task:
+    """A message that this process handles; a context manager, which tells the SuperNode again and again that it is at work.
+
+    Args:
+        address: of the SuperNode's Runtime API.
+        token: see `SuperNode.next_task`.
+    """
+
+    def __init__(self, address: str, token: str) -> None:
+        self._client = _client(address, RuntimeTokenHttpInterceptor(token))
+        self._heartbeat = HeartbeatSender(self._beat)
+
+    def __enter__(self) -> Task:
+        self._client.__enter__()
+        self._heartbeat.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self._heartbeat.stop()
+        finally:
+            self._client.__exit__(kind, error, trace)
+
+    def handle(self, app: Callable[[Message, Context], Message]) -> None:
+        """Fetches the message, and sends what an app answers."""
+        message, context, _, _ = pull_task_input(self._client)
+        push_message(self._client, app(message, context), context)
+        push_task_output(self._client, None, SubStatus.COMPLETED, "")
+
+    def give_up(self) -> None:
+        """Says that there will be no answer."""
+        push_task_output(self._client, None, SubStatus.FAILED, "")
+
+    def _beat(self) -> bool:
+        try:
+            self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except httpx.HTTPError:
+            return False
+        return True
+
+
+def _client(address: str, interceptor: RuntimeTokenHttpInterceptor | SuperExecAuthHttpInterceptor) -> RuntimeHttpClient:
+    called = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+    # Without Flower's own retries, which end the process when a task is no longer known.
+    return RuntimeHttpClient.from_server_address(address, True, None, [called, interceptor])

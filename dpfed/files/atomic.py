@@ -1,0 +1,130 @@
+"""Files and folders that are there whole or not at all, also after a crash or a power cut.
+
+The order is always the same: write under another name, force the content to the disk, give the name, force the name to the
+disk. Privacy hangs on it: a noisy sum must be kept before it is paid for, and paid for before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # what some network storage answers; it has no more to offer
+
+
+def write_atomically(path: Path, content: bytes | str | Callable[[Path], object], mode: int = 0o666) -> None:
+    """Writes a file in place of an older one. When this returns, it is on disk under its name.
+
+    Whoever reads the file meanwhile, and whoever reads it after a crash, finds the old content or the new one.
+
+    Args:
+        path: of the file. Two processes must not write it at once.
+        content: bytes; text, as UTF-8; or what writes a file at a path that it is given.
+        mode: permissions, of which the umask takes its share. The file has them before anything is in it.
+
+    Raises:
+        OSError: if it cannot be written; the old file is still there.
+    """
+    draft = path.with_name(f".{path.name}.partial")
+    draft.unlink(missing_ok=True)  # left behind by a process that was killed
+    try:
+        if callable(content):
+            os.close(os.open(draft, _NEW, mode))
+            content(draft)
+            _sync(draft)
+        else:
+            create_file(draft, content, mode)
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def create_file(path: Path, content: bytes | str, mode: int = 0o666) -> None:
+    """Writes a file that must not be there. When this returns, its content is on disk.
+
+    A crash can leave a part of it: for files in a `new_folder`, and for those that nobody can do without or replace.
+
+    Args:
+        path: of the file.
+        content: bytes, or text, as UTF-8.
+        mode: see `write_atomically`.
+
+    Raises:
+        FileExistsError: if there is one.
+    """
+    with open(os.open(path, _NEW, mode), "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Makes a folder in one that is there, unless it is there as well, and forces its name to the disk."""
+    if not path.is_dir():
+        path.mkdir(mode, exist_ok=True)
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
+    """A folder that gets its name at the end of the ``with`` block, and is removed when the block fails.
+
+    Args:
+        path: where nothing is, or an empty folder.
+        mode: permissions of the folder, of which the umask takes its share.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    draft = draft_of(path)
+    try:
+        draft.mkdir(mode, parents=True)
+        yield draft
+        name_folder(draft, path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def draft_of(path: Path) -> Path:
+    """Where a folder is made that will be called `path`: beside it, so that one step gives it the name."""
+    return path.parent / f".{path.name}.partial-{secrets.token_hex(4)}"
+
+
+def name_folder(draft: Path, path: Path) -> None:
+    """Forces a folder with all that is in it to the disk, and then gives it its name.
+
+    Raises:
+        OSError: if something else has that name.
+    """
+    for folder, _, files in os.walk(draft):
+        for name in files:
+            _sync(Path(folder, name))
+        sync_folder(Path(folder))
+    os.rename(draft, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Forces the names in a folder to the disk."""
+    try:
+        _sync(path)
+    except OSError as error:
+        if error.errno not in _NO_SYNC_OF_FOLDERS:
+            raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

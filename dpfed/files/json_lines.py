@@ -1,0 +1,96 @@
+"""Files of JSON lines that only grow: a ledger, a journal, metrics. A crash can cut the last line short, and no other."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfed.files.atomic import sync_folder
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What a file of JSON lines holds.
+
+    Attributes:
+        entries: of its complete lines, in order.
+        end: bytes up to the end of the last complete line.
+        torn: more follows, without a newline. What a line means whose writing nobody saw to its end, the caller must know.
+    """
+
+    entries: list[dict[str, Any]]
+    end: int = 0
+    torn: bool = False
+
+
+class DamagedLine(Exception):
+    """A complete line is no JSON object.
+
+    Attributes:
+        number: of the line, from 1.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"line {number} is no JSON object")
+        self.number = number
+
+
+class GrewElsewhere(Exception):
+    """A file does not end where this process saw it end last."""
+
+
+def read_lines(path: Path) -> Lines:
+    """Reads the complete lines of a file.
+
+    Raises:
+        DamagedLine: at the first line that is no JSON object.
+        OSError: if the file cannot be read.
+    """
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    entries = []
+    for number, line in enumerate(content[:end].splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            raise DamagedLine(number) from None
+        if not isinstance(entry, dict):
+            raise DamagedLine(number)
+        entries.append(entry)
+    return Lines(entries, end, torn=end < len(content))
+
+
+def drop_torn_line(path: Path, lines: Lines) -> None:
+    """Cuts off what follows the last complete line, so that the next line starts on a line of its own."""
+    if lines.torn:
+        os.truncate(path, lines.end)
+
+
+def append_line(path: Path, entry: dict[str, Any], end: int | None = None) -> int:
+    """Adds a line; when this returns, it is on disk.
+
+    Args:
+        path: of the file, which is made if need be.
+        entry: anything that is JSON.
+        end: where the file must end now, bytes.
+
+    Returns:
+        Where it ends then.
+
+    Raises:
+        GrewElsewhere: if it does not end at `end`; nothing is written.
+    """
+    line = (json.dumps(entry) + "\n").encode()
+    with open(path, "ab") as file:
+        size = os.fstat(file.fileno()).st_size
+        if end is not None and size != end:
+            raise GrewElsewhere(path)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+    if not size:
+        sync_folder(path.parent)  # the file may be new
+    return size + len(line)

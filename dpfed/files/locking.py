@@ -1,0 +1,46 @@
+"""A lock on a file: one process holds it, and the operating system lets it go when that process ends, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from dpfed.errors import UserError
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
+    """Holds a lock for this process. Processes that it forks or starts do not hold it.
+
+    It is the lock of ``flock``, so programs that take that one are kept out, too.
+
+    Args:
+        path: of the file; it is made if need be. What is in it stays, and so does the file.
+        taken: what to say when another process holds the lock.
+        wait: seconds to wait for it; infinity: for as long as it takes.
+
+    Raises:
+        UserError: if another process holds the lock, or the storage has no locks.
+        OSError: if the file cannot be opened.
+    """
+    # A file may hold more than a lock: the one of a run says which run it is. And a lock that is no more than a file that
+    # exists, which filelock would take where the storage has no better, would outlive a process that is killed.
+    lock = FileLock(path, preserve_lock_file=True, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=wait)
+    except Timeout as error:
+        raise UserError(taken) from error
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise UserError(
+            f"{path.parent} cannot be locked ({error.strerror}): put it on storage with file locks, or two processes might "
+            "write to it at once."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,77 @@
+"""What a loss is: one object with its options and what it needs of the model, in a file of its own.
+
+``objective.name = NAME`` names ``dpfed/objectives/NAME.py``, whose docstring names the paper and whose `OBJECTIVE` is an
+`Objective`. Keys of the configuration, their meaning and their refusal, the model, and the loss follow from that object.
+The configuration reads all of these files, and must not wait for torch: they import it inside their functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from pydantic import Field
+
+from dpfed.schema.rules import Rule
+from dpfed.schema.section import NoOptions, Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GroupLoss(Protocol):
+    """The loss of one group."""
+
+    def __call__(self, embeddings: dict[str, Tensor], present: Tensor, temperature: Tensor, bias: Tensor | None, /) -> Tensor:
+        """The sum over the records of a group that are present.
+
+        Args:
+            embeddings: ``{"image": (S, V, D), "text": (S, W, D)}`` of the S records' views, padding included.
+            present: ``(S,)`` bool, False for padding.
+            temperature: of the model, a scalar.
+            bias: of the model, a scalar, or ``None``.
+        """
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss of a group.
+
+    Attributes:
+        title: in a few words, for `dpfed config keys`.
+        loss: ``loss(embeddings, present, temperature, bias, options=...)``: see `GroupLoss`; `options` are the loss's own.
+        options: its keys in the section ``[objective]``. Losses may share a key, if it is the same in all of them.
+        unit_length: whether the model gives it embeddings of unit length.
+        bias: where the model's bias starts, by the number of records that are contrasted; it wants a key ``bias``. ``None``:
+            the loss adds no bias to its logits.
+        target_network: whether it compares with a slow copy of the model (`dpfed.models.byol`), of one image tower, whose
+            embeddings it finds under ``target``; it wants a key ``momentum``.
+        images_only: whether it compares views of an image, and knows nothing of captions.
+        rules: when some of its keys have no effect although the loss is chosen.
+    """
+
+    title: str
+    loss: Callable[..., Tensor]
+    options: type[Section] = NoOptions
+    unit_length: bool = True
+    bias: Callable[[int], float] | None = None
+    target_network: bool = False
+    images_only: bool = False
+    rules: tuple[Rule, ...] = ()
+
+    def __post_init__(self) -> None:
+        wanted = {"bias": self.bias is not None, "momentum": self.target_network}
+        for key, needed in wanted.items():
+            if needed != (key in self.options.model_fields):
+                raise ValueError(f"{self.title}: the key '{key}' and what it is for must be declared together")
+        if self.target_network and not (self.images_only and self.unit_length):
+            raise ValueError(f"{self.title}: a target network has images only, and embeddings of unit length")
+
+
+class ContrastOptions(Section):
+    """Keys of losses that contrast cosine similarities."""
+
+    temperature: float = Field(0.1, gt=0, description="divides the cosine similarities")
+    learn_temperature: bool = Field(False, description="train temperature (1/100 and above) and bias with the model")
+    augmentations: int = Field(0, ge=0, le=16, description="N_a: further views of every negative (intra-group augmentation)")

@@ -1,0 +1,117 @@
+"""What holds for every method of bounding, and what the switch alone decides."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from dpfed.config import Config, parse_config
+from dpfed.errors import UserError
+from dpfed.privacy.method import METHODS, method_named
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import pretrain
+from dpfed.runs.resolution import resolve
+
+GUIDE = (Path(__file__).parents[3] / "docs" / "methods.md").read_text(encoding="utf-8")
+
+
+def config_for(method: str, **sections) -> Config:
+    private = {} if method == "none" else {"epsilon": 8.0}
+    groups = {} if method_named(method).whole_batch else {"group_size": 4}
+    tree = {"bounding": {"method": method, **groups}, "privacy": {"batch": 32, "steps": 2, **private}}
+    tree["data"] = {"records": 200, "size": 16}
+    tree["model"] = {"kind": "image-text", "width": 4, "text_width": 8, "text_layers": 1, "embedding": 4, "context": 8}
+    return parse_config(tree | sections)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_guide_has_a_row_for_each_and_says_whether_it_is_sound(name):
+    method = method_named(name)
+    (row,) = re.findall(rf"^\| `{name}` \|.*$", GUIDE.partition("## What the methods need")[0], re.MULTILINE)
+    said = row.split("|")[-2].strip(" *")
+    assert method.name == name
+    assert said == ("" if not method.private else "yes" if method.sound else "no")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
+    plan, group = (PrivacyPlan.from_config(200, config_for(method)) for method in (name, "group"))
+    own = {"method_name", "noise_multiplier", "max_batch", "options", "accountant", "target_epsilon"}
+    own |= {"group_size"} if plan.method.whole_batch else set()
+    assert {k: v for k, v in dataclasses.asdict(plan).items() if k not in own} == {
+        k: v for k, v in dataclasses.asdict(group).items() if k not in own
+    }
+    assert plan.private == math.isfinite(plan.sensitivity)
+    if plan.private:
+        assert plan.epsilon() <= 8.0
+        # The sum's share of sigma's privacy: never less noise than sigma times the sensitivity.
+        assert plan.noise_std >= plan.noise_multiplier * plan.sensitivity
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("batch", "sample", "logit"))) for name in METHODS]
+)
+def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, tmp_path):
+    config = config_for(name, data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
+    run = pretrain(config, tmp_path / "run")
+    sound = method_named(name).sound
+    assert run.card.exists() == sound and run.no_card.exists() != sound
+    results = json.loads(run.results.read_text(encoding="utf-8"))
+    assert results["privacy"]["guarantee"] == (sound and name != "none")
+    assert ("no guarantee holds" in run.report.read_text(encoding="utf-8")) == (not sound or name == "none")
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if method_named(name).whole_batch])
+def test_methods_that_contrast_the_whole_batch_have_one_owner(name, tmp_path):
+    from dpfed.runs.assembly import assemble
+
+    config = config_for(name, data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
+    with pytest.raises(UserError, match="workers"):
+        assemble(resolve(config), owners=2)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if not method_named(name).units])
+def test_sensitivities_for_records_are_not_used_for_units(name):
+    config = config_for(name)
+    units = config.model_copy(update={"privacy": config.privacy.model_copy(update={"unit": "user"})})
+    with pytest.raises(UserError, match="unit"):
+        PrivacyPlan.from_config(200, units)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if method_named(name).capped])
+def test_a_cap_below_the_expected_batch_is_refused(name):
+    config = config_for(name)
+    low = config.model_copy(update={"bounding": config.bounding.model_copy(update={"max_batch": 31})})
+    with pytest.raises(UserError, match="max_batch"):
+        PrivacyPlan.from_config(200, low)
+
+
+def test_an_unsound_run_stays_without_a_card_when_it_is_shown(tmp_path):
+    config = config_for("dpcl", data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
+    run = pretrain(config, tmp_path / "run")
+    from dpfed.runs.view import RunView
+
+    assert RunView.read(run.path).void and not RunDirectory.open(run.path).card.exists()
+
+
+def test_a_run_goes_on_with_its_own_options_only(tmp_path):
+    config = config_for("released", data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
+    run = pretrain(config, tmp_path / "run")
+    run.refuse_another(run.config())
+    for options in ({"slots": 8}, {"release_share": 0.3, "other": 1}):
+        kept = run.config()
+        other = kept.model_copy(update={"bounding": kept.bounding.model_copy(update={"options": options})})
+        with pytest.raises(UserError, match="bounding.options"):
+            run.refuse_another(other)
+    card = run.card.read_text(encoding="utf-8")
+    assert "release_share = 0.2, slots = 64" in card and "Released statistics" in card
+
+
+@pytest.mark.parametrize("name", ["released", "dpcl"])
+def test_views_that_a_method_would_not_use_are_refused(name):
+    with pytest.raises(UserError, match="objective.augmentations"):
+        PrivacyPlan.from_config(200, config_for(name, objective={"augmentations": 1}))

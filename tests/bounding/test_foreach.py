@@ -1,0 +1,22 @@
+"""Many tensors in one call give what one call each gives; torch promises none of it."""
+
+import torch
+
+from dpfed.bounding import foreach
+
+TENSORS = [torch.arange(12.0).view(3, 4) / 7, torch.linspace(-1, 1, 5), torch.tensor(2.0), torch.full((2,), 1e30)]
+
+
+def test_norms_are_added_up_in_the_type_that_is_asked_for():
+    found = foreach.norms(TENSORS, torch.float64)
+    assert found.dtype == torch.float64
+    assert torch.equal(found, torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in TENSORS]))
+    assert found[-1] > 1e30  # its square has no float32
+
+
+def test_terms_are_added_in_place_and_to_sums_in_another_type():
+    sums = [torch.ones_like(one, dtype=torch.float64) for one in TENSORS]
+    foreach.add_(sums, TENSORS, 0.5)
+    foreach.add_(sums, TENSORS)
+    for found, term in zip(sums, TENSORS, strict=True):
+        torch.testing.assert_close(found, 1 + 1.5 * term.double(), rtol=1e-6, atol=1e-6)

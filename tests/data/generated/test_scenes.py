@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpfed.config import DataConfig
+from dpfed.data.generated.scenes import scenes_store
+from dpfed.data.importers import import_records
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import StoreWriter
+from dpfed.errors import UserError
+
+CLASSES = ["airplane", "fire_truck", "cat", "owl", "dog", "horse"]
+COUNTS = {"train": 403, "validation": 30, "test": 12_000}
+SIDE = 4
+
+
+def color(row: int) -> tuple[int, int, int]:
+    """Tells every image of the labelled store from the others."""
+    return row % 251, row // 251, 7
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
+    path = tmp_path_factory.mktemp("labelled") / "things"
+    splits = [split for split, count in COUNTS.items() for _ in range(count)]
+    rng = np.random.default_rng(0)
+    with StoreWriter(path, name="things", kind="image", size=SIDE, label_names={"class": CLASSES}) as writer:
+        for row, split in enumerate(splits):
+            label = -1 if row % 50 == 0 else int(rng.integers(len(CLASSES)))
+            picture = np.full((SIDE, SIDE, 3), color(row), np.uint8)
+            writer.add(RecordInput(f"{row}.png", picture, labels={"class": label}, split=split))
+    return RecordStore.open(path)
+
+
+@pytest.fixture(scope="module")
+def scenes(labelled: RecordStore, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecordStore]:
+    folder = tmp_path_factory.mktemp("stores")
+    halves = ("all", "first", "second")
+    return {half: scenes_store(DataConfig(source="scenes", stores=str(folder), half=half), lambda: labelled) for half in halves}
+
+
+def cells(store: RecordStore, indices: np.ndarray) -> np.ndarray:
+    """The labelled indices of the four images of each scene, read from the pixels: ``(n, 4)``."""
+    pixels = store.images(indices, 2 * SIDE).numpy().reshape(len(indices), 3, 2, SIDE, 2, SIDE)
+    assert (pixels == pixels[:, :, :, :1, :, :1]).all()  # every image is whole, and where it should be
+    first = pixels[:, :, :, 0, :, 0].reshape(len(indices), 3, 4).astype(int)
+    assert (first[:, 2] == 7).all()
+    return first[:, 0] + 251 * first[:, 1]
+
+
+def things(caption: str) -> list[str]:
+    match = re.fullmatch(r"(an?) (.+) and (an?) (.+) above (an?) (.+) and (an?) (.+)", caption)
+    return [f"{article} {noun}" for article, noun in zip(match.groups()[::2], match.groups()[1::2], strict=True)]
+
+
+@pytest.mark.parametrize("half", ["all", "first", "second"])
+def test_captions_name_the_classes_of_the_images_in_reading_order(labelled, scenes, half: str) -> None:
+    indices = np.arange(len(scenes[half]))
+    said = {"airplane": "an airplane", "fire_truck": "a fire truck", "owl": "an owl"}
+    for images, [caption] in zip(cells(scenes[half], indices), scenes[half].captions(indices), strict=True):
+        names = [CLASSES[labelled.labels["class"][row]] for row in images]
+        assert things(caption) == [said.get(name, f"a {name}") for name in names]
+
+
+@pytest.mark.parametrize("half", ["all", "first", "second"])
+def test_no_image_is_in_two_scenes_and_none_leaves_its_split(labelled, scenes, half: str) -> None:
+    store = scenes[half]
+    images = cells(store, np.arange(len(store)))
+    assert len(np.unique(images)) == images.size
+    for split in COUNTS:
+        assert np.isin(cells(store, store.split(split)), labelled.split(split)).all()
+
+
+def test_all_training_images_with_a_class_are_used(labelled, scenes) -> None:
+    usable = (labelled.labels["class"][labelled.split("train")] >= 0).sum()
+    assert len(scenes["all"].split("train")) == usable // 4
+
+
+@pytest.mark.parametrize("half", ["all", "first", "second"])
+def test_held_out_captions_are_all_different_and_at_most_a_thousand(scenes, half: str) -> None:
+    for split in ("validation", "test"):
+        captions = [caption for [caption] in scenes[half].captions(scenes[half].split(split))]
+        assert 0 < len(captions) == len(set(captions)) <= 1000
+    # 12,000 images are about 2,940 scenes; of the 6^4 = 1,296 captions they meet all but exp(-2.27), more than a thousand.
+    assert len(scenes["all"].split("test")) == 1000
+
+
+def test_halves_use_the_first_and_the_second_half_of_the_classes(labelled, scenes) -> None:
+    for half, numbers in (("first", {0, 1, 2}), ("second", {3, 4, 5}), ("all", set(range(6)))):
+        used = labelled.labels["class"][cells(scenes[half], np.arange(len(scenes[half])))]
+        assert set(used.ravel().tolist()) == numbers
+    assert len({store.path for store in scenes.values()}) == len({store.name for store in scenes.values()}) == 3
+
+
+def test_scenes_are_put_together_once_and_alike_everywhere(labelled, scenes, tmp_path: Path) -> None:
+    store = scenes["all"]
+    stamp = (store.path / "store.json").stat().st_mtime_ns
+    again = scenes_store(DataConfig(source="scenes", stores=str(store.path.parent)), lambda: labelled)
+    assert (again.path, (again.path / "store.json").stat().st_mtime_ns) == (store.path, stamp)
+    other = scenes_store(DataConfig(source="scenes", stores=str(tmp_path)), lambda: labelled)
+    for name in ("records.arrow", "index.arrow"):
+        assert (other.path / name).read_bytes() == (store.path / name).read_bytes()
+    ours, theirs = (json.loads((one.path / "store.json").read_text()) for one in (store, other))
+    keyed = ours.pop("contents"), theirs.pop("contents")  # the fingerprint of private records has a random key
+    assert ours == theirs and keyed[0] != keyed[1]
+
+
+def test_other_labelled_records_give_another_store(scenes, tmp_path: Path) -> None:
+    def few() -> RecordStore:
+        return write(tmp_path / "few", 12, {"class": ["cat", "dog"]}, public=True)
+
+    store = scenes_store(DataConfig(source="scenes", stores=str(scenes["all"].path.parent)), few)
+    assert store.path != scenes["all"].path and len(store) == 3
+    assert store.public and not scenes["all"].public  # as the labelled records are
+
+
+def write(path: Path, count: int, label_names: dict[str, list[str]], size: int | None = SIDE, **rest) -> RecordStore:
+    with StoreWriter(path, name=path.name, kind="image", size=size, label_names=label_names, **rest) as writer:
+        for row in range(count):
+            picture = np.full((9, 7, 3), row, np.uint8)
+            labels = {label: row % len(names) for label, names in label_names.items()}
+            writer.add(RecordInput(f"{row}.png", picture, labels=labels))
+    return RecordStore.open(path)
+
+
+def test_records_without_labels_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="have no labels: choose a labelled data set"):
+        scenes_store(DataConfig(stores=str(tmp_path)), lambda: write(tmp_path / "plain", 8, {}))
+
+
+def test_too_few_images_are_refused_and_leave_nothing_behind(tmp_path: Path) -> None:
+    config = DataConfig(stores=str(tmp_path / "stores"), half="first")
+    with pytest.raises(UserError, match="needs four images, and few has 2 training images"):
+        scenes_store(config, lambda: write(tmp_path / "few", 6, {"class": ["a", "b", "c"]}))
+    assert not list((tmp_path / "stores").iterdir())
+
+
+def test_original_files_keep_their_shorter_side(tmp_path: Path) -> None:
+    store = scenes_store(DataConfig(stores=str(tmp_path)), lambda: write(tmp_path / "files", 8, {"class": ["cat"]}, None))
+    assert store.size == 14
+
+
+def test_numbered_classes_of_cifar10_get_their_names(cifar10: Path, tmp_path: Path) -> None:
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "train.parquet").write_bytes((cifar10 / "test.parquet").read_bytes())
+    import_records(tmp_path / "cifar10", tmp_path / "labelled", format="parquet", public=True)
+    labelled = RecordStore.open(tmp_path / "labelled")
+    assert labelled.label_names == {"label": list("0123456789")}
+    store = scenes_store(DataConfig(stores=str(tmp_path)), lambda: labelled)
+    assert (store.size, store.public, len(store)) == (64, True, 2500)
+    # The data set's own list, https://www.cs.toronto.edu/~kriz/cifar.html
+    names = "an airplane, an automobile, a bird, a cat, a deer, a dog, a frog, a horse, a ship, a truck".split(", ")
+    number = dict(zip(labelled.ids(np.arange(len(labelled))), labelled.labels["label"].tolist(), strict=True))
+    for id, [caption] in zip(store.ids(np.arange(100)), store.captions(np.arange(100)), strict=True):
+        assert things(caption) == [names[number[source]] for source in id.split(" + ")]

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dpfed.data.importers import detect, import_records
+from dpfed.data.store.record import record_key
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+CLASSES = ["airplane", "automobile", "bird"]
+
+
+def metadata(**names: list[str]) -> dict[str, str]:
+    """What `datasets` writes into the schema of a Parquet file."""
+    features = {"image": {"_type": "Image"}, "score": {"dtype": "float32", "_type": "Value"}}
+    features |= {column: {"names": classes, "_type": "ClassLabel"} for column, classes in names.items()}
+    return {"huggingface": json.dumps({"info": {"features": features}})}
+
+
+def write(
+    path: Path, pictures, count: int, image: str = "image", struct: bool = True, meta: dict | None = None, **columns: list
+) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files = [pictures.jpeg() for _ in range(count)]
+    images = pa.array([{"bytes": file, "path": f"{row}.jpg"} for row, file in enumerate(files)], IMAGE) if struct else files
+    table = pa.table({image: images, **columns}).replace_schema_metadata(meta)
+    pq.write_table(table, path, row_group_size=3)
+    return path
+
+
+def imported(source: Path, dest: Path, **options: object) -> RecordStore:
+    assert detect(source) == "parquet"
+    import_records(source, dest, **options)
+    return RecordStore.open(dest)
+
+
+def beginnings(store: RecordStore) -> list[str]:
+    """The ids up to the hash."""
+    return [id.split("#")[0] for id in store.ids(np.arange(len(store)))]
+
+
+def test_shards_with_named_classes(tmp_path: Path, pictures) -> None:
+    data = tmp_path / "in" / "data"
+    for shard in range(2):
+        labels = [shard, 1, 2, None]
+        write(data / f"train-0000{shard}-of-00002.parquet", pictures, 4, meta=metadata(label=CLASSES), label=labels)
+    write(data / "test-00000-of-00001.parquet", pictures, 2, meta=metadata(label=CLASSES), label=[2, 0])
+    store = imported(tmp_path / "in", tmp_path / "s", validation=3, size=8)
+    assert store.label_names == {"label": CLASSES} and store.kind == "image"
+    assert beginnings(store) == [f"train/{row % 4}.jpg" for row in range(8)] + ["test/0.jpg", "test/1.jpg"]
+    assert store.labels["label"].tolist() == [0, 1, 2, -1, 1, 1, 2, -1, 2, 0]
+    assert [len(store.split(split)) for split in ("train", "validation", "test")] == [5, 3, 2]
+
+
+@pytest.mark.parametrize("name", ["validation", "valid", "val"])
+def test_split_folders_and_names(tmp_path: Path, pictures, name: str) -> None:
+    write(tmp_path / "in" / "default" / "train" / "0000.parquet", pictures, 2)
+    write(tmp_path / "in" / "default" / name / "0000.parquet", pictures, 1)
+    store = imported(tmp_path / "in", tmp_path / "s")
+    assert beginnings(store) == ["train/0.jpg", "train/1.jpg", "validation/0.jpg"] and len(store.split("validation")) == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "expected"),
+    [
+        ("caption", ["a", "b"], [["a"], ["b"]]),
+        ("text", ["a", "b"], [["a"], ["b"]]),
+        ("captions", [["a", "b"], ["c"]], [["a", "b"], ["c"]]),
+        ("sentences", [["a", None, "b"], ["c"]], [["a", "b"], ["c"]]),
+        ("txt", ["a", "b"], [["a"], ["b"]]),
+        ("description", ["a", "b"], [["a"], ["b"]]),
+    ],
+)
+def test_captions(tmp_path: Path, pictures, column: str, values: list, expected: list[list[str]]) -> None:
+    store = imported(write(tmp_path / "x.parquet", pictures, 2, **{column: values}), tmp_path / "s")
+    assert store.kind == "image-text" and store.captions([0, 1]) == expected and store.name == "x"
+
+
+@pytest.mark.parametrize("names", [[f"caption_{n}" for n in range(5)], ["caption1", "caption2", "caption3"]])
+def test_numbered_captions_are_captions_of_one_record(tmp_path: Path, pictures, names: list[str]) -> None:
+    columns = {name: [f"{name} of a", f"{name} of b", None] for name in names} | {"captions": [None, None, ["z"]]}
+    store = imported(write(tmp_path / "x.parquet", pictures, 3, subcaption=["no"] * 3, **columns), tmp_path / "s")
+    assert store.captions([0, 1, 2]) == [[f"{name} of a" for name in names], [f"{name} of b" for name in names], ["z"]]
+
+
+@pytest.mark.parametrize("column", ["alt_text", "alt", "Title", "Alt Text", "CAPTION_2", "sentence"])
+def test_captions_are_found_whatever_the_capitals(tmp_path: Path, pictures, column: str) -> None:
+    source = write(tmp_path / "x.parquet", pictures, 1, image="Image", **{column: ["a cat"], "Label": [1], "PID": ["p"]})
+    store = imported(source, tmp_path / "s")
+    assert store.captions([0]) == [["a cat"]] and store.labels["Label"].tolist() == [1] and store.unit_name == "person"
+
+
+@pytest.mark.parametrize("field", ["raw", "text", "caption"])
+def test_captions_in_structs_as_in_coco(tmp_path: Path, pictures, field: str) -> None:
+    sentences = [[{"tokens": [text], "sentid": 0, field: text} for text in ("a cat", "a pet")], [{field: "a dog"}, None]]
+    store = imported(write(tmp_path / "x.parquet", pictures, 2, sentences=sentences), tmp_path / "s")
+    assert store.captions([0, 1]) == [["a cat", "a pet"], ["a dog"]]
+
+
+def test_columns_that_were_not_used_are_reported(tmp_path: Path, pictures) -> None:
+    columns = {"caption": [1], "text": [[["a", "cat"]]], "Note": ["x"], "sentences": [[{"tokens": ["a"]}]], "alt": ["a cat"]}
+    write(tmp_path / "in" / "train.parquet", pictures, 1, label=[0], pid=[1], **columns)
+    write(tmp_path / "in" / "test.parquet", pictures, 1, alt=["a dog"], pid=[2], score=[0.5])
+    report = import_records(tmp_path / "in", tmp_path / "s")
+    assert report.unused == ("caption", "text", "Note", "sentences", "score")
+    assert RecordStore.open(tmp_path / "s").captions([0, 1]) == [["a cat"], ["a dog"]]
+
+
+def test_a_row_without_any_caption_is_named(tmp_path: Path, pictures) -> None:
+    source = write(tmp_path / "x.parquet", pictures, 2, text=["a", None], captions=[None, ["", " "]])
+    with pytest.raises(UserError, match=r"no caption \(1\): train/1"):
+        import_records(source, tmp_path / "s")
+    assert imported(source, tmp_path / "s", skip_broken=True).captions([0]) == [["a"]]
+
+
+@pytest.mark.parametrize(
+    ("column", "name"), [("unit", "unit"), ("person_id", "person"), ("patient_id", "patient"), ("pid", "person")]
+)
+@pytest.mark.parametrize("values", [[7, 8, 7, None], ["7", "8", "7", ""]])
+def test_units(tmp_path: Path, pictures, column: str, name: str, values: list) -> None:
+    store = imported(write(tmp_path / "x.parquet", pictures, 4, **{column: values}), tmp_path / "s")
+    assert store.unit_name == name
+    assert store.units.tolist() == [record_key(unit) for unit in ("7", "8", "7", *store.ids([3]))]
+
+
+def test_units_that_pandas_made_floats(tmp_path: Path, pictures) -> None:
+    source = write(tmp_path / "x.parquet", pictures, 3, patient_id=[7.0, float("nan"), 7.0])
+    store = imported(source, tmp_path / "s")
+    units = store.units.tolist()
+    assert units[0] == units[2] and units[1] == record_key(*store.ids([1]))
+
+
+@pytest.mark.parametrize(
+    ("values", "numbers", "names"),
+    [([3, 0], [3, 0], ["0", "1", "2", "3"]), (["dog", "cat"], [1, 0], ["cat", "dog"]), ([None, "cat"], [-1, 0], ["cat"])],
+)
+def test_classes_without_metadata(tmp_path: Path, pictures, values: list, numbers: list[int], names: list[str]) -> None:
+    store = imported(write(tmp_path / "x.parquet", pictures, 2, image="jpg", struct=False, label=values), tmp_path / "s")
+    assert store.labels["label"].tolist() == numbers and store.label_names == {"label": names}
+
+
+def test_images_by_path_and_images_that_are_missing(tmp_path: Path, pictures) -> None:
+    pictures.file(tmp_path / "here.jpg")
+    images = [{"bytes": None, "path": "here.jpg"}, {"bytes": None, "path": "gone.jpg"}, None, {"bytes": b"?", "path": None}]
+    pq.write_table(pa.table({"image": pa.array(images, IMAGE)}), tmp_path / "x.parquet")
+    with pytest.raises(UserError, match=r"3 of 4 .*train/1.*train/2"):
+        import_records(tmp_path / "x.parquet", tmp_path / "s")
+    store = imported(tmp_path / "x.parquet", tmp_path / "s", skip_broken=True)
+    assert beginnings(store) == ["train/here.jpg"] and sorted(id for id, _ in store.skipped) == [
+        "train/1",
+        "train/2",
+        "train/3",
+    ]
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path: Path, pictures) -> None:
+    whole = write(tmp_path / "x.parquet", pictures, 40)
+    (tmp_path / "half.parquet").write_bytes(whole.read_bytes()[:-200])
+    content = bytearray(whole.read_bytes())
+    content[100:1500] = bytes(1400)
+    (tmp_path / "hole.parquet").write_bytes(content)
+    pq.write_table(pa.table({"label": [1]}), tmp_path / "tabular.parquet")
+    for name in ("half", "hole", "tabular"):
+        with pytest.raises(UserError):
+            import_records(tmp_path / f"{name}.parquet", tmp_path / "s")
+        assert not (tmp_path / "s").exists()
+
+
+def test_ambiguous_folders_are_refused(tmp_path: Path, pictures) -> None:
+    for configuration in ("cats", "dogs"):
+        write(tmp_path / "two" / configuration / "train-0.parquet", pictures, 1)
+    for name in ("train-0", "extra"):
+        write(tmp_path / "mixed" / f"{name}.parquet", pictures, 1)
+    write(tmp_path / "differ" / "train-0.parquet", pictures, 1, text=["a"])
+    write(tmp_path / "differ" / "test-0.parquet", pictures, 1)
+    write(tmp_path / "unknown" / "train-0.parquet", pictures, 1, pid=[1])
+    write(tmp_path / "unknown" / "test-0.parquet", pictures, 1)
+    for source, named in (("two", "cats"), ("mixed", "extra"), ("differ", "text"), ("unknown", "pid")):
+        with pytest.raises(UserError, match=named):
+            import_records(tmp_path / source, tmp_path / "s")
+
+
+@pytest.mark.parametrize("meta", [metadata(label=CLASSES), None])
+def test_a_test_split_without_labels_keeps_those_of_the_training_split(tmp_path: Path, pictures, meta: dict | None) -> None:
+    write(tmp_path / "in" / "train-0.parquet", pictures, 2, meta=meta, label=[2, 1])
+    write(tmp_path / "in" / "test-0.parquet", pictures, 1)
+    assert imported(tmp_path / "in", tmp_path / "s").labels["label"].tolist() == [2, 1, -1]
+
+
+def test_a_class_number_without_a_name_is_refused(tmp_path: Path, pictures) -> None:
+    write(tmp_path / "x.parquet", pictures, 2, meta=metadata(label=CLASSES), label=[2, 3])
+    with pytest.raises(UserError, match="train/1"):
+        import_records(tmp_path / "x.parquet", tmp_path / "s")

@@ -1,0 +1,239 @@
+"""WebDataset archives, written by hand in the layout that its readers expect."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpfed.data.importers import detect, import_records
+from dpfed.data.store.record import record_key
+from dpfed.data.store.records import RecordStore
+from dpfed.data.views.pixels import EXTENSIONS
+from dpfed.errors import UserError
+
+Members = Sequence[tuple[str, bytes]]
+
+
+def write(path: Path, members: Members, format: int = tarfile.PAX_FORMAT) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=format) as archive:
+        for name, content in members:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def by_hand(name: str, content: bytes) -> bytes:
+    """One member of a ustar archive, from the description in POSIX."""
+    header = bytearray(512)
+    fields = [(0, name.encode()), (100, b"0000644\0"), (108, b"0000000\0"), (116, b"0000000\0")]
+    fields += [(124, b"%011o\0" % len(content)), (136, b"00000000000\0"), (148, b" " * 8), (156, b"0")]
+    fields += [(257, b"ustar\x0000")]
+    for start, value in fields:
+        header[start : start + len(value)] = value
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + content + bytes(-len(content) % 512)
+
+
+def sample(key: str, pictures, caption: str | None = "a cat", **files: bytes) -> list[tuple[str, bytes]]:
+    texts = [] if caption is None else [(f"{key}.txt", caption.encode())]
+    return [(f"{key}.jpg", pictures.jpeg()), *texts, *((f"{key}.{name}", content) for name, content in files.items())]
+
+
+def imported(source: Path, dest: Path, **options: object) -> RecordStore:
+    assert detect(source) == "webdataset"
+    import_records(source, dest, **options)
+    return RecordStore.open(dest)
+
+
+def captions(store: RecordStore) -> dict[str, list[str]]:
+    rows = np.arange(len(store))
+    return dict(zip(store.ids(rows), store.captions(rows), strict=True))
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_an_archive_of_images_and_captions(tmp_path: Path, pictures, format: int) -> None:
+    name = f"{'deep' * 15}/{'ä' * 30}"  # 120 bytes: too long for the name field alone
+    members = [*sample("000", pictures, "a cat\n\n another cat \n"), *sample(name, pictures, "ein Hund"), ("readme", b"?")]
+    store = imported(write(tmp_path / "x.tar", members, format), tmp_path / "s")
+    assert store.kind == "image-text" and store.units is None and store.labels == {} and store.name == "x"
+    assert captions(store) == {"train/x/000": ["a cat", "another cat"], f"train/x/{name}": ["ein Hund"]}
+    assert members[0][1] in (tmp_path / "s" / "records.arrow").read_bytes()  # the original file
+
+
+def test_an_archive_written_by_hand(tmp_path: Path, pictures) -> None:
+    members = [by_hand(name, content) for name, content in sample("./a/0", pictures) + sample("b", pictures, "a dog")]
+    (tmp_path / "x.tar").write_bytes(b"".join(members) + bytes(1024))
+    assert captions(imported(tmp_path / "x.tar", tmp_path / "s")) == {"train/x/a/0": ["a cat"], "train/x/b": ["a dog"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"caption": "a", "width": 3}, ["a"]),
+        ({"captions": ["a", "b", "", None, "a"]}, ["a", "b"]),
+        ({"text": "a", "title": "b"}, ["a", "b"]),
+        (["a", "b"], ["a", "b"]),
+        ("a", ["a"]),
+    ],
+)
+def test_captions_in_json(tmp_path: Path, pictures, value: object, expected: list[str]) -> None:
+    members = sample("0", pictures, caption=None, json=json.dumps(value).encode())
+    assert captions(imported(write(tmp_path / "x.tar", members), tmp_path / "s")) == {"train/x/0": expected}
+
+
+def test_the_caption_that_is_in_both_files_counts_once(tmp_path: Path, pictures) -> None:
+    members = sample("0", pictures, "a cat\n", json=b'{"caption": "a cat", "text": "another"}')  # as img2dataset writes
+    assert captions(imported(write(tmp_path / "x.tar", members), tmp_path / "s")) == {"train/x/0": ["a cat", "another"]}
+
+
+def test_the_key_ends_at_the_first_dot_of_the_file_name(tmp_path: Path, pictures) -> None:
+    members = [("v1.0/a.jpg", pictures.jpeg()), ("v1.0/a.seg.png", pictures.png()), ("v1.0/a.TXT", b"one")]
+    members += [("v1.0/b.PNG", pictures.png()), ("v1.0/b.txt", b"two"), ("__MACOSX/._b.txt", b"no")]
+    store = imported(write(tmp_path / "x.tar", members), tmp_path / "s")
+    assert captions(store) == {"train/x/v1.0/a": ["one"], "train/x/v1.0/b": ["two"]}
+
+
+def test_classes_alone_make_labelled_images(tmp_path: Path, pictures) -> None:
+    members = [
+        entry for number, label in enumerate(b"207") for entry in sample(f"{number}", pictures, None, cls=b"%c\n" % label)
+    ]
+    store = imported(write(tmp_path / "x.tar", members + sample("3", pictures, None)), tmp_path / "s", size=8)
+    assert store.kind == "image" and store.labels["label"].tolist() == [2, 0, 7, -1] and len(store.label_names["label"]) == 8
+
+
+@pytest.mark.parametrize(("key", "name"), [("unit", "unit"), ("person_id", "person"), ("patient_id", "patient")])
+def test_units_in_json(tmp_path: Path, pictures, key: str, name: str) -> None:
+    values = [7, "7", None, "x"]
+    members = [
+        entry
+        for number, value in enumerate(values)
+        for entry in sample(str(number), pictures, json=json.dumps({key: value}).encode())
+    ]
+    store = imported(write(tmp_path / "x.tar", members), tmp_path / "s")
+    assert store.unit_name == name
+    assert store.units.tolist() == [record_key(unit) for unit in ("7", "7", "train/x/2", "x")]
+
+
+@pytest.mark.parametrize(
+    "names", [("train/0.tar", "val/0.tar"), ("train-0.tar", "valid-0.tar"), ("cc3m-train-0.tar", "cc3m-validation-0.tar")]
+)
+def test_folders_and_names_of_archives_give_the_split(tmp_path: Path, pictures, names: tuple[str, str]) -> None:
+    for name in names:
+        write(tmp_path / "in" / name, sample("0", pictures))
+    store = imported(tmp_path / "in", tmp_path / "s")
+    assert store.ids(store.split("validation")) == [f"validation/{Path(names[1]).stem}/0"]
+    assert store.ids(store.split("train")) == [f"train/{Path(names[0]).stem}/0"]
+
+
+def test_shards_without_a_split_are_for_training(tmp_path: Path, pictures) -> None:
+    for shard in range(3):
+        write(tmp_path / "in" / f"{shard:05d}.tar", sample("0", pictures) + sample("1", pictures))
+    seen = []
+    report = import_records(tmp_path / "in", tmp_path / "s", validation=2, progress=lambda *at: seen.append(at))
+    assert report.counts == {"train": 4, "validation": 2, "test": 0} and seen[-1] == (6, 6)
+    assert set(captions(RecordStore.open(tmp_path / "s"))) == {
+        f"train/{shard:05d}/{key}" for shard in range(3) for key in (0, 1)
+    }
+
+
+def broken_reasons(source: Path, dest: Path) -> dict[str, str]:
+    with pytest.raises(UserError, match="cannot be read.*--skip-broken"):
+        import_records(source, dest)
+    assert not dest.exists()
+    return dict(import_records(source, dest, skip_broken=True).skipped)
+
+
+def test_samples_without_image_or_caption_are_counted_and_named(tmp_path: Path, pictures) -> None:
+    members = (
+        sample("ok", pictures) + [("text.txt", b"alone")] + sample("mute", pictures, " \n") + sample("none", pictures, None)
+    )
+    members += [*sample("two", pictures), ("two.png", pictures.png())]
+    members += sample("json", pictures, json=b"{") + sample("latin", pictures, None, txt="ça".encode("latin-1"))
+    members += [("rotten.jpg", b"?"), ("rotten.txt", b"a")]
+    reasons = broken_reasons(write(tmp_path / "x.tar", members), tmp_path / "s")
+    expected = {"text": "no image", "mute": "no caption", "none": "no caption", "two": "several images"}
+    expected |= {"json": "its .json cannot be read", "latin": "its .txt cannot be read", "rotten": "not an image file"}
+    assert reasons == {f"train/x/{key}": reason for key, reason in expected.items()}
+
+
+def blocks(members: Members) -> list[int]:
+    """Where each member begins."""
+    sizes = [512 + -(-len(content) // 512) * 512 for _, content in members]
+    return np.cumsum([0, *sizes]).tolist()
+
+
+@pytest.mark.parametrize("where", ["in a file", "in a header", "between files", "at a header that is overwritten"])
+def test_an_archive_that_is_cut_off_is_named_and_keeps_what_is_surely_whole(tmp_path: Path, pictures, where: str) -> None:
+    members = [entry for key in "abcd" for entry in sample(key, pictures)]
+    content = bytearray(write(tmp_path / "in" / "0.tar", members, tarfile.USTAR_FORMAT).read_bytes())
+    write(tmp_path / "in" / "1.tar", sample("z", pictures))
+    start = blocks(members)[5]  # c.txt, whose image is still there
+    cut = {"in a file": start + 514, "in a header": start + 100, "between files": start}.get(where)
+    if cut is None:
+        content[start : start + 512] = b"\x07" * 512
+    (tmp_path / "in" / "0.tar").write_bytes(content[:cut])
+    reasons = broken_reasons(tmp_path / "in", tmp_path / "s")
+    assert list(reasons) == ["train/0"] and "2 samples" in reasons["train/0"]
+    assert set(captions(RecordStore.open(tmp_path / "s"))) == {"train/0/a", "train/0/b", "train/1/z"}
+
+
+def test_a_cut_archive_comes_first_among_many_faults(tmp_path: Path, pictures) -> None:
+    members = [*sample("a", pictures), *((f"t{number}.txt", b"alone") for number in range(300))]
+    write(tmp_path / "in" / "0.tar", members)
+    whole = write(tmp_path / "in" / "1.tar", sample("b", pictures) + sample("c", pictures), tarfile.USTAR_FORMAT)
+    whole.write_bytes(whole.read_bytes()[: blocks(sample("b", pictures))[1] + 100])
+    with pytest.raises(UserError) as caught:
+        import_records(tmp_path / "in", tmp_path / "s")
+    said = str(caught.value)
+    assert re.search(r"archive is cut off or damaged \(1\): train/1 .*no image \(300\): train/0/t0, .*, \.\.\.;", said)
+    assert len(re.findall("train/0/t", said)) == 3 and ". " not in said
+
+
+def test_progress_never_passes_its_total(tmp_path: Path, pictures) -> None:
+    members = [*sample("a", pictures), *((f"t{number}.txt", b"alone") for number in range(299))]
+    content = write(tmp_path / "x.tar", members, tarfile.USTAR_FORMAT).read_bytes()
+    (tmp_path / "x.tar").write_bytes(content[: blocks(members)[-2] + 100])
+    seen = []
+    import_records(tmp_path / "x.tar", tmp_path / "s", skip_broken=True, progress=lambda *at: seen.append(at))
+    first_total, last_done = seen[0][1], seen[-1][0]
+    assert len(seen) > 1 and last_done == first_total
+
+
+@pytest.mark.parametrize("extension", sorted(EXTENSIONS - {".jp2"}))
+def test_the_images_of_all_importers_are_read(tmp_path: Path, pictures, extension: str) -> None:
+    formats = {".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".jfif": "JPEG", ".jpe": "JPEG"}
+    formats |= dict.fromkeys((".ppm", ".pgm", ".pbm", ".pnm"), "PPM")
+    name = formats.get(extension, extension[1:].upper())
+    image = pictures.encoded(pictures.array(channels=1 if extension == ".pgm" else 3), name)
+    store = imported(write(tmp_path / "x.tar", [(f"0{extension}", image), ("0.txt", b"a cat")]), tmp_path / "s")
+    assert captions(store) == {"train/x/0": ["a cat"]}
+
+
+def test_archives_with_nothing_to_read_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "empty.tar", [])
+    (tmp_path / "text.tar").write_bytes(b"this is no archive" * 100)
+    (tmp_path / "zero.tar").write_bytes(b"")
+    for name in ("empty", "text", "zero"):
+        with pytest.raises(UserError, match="no samples"):
+            import_records(tmp_path / f"{name}.tar", tmp_path / "s")
+
+
+def test_samples_that_are_torn_apart_are_refused(tmp_path: Path, pictures) -> None:
+    members = sample("a", pictures) + sample("b", pictures)
+    with pytest.raises(UserError, match="'a'.*sort"):
+        import_records(write(tmp_path / "x.tar", members[::2] + members[1::2]), tmp_path / "s")
+
+
+def test_nothing_is_unpacked(tmp_path: Path, pictures) -> None:
+    source = write(tmp_path / "in" / "x.tar", sample("../../escaped", pictures) + sample("/escaped", pictures))
+    imported(source, tmp_path / "s")
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "s"} and list(source.parent.iterdir()) == [source]

@@ -1,0 +1,288 @@
+"""Stores divided among sites: each record's site is its own affair, nothing is lost or changed, and skew means what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpfed.cli.data import app
+from dpfed.config import parse_config
+from dpfed.data.store import division
+from dpfed.data.store.division import divide_store, divided_by, largest_share, site_of_records
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.sharding import shard_store
+from dpfed.data.store.writing import StoreWriter
+from dpfed.errors import UserError
+from dpfed.evaluation.suite import tasks_of
+
+RECORDS = 4000  # more than three batches
+SITES = 3
+COLORS = ("red", "green", "blue", "pink", "cyan", "gray", "black", "white")
+LABELS = {"digit": [str(digit) for digit in range(10)], "ward": ["north", "south", "east"]}
+BY = ["digit", "caption", None]
+
+
+def record(row: int, units: bool = False) -> RecordInput:
+    """A ninth of the records has no digit. People share a ward, nothing else; every seventh record is of nobody."""
+    person = int((2 * row) ** 0.5)
+    labels = {"digit": row % 10 if row % 9 else -1, "ward": person % 3}
+    split = "train" if row % 50 < 40 else ("validation", "test")[row // 50 % 2]
+    unit = f"p{person}" if units and row % 7 else None
+    image = np.random.default_rng(row).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return RecordInput(f"r{row}", image, (f"A {COLORS[row % 8]} thing, number {row}", "the same"), labels, split, unit)
+
+
+def write(path: Path, indices: list[int], units: bool = False) -> RecordStore:
+    writer = StoreWriter(
+        path, name="x", kind="image-text", size=4, label_names=LABELS, unit_name="person" if units else None, public=units
+    )
+    with writer:
+        for row in indices:
+            writer.add(record(row, units))
+    return RecordStore.open(path)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
+    return write(tmp_path_factory.mktemp("plain") / "s", list(range(RECORDS)))
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
+    return write(tmp_path_factory.mktemp("people") / "s", list(range(RECORDS)), units=True)
+
+
+def contents(store: RecordStore) -> dict[str, tuple]:
+    """Everything that a store says of its records, by their ids."""
+    indices = np.arange(len(store))
+    index = store.index.to_pylist()  # key, split, unit and labels
+    values = zip(map(tuple, map(dict.items, index)), store.captions(indices), store.encoded(indices), strict=True)
+    return dict(zip(store.ids(indices), values, strict=True))
+
+
+def sites_by_id(store: RecordStore, *options: object) -> dict[str, int]:
+    return dict(zip(store.ids(np.arange(len(store))), site_of_records(store, *options).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("by", BY)
+def test_a_site_is_a_function_of_the_record_alone(plain: RecordStore, tmp_path: Path, by: str | None, skew: float) -> None:
+    """Records are removed, others are added, and all change their places: none of the others moves."""
+    indices = [row for row in range(RECORDS + 50) if row % 5]
+    other = sites_by_id(write(tmp_path / "s", indices[::-1]), SITES, skew, by)
+    before = sites_by_id(plain, SITES, skew, by)
+    common = before.keys() & other.keys()
+    assert len(common) == RECORDS * 4 // 5
+    assert {id: before[id] for id in common} == {id: other[id] for id in common}
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.5, 1.0])
+def test_a_site_is_a_function_of_the_unit(people: RecordStore, tmp_path: Path, skew: float) -> None:
+    indices = [row for row in range(RECORDS) if row % 5]
+    other, before = (
+        sites_by_id(write(tmp_path / "s", indices, True), SITES, skew, "ward"),
+        sites_by_id(people, SITES, skew, "ward"),
+    )
+    assert all(before[id] == site for id, site in other.items())
+
+
+def test_sites_are_the_same_on_every_machine_and_in_every_version(tmp_path: Path) -> None:
+    store = write(tmp_path / "s", list(range(24)))
+    assert "".join(map(str, site_of_records(store, SITES, 0.5, "digit"))) == "022011011001201201220121"
+    assert "".join(map(str, site_of_records(store, SITES, 1.0, "caption"))) == "202200102022001020220010"
+
+
+@pytest.mark.parametrize("units", [False, True])
+def test_the_parts_are_the_whole_and_no_record_is_there_twice(
+    plain: RecordStore, people: RecordStore, tmp_path: Path, units: bool
+) -> None:
+    source = people if units else plain
+    stores = divide_store(source.path, tmp_path / "d", SITES, 0.8, "ward")
+    assert [store.path.relative_to(tmp_path / "d").name for store in stores] == ["site-0", "site-1", "site-2", "evaluation"]
+    parts, whole = list(map(contents, stores)), contents(source)
+    assert sum(map(len, parts)) == len(whole) == RECORDS
+    assert {id: value for part in parts for id, value in part.items()} == whole
+    facts = ("name", "kind", "public", "size", "label_names", "unit_name", "skipped", "shards")
+    assert all(getattr(store, fact) == getattr(source, fact) for store in stores for fact in facts)
+    *sites, evaluation = stores
+    assert all(len(site.split("train")) == len(site) > 0 for site in sites)
+    assert len(evaluation.split("train")) == 0
+    assert [len(evaluation.split(split)) for split in ("validation", "test")] == [400, 400]
+    for site, store in enumerate(sites):  # the simulation in one process sees the same sites
+        indices = source.split("train")[site_of_records(source, SITES, 0.8, "ward")[source.split("train")] == site]
+        assert np.array_equal(store.keys, source.keys[indices])  # and in the source's order
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.8, 1.0])
+def test_units_stay_together(people: RecordStore, tmp_path: Path, skew: float) -> None:
+    *sites, _ = divide_store(people.path, tmp_path / "d", SITES, skew, "ward")
+    units = np.concatenate([np.unique(site.units) for site in sites])
+    assert len(units) == len(np.unique(units)) == people.training_units
+
+
+def test_without_skew_all_sites_are_alike(plain: RecordStore) -> None:
+    """Chi-square of sites by digits against equal shares; 0.1% of such tables are further off."""
+    indices, digits = plain.split("train"), plain.labels["digit"]
+    sites = site_of_records(plain, 5, 0.0, "digit")[indices]
+    table = np.array([[np.sum((sites == site) & (digits[indices] == digit)) for site in range(5)] for digit in range(-1, 10)])
+    expected = table.sum(axis=1, keepdims=True) / 5
+    assert ((table - expected) ** 2 / expected).sum() < 78.7  # 11 labels x 4 degrees of freedom
+    assert np.array_equal(site_of_records(plain, 5, 0.0), site_of_records(plain, 5, 0.0, "caption"))
+
+
+@pytest.mark.parametrize("skew", [0.3, 0.8])
+def test_skew_is_the_probability_to_go_home(plain: RecordStore, skew: float) -> None:
+    digits = plain.labels["digit"]
+    sites = site_of_records(plain, SITES, skew, "digit")
+    at_home = (sites == digits % SITES)[digits >= 0]
+    expected = skew + (1 - skew) / SITES
+    assert abs(at_home.mean() - expected) < 4 * (expected * (1 - expected) / len(at_home)) ** 0.5
+    away = np.bincount(sites[(digits == 0) & (sites != 0)], minlength=SITES)[1:]
+    assert abs(away[0] - away[1]) < 4 * away.sum() ** 0.5  # those who leave home do not prefer a site
+
+
+def test_full_skew_separates_labels(plain: RecordStore) -> None:
+    sites, digits = site_of_records(plain, SITES, 1.0, "digit"), plain.labels["digit"]
+    assert np.array_equal(sites[digits >= 0], digits[digits >= 0] % SITES)
+    assert np.array_equal(sites, site_of_records(plain, SITES, 1.0))  # the first label is the default
+    nobody = np.bincount(sites[digits < 0], minlength=SITES)  # no label, no home
+    assert nobody.min() > 0.25 * nobody.sum()
+
+
+def test_full_skew_separates_beginnings_of_captions(plain: RecordStore) -> None:
+    sites = site_of_records(plain, SITES, 1.0, "caption")
+    of_color = [set(sites[color::8].tolist()) for color in range(8)]
+    assert all(len(found) == 1 for found in of_color)
+    assert set.union(*of_color) == set(range(SITES))
+
+
+def test_capitals_and_later_words_do_not_matter(tmp_path: Path) -> None:
+    captions = ["Chest X-ray showing a heart", "chest x-ray  showing nothing at all", "CT of the head", "ct OF the knee", "ct"]
+    with StoreWriter(tmp_path / "s", name="x", kind="image-text", size=4) as writer:
+        for row, caption in enumerate(captions):
+            writer.add(RecordInput(str(row), np.zeros((4, 4, 3), np.uint8), (caption, f"other {row}")))
+    first, same, second, again, short = site_of_records(RecordStore.open(tmp_path / "s"), 1000, 1.0)
+    assert first == same and second == again and len({first, second, short}) == 3
+
+
+def test_a_site_is_unrelated_to_the_shards_and_workers_of_its_records(plain: RecordStore) -> None:
+    """A site may share its store out among workers, by key: those would otherwise get nothing."""
+    sites = site_of_records(plain, SITES, 0.0)
+    for site in range(SITES):
+        counts = np.bincount((plain.keys[sites == site] % np.uint64(6)).astype(int), minlength=6)
+        assert counts.min() > 0.7 * counts.mean()
+
+
+def test_files_are_copied_verbatim_and_sharding_is_undone(tmp_path: Path, pictures) -> None:
+    with StoreWriter(tmp_path / "s", name="x", kind="image", label_names={"l": ["a", "b"]}, skip_broken=True) as writer:
+        for row in range(40):
+            file = b"no image" if row == 7 else pictures.jpeg(20 + row, 30)
+            writer.add(RecordInput(str(row), file, (), {"l": row % 2}, "test" if row % 4 == 3 else "train"))
+    whole = RecordStore.open(tmp_path / "s")
+    sharded = shard_store(tmp_path / "s", tmp_path / "t", 4)
+    assert [id for id, _ in whole.skipped] == ["7"]
+    for number, source in enumerate((whole, sharded)):
+        stores = divide_store(source.path, tmp_path / f"d{number}", 2, 0.9)
+        assert {id: value for part in map(contents, stores) for id, value in part.items()} == contents(whole)
+        assert [store.skipped for store in stores] == [[]] * 3  # they name records that no site has
+    one, two = ({file.name: contents(RecordStore.open(file)) for file in (tmp_path / d).iterdir()} for d in ("d0", "d1"))
+    assert one == two
+
+
+def test_evaluation_store_can_be_inspected_and_evaluated_with(shapes: RecordStore, tiny: dict, tmp_path: Path) -> None:
+    divide_store(shapes.path, tmp_path / "d", SITES, 0.8)
+    evaluation = RecordStore.open(tmp_path / "d" / "evaluation")
+    assert (evaluation.training_records, len(evaluation)) == (0, 200)
+    assert tasks_of(evaluation, parse_config(tiny)) == ("retrieval",)
+    assert contents(shard_store(evaluation.path, tmp_path / "t", 4)) == contents(evaluation)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ((1, 0.8, None), "at least 2 sites, and 1 were asked for"),
+        ((3, 1.5, None), "between 0 .* and 1 .*, got 1.5"),
+        ((3, -0.1, None), "got -0.1"),
+        ((3, float("nan"), None), "got nan"),
+        ((3, 0.8, "digits"), "cannot be divided by 'digits'; did you mean 'digit'"),
+        ((3, 0.0, "colour"), "cannot be divided by 'colour'; valid: caption, digit, ward"),
+        ((11, 1.0, "ward"), "site 3 of 11 would get none of the training records"),
+    ],
+)
+def test_impossible_divisions_are_refused(plain: RecordStore, tmp_path: Path, options: tuple, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        divide_store(plain.path, tmp_path / "new" / "d", *options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("by", ["digit", "caption"])
+def test_units_are_not_torn_apart(people: RecordStore, tmp_path: Path, by: str) -> None:
+    with pytest.raises(UserError, match=f"records of one person stay together.*{by}"):
+        divide_store(people.path, tmp_path / "d", SITES, 0.1, by)
+    assert list(tmp_path.iterdir()) == []
+    divide_store(people.path, tmp_path / "d", SITES, 0.0, by)
+
+
+def test_images_without_labels_have_no_home(tmp_path: Path, pictures) -> None:
+    with StoreWriter(tmp_path / "s", name="x", kind="image", size=4) as writer:
+        for row in range(40):
+            writer.add(RecordInput(str(row), pictures.array(), split="test" if row % 4 == 3 else "train"))
+    for skew, by in ((0.1, None), (0.0, "caption")):
+        with pytest.raises(UserError, match="neither labels nor captions"):
+            divide_store(tmp_path / "s", tmp_path / "d", 2, skew, by)
+    *_, evaluation = divide_store(tmp_path / "s", tmp_path / "d", 2, 0.0)
+    assert divided_by(evaluation) is None
+
+
+def test_stores_without_held_out_records_and_existing_places_are_refused(plain: RecordStore, tmp_path: Path) -> None:
+    write(tmp_path / "s", list(range(40)))
+    with pytest.raises(UserError, match="no held-out records"):
+        divide_store(tmp_path / "s", tmp_path / "d", 2, 0.0)
+    with pytest.raises(UserError, match="exists already"):
+        divide_store(plain.path, tmp_path / "s", 2, 0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["s"] and len(RecordStore.open(tmp_path / "s")) == 40
+
+
+def test_a_failed_division_leaves_nothing(plain: RecordStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(division, "_write_header", full)
+    with pytest.raises(UserError, match="No space left"):
+        divide_store(plain.path, tmp_path / "d", SITES, 0.8)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_largest_share_is_counted(plain: RecordStore, tmp_path: Path) -> None:
+    *sites, _ = divide_store(plain.path, tmp_path / "d", SITES, 1.0, "ward")
+    assert [largest_share(site, "ward") for site in sites] == [1.0] * 3
+    colors = [store.captions(np.arange(len(store))) for store in sites]
+    most = [max(sum(text[0].startswith(f"A {color} ") for text in texts) for color in COLORS) for texts in colors]
+    assert [largest_share(site, "caption") for site in sites] == [m / len(site) for m, site in zip(most, sites, strict=True)]
+
+
+def test_the_command(shapes: RecordStore, tmp_path: Path) -> None:
+    def invoke(*arguments: object) -> list[str]:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+        assert result.exit_code == 0
+        lines = result.stdout.splitlines()
+        return [line for line in lines if not line.startswith(("dividing ", "records: "))]  # what it is doing
+
+    lines = invoke("divide", shapes.path, tmp_path / "d", "--sites", 2, "--skew", 1, "--by", "color")
+    assert len(lines) == 3
+    site = RecordStore.open(tmp_path / "d" / "site-1")
+    share = np.bincount(site.labels["color"]).max() / len(site)
+    assert lines[1] == f"{site.path}: {len(site):,} training records, {share:.0%} with the same color"
+    assert lines[2] == f"{tmp_path / 'd' / 'evaluation'}: 200 held-out records"
+    facts = json.loads(invoke("inspect", tmp_path / "d" / "evaluation", "--json")[0])
+    assert facts["records"] == {"train": 0, "validation": 0, "test": 200}
+    by_caption = invoke("divide", shapes.path, tmp_path / "c", "--by", "caption")
+    assert len(by_caption) == 4 and by_caption[0].endswith("% with the same beginning of the caption")
+    assert not {word for line in by_caption for word in line.split()} & {"red", "large", "small", "circle"}  # no caption
+    with pytest.raises(UserError, match="exists already"):
+        invoke("divide", shapes.path, tmp_path / "d")

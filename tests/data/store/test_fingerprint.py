@@ -1,0 +1,142 @@
+"""A data set's fingerprint names the records to who has them, and tells nobody else anything of them."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dpfed.cli import app
+from dpfed.data.store.division import divide_store
+from dpfed.data.store.fingerprint import Contents, contents_of, splits_of
+from dpfed.data.store.layout import HEADER
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.sharding import shard_store
+from dpfed.data.store.writing import StoreWriter
+
+
+def record(number, **changes):
+    given = {
+        "image": np.full((8, 8, 3), number, np.uint8),
+        "captions": (f"number {number}",),
+        "labels": {"parity": number % 2},
+        "unit": f"person {number // 2}",
+    }
+    return RecordInput(f"r{number}", **{**given, **changes})
+
+
+def write(path, records, public=False, size=8):
+    names = {"parity": ["even", "odd"]}
+    with StoreWriter(
+        path, name="n", kind="image-text", size=size, public=public, label_names=names, unit_name="person"
+    ) as writer:
+        for item in records:
+            writer.add(item)
+        writer.hold_out(4, "test")
+    return RecordStore.open(path)
+
+
+def fingerprint(store):
+    return contents_of(store, store.contents_key).fingerprint(splits_of(store))
+
+
+def inspect(path, *options):
+    return CliRunner().invoke(app, ["data", "inspect", str(path), *options])
+
+
+ALL = [record(number) for number in range(20)]
+
+
+def test_what_was_hashed_while_writing_is_what_is_stored(tmp_path):
+    for size in (8, None):
+        for public in (True, False):
+            store = write(tmp_path / f"{size}-{public}", ALL, public, size)
+            assert store.contents == fingerprint(store) and len(store.contents) == 32
+
+
+def test_equal_public_records_have_one_fingerprint_in_any_order(tmp_path):
+    first, second = write(tmp_path / "a", ALL, True), write(tmp_path / "b", ALL[::-1], True)
+    assert first.contents == second.contents and first.contents_key is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"captions": ("number three",)},
+        {"labels": {"parity": 0}},
+        {"labels": {}},
+        {"unit": "person 9"},
+        {"image": np.full((8, 8, 3), 77, np.uint8)},
+        {"split": "validation"},
+    ],
+)
+def test_any_change_of_a_record_changes_it(tmp_path, changes):
+    """Splits are compared before anybody is held out, or a change of the unit would hold out others."""
+    changed = [*ALL[:3], record(3, **changes), *ALL[4:]]
+    assert write(tmp_path / "a", ALL, True).contents != write(tmp_path / "b", changed, True).contents
+
+
+def test_of_private_records_it_is_a_random_number_to_all_who_lack_the_key(tmp_path):
+    """Two imports of the same records share nothing, so nobody can try candidates for a record against it."""
+    first, second = write(tmp_path / "a", ALL), write(tmp_path / "b", ALL)
+    assert first.contents != second.contents and first.contents_key != second.contents_key
+    assert len(bytes.fromhex(first.contents_key)) == 32
+    guessed = contents_of(first, None)  # with a key of the guesser's own
+    assert guessed.fingerprint(splits_of(first)) != first.contents
+    without = Contents(public=True)
+    units = first.units
+    for row in range(len(first)):
+        (image,), (captions,) = first.encoded(np.array([row])), first.captions(np.array([row]))
+        without.add(f"r{row}", image, captions, units[row], {"parity": row % 2})
+    assert without.fingerprint(splits_of(first)) != first.contents
+    plain = write(tmp_path / "c", ALL, public=True).contents
+    assert plain != first.contents  # what a plain hash would be
+
+
+def test_a_shared_out_copy_keeps_it_and_a_part_has_its_own(tmp_path):
+    store = write(tmp_path / "a", ALL)
+    copy = shard_store(store.path, tmp_path / "shards", 3)
+    assert copy.contents == store.contents == fingerprint(copy)
+    parts = divide_store(store.path, tmp_path / "sites", 2, 0.0)
+    assert len({store.contents, *(part.contents for part in parts)}) == 4
+    assert len({store.contents_key, *(part.contents_key for part in parts)}) == 4
+    assert all(part.contents == fingerprint(part) for part in parts)
+
+
+def test_inspect_shows_it_never_the_key_and_checks_it(tmp_path):
+    store = write(tmp_path / "a", ALL)
+    for options in ([], ["--json"], ["--check"], ["--check", "--json"]):
+        shown = inspect(store.path, *options)
+        assert shown.exit_code == 0 and store.contents in shown.output and store.contents_key not in shown.output
+    other = write(tmp_path / "b", [*ALL[:-1], record(99, unit="person 9")])
+    header = json.loads((store.path / HEADER).read_text())
+    for name in header["files"]:
+        shutil.copy(other.path / name, store.path / name)
+    header["files"] = json.loads((other.path / HEADER).read_text())["files"]
+    (store.path / HEADER).write_text(json.dumps(header))
+    from dpfed.errors import UserError
+
+    found = inspect(store.path, "--check")
+    assert isinstance(found.exception, UserError) and "changed since" in str(found.exception)
+
+
+@pytest.mark.parametrize("broken", ["key", "none"])
+def test_an_older_store_opens_and_has_none(tmp_path, broken):
+    store = write(tmp_path / "a", ALL)
+    header = json.loads((store.path / HEADER).read_text())
+    if broken == "none":
+        del header["contents"]
+    else:
+        header["contents"]["key"] = "no key"
+    (store.path / HEADER).write_text(json.dumps(header))
+    before = hashlib.sha256((store.path / HEADER).read_bytes()).digest()
+    opened = RecordStore.open(store.path)
+    assert inspect(store.path).exit_code == 0
+    assert "has no fingerprint" in str(inspect(store.path, "--check").exception) or broken == "key"
+    assert (opened.contents is None) == (broken == "none")
+    assert hashlib.sha256((store.path / HEADER).read_bytes()).digest() == before
+    if broken == "key":
+        assert "the key of its fingerprint cannot be read" in str(inspect(store.path, "--check").exception)

@@ -1,0 +1,427 @@
+"""One step of a federation: what arrives, how much noise it carries, and what the ledgers say, whatever a site does."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from dpfed.errors import UserError
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.messages import sign
+from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.protocol.vectors import decoded, encoded, grid_of
+from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.ledger import Ledger, Release
+from dpfed.privacy.noise import digest_of
+from dpfed.privacy.randomness import Randomness
+from dpfed.training.coordinator import DISCARDED
+from dpfed.training.trainer import InProcess, train
+from tests.federation.lab import SITES, Lab, identity_of
+
+MODES = ["central", "distributed", "secure", "local"]
+
+
+@pytest.fixture
+def lab(tiny, tmp_path):
+    def make(trust: str = "central", **options) -> Lab:
+        tiny["privacy"] |= {"epsilon": None, "noise_multiplier": 1.0, "accountant": "rdp"}
+        tiny["privacy"]["steps"] = options.pop("steps", 6)
+        options = {"drops": 1, "colluders": 0} | options
+        folder = tmp_path / f"{trust}-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        return Lab(tiny, folder, trust=trust, **options)
+
+    return make
+
+
+def noise_in(lab: Lab, step: int, total, sites=range(SITES)) -> torch.Tensor:
+    """The noise of a released sum: what the owners added, and what the coordinator adds to it."""
+    clean = lab.clean(step, sites)
+    ledger = Ledger.create(lab.folder / f"coordinator-{step}.jsonl", lab.plan)
+    coordinator = lab.parts.coordinator(Randomness.from_seed(9), ledger)
+    return coordinator._release(step, total).double() - clean.double()
+
+
+def spread(noise: torch.Tensor, plan) -> float:
+    """Measured variance over the plan's."""
+    return (noise.square().mean() / plan.noise_std**2).item()
+
+
+def test_without_noise_a_federation_adds_up_what_its_sites_add_up(lab):
+    one = lab("central")
+    total = one.server.collect(0)
+    assert torch.equal(total.values, one.clean(0))
+    assert (total.groups, total.sensitivity, total.noise_std) == (one.plan.groups, one.plan.sensitivity, 0.0)
+
+
+def test_the_same_update_as_three_owners_in_one_process(lab, tmp_path):
+    """The whole training, parameters and all, bit for bit."""
+    one = lab("central")
+
+    def trained(parts, transport, name):
+        ledger = Ledger.create(tmp_path / f"{name}.jsonl", one.plan)
+        train(transport, parts.coordinator(Randomness.from_seed(3), ledger), range(one.plan.steps))
+        return torch.cat([p.detach().flatten() for p in parts.model.parameters()])
+
+    before = torch.cat([p.detach().flatten() for p in one.parts.model.parameters()])
+    workers = [one.worker(number) for number in range(SITES)]
+    own = dataclasses.replace(one.parts, model=workers[0][1])
+
+    class Shared(InProcess):
+        def collect(self, step):
+            for _, model in workers:
+                model.load_state_dict(own.model.state_dict())
+            return super().collect(step)
+
+    expected = trained(own, Shared([worker for worker, _ in workers]), "in-process")
+    assert torch.equal(trained(one.parts, one.server, "federation"), expected)
+    assert not torch.equal(expected, before)
+
+
+@pytest.mark.parametrize("trust", MODES)
+@pytest.mark.parametrize("drops", [0, 1])
+def test_the_noise_is_never_below_the_plan(lab, trust, drops):
+    one = lab(trust)
+    one.server._wait_for_sites(0)
+    one.wire.gone = set(list(one.wire.workers)[:drops])
+    there = range(drops, SITES)
+    total = one.server.collect(0)
+    stated = total.noise_std
+    noise = noise_in(one, 0, total, there)
+    least = {"central": 1, "local": SITES - drops}.get(trust, (SITES - drops) / (SITES - 1))
+    tolerance = 6 * math.sqrt(2 / noise.numel())
+    assert spread(noise, one.plan) == pytest.approx(least, rel=tolerance)
+    assert least >= 1
+    # What the sum is said to carry is what it carries: the coordinator adds nothing to it for that reason.
+    assert (stated / one.plan.noise_std) ** 2 == pytest.approx(0 if trust == "central" else least, rel=1e-9)
+    assert abs(noise.mean().item()) < 6 * math.sqrt(least / noise.numel()) * one.plan.noise_std
+
+
+def test_no_two_sites_and_no_two_steps_share_noise(lab):
+    one = lab("local")
+    noises = []
+    for step in range(2):
+        one.server.collect(step)
+    for (_, reply), (number, step) in zip(
+        [(a, r) for a, r in one.wire.replies if b'"kind": "sum"' in r.header],
+        [(n, s) for s in range(2) for n in range(SITES)],
+        strict=True,
+    ):
+        worker, _ = one.worker(number)
+        noises.append((decoded(reply.vector) - worker.bounded_sum(step).values) / one.plan.noise_std)
+    correlation = torch.corrcoef(torch.stack(noises))
+    assert (correlation - torch.eye(len(noises))).abs().max() < 6 / math.sqrt(noises[0].numel())
+
+
+def another_identity(question: Packet, reply: Packet, **changes) -> Packet:
+    fields = json.loads(reply.header) | changes
+    fields.pop("vector")
+    return sign(Identity(b"z" * 32), fields.pop("terms"), fields.pop("kind"), reply.vector, **fields)
+
+
+def resealed(vector) -> object:
+    """The site itself sends something else, properly signed."""
+
+    def tamper(question, reply):
+        fields = json.loads(reply.header)
+        if fields["kind"] != "sum":
+            return reply
+        fields.pop("vector")
+        values = vector(decoded(reply.vector))
+        content = values if isinstance(values, bytes) else encoded(values)
+        return sign(identity_of(0), fields.pop("terms"), fields.pop("kind"), content, **fields)
+
+    return tamper
+
+
+def on_sums(change):
+    return lambda question, reply: change(question, reply) if b'"kind": "sum"' in reply.header else reply
+
+
+FAULTS = {
+    "says nothing": on_sums(lambda question, reply: None),
+    "garbage": on_sums(lambda question, reply: Packet(b"\xff{", b"", b"")),
+    "not json": on_sums(lambda question, reply: Packet(b"[]", b"0" * 64, b"")),
+    "another key": on_sums(another_identity),
+    "vector changed on its way": on_sums(lambda q, r: dataclasses.replace(r, vector=bytes(len(r.vector)))),
+    "another shape": resealed(lambda values: values[:-1]),
+    "half a number": resealed(lambda values: encoded(values)[:-2]),
+}
+OPEN_FAULTS = {  # a masked sum shows none of these
+    "not a number": resealed(lambda values: values.fill_(float("nan"))),
+    "infinite": resealed(lambda values: values.fill_(float("inf"))),
+    "too large": resealed(lambda values: values * 1e4),
+}
+
+
+@pytest.mark.parametrize(
+    "trust", [pytest.param(mode, marks=[pytest.mark.slow] * (mode in ("local", "distributed"))) for mode in MODES]
+)
+def test_a_bad_answer_costs_its_site_only(lab, trust):
+    faults = FAULTS if trust == "secure" else FAULTS | OPEN_FAULTS
+    one = lab(trust, steps=3 * len(faults))
+    for step, fault in zip(range(0, 3 * len(faults), 3), faults, strict=True):
+        one.wire.tampers["node0"] = faults[fault]
+        total = one.server.collect(step)
+        noise = noise_in(one, step, total, (1, 2))
+        assert spread(noise, one.plan) > 1 - 6 * math.sqrt(2 / noise.numel()), fault
+        event = one.events()[-1]
+        assert (event["event"], event["arrived"]) == ("collected", ["site-1", "site-2"]), fault
+        assert event["missing"].keys() == {"site-0"}
+        assert all(one.ledger(number).release_of(step) for number in range(SITES))  # it has drawn its records: it has paid
+        one.wire.tampers.clear()
+        assert one.server.collect(step + 1) is not None
+        assert one.server.collect(step + 2) is not None
+        assert one.events()[-1]["arrived"] == ["site-0", "site-1", "site-2"], fault  # greeted again, and back
+
+
+@pytest.mark.parametrize("trust", ["distributed", "secure"])
+def test_a_step_with_too_few_sites_is_discarded_and_paid_for(lab, trust, tmp_path):
+    one = lab(trust)
+    one.wire.tampers = {"node0": FAULTS["says nothing"], "node1": FAULTS["garbage"]}
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", one.plan)
+    before = [p.detach().clone() for p in one.parts.model.parameters()]
+    summaries = []
+    train(one.server, one.parts.coordinator(Randomness.from_seed(9), ledger), range(1), [summaries.append])
+    assert (ledger.charged, ledger.release_of(0).digest) == (1, DISCARDED)
+    assert summaries[0].noisy_gradient_norm is None
+    assert all(torch.equal(a, b) for a, b in zip(before, one.parts.model.parameters(), strict=True))
+    assert one.events()[-1]["event"] == "discarded"
+    assert [one.ledger(number).charged for number in range(SITES)] == [1, 1, 1]
+
+
+def test_a_secure_step_survives_a_site_that_leaves_before_it_is_unmasked(lab):
+    one = lab("secure")
+    one.wire.tampers["node2"] = lambda q, r: None if b'"kind": "shares"' in r.header else r
+    total = one.server.collect(0)
+    noise = noise_in(one, 0, total)
+    assert spread(noise, one.plan) == pytest.approx(SITES / (SITES - 1), rel=6 * math.sqrt(2 / noise.numel()))
+
+
+def test_secure_sums_are_what_the_sites_noised_to_the_last_grid_step(lab):
+    one = lab("secure")
+    total, grid = one.server.collect(0), grid_of(one.terms)
+    expected = torch.zeros(0, dtype=torch.float64)
+    ring = 0
+    for number in range(SITES):
+        values = one.clean(0, [number])
+        context = f"{one.terms.fingerprint}/{digest_of(values)}"
+        values = values.double()
+        std = one.terms.trust_model.share_std(one.plan)
+        Randomness.from_seed(100 + number).add_normal_(values, std, "share", 0, number, context)
+        expected = values + (expected if number else 0)
+        ring = ring + grid.encode(values.numpy())
+    assert torch.equal(total.values, torch.from_numpy(grid.decode(ring)))
+    assert (total.values.double() - expected).abs().max() <= (SITES / 2 + 1) * grid.spacing + 1e-6
+    masked = [decoded(r.vector).view(torch.int32).double() for _, r in one.wire.replies if b'"kind": "sum"' in r.header]
+    for vector in masked:  # uniform over the ring: nothing like a Gaussian of this width
+        assert vector.std() / 2**32 == pytest.approx(12**-0.5, rel=0.05)
+
+
+def test_a_site_joins_late(lab):
+    one = lab("central", deadline=0.5)
+    one.wire.gone = {"node2"}
+    one.server.collect(0)
+    assert one.events()[-1]["arrived"] == ["site-0", "site-1"]
+    one.wire.gone = set()
+    one.server.collect(1)
+    one.server.collect(2)
+    assert one.events()[-1]["arrived"] == ["site-0", "site-1", "site-2"]
+
+
+@pytest.mark.parametrize("trust", MODES)
+def test_a_step_that_a_server_left_open_is_paid_for_and_never_asked_again(lab, trust, tmp_path):
+    one = lab(trust)
+    one.server.collect(0)  # the server is killed before it releases the sum
+    asked = len(one.wire.questions)
+    server = one.restarted()
+    assert server.collect(0) is None
+    assert len(one.wire.questions) == asked
+    assert one.events()[-1]["event"] == "discarded"
+    assert server.collect(1) is not None
+    assert [one.ledger(number).charged for number in range(SITES)] == [2, 2, 2]
+
+
+def test_a_step_is_on_the_books_before_anybody_is_asked(lab):
+    """A server that is killed while the sites compute must not ask them again: they have paid, and somebody may have seen."""
+    one = lab("central")
+    one.server._wait_for_sites(0)
+    exchange = one.wire.exchange
+
+    def dies(packets, seconds):
+        raise KeyboardInterrupt
+
+    one.wire.exchange = dies
+    with pytest.raises(KeyboardInterrupt):
+        one.server.collect(0)
+    assert [(event["event"], event["step"]) for event in one.events()] == [("opened", 0)]
+    one.wire.exchange = exchange
+    assert one.restarted().collect(0) is None
+
+
+def test_no_message_holds_a_record(lab, shapes):
+    for trust in MODES:
+        one = lab(trust)
+        for step in range(2):
+            one.server.collect(step)
+        sent = one.wire.everything()
+        assert len(sent) > 10_000
+        indices = shapes.split("train")
+        words = {
+            word for captions in shapes.captions(indices[:50]) for text in captions for word in text.split() if len(word) > 4
+        }
+        secrets = [word.encode() for word in words] + [str(shapes.path).encode(), str(one.folder).encode()]
+        secrets += [
+            shapes.images(indices[:1], 16).numpy().tobytes()[:64],
+            *(bytes(key.tobytes()) for key in shapes.keys[indices[:50]]),
+        ]
+        secrets += [key._secret for key in one.identities] + [Randomness.from_seed(100 + n).master for n in range(SITES)]
+        assert not [secret for secret in secrets if secret in sent]
+
+
+def test_parameters_may_travel_rounded_and_sums_never(lab):
+    one = lab("central", broadcast="bf16")
+    vector = TrainableVector(one.parts.model)
+    exact = vector.gather()
+    total = one.server.collect(0)
+    sizes = {len(packet.vector) for _, packet in one.wire.questions if packet.vector}
+    assert sizes == {2 * vector.numel}
+    assert {len(r.vector) for _, r in one.wire.replies if r.vector} == {4 * vector.numel}
+    assert torch.equal(vector.gather(), exact)  # the coordinator's own stay as they are
+    assert not torch.equal(total.values, one.clean(0))
+    vector.assign(exact.bfloat16().float())
+    assert torch.equal(total.values, one.clean(0))
+
+
+def test_somebody_elses_key_coordinates_nothing(lab):
+    one = lab()
+    with pytest.raises(UserError, match="coordinator's key"):
+        server = one.server
+        type(server)(one.terms, one.identities[0], one.wire, one.parts.model, server._journal, server._paid, print)
+
+
+HOSTILE = [
+    Packet(b"[" * 200_000, b"", b""),
+    Packet(b"{" + b" " * (1 << 21) + b"}", b"", b""),
+    {"kind": "hello", "site": 1e400},
+    {"kind": "hello", "nonce": None},
+    {"kind": "hello", "nonce": "x", "frozen": "y", "last": "z"},
+    {"kind": "hello", "offer": [1]},
+    {"kind": "sum", "step": "0"},
+    {"kind": "sum"},
+    {"kind": "sum", "step": 0, "offer": {"step": 1, "public": "!!", "ciphertexts": []}},
+    {"kind": "sum", "step": 0, "offer": {"step": 1, "public": "AAAA", "ciphertexts": {"1": "x" * 9999}}},
+    {"kind": "shares", "step": 0, "shares": [1, 2]},
+    {"kind": "shares", "step": 0, "shares": {"a": "b"}},
+    {"kind": "shares", "step": 0, "shares": {"0": "AAAA", "1": 3}},
+    {"kind": "refusal"},
+    {"kind": "refusal", "reason": "\ud800"},
+    {"kind": "refusal", "reason": "\x1b[31m" + "x" * 100_000},
+    {"kind": {"a": 1}},
+    {},
+]
+
+
+@pytest.mark.parametrize(
+    ("trust", "to"),
+    [
+        ("central", "hello"),
+        pytest.param("central", "sum", marks=pytest.mark.slow),
+        ("secure", "sum"),
+        pytest.param("secure", "shares", marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_that_a_site_says_stops_the_others(lab, trust, to):
+    one = lab(trust, steps=3 * len(HOSTILE), deadline=0.5)
+    said = []
+
+    def hostile(question, reply):
+        if json.loads(reply.header)["kind"] != to:
+            return reply
+        said.append(answer)
+        if isinstance(answer, Packet):
+            return answer
+        fields = {"site": 0} | answer
+        return sign(identity_of(0), one.terms.fingerprint, fields.pop("kind", "hello"), reply.vector, **fields)
+
+    for number, answer in enumerate(HOSTILE):
+        for step in range(3 * number, 3 * number + 3):  # in one of them it answers badly, and then it is greeted again
+            one.wire.tampers["node0"] = hostile
+            total = one.server.collect(step)
+            assert total is not None and torch.isfinite(total.values).all(), answer
+        one.server._members.lose(0)
+    assert all(answer in said for answer in HOSTILE)
+    written = "\n".join([*map(json.dumps, one.events()), *one.notes])
+    assert "\x1b" not in written and max(map(len, written.split("\n"))) < 1_000
+
+
+def test_a_wrong_share_spoils_nothing_where_enough_right_ones_are(lab):
+    one = lab("secure")
+
+    def wrong(question, reply):
+        fields = json.loads(reply.header)
+        if fields["kind"] != "shares":
+            return reply
+        del fields["vector"]
+        fields["shares"] = {number: "A" * 43 + "=" for number in fields["shares"]}
+        return sign(identity_of(0), fields.pop("terms"), fields.pop("kind"), b"", **fields)
+
+    one.wire.tampers["node0"] = wrong
+    assert one.server.collect(0) is not None
+
+
+def test_a_run_that_its_sites_do_not_know_stops_before_it_spends(lab, tmp_path):
+    for trust in MODES:
+        one = lab(trust)
+        for step in range(3):
+            one.server.collect(step)
+        (one.folder / "federation.jsonl").unlink()  # the run was begun anew, or an old copy was restored
+        with pytest.raises(UserError, match="it is not the run"):
+            one.restarted().collect(0)
+        assert not one.events()
+
+
+@pytest.mark.parametrize("trust", ["distributed", "secure"])
+def test_too_few_sites_that_can_take_a_step_stop_the_run_before_it_spends(lab, trust):
+    """One is ahead: with it gone, the steps would all come to nothing, and be paid for."""
+    one = lab(trust, drops=0, colluders=1)
+    Ledger.open(one.folder / "site-2.jsonl").charge(Release(4, "of another run"))
+    one.wire.workers["node2"] = one.site(2)
+    with pytest.raises(UserError, match="it is not the run"):
+        one.server.collect(0)
+    assert not one.events()
+
+
+def test_a_released_step_whose_release_is_lost_is_not_discarded(lab):
+    one = lab("central")
+    one.server.collect(0)
+    Ledger.open(one.folder / "run.jsonl").charge(Release(0, "digest"))
+    with pytest.raises(UserError, match="not kept any more"):
+        one.restarted().collect(0)
+    assert one.events()[-1]["event"] == "collected"
+
+
+def test_an_impossible_total_is_not_used(lab):
+    """A masked sum shows nothing, but their total does."""
+    one = lab("secure")
+    one.wire.tampers["node0"] = resealed(lambda values: (values.view(torch.int32) ^ 0x55555555).view(torch.float32))
+    assert one.server.collect(0) is None
+    assert "larger than its groups" in one.events()[-1]["reason"]
+
+
+def test_somebody_who_is_there_and_says_nothing_delays_nobody(lab):
+    one = lab("central")
+    one.server.collect(0)
+    one.wire.workers["stranger"] = None
+    asked = []
+    exchange = one.wire.exchange
+
+    def slow(packets, seconds):
+        asked.append(set(packets))
+        yield from exchange({address: packet for address, packet in packets.items() if address != "stranger"}, seconds)
+
+    one.wire.exchange = slow
+    assert one.server.collect(1) is not None
+    assert len(asked) == 1  # it was greeted along with the step

@@ -1,0 +1,169 @@
+"""Flower has what dpfed takes from it beyond its documented API, and its waits become as short as we ask for."""
+
+import importlib.metadata
+import inspect
+import itertools
+import re
+import time
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.supercore.inflatable import inflatable_utils  # noqa: E402
+from flwr.supernode import start_client_internal  # noqa: E402
+
+import dpfed.federation  # noqa: E402
+from dpfed.errors import UserError  # noqa: E402
+from dpfed.federation.flower import internals  # noqa: E402
+from dpfed.federation.flower.internals import shorten_fetching, shorten_idling  # noqa: E402
+
+ROOT = Path(dpfed.federation.__file__).parents[2]
+UPGRADE = "Flower has changed: dpfed/federation/flower/internals.py says what to do on an upgrade."
+CALLS = {  # as dpfed makes them
+    "pull_task_input": ["client"],
+    "push_message": ["client", "message", "context"],
+    "push_task_output": ["client", None, "completed", ""],
+    "RuntimeTokenHttpInterceptor": ["token"],
+    "RuntimeVersionHttpInterceptor": {"component_name": "flwr-clientapp"},
+    "SuperExecAuthHttpInterceptor": {"master_secret": b"", "protected_methods": []},
+    "RuntimeHttpClient.from_server_address": ["address", True, None, []],
+    "RuntimeHttpClient.AcquireTask": ["self", "request"],
+    "RuntimeHttpClient.SendTaskHeartbeat": ["self", "request"],
+    "HeartbeatSender": [lambda: True],
+    "HeartbeatSender.start": ["self"],
+    "HeartbeatSender.stop": ["self"],
+}
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    functions = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
+    before, clock = [dict(function.__kwdefaults__) for function in functions], start_client_internal.time
+    yield
+    start_client_internal.time = clock
+    for function, defaults in zip(functions, before, strict=True):
+        function.__kwdefaults__.update(defaults)
+
+
+def test_the_version_is_the_one_that_the_file_is_written_for():
+    assert importlib.metadata.version("flwr").startswith(f"{internals.VERSION}."), UPGRADE
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    major, minor = map(int, internals.VERSION.split("."))
+    assert f"flwr>={major}.{minor},<{major}.{minor + 1}" in extras["flower"]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_called_takes_what_it_is_given(name):
+    called = internals
+    for part in name.split("."):
+        called = getattr(called, part, None)
+    assert called is not None, UPGRADE
+    given = CALLS[name]
+    try:
+        inspect.signature(called).bind(*given if isinstance(given, list) else (), **given if isinstance(given, dict) else {})
+    except TypeError as error:
+        pytest.fail(f"{name}: {error}. {UPGRADE}")
+
+
+def test_a_task_has_what_is_read_of_it():
+    assert "token" in internals.AcquireTaskRequest.DESCRIPTOR.file.message_types_by_name["AcquireTaskResponse"].fields_by_name
+    assert "supported_task_types" in internals.AcquireTaskRequest.DESCRIPTOR.fields_by_name, UPGRADE
+    assert len(inspect.signature(internals.pull_task_input).return_annotation.__args__) == 4, UPGRADE
+    assert issubclass(internals.RunNotRunningException, BaseException)
+
+
+def test_all_waits_of_a_supernode_go_through_the_clock_that_is_exchanged():
+    uses = re.findall(r"\btime\.(\w+)\(", inspect.getsource(start_client_internal))
+    assert set(uses) == {"sleep"}, UPGRADE  # the exchanged clock has nothing else
+
+
+def test_another_flower_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.delitem(inflatable_utils.pull_objects.__kwdefaults__, "backoff_cap")
+    with pytest.raises(UserError, match=r"lacks something .* Flower 1.41 \(backoff_cap of pull_objects\): pip install"):
+        shorten_fetching()
+    monkeypatch.delattr(start_client_internal, "time")
+    with pytest.raises(UserError, match="the clock of start_client_internal"):
+        shorten_idling()
+
+
+def test_nothing_else_of_dpfed_takes_undocumented_parts_of_flower():
+    files = [file for room in ("dpfed", "clients", "server", "cluster") for file in (ROOT / room).rglob("*.py")]
+    documented = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
+    found = {
+        (file.relative_to(ROOT).as_posix(), module)
+        for file in files
+        for module in re.findall(r"^\s*(?:from|import) (flwr[\w.]*)", file.read_text(encoding="utf-8"), re.MULTILINE)
+        if module not in documented
+    }
+    assert {file for file, _ in found} == {"dpfed/federation/flower/internals.py"}, found
+
+
+def late(tries):
+    """Fetches an object that is there after so many tries."""
+    count = itertools.count()
+
+    def fetch(name):
+        if next(count) < tries:
+            raise inflatable_utils.ObjectUnavailableError(name)
+        return name.encode()
+
+    return fetch
+
+
+def test_what_is_not_there_yet_is_fetched_soon():
+    shorten_fetching()
+    start = time.monotonic()
+    assert inflatable_utils.pull_objects(["object"], late(4)) == {"object": b"object"}
+    assert time.monotonic() - start < 2  # by itself: at least 0.8 (1 + 2 + 4 + 8) s
+
+
+def test_a_whole_message_is_fetched_with_the_same_patience(monkeypatch):
+    shorten_fetching()
+    asked = {}
+    monkeypatch.setattr(inflatable_utils, "pull_objects", lambda *_, **options: asked.update(options) or {})
+    with pytest.raises(KeyError):  # there is nothing to unpack
+        tree = SimpleNamespace(object_id="message", children=[])
+        inflatable_utils.pull_and_inflate_object_from_tree(tree, late(0), lambda name: None)
+    assert asked["initial_backoff"] < 0.1
+    assert asked["backoff_cap"] < 1
+    assert asked["max_tries_per_object"] is None
+
+
+def test_an_idle_supernode_looks_for_messages_often(monkeypatch):
+    class Ended(Exception):
+        pass
+
+    looks = []
+
+    def look(**_):
+        looks.append(time.monotonic())
+        if len(looks) == 4:
+            raise Ended
+
+    monkeypatch.setattr(start_client_internal, "_pull_and_store_message", look)
+    monkeypatch.setattr(start_client_internal, "_init_connection", lambda **_: Connection())
+    monkeypatch.setattr(start_client_internal, "register_signal_handlers", lambda **_: None)
+    shorten_idling()
+    factory = SimpleNamespace(
+        state=lambda: SimpleNamespace(set_node_id=lambda node: None),
+        objectstore_factory=SimpleNamespace(store=lambda: None),
+    )
+    with pytest.raises(Ended):
+        start_client_internal.start_client_internal(
+            state_factory=factory, server_address="127.0.0.1:1", node_config={}, isolation="process"
+        )
+    assert looks[-1] - looks[0] < 3  # by itself: 9 s
+
+
+class Connection:
+    """A connection that nothing goes through."""
+
+    def __enter__(self):
+        return (1, *[None] * 7)
+
+    def __exit__(self, *_):
+        return None

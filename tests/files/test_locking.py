@@ -1,0 +1,118 @@
+"""One process holds a lock, whatever it does to end, and whatever program the other is."""
+
+import contextlib
+import errno
+import fcntl
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from dpfed.errors import UserError
+from dpfed.files.locking import file_lock
+
+HOLDER = """
+import os, subprocess, sys, time
+from pathlib import Path
+from dpfed.files.locking import file_lock
+with file_lock(Path(sys.argv[1]), "taken"):
+    forked = sys.argv[2] == "fork" and os.fork()
+    started = sys.argv[2] == "start" and subprocess.Popen(["sleep", "60"]).pid
+    if not forked:  # the child says that it is there, which is after it has let go of what it was born with
+        print(started or os.getpid(), flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Starts a process that holds the lock of a file, and perhaps a child of it; all are ended."""
+    pids = []
+
+    def start(children: str = "alone"):
+        process = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / ".lock", children], stdout=subprocess.PIPE)
+        pids.extend([process.pid, int(process.stdout.readline())])
+        return process
+
+    yield start
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("children", ["alone", "fork", "start"])
+def test_a_killed_process_holds_nothing_even_if_its_children_live_on(tmp_path, holder, children):
+    process = holder(children)
+    with pytest.raises(UserError, match="it is taken"), file_lock(tmp_path / ".lock", "it is taken"):
+        pass
+    process.kill()
+    process.wait()
+    with file_lock(tmp_path / ".lock", "taken"):
+        pass
+
+
+def test_it_is_flock_so_that_other_versions_are_kept_out_and_keep_out(tmp_path):
+    path = tmp_path / ".lock"
+    with file_lock(path, "taken"), open(path, "a") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(path, "a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="taken"), file_lock(path, "taken"):
+            pass
+
+
+def test_the_file_stays_and_what_is_in_it(tmp_path):
+    path = tmp_path / ".lock"
+    path.write_text("identity")
+    before = path.stat()
+    with file_lock(path, "taken"):
+        assert path.read_text() == "identity"
+    assert path.read_text() == "identity" and os.path.samestat(before, path.stat())
+
+
+@pytest.mark.parametrize("wait", [10.0, math.inf])
+def test_whoever_waits_gets_it_when_it_is_let_go(tmp_path, wait):
+    path, got = tmp_path / ".lock", []
+
+    def take():
+        with file_lock(path, "taken", wait):
+            got.append(time.monotonic())
+
+    second = threading.Thread(target=take)
+    with file_lock(path, "taken"):
+        second.start()
+        second.join(0.2)
+        assert second.is_alive() and not got
+        let_go = time.monotonic()
+    second.join(5)
+    assert got[0] >= let_go
+
+
+def test_it_is_free_again_after_an_error_inside(tmp_path):
+    with pytest.raises(ZeroDivisionError), file_lock(tmp_path / ".lock", "taken"):
+        raise ZeroDivisionError
+    with file_lock(tmp_path / ".lock", "taken"):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_storage_without_locks_is_refused_and_not_locked_by_a_file_that_exists(tmp_path, monkeypatch, number):
+    def refuse(descriptor, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UserError, match="cannot be locked.*put it on storage with file locks"):
+        with file_lock(tmp_path / ".lock", "taken"):
+            pytest.fail("nothing is locked")
+    assert (tmp_path / ".lock").read_bytes() == b""
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(IsADirectoryError, match=".lock"), file_lock(tmp_path / ".lock", "taken"):
+        pass
