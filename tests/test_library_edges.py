@@ -211,8 +211,8 @@ def test_pretrain_says_what_a_configuration_is(config, expected, tmp_path):
         ({"max_group_size": 9.5}, "max_group_size must be a whole number"),
         ({"clipnorm": 1.0}, "no 'clipnorm'; did you mean 'clip_norm'"),
         ({"noise_multiplier": 1.0}, "no 'noise_multiplier'"),
-        ({"method": "groups"}, "method must be one of"),
-        ({"method": ["group"]}, "method must be"),
+        ({"method_name": "groups"}, "method must be one of"),
+        ({"method_name": ["group"]}, "method must be"),
         ({"options": None}, "options must be a dictionary"),
     ],
 )

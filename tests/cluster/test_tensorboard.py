@@ -61,6 +61,14 @@ def test_a_resumed_run_shows_nothing_that_it_took_back(run):
     assert steps == {2: 1.0, 4: 1.0, 5: 2.0}
 
 
+def test_raw_figures_are_not_shown(run):
+    with TensorBoard(run) as board:
+        run.append(run.metrics, {"step": 1, "learning_rate": 0.5})
+        run.append_diagnostics(1, {"median_norm": 3.0, "records": 60})
+        board()
+    assert scalars(run.path / "tensorboard") == {("training/learning_rate", 1): 0.5}
+
+
 def test_no_step_is_timed(run):
     """How long a step takes depends on which records it drew."""
     with TensorBoard(run) as board:

@@ -17,6 +17,7 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs import assembly as session
 from dpfed.runs.directory import RunDirectory
+from dpfed.runs.resolution import resolve
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 from tests.cluster.conftest import STEPS
@@ -217,7 +218,7 @@ def test_a_store_that_is_damaged_on_the_way_ends_the_run_and_names_no_record(sou
 def elsewhere(rank, path, *arguments):
     """Worker 1 finds other records at the same place."""
     if rank == 1:
-        session.open_records = lambda *_, **__: RecordStore.open(path)
+        session.records_of = lambda *_, **__: RecordStore.open(path)
     dpfed(*arguments)
 
 
@@ -268,7 +269,7 @@ def count(rank, log, *arguments):
 def test_a_step_sends_what_is_trained_once_and_receives_it_once(source, tmp_path):
     with Processes(2, tmp_path / "out", count, tmp_path / "sent", *pretrain(source, tmp_path / "run")) as processes:
         assert processes.wait() == [0, 0], processes.text
-    model = session.assemble(load_config(source)).model
+    model = session.assemble(resolve(load_config(source))).model
     whole = [(torch.float32, value.numel()) for value in model.state_dict().values()]
     model.text_encoder.requires_grad_(False)
     trained = (torch.float32, TrainableVector(model).numel)

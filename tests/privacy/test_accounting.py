@@ -1,5 +1,6 @@
 """Epsilon against other implementations and the figures of the DP-GCL paper."""
 
+import json
 import math
 import time
 
@@ -140,7 +141,8 @@ def test_noise_that_leaves_no_promise_is_refused(sigma):
 @pytest.mark.parametrize("owners", [1, 2, 3, 7, 40])
 def test_groups_of_all_owners_add_up_to_k(owners):
     plan = PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD)
-    assert sum(plan.groups_of(owner, owners) for owner in range(owners)) == plan.groups == 25
+    shares = [plan.groups_of(owner, owners) for owner in range(owners)]
+    assert sum(shares) == plan.groups == 25 and max(shares) - min(shares) <= 1
 
 
 @pytest.mark.parametrize("records", [[1], [500, 500], [1, 1, 998], [10, 20, 970], [100, 333, 567], [40] * 25])
@@ -170,6 +172,27 @@ def test_the_fingerprint_covers_every_field():
     needs = {"per_unit": {"unit": "user"}, "method_name": {"noise_multiplier": 0.0}, "max_batch": {"method_name": "sample"}}
     prints = {dataclasses.replace(plan, **{name: value}, **needs.get(name, {})).fingerprint for name, value in changes.items()}
     assert len(prints | {plan.fingerprint}) == len(changes) + 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "accountant": "rdp",
+            "target_epsilon": 8.123456789,
+            "delta": 1.23456789e-5,
+            "max_group_size": 8,
+            "clip_norm": 0.1 + 0.2,
+        },
+        {"unit": "user", "per_unit": 3},
+        {"method_name": "sample", "max_batch": 301},
+        {"method_name": "released", "options": {"release_share": 0.2, "slots": 8}},
+    ],
+)
+def test_a_plan_comes_back_from_a_file_with_every_field_to_the_last_digit(fields):
+    plan = PrivacyPlan(**{**GOOD, "noise_multiplier": 1.0 / 3, "delta": 1e-5, **fields})
+    again = PrivacyPlan.from_dict(json.loads(json.dumps(plan.as_dict())))
+    assert again == plan and again.fingerprint == plan.fingerprint
 
 
 def spent_by(accountant, steps, sigma=1.1, rate=0.1, delta=1e-4):

@@ -10,6 +10,7 @@ from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.loss_grid import ROUNDING, grid_points
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.plan_checks import LEAST_EPSILON
 
 NUMBERS = {"records": 60_000, "batch": 2048, "steps": 1200}
 
@@ -96,6 +97,19 @@ def test_a_plan_is_sketched_before_its_records_are_counted():
             PrivacyPlan.sketch(config(**wrong))
     with pytest.raises(UserError, match="batch must lie in 1..99"):
         PrivacyPlan.sketch(config(epsilon=8.0), 99)
+    assert PrivacyPlan.sketch(config(epsilon=8.0, batch=10**9)).records > 10**9  # nobody knows yet that there are fewer
+
+
+@pytest.mark.parametrize("epsilon", [LEAST_EPSILON * 0.99, 1e-300])
+def test_an_epsilon_that_accounting_cannot_tell_from_none_is_refused_wherever_it_is_given(epsilon):
+    asked = parse_config({"privacy": {"batch": 100, "steps": 10, "epsilon": epsilon, "accountant": "rdp"}})
+    for ask in (
+        lambda: PrivacyPlan.sketch(asked),
+        lambda: PrivacyPlan.from_config(1000, asked),
+        lambda: PrivacyPlan.of_numbers(1000, 100, 10, epsilon, accountant="rdp"),
+    ):
+        with pytest.raises(UserError, match=r"epsilon must be positive, at least 0\.001 "):
+            ask()
 
 
 def test_a_cross_check_that_cannot_be_made_is_left_out():

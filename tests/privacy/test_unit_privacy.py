@@ -13,6 +13,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.promise import protected_by
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.worker import indices_of_owner
 
@@ -113,6 +114,7 @@ def test_the_plan_counts_units(tmp_path):
         protected_count(store, privacy), Config(privacy=privacy, bounding=BoundingConfig(group_size=1))
     )
     assert (made.records, made.unit, made.per_unit, made.sampling_rate) == (6, "user", 2, 2 / 6)
+    assert (made.protected, protected_by("user"), protected_by("record")) == ("unit", "unit", "record")
     assert np.array_equal(unit_keys(store, privacy), store.units) and unit_keys(store, PrivacyConfig()) is None
 
 

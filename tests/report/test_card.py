@@ -13,8 +13,9 @@ from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import is_void, lead, privacy_card
 from dpfed.report.facts import CardFacts
-from dpfed.report.marks import FIXED_SEED, RAW_DIAGNOSTICS, Mark
+from dpfed.report.marks import AUDITS, FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS, UNSOUND, Mark
 from dpfed.runs.assembly import assemble
+from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES
 from dpfed.runs.outcome import card_facts
 from dpfed.runs.resolution import resolve
 
@@ -94,6 +95,8 @@ def test_a_voided_card_says_so_first_and_never_promises(change):
     assert not re.search(r"(at most|more than a factor)[^|]*(%|e\^)", card)
     for mark in change.get("marks", ()):
         assert mark.text in card
+    both = lead(privacy_card(dataclasses.replace(FACTS, marks=(UNSOUND, FIXED_SEED))))
+    assert UNSOUND.text in both and FIXED_SEED.text in both
 
 
 def test_a_mark_that_does_not_void_leaves_the_guarantee():
@@ -147,6 +150,28 @@ def test_what_the_ledger_was_marked_with_is_on_the_card(card_of):
         assert {name for name, text in texts.items() if text in card} == set(marks)
 
 
+@pytest.mark.parametrize("public", [True, False])
+@pytest.mark.parametrize("disclosed", [(), (AUDITED,), (LABELLED_FIGURES,), (AUDITED, LABELLED_FIGURES)])
+def test_what_was_made_of_the_records_since_is_on_the_card(tiny, tmp_path, public, disclosed):
+    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(0))
+    parts.store.public = public
+    facts = card_facts(parts, Ledger.create(tmp_path / "ledger.jsonl", parts.plan), disclosed)
+    card = privacy_card(facts)
+    assert (AUDITS in card) == any(text.startswith("`audit/`") for text in facts.secrets) == (AUDITED in disclosed)
+    assert (LABELLED_BANK in facts.marks) == (LABELLED_BANK.text in card) == (LABELLED_FIGURES in disclosed)
+    assert ("declared them public" in card) == public and ("only those who hold them now may have them" in card) != public
+
+
+def test_raw_diagnostics_must_not_be_published_and_all_workers_are_counted(tiny, tmp_path):
+    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(0))
+    for raw, owners in ((False, 1), (True, 4)):
+        ledger = Ledger.create(tmp_path / f"{raw}.jsonl", parts.plan, {"raw_diagnostics": raw})
+        ledger.note_owners(owners)
+        facts = card_facts(parts, ledger)
+        assert any("`diagnostics.jsonl`" in text for text in facts.secrets) == raw
+        assert ("up to 4 workers of one cluster" in facts.trust_mode) == (owners == 4)
+
+
 def test_facts_are_those_of_plan_and_ledger(tiny, tmp_path):
     tiny["privacy"]["steps"] = 3
     parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(0))
@@ -155,6 +180,7 @@ def test_facts_are_those_of_plan_and_ledger(tiny, tmp_path):
         facts = card_facts(parts, ledger)
         assert not facts.complete and (facts.steps_charged, facts.steps_planned) == (step, 3)
         assert (facts.epsilon_spent, facts.epsilon_planned, facts.delta) == (plan.epsilon(step), plan.epsilon(), plan.delta)
+        assert (facts.other_accountant, facts.other_epsilon) == ("rdp", plan.epsilon(step, "rdp"))
         ledger.charge(Release(step, "digest"))
     assert card_facts(parts, ledger).complete and card_facts(parts, ledger).epsilon_spent == plan.epsilon()
 

@@ -10,6 +10,7 @@ from dpfed.audit.membership import audit_membership
 from dpfed.config import parse_config
 from dpfed.data.store.layout import HEADER
 from dpfed.errors import UserError
+from dpfed.privacy.randomness import Randomness
 from dpfed.report.marks import LABELLED_BANK
 from dpfed.runs.assembly import Components
 from dpfed.runs.directory import RunDirectory
@@ -90,6 +91,27 @@ def test_an_unfinished_run_is_marked_when_it_ends(private, tmp_path, monkeypatch
     # The untrained model was measured by another process: the change has its error bar all the same.
     last = [item for item in json.loads(run.results.read_text())["evaluations"] if item["model"] == "trained"]
     assert last and all(item["change"][0] <= item["change"][1] for item in last)
+
+
+def test_a_card_that_is_written_again_says_what_the_ledger_says(private, tmp_path):
+    """Its plan and its marks, whatever config.toml says by now."""
+    private["privacy"]["seed"], private["diagnostics"] = 3, "raw"
+    run = pretrain(parse_config(private), tmp_path / "run")
+    card, privacy = run.card.read_text(), json.loads(run.results.read_text())["privacy"]
+    assert "The seed was fixed" in card and "Raw diagnostics were written" in card and not privacy["guarantee"]
+    config = run.path / "config.toml"
+    for change in (("steps = 2\n", "steps = 3\n"), ("seed = 3\n", ""), ('diagnostics = "raw"', 'diagnostics = "none"')):
+        assert change[0] in config.read_text()
+        config.write_text(config.read_text().replace(*change))
+    evaluate_run(run.path)
+    assert run.card.read_text() == card and json.loads(run.results.read_text())["privacy"] == privacy
+
+
+def test_nothing_that_was_disclosed_is_forgotten(tiny_config, tmp_path):
+    run = RunDirectory.create(tmp_path / "run", tiny_config, Randomness.from_seed(0))
+    for what in ("one", "other", "one"):
+        run.disclose(what)
+    assert run.disclosures == RunDirectory.open(run.path).disclosures == {"one", "other"}
 
 
 def test_no_figure_is_shown_where_the_mark_cannot_be_written(private, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """A configuration is completed once: nothing is left to choose, and a choice that is made stays."""
 
+import json
 import math
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from dpfed.config import Config, parse_config
 from dpfed.config.resolved import ResolvedConfig
 from dpfed.errors import UserError
 from dpfed.runs.resolution import resolve, settle
+from tests.models.conftest import SMALL
 
 OPEN = {
     "model": {"width": 4, "embedding": 8, "head_hidden": 8},
@@ -40,6 +42,65 @@ def test_what_depends_on_the_machine_is_left_to_each():
 def test_whole_batches_decide_the_odds_of_a_pair():
     bounding = {"method": "batch", "microbatch": 10}
     assert settle(parse_config({**OPEN, "bounding": bounding})).objective.bias == -math.log(9)
+
+
+def test_what_was_given_stays(tmp_path):
+    """In every section; also where the machine, the architecture or the batch would have another answer."""
+    tree = {
+        "name": "mine",
+        "data": {"records": 100, "size": 24, "resize": "pad", "stores": str(tmp_path)},
+        "views": {"flip": 0.5},
+        "text_views": {"word_swap": 0.3},
+        "model": {"kind": "image-text", "width": 4, "text_width": 8, "embedding": 8},
+        "objective": {"name": "siglip", "bias": -3.0},
+        "bounding": {"group_size": 5, "microbatch": 10, "engine": "loop", "clip_norm": 0.5},
+        "privacy": {"epsilon": 4.0, "batch": 10, "steps": 2, "seed": 1, "accountant": "rdp"},
+        "optimizer": {"ema": 0.5},
+        "training": {"device": "cpu", "keep": 3},
+        "evaluation": {"every": 1},
+        "diagnostics": "raw",
+    }
+    given = parse_config(tree)
+    assert {name for name in Config.model_fields if getattr(given, name) == getattr(Config(), name)} == {"adaptation"}
+    assert resolve(given).model_dump() == given.model_dump()
+    released = {"method": "released", "options": {"release_share": 0.3, "slots": 4}, "microbatch": 10}
+    own = parse_config({**OPEN, "objective": {"name": "infonce"}, "bounding": released})
+    assert resolve(own).bounding.model_dump() == own.bounding.model_dump()
+
+
+def test_an_architecture_settles_size_and_digest_and_neither_what_was_given(tmp_path):
+    file = tmp_path / "small.json"
+    file.write_text(json.dumps({**SMALL, "vision_cfg": {**SMALL["vision_cfg"], "image_size": 48}}))
+    model = {"kind": "open_clip", "architecture": str(file)}
+    found = settle(parse_config({**OPEN, "model": model}))
+    assert found.data.size == 48 and found.model.digest is not None
+    assert settle(parse_config({**OPEN, "model": model, "data": {"size": 40}})).data.size == 40
+    with pytest.raises(UserError, match="no longer the one that the run was started with"):
+        settle(found.model_copy(update={"model": found.model.model_copy(update={"digest": "another"})}))
+    bounding = {**OPEN["bounding"], "engine": "loop"}
+    tree = resolve(parse_config({**OPEN, "model": model, "bounding": bounding})).model_dump(mode="json")
+    tree["model"]["digest"] = None
+    with pytest.raises(UserError, match=r"model\.digest left to choose"):
+        ResolvedConfig(**tree)
+
+
+@pytest.mark.parametrize(("asked", "there", "found"), [("cpu", True, "cpu"), ("auto", True, "cuda"), ("auto", False, "cpu")])
+def test_a_device_that_was_chosen_is_kept(asked, there, found, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    bounding = {**OPEN["bounding"], "engine": "loop"}
+    assert resolve(parse_config({**OPEN, "bounding": bounding, "training": {"device": asked}})).training.device == found
+
+
+def test_a_device_that_is_gone_is_refused_and_never_another(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match="'cuda', but this machine has only"):
+        resolve(parse_config({**OPEN, "training": {"device": "cuda"}}))
+
+
+def test_sharded_models_have_an_engine_of_their_own(monkeypatch):
+    monkeypatch.setattr("dpfed.runs.resolution.fastest_engine", lambda *_: pytest.fail("timed for nothing"))
+    assert resolve(parse_config({**OPEN, "training": {"sharding": "fsdp"}})).bounding.engine == "auto"
 
 
 @pytest.mark.parametrize("name", ["data.size", "data.resize", "training.device", "bounding.engine", "objective.bias"])

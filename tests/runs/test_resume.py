@@ -1,5 +1,6 @@
 """Interruptions: the same parameters, bit for bit, and never a smaller epsilon than was spent."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -231,6 +232,19 @@ def test_a_ledger_that_lost_its_last_lines_is_refused(tiny_config, tmp_path, mon
     (folder / "ledger.jsonl").write_text("".join(lines[:3]))
     with pytest.raises(UserError, match="do not belong together|lost the line"):
         resume(folder)
+
+
+@pytest.mark.parametrize("change", [{"fingerprint": "another"}, {"charged": 99}])
+def test_a_checkpoint_that_is_not_of_this_ledger_is_refused(tiny_config, tmp_path, monkeypatch, change):
+    save = Checkpoints.save
+
+    def other(self, progress, *rest):
+        return save(self, dataclasses.replace(progress, **change), *rest)
+
+    monkeypatch.setattr(Checkpoints, "save", other)
+    interrupted(tiny_config, tmp_path / "run", monkeypatch, at=3)
+    with pytest.raises(UserError, match="do not belong together"):
+        resume(tmp_path / "run")
 
 
 def test_two_processes_cannot_train_the_same_run(tiny_config, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Noise exactly once, of the planned size, divided by the public K, paid before it is used."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -221,6 +222,25 @@ def test_every_optimizer_follows_the_gradient(make, name):
     for step in range(4):
         coordinator.apply(step, BoundedSum(torch.ones(10) * plan.groups, plan.sensitivity, plan.groups))
     assert (model.weight < 1).all()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", {0: 0.2, 1: 0.4, 3: 0.8, 4: 0.8, 19: 0.8}),
+        ("cosine", {0: 0.2, 1: 0.4, 3: 0.8, 4: 0.8, 12: 0.4, 19: 0.8 * 0.5 * (1 + math.cos(math.pi * 15 / 16))}),
+    ],
+)
+def test_a_step_is_as_long_as_its_schedule_says(make, schedule, rates):
+    """Of 20 steps, four are a warm-up."""
+    shape = {"name": "sgd", "learning_rate": 0.8, "momentum": 0.0, "warmup": 4, "schedule": schedule}
+    model, coordinator, _ = make(config=OptimizerConfig(**shape), size=1000)
+    for step, rate in rates.items():
+        before = model.weight.detach().clone()
+        summary = coordinator.apply(step, zeros(size=1000))
+        moved = (model.weight.detach() - before).norm().item()
+        assert summary.learning_rate == pytest.approx(rate)
+        assert moved == pytest.approx(rate * summary.noisy_gradient_norm, rel=1e-3)
 
 
 def test_diverged_parameters_stop_the_run_with_a_sentence(make):

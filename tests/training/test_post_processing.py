@@ -1,5 +1,7 @@
 """What is done after the noise is a list: a new processor is one class. Runs and checkpoints know nothing of it."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resuming import resume
 from dpfed.training import coordinator as coordinators
 from dpfed.training.checkpoint import Checkpoints
-from dpfed.training.post_processing import MovingAverage, PostProcessor, load_states, states_of
+from dpfed.training.post_processing import MovingAverage, PostProcessor, load_states, serving, states_of
 
 
 class Filter(PostProcessor):
@@ -140,6 +142,19 @@ def test_a_filtered_gradient_moves_the_weights_and_no_processor_changes_what_is_
     assert len(saved) > 1
     moved = [not torch.equal(weights_of(plain)[name], value) for name, value in weights_of(still).items()]
     assert any(moved)
+
+
+def test_served_weights_are_in_the_model_inside_the_block_alone_however_it_ends():
+    model = torch.nn.Linear(3, 1, bias=False)
+    average = MovingAverage(model, 0.5)
+    served, own = model.weight.detach().clone(), torch.ones(1, 3)
+    model.weight.data.copy_(own)
+    for end in (None, KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), serving(model, [average]):
+            assert torch.equal(model.weight, served)
+            if end:
+                raise end
+        assert torch.equal(model.weight, own)
 
 
 def test_a_state_goes_back_to_its_own_processor_only():

@@ -1,0 +1,45 @@
+"""Runs as they are assembled and carried out in one process: weights, arithmetic, and who shared the work."""
+
+import dataclasses
+
+import torch
+
+from dpfed.config import parse_config
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent
+from dpfed.runs.assembly import assemble
+from dpfed.runs.job import begin
+from dpfed.runs.resolution import resolve
+from dpfed.runs.running import run_job
+from dpfed.training.trainer import InProcess
+
+
+def test_how_many_owners_shared_a_run_is_in_its_ledger_and_on_its_card(tiny, tmp_path):
+    tiny["privacy"]["steps"], tiny["evaluation"] = 2, {"split": "none"}
+    job = begin(parse_config(tiny), tmp_path / "run", Silent(), owners=3)
+
+    def connect(job):
+        owners = [dataclasses.replace(job.parts, owner=number) for number in range(3)]
+        return InProcess([owner.worker(job.randomness.for_owners()) for owner in owners])
+
+    with job.run.locked():
+        run = run_job(job, Silent(), connect)
+    assert Ledger.open(run.ledger).owners == 3
+    assert "central: up to 3 workers of one cluster" in run.card.read_text()
+
+
+def test_initial_weights_follow_from_the_secret_and_touch_no_other_draw(tiny):
+    config = resolve(parse_config(tiny))
+    before = torch.get_rng_state()
+    one, same, other = (assemble(config, Randomness.from_seed(seed)).model.state_dict() for seed in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(value, same[name]) for name, value in one.items())
+    assert any(not torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_products_are_not_rounded_to_tf32(tiny, monkeypatch):
+    """On a GPU a norm and the gradient that it clips could then differ by a thousandth."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    assemble(resolve(parse_config(tiny)))
+    assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32

@@ -1,0 +1,69 @@
+"""What a data owner draws in a step: each draw serves one purpose, and dropout is the step's and the owner's own."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+import torch
+
+from dpfed.config import parse_config
+from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import assemble
+from dpfed.runs.resolution import resolve
+
+
+@pytest.fixture
+def parts(tiny):
+    tiny["bounding"] |= {"max_group_size": 3, "microbatch": 7}
+    tiny["text_views"] = {"word_swap": 0.3}
+    return assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))
+
+
+def test_no_draw_of_a_record_is_used_twice(parts, monkeypatch):
+    """Whether a record is drawn, whether a full group keeps it, its caption and its views are independent of each other."""
+    made, per_record = Counter(), Randomness.per_record
+
+    def watched(self, purpose, step, keys, columns):
+        made.update((purpose, step, key) for key in keys.tolist())
+        return per_record(self, purpose, step, keys, columns)
+
+    worker = parts.worker(Randomness.from_seed(5))
+    monkeypatch.setattr(Randomness, "per_record", watched)
+    worker.bounded_sum(3)
+    assert set(made.values()) == {1}
+    assert {purpose for purpose, step, _ in made if step == 3} == {"sample", "cap", "views", "caption", "text"}
+    assert {(purpose, step) for purpose, step, _ in made if step != 3} == {("sample", 4), ("cap", 4)}  # made ahead
+
+
+class Coin:
+    """An engine that notes what the model would draw."""
+
+    name = "coin"
+
+    def __init__(self, model):
+        self._model, self._size, self.seen = model, TrainableVector(model).numel, []
+
+    def zeros(self):
+        return torch.zeros(self._size, dtype=torch.float64)
+
+    def add_clipped(self, batch, clip_norm, into):
+        self.seen.append((self._model.training, torch.rand(()).item()))
+        return torch.zeros(0)
+
+    def finish(self, into):
+        return into
+
+
+def test_dropout_repeats_with_its_step_and_differs_between_steps_and_owners(parts):
+    def drawn(owner, step):
+        torch.rand(owner + step + 1)  # whatever was drawn before
+        own, coin = dataclasses.replace(parts, owner=owner, owners=2), Coin(parts.model)
+        own.worker(Randomness.from_seed(5), engine=coin).bounded_sum(step)
+        assert coin.seen and all(training for training, _ in coin.seen)
+        return tuple(value for _, value in coin.seen[:3])
+
+    parts.model.eval()  # as an evaluation may leave it
+    every = {(owner, step): drawn(owner, step) for owner in (0, 1) for step in (0, 1, 2)}
+    assert len(set(every.values())) == len(every)
+    assert all(drawn(*place) == values for place, values in every.items())
