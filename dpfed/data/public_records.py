@@ -95,7 +95,9 @@ class Companions:
             Views and offsets, M records longer for every group.
         """
         groups, count = len(keys), self.count
-        public = self._views(self.of(keys, randomness, step).ravel(), randomness, step, device)
+        # A public record may have the name of a private one: their views share no draw.
+        apart = Randomness(randomness.key("public"))
+        public = self._views(self.of(keys, randomness, step).ravel(), apart, step, device)
         group = np.concatenate([np.repeat(np.arange(groups), np.diff(starts)), np.repeat(np.arange(groups), count)])
         rows = torch.from_numpy(np.argsort(group, kind="stable")).to(device)  # stable: own records first
         together = {name: torch.cat([own, public[name]])[rows] for name, own in views.items()}

@@ -54,9 +54,10 @@ def require_memory(config: Config, device: torch.device) -> None:
     kept = _KEPT / (2 if config.training.precision == "bf16" else 1)
     group = int(records * (views * (kept * outputs + _FLOAT * 3 * size * size) + _KEPT * _of_a_caption(config.model)))
     if group > there:
+        members = "public.records" if method.public_records else "bounding.group_size"
         raise UserError(
             f"one group of {records:,} records with images of {size} x {size} pixels takes at least {_size(group)} in this "
-            f"model, and there are {_size(there)} of memory: lower data.size, bounding.group_size or the model's width."
+            f"model, and there are {_size(there)} of memory: lower data.size, {members} or the model's width."
         )
 
     together = min(config.bounding.microbatch, config.privacy.batch)

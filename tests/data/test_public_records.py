@@ -98,6 +98,7 @@ def test_every_drawn_unit_makes_one_group_of_its_records(per_unit):
 def test_public_records_stand_behind_a_groups_own():
     class Views:
         def __call__(self, indices, randomness, step, device):
+            assert randomness.master != RANDOMNESS.master  # a private record of the same name draws other views
             return {"image": torch.from_numpy(indices.astype(np.float32))}
 
     one = Companions(Views(), np.arange(100, 120), 2)

@@ -14,7 +14,8 @@ from tests.federation.lab import Lab
 
 
 @pytest.fixture
-def lab(tiny_public, tmp_path):
+def lab(tiny_public, tmp_path, public_store):
+    tiny_public["public"]["digest"] = public_store.contents
     return Lab(tiny_public, tmp_path, trust="secure")
 
 
@@ -26,6 +27,11 @@ def test_the_sites_clean_sums_add_up_to_one_owners(lab):
 
 def test_the_terms_say_which_public_records_are_agreed_on(lab, public_store):
     assert dict(statement(lab.terms))["public records"] == f"3 join every group, of fingerprint {public_store.contents}"
+
+
+def test_terms_without_the_fingerprint_of_the_public_records_are_refused(tiny_public, tmp_path):
+    with pytest.raises(UserError, match="no fingerprint"):
+        Lab(tiny_public, tmp_path)
 
 
 def test_the_grid_of_secure_sums_has_room_for_more_groups_than_expected(lab):

@@ -133,6 +133,8 @@ class Terms(Section):
         same = dataclasses.replace(same, target_epsilon=config.privacy.epsilon)
         kept = not plan.private or plan.target_epsilon is None or plan.epsilon() <= plan.target_epsilon * (1 + 1e-6)
         _check(same == plan and kept, "the plan is not the configuration's")
+        unnamed = plan.method.public_records and config.public.source == "store" and config.public.digest is None
+        _check(not unnamed, "the public records have no fingerprint")
         _check(all(counts) and sum(counts) == plan.records, "the sites' records do not add up to the plan's")
         _check([site.groups for site in sites] == plan.apportioned(counts), "the groups are not shared out by records")
         _check(plan.private or terms.trust == "central", "without privacy there is no noise to share out")
