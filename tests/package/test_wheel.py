@@ -152,14 +152,13 @@ def test_a_public_model_is_adapted_by_name_alone(guarded):
     """A shipped tower, found from a shipped config; then the config that starts from that run's model."""
     pytest.importorskip("open_clip")
     small = [word for setting in SHORT for word in ("--set", setting)]
-    guarded.run(
-        "dpfed", "pretrain", "adapt/shapes-public", *small, "--set", "optimizer.schedule=", "--set", "optimizer.warmup="
-    )
+    steady = ["--set", "optimizer.schedule=", "--set", "optimizer.warmup="]
+    guarded.run("dpfed", "pretrain", "adapt/shapes-public", *small, *steady)
     guarded.run("dpfed", "pretrain", "adapt/shapes", *small)
     assert 'architecture = "towers/small.json"' in (guarded.folder / "runs" / "shapes-public" / "config.toml").read_text()
     mine = guarded.folder / "mine.toml"
     mine.write_text(guarded.run("dpfed", "config", "show", "adapt/shapes-public").stdout)
-    guarded.run("dpfed", "pretrain", "mine", *small, "--run", "runs/mine")
+    guarded.run("dpfed", "pretrain", "mine", *small, *steady, "--run", "runs/mine")
 
 
 def unable() -> None:

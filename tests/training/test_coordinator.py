@@ -282,16 +282,20 @@ def test_the_noise_of_two_sums_adds_up_in_variance_and_the_larger_sensitivity_co
 
 def test_a_discarded_step_is_paid_for_changes_nothing_and_is_not_taken_again(make, tmp_path):
     releases = Releases(tmp_path / "releases")
-    model, coordinator, ledger = make(releases=releases)
+    config = PLAIN.model_copy(update={"ema": 0.5})
+    model, coordinator, ledger = make(config=config, releases=releases)
     coordinator.apply(0, zeros())
     before = model.weight.detach().clone()
+    (average,) = (value.clone() for value in states_of(coordinator.post_processors).values())
     assert coordinator.discard(1).noisy_gradient_norm is None
     assert torch.equal(model.weight, before)
+    assert all(torch.equal(value, average) for value in states_of(coordinator.post_processors).values())
     assert (ledger.charged, ledger.release_of(1).digest) == (2, DISCARDED)
     with pytest.raises(UserError, match="released before"):
         coordinator.discard(1)
-    again, resumed, reopened = make(releases=releases)
+    again, resumed, reopened = make(config=config, releases=releases)
     assert resumed.replay(0) is not None
     assert resumed.replay(1).noisy_gradient_norm is None
     assert torch.equal(again.weight, before)
+    assert all(torch.equal(value, average) for value in states_of(resumed.post_processors).values())
     assert reopened.charged == 2

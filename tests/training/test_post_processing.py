@@ -162,6 +162,12 @@ def test_a_state_goes_back_to_its_own_processor_only():
     one.before += 2
     load_states([other], states_of([one]), "file")
     assert torch.equal(other.before, one.before)
+    second = Filter(3)
+    second.name = "second"  # whose state has the same names
+    states = states_of([one, second])
+    for pair in ([Filter(3), second], [second, Filter(3)]):
+        load_states(pair, states, "file")
+        assert {processor.name: processor.before.tolist() for processor in pair} == {"filter": [2.0] * 3, "second": [0.0] * 3}
     for processors, states in (([], states_of([one])), ([Filter(4)], states_of([one])), ([one], {})):
         with pytest.raises(
             UserError, match="file does not fit the config: it keeps (no averages|filter), and the config asks for"
