@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,9 @@ import torch
 from dpfed.config import Config, parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.records import RecordStore
+
+# Caches of hypothesis, wherever it is used: never a folder in the checkout.
+os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "dpfed-hypothesis"))
 
 CIFAR10 = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10"
 

@@ -9,22 +9,17 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.strategies import SearchStrategy, tuples
 
 from dpfed.errors import UserError
 
 SECONDS = 10  # what takes longer hangs, as far as a person can tell
 _BACKSTOP = 60  # a call that Python cannot interrupt: every thread's stack is printed, and the process ends
-
-set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "dpfed-hypothesis")  # its caches; never a folder in the checkout
 
 
 class Hang(BaseException):
