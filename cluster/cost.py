@@ -14,6 +14,7 @@ from dpfed.config import Config, load_config, parse_config
 from dpfed.console.entry import run
 from dpfed.console.terminal import say
 from dpfed.errors import UserError, nearest
+from dpfed.files.reading import read_text
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import large_delta, meaning, round_up
 
@@ -138,7 +139,7 @@ def _measured(path: Path | None, model: str | None) -> dict[str, float | None]:
             raise UserError(f"--model {model!r} is a model of a measured file: give one with --measured.")
         return {}
     try:
-        figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
+        figures = json.loads(read_text(path))["figures"]
         models, coordinator = figures["gradients"], figures["coordinator"]
         latency = figures["transport"]["latency_microseconds"]
         if model is None or model not in models:

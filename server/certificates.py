@@ -25,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dpfed.errors import UserError
 from dpfed.files.atomic import create_file
+from dpfed.files.reading import read_bytes
 
 _CURVE = ec.SECP384R1()
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
@@ -84,10 +85,10 @@ def make_node_key(folder: Path, name: str) -> None:
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     certificate_file, key_file = folder / "ca.crt", folder / "ca.key"
     if certificate_file.exists() and key_file.exists():
-        key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+        key = serialization.load_pem_private_key(read_bytes(key_file), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise UserError(f"{key_file} holds another kind of key than this program makes: restore the one that it wrote.")
-        return x509.load_pem_x509_certificate(certificate_file.read_bytes()), key
+        return x509.load_pem_x509_certificate(read_bytes(certificate_file)), key
     if certificate_file.exists():
         raise UserError(
             f"{certificate_file} is there, but not {key_file}, which signs in its name: bring both, or use a new folder."

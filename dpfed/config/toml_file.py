@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.errors import UserError
+from dpfed.files.reading import open_regular
 
 _MOST = 1 << 20  # bytes: what is larger, or has no end, is no file that a person wrote
 _DEEP = "tables or arrays are nested too deeply"
@@ -26,7 +27,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         UserError: for a missing or much too large file, or a syntax error.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             content = file.read(_MOST + 1)
     except OSError as error:
         raise UserError(f"cannot read the {what} {path}: {error.strerror or error}.") from error

@@ -21,6 +21,7 @@ from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.terms import SiteCard, Terms
 from dpfed.files.atomic import create_file, new_folder
 from dpfed.files.locking import file_lock
+from dpfed.files.reading import read_bytes, read_text
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
@@ -129,7 +130,7 @@ class SiteFolder:
     def randomness(self) -> Randomness:
         """The site's secret randomness: whoever holds it can take the site's noise off."""
         try:
-            secret = self._randomness.read_bytes()
+            secret = read_bytes(self._randomness)
         except OSError as error:
             raise UserError(
                 f"cannot read {self._randomness}: {error.strerror or error}; without it the site cannot go on."
@@ -289,7 +290,7 @@ def _made(folder: Path) -> Iterator[Path]:
 
 def _card(path: Path) -> SiteCard:
     try:
-        return SiteCard.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return SiteCard.model_validate(json.loads(read_text(path)))
     except OSError as error:
         raise UserError(f"cannot read the card {path}: {error.strerror or error}.") from error
     except ValueError as error:

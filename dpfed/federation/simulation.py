@@ -25,6 +25,7 @@ from dpfed.federation.protocol.packets import Packet
 from dpfed.federation.protocol.terms import SiteCard, Terms
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.site.worker import SiteWorker
+from dpfed.files.reading import read_text
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress
@@ -121,7 +122,7 @@ def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation 
             f"{run.path} is no simulated federation: resume it without simulated sites.",
             command="On the command line: leave --federated out.",
         )
-    simulation = Simulation.model_validate(json.loads(run.simulation.read_text(encoding="utf-8")))
+    simulation = Simulation.model_validate(json.loads(read_text(run.simulation)))
     if expected not in (None, simulation):
         raise UserError(
             f"{run.path} simulates {simulation}, and now {expected} is asked for: choose another folder.",

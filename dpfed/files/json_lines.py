@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.files.atomic import sync_folder
+from dpfed.files.reading import read_bytes
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def read_lines(path: Path) -> Lines:
         DamagedLine: at the first line that is no JSON object.
         OSError: if the file cannot be read.
     """
-    content = path.read_bytes()
+    content = read_bytes(path)
     end = content.rfind(b"\n") + 1
     entries = []
     for number, line in enumerate(content[:end].splitlines(), start=1):

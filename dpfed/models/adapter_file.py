@@ -12,6 +12,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from dpfed.errors import UserError
+from dpfed.files.reading import require_regular
 from dpfed.models.lora import adapted, update_of
 from dpfed.places import path_of
 
@@ -48,6 +49,7 @@ def apply_adapters(model: nn.Module, path: str | Path) -> None:
     if not isinstance(model, nn.Module):
         raise UserError(f"expected a model, a torch.nn.Module, got {type(model).__name__}.")
     try:
+        require_regular(Path(path))
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

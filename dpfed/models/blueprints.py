@@ -21,6 +21,7 @@ from dpfed.config import ModelConfig
 from dpfed.config.shipped import find_tower
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError, nearest
+from dpfed.files.reading import read_text
 
 LOCAL_DIR = "local-dir:"
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
@@ -149,7 +150,7 @@ def _local_dir(folder: Path, weights: str | None) -> Blueprint:
 def _read_json(path: Path) -> tuple[dict[str, Any], Preprocessing]:
     """An architecture file: the towers alone, or ``{"model_cfg": ..., "preprocess_cfg": ...}``."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except OSError as error:
         raise UserError(f"cannot read the architecture {path}: {error.strerror or error}.") from error
     except ValueError as error:

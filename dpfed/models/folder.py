@@ -25,6 +25,7 @@ from dpfed.config.resolved import ResolvedConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
+from dpfed.files.reading import read_bytes
 from dpfed.models.adapter_file import adapter_bytes
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import LOCAL_DIR, preprocess_cfg
@@ -194,7 +195,7 @@ def _digest(description: dict[str, Any]) -> str:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         wanted = f"a model folder has {DESCRIPTION} and {WEIGHTS} or {CLIP_WEIGHTS}"
         raise UserError(f"cannot read {path}: {error.strerror or error}; {wanted}.") from error

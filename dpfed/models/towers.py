@@ -16,6 +16,7 @@ from torch import nn
 
 from dpfed.config import AdaptationConfig, ObjectiveConfig
 from dpfed.errors import UserError
+from dpfed.files.reading import open_regular
 from dpfed.models.blueprints import CONFIG, LOCAL_DIR, Blueprint, quiet
 from dpfed.models.contrastive import MIN_TEMPERATURE, per_view
 from dpfed.models.lora import add_adapters
@@ -187,7 +188,7 @@ def _load(clip: nn.Module, path: Path) -> None:
 
 def _check_kind(path: Path) -> None:
     """Refuses a file that is neither safetensors nor written by torch (a zip archive, or a pickle) nor by numpy."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         start = file.read(2)
     if path.suffix not in (".safetensors", ".npz", ".npy") and not start.startswith((b"PK", b"\x80")):
         raise UserError(f"{path} is not a file of weights: expected .safetensors, or what torch.save writes.")

@@ -18,6 +18,7 @@ from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
 from dpfed.evaluation.suite import subset
+from dpfed.files.reading import read_bytes, read_text
 from dpfed.report.embedding_map import maps
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Gallery:
         """
         folder = Path(folder)
         try:
-            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            index = json.loads(read_text(folder / INDEX))
             return cls(tuple(_section(item, folder) for item in index))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"the gallery {folder} is damaged ({error}); delete it and make the report again.") from error
@@ -205,7 +206,7 @@ def _png(image: Tensor) -> bytes:
 
 def _tile(item: dict, folder: Path) -> Tile:
     # Path(...).name: an index must not lead out of its folder.
-    light, dark = ((folder / Path(item[key]).name).read_bytes() if key in item else None for key in ("file", "dark"))
+    light, dark = (read_bytes(folder / Path(item[key]).name) if key in item else None for key in ("file", "dark"))
     if light is None:
         raise KeyError("file")
     return Tile(light, str(item["text"]), str(item["role"]), dark)

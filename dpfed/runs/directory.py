@@ -20,6 +20,7 @@ from dpfed.errors import UserError
 from dpfed.files.atomic import create_file, draft_of, new_folder, write_atomically
 from dpfed.files.json_lines import DamagedLine, append_line, read_lines
 from dpfed.files.locking import file_lock
+from dpfed.files.reading import read_bytes, read_text
 from dpfed.places import path_of
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 
@@ -260,7 +261,7 @@ class RunDirectory:
             UserError: if the key is gone, which is so after the run has finished.
         """
         try:
-            master = self._key.read_bytes()
+            master = read_bytes(self._key)
         except OSError as error:
             raise UserError(f"{self._key} is missing: without the secret key the run cannot go on.") from error
         if len(master) != KEY_BYTES:
@@ -321,7 +322,7 @@ class RunDirectory:
 def _json_of(file: Path) -> Any:
     """What a JSON file of the run holds; ``None``: it is not there."""
     try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        return json.loads(read_text(file)) if file.is_file() else None
     except (OSError, ValueError) as error:
         raise UserError(f"{file} is damaged ({error}): restore it.") from error
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dpfed.errors import UserError
 from dpfed.files.atomic import new_folder, write_atomically
+from dpfed.files.reading import read_bytes
 from dpfed.models.folder import ADAPTERS
 from dpfed.runs.directory import RunDirectory
 
@@ -37,7 +38,7 @@ def export_model(folder: str | Path, dest: str | Path, adapters: bool = False) -
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
         if adapters:
-            write_atomically(dest, source.read_bytes())
+            write_atomically(dest, read_bytes(source))
         else:
             with new_folder(dest) as draft:
                 shutil.copytree(source, draft, dirs_exist_ok=True)

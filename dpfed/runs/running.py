@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
+from dpfed.files.reading import read_bytes
 from dpfed.models.folder import save_encoder
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
@@ -142,7 +143,7 @@ def _pick_up(
 def _has_header(ledger: Path) -> bool:
     """Whether there is a ledger, of which a crash has not cut even the first line short."""
     try:
-        return b"\n" in ledger.read_bytes()
+        return b"\n" in read_bytes(ledger)
     except FileNotFoundError:
         return False
     except OSError as error:

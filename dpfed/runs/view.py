@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.errors import UserError
+from dpfed.files.reading import read_text
 from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.gallery import Gallery
 from dpfed.report.results import Result, results_of
@@ -144,7 +145,7 @@ class RunView:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; is the run finished?") from error
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from dpfed.errors import UserError
 from dpfed.files.atomic import make_folder, write_atomically
+from dpfed.files.reading import require_regular
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.post_processing import PostProcessor, load_states, serve, states_of
 
@@ -147,6 +148,7 @@ def _load_model(path: Path, tensors: dict[str, Tensor], model: nn.Module) -> Non
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
+        require_regular(path)
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

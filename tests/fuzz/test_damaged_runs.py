@@ -23,7 +23,7 @@ from dpfed.report.html import write_report
 from dpfed.runs.export import export_model
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.view import RunView
-from tests.fuzz.profiles import answer, efforts
+from tests.fuzz.profiles import answer, answered_in_time, efforts
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +128,19 @@ def test_any_accident_to_a_run(effort, runs, which, tmp_path) -> None:
     effort.tries(
         40, check, st.sampled_from(names), st.sampled_from(ACCIDENTS), st.sampled_from(list(ASKED)), st.integers(0, 2**32)
     )
+
+
+@pytest.mark.parametrize("which", ["done", "half"])
+def test_no_question_waits_for_a_pipe_in_a_files_place(runs, which, tmp_path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / which, run)
+    for path in sorted(path for path in run.rglob("*") if path.is_file() and path.name != ".lock"):
+        content = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        for asked in ("ledger", "load", "export"):
+            with answered_in_time():
+                answer(lambda asked=asked: ASKED[asked](run))
+            shutil.rmtree(tmp_path / "exported", ignore_errors=True)
+        path.unlink()
+        path.write_bytes(content)

@@ -18,6 +18,7 @@ from typing import Any
 
 from dpfed.data.store.header import fault_of
 from dpfed.errors import UserError
+from dpfed.files.reading import read_bytes
 from dpfed.places import STORE_HEADER, is_store
 
 FORMAT_VERSION = 2
@@ -150,7 +151,7 @@ def read_layout(path: Path) -> Layout:
     if not is_store(path):
         raise UserError(f"{path} is not a record store (it has no {HEADER}); import it with `dpfed data import` first.")
     try:
-        text = (path / HEADER).read_bytes()
+        text = read_bytes(path / HEADER)
     except OSError as error:
         raise damaged(path, f"{HEADER} cannot be read") from error
     return Layout.parse(text, str(path))

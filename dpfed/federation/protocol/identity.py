@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dpfed.errors import UserError
 from dpfed.files.atomic import create_file
+from dpfed.files.reading import read_bytes
 
 _SECRET_BYTES = 32
 
@@ -49,7 +50,7 @@ class Identity:
             UserError: if it is not there, or is none.
         """
         try:
-            secret = path.read_bytes()
+            secret = read_bytes(path)
         except OSError as error:
             raise UserError(f"cannot read the key {path}: {error.strerror or error}.") from error
         if len(secret) != _SECRET_BYTES:

@@ -20,6 +20,7 @@ from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import is_exchange_key
 from dpfed.federation.protocol.trust import Mode, Trust
 from dpfed.files.atomic import write_atomically
+from dpfed.files.reading import read_text
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.models.building import image_size
 from dpfed.privacy.plan import PrivacyPlan
@@ -102,7 +103,7 @@ class Terms(Section):
             UserError: if they cannot be read, or contradict themselves.
         """
         try:
-            return cls._checked(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls._checked(json.loads(read_text(Path(path))))
         except OSError as error:
             raise UserError(f"cannot read the terms {path}: {error.strerror or error}.") from error
         except ValueError as error:
