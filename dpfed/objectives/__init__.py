@@ -31,26 +31,31 @@ def loss_of(objective: ObjectiveConfig, public: int = 0) -> GroupLoss:
 
     Args:
         objective: of a configuration.
-        public: so many records at the end of each group are public: the loss is then the others' own terms. For losses that
-            have such terms, see `Objective.own_terms`.
+        public: so many records at the end of each group are public: the loss is then what the others add to it.
     """
     loss = functools.partial(objective.loss.loss, options=objective.options)
-    return functools.partial(_own_terms, loss, public) if public else loss
+    return functools.partial(_added, loss, objective.loss.own_terms, public) if public else loss
 
 
-def _own_terms(
+def _added(
     loss: Callable[..., Tensor],
+    own_terms: bool,
     public: int,
     embeddings: dict[str, Tensor],
     present: Tensor,
     temperature: Tensor,
     bias: Tensor | None,
 ) -> Tensor:
-    """The terms of the records of a group that stand before its public ones; padding comes last."""
+    """What the records of a group that stand before its public ones add to its loss; padding comes last.
+
+    Their own terms, where the loss has such; otherwise the loss of the group without the loss of the public records alone.
+    """
     import torch
 
     own = torch.arange(len(present), device=present.device) < present.sum() - public
-    return loss(embeddings, present, temperature, bias, counted=own)
+    if own_terms:
+        return loss(embeddings, present, temperature, bias, counted=own)
+    return loss(embeddings, present, temperature, bias) - loss(embeddings, present & ~own, temperature, bias)
 
 
 def keys_of_losses() -> dict[str, tuple[str, ...]]:
