@@ -2,9 +2,9 @@
 
 Every drawn record makes a group, which M records of a public set join: a function of the record's key and the step. The loss is
 what the record adds: its own terms of the contrast, with itself as anchor in both directions, or, where a loss is made of
-statistics (Barlow Twins, VICReg), the loss of the group without the loss of its public records alone. The gradient flows through all records of the
-group, public ones included, and is clipped to C. (Without it through the public ones, the direction that all records have in
-common fills the clip, and little is learnt.)
+statistics (Barlow Twins, VICReg), the loss of the group without the loss of its public records alone. The gradient flows
+through all records of the group, public ones included, and is clipped to C. (Without it through the public ones, the direction
+that all records have in common fills the clip, and little is learnt.)
 
 **Lemma.** Neighbours D and D' = D + x: the sum moves by at most **C**. The public set is fixed before training and
 holds no record of D'. The group of any record y of D is y itself and public records that y's key chose, with views that are
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 def _numbers(config: Config, options: NoOptions) -> dict[str, Any]:
     if config.objective.loss.target_network:
         raise UserError(
-            f"bounding.method = 'public' holds every record against public ones, and objective.name = "
-            f"'{config.objective.name}' holds a record against nothing but itself: set bounding.method = 'group', or another loss."
+            "bounding.method = 'public' holds every record against public ones, and objective.name = "
+            f"'{config.objective.name}' holds a record against nothing but itself: set bounding.method = 'group', or another "
+            "loss."
         )
     if config.public.source == "store" and config.public.path is None:
         raise UserError(
