@@ -307,8 +307,8 @@ class RunDirectory:
             return lines
         except (OSError, DamagedLine) as error:
             raise UserError(
-                f"{self.metrics} is damaged ({error}): restore it, or delete it; the run then goes on without the earlier part of "
-                "its curves."
+                f"{self.metrics} is damaged ({error}): restore it, or delete it; the run then goes on without the earlier part "
+                "of its curves."
             ) from error
 
     def rewind_metrics(self, step: int) -> None:
