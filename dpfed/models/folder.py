@@ -124,6 +124,21 @@ def load_encoder(folder: str | Path) -> Model:
     return model.requires_grad_(True).eval()
 
 
+def weights_digest(folder: str | Path) -> str:
+    """The SHA-256 of a model's weights, computed from the file and held against the model's description.
+
+    Raises:
+        UserError: if the folder is missing or damaged.
+    """
+    folder = Path(folder)
+    description = describe(folder)
+    path = folder / (CLIP_WEIGHTS if description["model"].get("kind") == "open_clip" else WEIGHTS)
+    found = hashlib.sha256(_read(path)).hexdigest()
+    if found != description["sha256"]:
+        raise UserError(f"{path} is damaged or not the file that {DESCRIPTION} describes: copy the folder again.")
+    return found
+
+
 def _skeleton(config: ModelConfig, objective: ObjectiveConfig, size: int) -> Model:
     """The model before its weights are read, without touching the random state of the process."""
     if config.kind == "open_clip":  # has constants that are computed when it is built, so it cannot be made of meta tensors
