@@ -77,8 +77,8 @@ def _refuse_early(config: Config, folder: Path, resume: bool, watcher: Watcher, 
 
     refuse_place(folder, resume)
     if not resume:
-        foresee(config, watcher, owners)
         refuse_start(config)
+        foresee(config, watcher, owners)
     watcher.note("loading PyTorch")
 
 

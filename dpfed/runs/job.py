@@ -85,9 +85,9 @@ def begin(
     """
     RunDirectory.refuse_unusable(folder)
     randomness = randomness or secret_of(config)
+    refuse_start(config)
     if terms is None:
         foresee(config, owners=owners)  # before anything that takes seconds
-    refuse_start(config)
     parts = assemble(resolve(config, watcher), randomness, watcher, owners=owners, terms=terms)
     refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
     say_what_is_trained(parts, watcher)

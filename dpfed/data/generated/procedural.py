@@ -16,6 +16,7 @@ from dpfed.data.store.writing import StoreWriter
 
 NAME = "procedural"
 LARGEST = 224  # pixels; larger images are scaled up from these
+_HELD_OUT = 1000
 _PROGRESS_EVERY = 100
 Progress = Callable[[int, int | None], None]
 
@@ -52,7 +53,7 @@ def write_procedural(
 
 
 def procedural_store(
-    records: int, folder: str | Path, size: int, test: int = 1000, seed: int = 0, progress: Progress | None = None
+    records: int, folder: str | Path, size: int, test: int | None = None, seed: int = 0, progress: Progress | None = None
 ) -> RecordStore:
     """The procedural images, generated on first use.
 
@@ -60,7 +61,7 @@ def procedural_store(
         records: number of training records.
         folder: where the store is kept.
         size: side of the images, pixels; above `LARGEST` the store has images of that side.
-        test: number of test records.
+        test: number of test records; default 1,000, but no more than training records.
         seed: public; another one gives other records.
         progress: called while they are generated.
 
@@ -68,6 +69,7 @@ def procedural_store(
         UserError: when the store cannot be written or is damaged.
     """
     side = min(size, LARGEST)
+    test = min(_HELD_OUT, records) if test is None else test
     path = Path(folder) / f"{NAME}-v{VERSION}-{side}px-{records}-{test}{f'-seed-{seed}' * bool(seed)}"
     return open_or_write(path, lambda target: write_procedural(target, side, records, test, seed, progress))
 

@@ -107,6 +107,6 @@ def test_any_size(size):
 
 def test_a_configuration_opens_them_in_the_size_of_its_model(tmp_path):
     opened = open_records(DataConfig(source="procedural", records=16, size=12, stores=str(tmp_path)))
-    assert opened.size == 12 and [len(opened.split(split)) for split in ("train", "test")] == [16, 1000]
+    assert opened.size == 12 and [len(opened.split(split)) for split in ("train", "test")] == [16, 16]
     large = procedural_store(4, tmp_path, 300, test=0)
     assert large.size == 224 and large.images(np.arange(4), 300).shape == (4, 3, 300, 300)
