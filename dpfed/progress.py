@@ -36,13 +36,21 @@ class Silent:
         """See `Watcher`."""
 
 
-def import_progress(watcher: Watcher) -> Callable[[int, int | None], None]:
-    """Progress of an import, which becomes a stage when it is called first: most runs import nothing."""
+def import_progress(watcher: Watcher, name: str = "records") -> Callable[..., None]:
+    """Progress of an import, which becomes a stage when it is called first: most runs import nothing.
+
+    Args:
+        watcher: who sees it.
+        name: what is counted.
+
+    Returns:
+        To be called with how many are done, and of how many if that is known.
+    """
     advance: Callable[[int], None] | None = None
 
-    def progress(done: int, total: int | None) -> None:
+    def progress(done: int, total: int | None = None) -> None:
         nonlocal advance
-        advance = advance or watcher.stage("records", total)
+        advance = advance or watcher.stage(name, total)
         advance(done)
 
     return progress

@@ -68,6 +68,7 @@ def import_(
             progress=import_progress(watcher),
             id=id,
             allow_outside=allow_outside,
+            watch=import_progress(watcher, "files found"),
         )
     counts = ", ".join(f"{count:,} {split}" for split, count in report.counts.items())
     _say(f"{report.path}: {report.kind} records from {report.format}: {counts}")

@@ -4,11 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from dpfed.evaluation.intervals import Outcomes
+if TYPE_CHECKING:  # it imports torch, and runs are read without
+    from dpfed.evaluation.intervals import Outcomes
 
 Which = Literal["trained", "untrained"]
+_NUMBER = (int, float)
+_FACTS: dict[str, type | tuple[type, ...]] = {
+    "name": str,
+    "value": _NUMBER,
+    "model": str,
+    "split": str,
+    "protocol": str,
+    "step": int,
+}
+
+
+def wrong_fact(facts: object) -> str | None:
+    """What is wrong with something that should be `Evaluation.facts` as JSON gives them back; ``None``: nothing."""
+    if not isinstance(facts, dict):
+        return "name"
+    for key, kind in _FACTS.items():
+        if not isinstance(facts.get(key), kind) or isinstance(facts[key], bool):
+            return key
+    for key in ("interval", "change"):
+        ends = facts.get(key, [0, 0])
+        if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, _NUMBER) for end in ends):
+            return key
+    return None
 
 
 @dataclass(frozen=True)

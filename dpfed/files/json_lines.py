@@ -28,14 +28,14 @@ class Lines:
 
 
 class DamagedLine(Exception):
-    """A complete line is no JSON object.
+    """A complete line is no JSON object, or none that a reader expects.
 
     Attributes:
         number: of the line, from 1.
     """
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"line {number} is no JSON object")
+        super().__init__(f"line {number} is none that belongs there")
         self.number = number
 
 

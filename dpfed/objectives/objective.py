@@ -48,7 +48,8 @@ class Objective:
         target_network: whether it compares with a slow copy of the model (`dpfed.models.byol`), of one image tower, whose
             embeddings it finds under ``target``; it wants a key ``momentum``.
         own_terms: whether it is a sum of terms that each belong to one record, or to a pair; `loss` then takes
-            ``counted``, ``(S,)`` bool, the records whose terms are added up (default: all that are present).
+            ``counted``, ``(S,)`` bool, the records whose terms are added up (default: all that are present). What a record
+            adds beside public ones is then these terms, and otherwise a difference of two losses.
         images_only: whether it compares views of an image, and knows nothing of captions.
         rules: when some of its keys have no effect although the loss is chosen.
     """

@@ -24,6 +24,7 @@ from dpfed.data.views.texts import TextViews
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, Which, evaluate, tasks_of
 from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, tokenizer_for
+from dpfed.models.centres import add_centres
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.privacy.ledger import Ledger
@@ -227,6 +228,7 @@ def assemble(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
         model = build_model(config.model, config.objective, config.adaptation, image_size(config), fresh, start)
+    add_centres(model, config)
     validate(model)
     method, engine = method_named(config.bounding.method), config.bounding.engine
     if not method.picks_engine:
@@ -252,7 +254,7 @@ def assemble(
         plan.require_finite()
     refuse_many_owners(plan, owners)
     tasks_of(store, config)
-    public = public_records_of(config, store, import_progress(watcher))
+    public = public_records_of(config, store, import_progress(watcher, "public records"))
     sharded = config.training.sharding != "none"
     model.to("cpu" if sharded else device)
     views = ImageViews(config.views, preprocessing)

@@ -17,6 +17,7 @@ from dpfed.config.dotted_keys import leaves
 from dpfed.config.effects import without_effect
 from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
+from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.atomic import create_file, draft_of, new_folder, write_atomically
 from dpfed.files.json_lines import DamagedLine, append_line, read_lines
 from dpfed.files.locking import file_lock
@@ -300,13 +301,14 @@ class RunDirectory:
         """
         try:
             lines = read_lines(self.metrics).entries if self.metrics.exists() else []
-            if not all(isinstance(line["step"], int) for line in lines):
-                raise TypeError
+            for number, line in enumerate(lines, start=1):
+                if not _is_metric(line):
+                    raise DamagedLine(number)
             return lines
-        except (OSError, DamagedLine, TypeError, KeyError) as error:
+        except (OSError, DamagedLine) as error:
             raise UserError(
-                f"{self.metrics} is damaged: restore it, or delete it; the run then goes on without the earlier part of "
-                "its curves."
+                f"{self.metrics} is damaged ({error}): restore it, or delete it; the run then goes on without the earlier part "
+                "of its curves."
             ) from error
 
     def rewind_metrics(self, step: int) -> None:
@@ -317,6 +319,13 @@ class RunDirectory:
     def write(self, file: Path, text: str) -> None:
         """Replaces one of the run's text files, whole or not at all."""
         write_atomically(file, text)
+
+
+def _is_metric(line: dict[str, Any]) -> bool:
+    """Whether a line of metrics.jsonl has what is read of it."""
+    step, spent = line.get("step"), line.get("epsilon", 0)
+    numbers = isinstance(step, int) and not isinstance(step, bool) and (spent is None or isinstance(spent, int | float))
+    return numbers and ("evaluation" not in line or wrong_fact(line["evaluation"]) is None)
 
 
 def _json_of(file: Path) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.errors import UserError
+from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.reading import read_text
 from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.gallery import Gallery
@@ -19,7 +20,6 @@ from dpfed.runs.directory import RunDirectory
 _NUMBER = (int, float)
 _SPENT = (int, float, type(None))  # JSON has no infinity
 _Kind = type | tuple[type, ...]
-_FIELDS: dict[str, _Kind] = {"name": str, "value": _NUMBER, "model": str, "split": str, "protocol": str, "step": int}
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class RunView:
             code += " (changed)"
         mark = made["data"]["fingerprint"]
         data = f"{made['data']['name']} ({mark})" if mark else made["data"]["name"]
-        return f"{data} · run {made['id']} · began {made['began']} · {code} · {last['hardware']}"
+        ledger = f" · ledger {made['ledger']}" if "ledger" in made else ""
+        return f"{data} · run {made['id']}{ledger} · began {made['began']} · {code} · {last['hardware']}"
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -137,7 +138,7 @@ class RunView:
             folder=str(folder),
             config_toml=config_toml,
             results=results_in(folder / "results.json"),
-            metrics=_metrics(folder / "metrics.jsonl"),
+            metrics=RunDirectory(folder).metric_lines(),
             card_markdown=card,
             gallery=Gallery.read(pictures) if pictures.is_dir() else None,
         )
@@ -165,13 +166,8 @@ def results_in(path: Path) -> dict[str, Any]:
     if not isinstance(evaluations, list):
         raise UserError(f"{path} is damaged: expected a list 'evaluations', got {type(evaluations).__name__}.")
     for number, item in enumerate(evaluations):
-        for key, kind in _FIELDS.items():
-            if not isinstance(item, dict) or not _is(item.get(key), kind):
-                raise UserError(f"{path} is damaged: evaluations[{number}] has no valid '{key}'.")
-        for key in ("interval", "change"):
-            ends = item.get(key, (0.0, 0.0))
-            if not isinstance(ends, list | tuple) or len(ends) != 2 or not all(_is(end, _NUMBER) for end in ends):
-                raise UserError(f"{path} is damaged: evaluations[{number}] has no valid '{key}'.")
+        if key := wrong_fact(item):
+            raise UserError(f"{path} is damaged: evaluations[{number}] has no valid '{key}'.")
     return results
 
 
@@ -181,22 +177,15 @@ def _is_provenance(made: Any) -> bool:
         return True
     try:
         data, last = made.get("data"), (made.get("environments") or [None])[-1]
-        texts = [made["id"], *([made["began"], data["name"], last["versions"]["dpfed"], last["hardware"]] if data else [])]
+        texts = [
+            made["id"],
+            made.get("ledger", ""),
+            *([made["began"], data["name"], last["versions"]["dpfed"], last["hardware"]] if data else []),
+        ]
         optional = [data["fingerprint"], last["commit"]] if data else []
     except (AttributeError, LookupError, TypeError):
         return False
     return all(isinstance(text, str) for text in texts) and all(text is None or isinstance(text, str) for text in optional)
-
-
-def _metrics(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    for number, line in enumerate(_text(path).splitlines(), start=1):
-        if line.strip():
-            item = _object(line, f"line {number} of {path}")
-            if not _is(item.get("step"), int) or not _is(item.get("epsilon", 0.0), _SPENT):
-                raise UserError(f"line {number} of {path} is damaged: expected a whole 'step' and a number 'epsilon'.")
-            lines.append(item)
-    return lines
 
 
 def _object(text: str, where: str) -> dict[str, Any]:

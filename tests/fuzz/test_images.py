@@ -76,7 +76,8 @@ def declared(kind: str, width: int, height: int) -> bytes:
 
 
 SIDES = st.one_of(
-    st.sampled_from([0, 1, 2**14, 2**15, 2**16 - 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1]), st.integers(0, 2**32 - 1)
+    st.sampled_from([0, 1, 80, 2**14, 2**15, 2**16 - 1, 2**16, 2**20, 2**26, 2**31 - 1, 2**31, 2**32 - 1]),
+    st.integers(0, 2**32 - 1),
 )
 
 

@@ -1,9 +1,10 @@
 """Public contrast: every private record is contrasted with public ones alone, in a group of its own.
 
 Every drawn record makes a group, which M records of a public set join: a function of the record's key and the step. The loss is
-the record's own terms of the contrast, with itself as anchor in both directions. The gradient flows through all records of the
-group, public ones included, and is clipped to C. (Without it through the public ones, the direction that all records have in
-common fills the clip, and little is learnt.)
+what the record adds: its own terms of the contrast, with itself as anchor in both directions, or, where a loss is made of
+statistics (Barlow Twins, VICReg), the loss of the group without the loss of its public records alone. The gradient flows
+through all records of the group, public ones included, and is clipped to C. (Without it through the public ones, the direction
+that all records have in common fills the clip, and little is learnt.)
 
 **Lemma.** Neighbours D and D' = D + x: the sum moves by at most **C**. The public set is fixed before training and
 holds no record of D'. The group of any record y of D is y itself and public records that y's key chose, with views that are
@@ -24,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 from dpfed.bounding.methods.group import group_engine
 from dpfed.errors import UserError
-from dpfed.objectives import OBJECTIVES
 from dpfed.privacy.method import Method
 from dpfed.schema.section import NoOptions
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 def _numbers(config: Config, options: NoOptions) -> dict[str, Any]:
-    if not config.objective.loss.own_terms:
-        able = " or ".join(f"'{name}'" for name, loss in OBJECTIVES.items() if loss.own_terms)
+    if config.objective.loss.target_network:
         raise UserError(
-            f"bounding.method = 'public' adds up a record's own terms of a contrast with public records, and objective.name = "
-            f"'{config.objective.name}' has no such terms: set it to {able}, or choose another method, such as 'group'."
+            "bounding.method = 'public' holds every record against public ones, and objective.name = "
+            f"'{config.objective.name}' holds a record against nothing but itself: set bounding.method = 'group', or another "
+            "loss."
         )
     if config.public.source == "store" and config.public.path is None:
         raise UserError(
@@ -50,7 +50,7 @@ def _numbers(config: Config, options: NoOptions) -> dict[str, Any]:
 METHOD = Method(
     name="public",
     title="public contrast",
-    claim="Every drawn record makes a group of its own, which public records join, and the gradient of its own terms of the "
+    claim="Every drawn record makes a group of its own, which public records join, and the gradient of what it adds to the "
     "loss is clipped. No other private record has a part in it: a record adds one such gradient, and moves the sum by C.",
     sensitivity=lambda plan: plan.clip_norm,
     spread=lambda plan: 2 * plan.batch + 100,  # groups: a Poisson batch is larger once in 10^60

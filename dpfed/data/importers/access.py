@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpfed.data.reasons import OUTSIDE
 from dpfed.errors import UserError
+
+if TYPE_CHECKING:
+    from dpfed.data.importers.listing import Listing
 
 _MOST_BYTES = 1 << 30  # of one image file; a larger one would not be decoded anyway
 
@@ -20,20 +25,24 @@ class NotRead(Exception):
 
 @dataclass(frozen=True)
 class Access:
-    """Which files an import may read.
+    """Which files an import may read, and which folders it has listed.
 
     Attributes:
         root: the source's folder, without links; files below it may be read.
         outside: files elsewhere may be read, too.
+        watch: called now and then, with how many files were found, while a folder is listed.
+        listings: the folders that were listed: every importer is asked about a source, and a large one is walked once.
     """
 
     root: str
     outside: bool = False
+    watch: Callable[[int], None] | None = field(default=None, compare=False, repr=False)
+    listings: dict[Path, Listing] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def to(cls, source: Path, outside: bool = False) -> Access:
+    def to(cls, source: Path, outside: bool = False, watch: Callable[[int], None] | None = None) -> Access:
         """Access to a folder, or to the folder that a file lies in."""
-        return cls(os.path.realpath(source if source.is_dir() else source.parent), outside)
+        return cls(os.path.realpath(source if source.is_dir() else source.parent), outside, watch)
 
     def permits(self, path: str | Path) -> bool:
         """Whether a file or folder lies below the root, wherever links lead."""

@@ -75,6 +75,7 @@ def import_records(
     progress: Progress | None = None,
     id: str | None = None,
     allow_outside: bool = False,
+    watch: Callable[[int], None] | None = None,
 ) -> ImportReport:
     """Imports a data set into a new record store.
 
@@ -92,6 +93,7 @@ def import_records(
         id: what names a record: a column of Parquet, or ``"content"``, a hash of what it holds; ``None``: its own name at the
             source, where it has one, otherwise a hash.
         allow_outside: also read files outside of the source's folder, which tables or links name.
+        watch: called now and then, with how many files were found, while the source is looked through.
 
     Raises:
         UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for.
@@ -105,7 +107,7 @@ def import_records(
     held_out = {"validation": validation, "test": test}
     held_out = {split: whole_number(count, f"the number of {split} records") for split, count in held_out.items()}
     try:
-        chosen, opened = _open(paths, format, id, allow_outside)
+        chosen, opened = _open(paths, format, id, Access.to(paths[0], allow_outside, watch))
         path = paths[0] if len(paths) == 1 else paths[0].parent
         _refuse_unread(opened, path, chosen, skip_broken, format is not None)
         _refuse_splits(opened, path, held_out)
@@ -144,12 +146,11 @@ def import_records(
     )
 
 
-def _open(paths: list[Path], format: str | None, id: str | None, outside: bool) -> tuple[str, Source]:
+def _open(paths: list[Path], format: str | None, id: str | None, access: Access) -> tuple[str, Source]:
     """The name of the importer, and the opened source."""
     known = importers()
     if format is not None and format not in known:
         raise UserError(f"unknown format {format!r}; {nearest(format, known)}")
-    access = Access.to(paths[0], outside)
     if len(paths) > 1 and (
         format not in (None, TableImporter.name) or not all(path.is_file() and suffix(path) in TABLES for path in paths)
     ):

@@ -22,6 +22,7 @@ _HARMLESS_FILE = re.compile(
     | (md5|sha1|sha256|sha512)sums?(\.txt)? | (dataset_infos?|dataset_dict|state)\.json | .*\.(md|rst|py|ipynb|sh)""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
+_WATCHED = 1000  # files between two calls of a watcher
 _HARMLESS_FOLDER = re.compile(r"\..*|__MACOSX|__pycache__", re.DOTALL)
 
 
@@ -70,16 +71,22 @@ def harmless(name: str) -> bool:
 
 
 def list_files(root: Path, access: Access) -> Listing:
-    """Lists all files below a folder.
+    """Lists all files below a folder; the result is the caller's own.
 
     Raises:
         UserError: when the folder itself cannot be read.
     """
-    listing = Listing(root)
-    listing.files.extend(walk(root, access, listing))
-    if any(entry.id == "." for entry in listing.refused):
-        raise UserError(f"cannot read the folder {root}: {listing.refused[0].reason}.")
-    return listing
+    if root not in access.listings:
+        listing = Listing(root)
+        for file in walk(root, access, listing):
+            listing.files.append(file)
+            if access.watch is not None and len(listing.files) % _WATCHED == 0:
+                access.watch(len(listing.files))
+        if any(entry.id == "." for entry in listing.refused):
+            raise UserError(f"cannot read the folder {root}: {listing.refused[0].reason}.")
+        access.listings[root] = listing
+    found = access.listings[root]
+    return Listing(root, list(found.files), Counter(found.passed_over), list(found.refused))
 
 
 def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator[Path]:
@@ -111,7 +118,7 @@ def walk(root: Path, access: Access, listing: Listing | None = None) -> Iterator
             is_folder = _is_folder(entry)
             if _HARMLESS_FOLDER.fullmatch(entry.name) if is_folder else harmless(entry.name):
                 notes.passed_over[_called(entry.name)] += 1
-            elif entry.is_symlink() and not access.permits(path) and path.exists():
+            elif entry.is_symlink() and not access.permits(path) and os.path.exists(path):
                 notes.refused.append(_refused(root, path, OUTSIDE))
             elif is_folder:
                 below.append(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from array import array
@@ -93,9 +94,10 @@ class ParquetImporter(Importer):
             used = {*columns.needed(), *columns.labels}
             unused = dict.fromkeys(name for file in opened for name in file.schema_arrow.names if name not in used)
             total = sum(file.metadata.num_rows for file in opened)
-            by_path = any(_lacks_bytes(file, columns.image) for file in opened)
             if columns.id is not None:
                 _refuse_repeated(files, columns.id)
+            by_path = functools.cache(lambda: any(_lacks_bytes(file, columns.image) for file in opened))
+            unread = found.unread(lambda file: suffix(file) in EXTENSIONS and by_path())
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"cannot read the Parquet files of {path} ({_first_line(error)}); are they complete?") from error
         return Source(
@@ -107,7 +109,7 @@ class ParquetImporter(Importer):
             unit_name=columns.unit_name,
             unused=tuple(unused),
             named=columns.id is not None,
-            unread=found.unread(lambda file: by_path and suffix(file) in EXTENSIONS),
+            unread=unread,
             passed_over=found.passed_over,
         )
 
@@ -201,14 +203,14 @@ def _names(files: list[tuple[str, Path]], split: str, column: str) -> Iterator[s
 
 
 def _lacks_bytes(file: pq.ParquetFile, image: str) -> bool:
-    """Whether some images are given by their path alone."""
-    for group in range(file.metadata.num_row_groups):
-        row_group = file.metadata.row_group(group)
-        for number in range(row_group.num_columns):
-            column = row_group.column(number)
-            if column.path_in_schema == f"{image}.bytes" and (column.statistics is None or column.statistics.null_count):
-                return True
-    return False
+    """Whether some images are given by their path alone.
+
+    The footer counts such rows, too. But where it is damaged, pyarrow ends the process when it is asked for a column's entry.
+    """
+    if not pa.types.is_struct(file.schema_arrow.field(image).type):
+        return False
+    batches = file.iter_batches(_ROWS_AT_ONCE, columns=[f"{image}.bytes"])
+    return any(pc.struct_field(batch.column(0), "bytes").null_count for batch in batches)
 
 
 def _records(files: list[tuple[str, Path]], columns: _Columns) -> Iterator[Item]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.data.importers.access import Access
-from dpfed.data.importers.listing import Listing, list_files, suffix, walk
+from dpfed.data.importers.listing import Listing, list_files, suffix
 from dpfed.data.importers.source import SPLIT_NAMES, Unreadable
 from dpfed.data.reasons import OUTSIDE
 from dpfed.data.store.record import SPLITS
@@ -50,7 +50,7 @@ class SplitFiles:
 
 def holds(path: Path, endings: Collection[str], access: Access | None) -> bool:
     """Whether there is a file of one of some kinds below a folder."""
-    return any(suffix(file) in endings for file in walk(path, access or Access.to(path)))
+    return any(suffix(file) in endings for file in list_files(path, access or Access.to(path)).files)
 
 
 def split_files(path: Path, ending: str, layout: str, access: Access) -> SplitFiles:

@@ -23,6 +23,7 @@ EXTENSIONS = frozenset(
 ) | frozenset({".ppm", ".pgm", ".pbm", ".pnm"})
 
 _MOST_PIXELS = 89_478_485  # above it PIL warns of a file that fills the memory
+_LONGEST = 1 << 20  # pixels of a side; PIL needs 32 bytes for each of them to scale it down, in one piece
 _LARGE = 1 << 24  # pixels of images that are decoded one at a time
 _MOST_RESIZED = 1 << 25  # pixels of an image before it is cropped
 _TOO_LARGE = f"more than {_MOST_PIXELS:,} pixels"
@@ -80,6 +81,8 @@ def _opened(image: ImageInput) -> Image.Image:
             image = Image.open(io.BytesIO(image), formats=_FORMATS)
         if image.width * image.height > _MOST_PIXELS:
             raise BrokenImage(_TOO_LARGE)
+        if max(image.size) > _LONGEST:
+            raise BrokenImage(f"a side of more than {_LONGEST:,} pixels")
         if 0 in image.size:
             raise BrokenImage("no pixels")
         return image

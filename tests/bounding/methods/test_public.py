@@ -7,12 +7,15 @@ from dpfed.bounding.engines import ENGINES, GroupBatch, build_engine
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
+from dpfed.models.centres import add_centres
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives import OBJECTIVES, loss_of
+from dpfed.objectives.centring import centred
 from dpfed.privacy.plan import PrivacyPlan
+from tests.objectives.test_two_view_losses import ORACLES
 
 M = 3
-LOSSES = [name for name, loss in OBJECTIVES.items() if loss.own_terms]
+LOSSES = [name for name, loss in OBJECTIVES.items() if not loss.target_network]
 PUBLIC = {"source": "shapes"}
 MODELS = {
     "images": ModelConfig(width=8, embedding=8, head_hidden=16),
@@ -25,10 +28,13 @@ def config(**sections):
     return parse_config(tree | sections)
 
 
-def own_terms(objective, z, own, tau, bias):
-    """The definition, pair by pair: what the first `own` records of a group say, with one text or two views each."""
+def added(objective, z, own, tau, bias):
+    """The definition, pair by pair: what the first `own` records of a group add, with one text or two views each."""
     first, second = (z["image"][:, 0], z["text"][:, 0]) if "text" in z else (z["image"][:, 0], z["image"][:, 1])
     size, total = len(first), 0
+    if objective in ORACLES:  # the formula of the statistics, written out, with these records and without them
+        with_them = ORACLES[objective](z, [True] * size)
+        return with_them - ORACLES[objective](z, [row >= own for row in range(size)])
     if objective == "infonce":
         for i in range(own):
             for anchors, others in ((first, second), (second, first)):
@@ -58,14 +64,15 @@ def batch_of(kind, own):
 @pytest.mark.parametrize("own", [(1, 1, 1, 1), (1, 3, 2)], ids=["records", "units"])
 @pytest.mark.parametrize("kind", list(MODELS))
 @pytest.mark.parametrize("objective", LOSSES)
-def test_every_engine_clips_the_gradient_of_a_records_own_terms(objective, kind, own):
-    wanted = ObjectiveConfig(name=objective, learn_temperature=True, **({"bias": -1.0} if objective == "siglip" else {}))
+def test_every_engine_clips_the_gradient_of_what_a_record_adds(objective, kind, own):
+    own_options = {"infonce": {"learn_temperature": True}, "siglip": {"learn_temperature": True, "bias": -1.0}}
+    wanted = ObjectiveConfig(name=objective, **own_options.get(objective, {}))
     model, batch, clip_norm = build_model(MODELS[kind], wanted), batch_of(kind, own), 0.5
     expected, norms = 0, []
     for group, count in enumerate(own):
         first, end = batch.starts[group : group + 2]
         z = model({name: view[first:end] for name, view in batch.views.items()})
-        loss = own_terms(objective, z, count, model.temperature, model.bias)
+        loss = added(objective, z, count, model.temperature, model.bias)
         gradients = torch.autograd.grad(loss, TrainableVector(model).parameters)
         flat = torch.cat([gradient.flatten() for gradient in gradients]).double()
         norms.append(flat.norm().item())
@@ -86,11 +93,36 @@ def test_gradients_flow_through_public_records_and_their_own_terms_do_not_count(
     own = loss_of(wanted, M)({"image": z}, present, tau, bias)
     (slope,) = torch.autograd.grad(own, z)
     assert all(slope[row].norm() > 0 for row in range(1 + M))
-    assert own < loss_of(wanted)({"image": z}, present, tau, bias)
+    if OBJECTIVES[objective].own_terms:
+        assert own < loss_of(wanted)({"image": z}, present, tau, bias)
     # Padding behind the group changes nothing, whatever it holds.
     padded = torch.cat([z, torch.randn(2, 2, 8, generator=generator)])
     present = torch.arange(3 + M) < 1 + M
     assert torch.allclose(loss_of(wanted, M)({"image": padded}, present, tau, bias), own, atol=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["infonce", "vicreg"])
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_every_engine_clips_the_gradient_in_the_centres_too(objective, kind):
+    wanted, weight, clip_norm = ObjectiveConfig(name=objective), 0.3, 0.5
+    model, batch = build_model(MODELS[kind], wanted), batch_of(kind, (1, 3, 2))
+    add_centres(model, config(model=MODELS[kind].model_dump(exclude_none=True)))
+    torch.nn.init.normal_(model.centres.table.weight, std=0.1)
+    vector, expected = TrainableVector(model), 0
+    for group, count in enumerate((1, 3, 2)):
+        first, end = batch.starts[group : group + 2]
+        z = model({name: view[first:end] for name, view in batch.views.items()})
+        own = torch.arange(end - first) < count
+        centres = model.centres.table.weight.expand(end - first, -1)
+        moved, distance = centred(z, centres, own, torch.ones(end - first, dtype=torch.bool), OBJECTIVES[objective].unit_length)
+        loss = added(objective, moved, count, model.temperature, model.bias) + weight * distance
+        flat = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, vector.parameters)]).double()
+        expected = expected + flat * min(1.0, clip_norm / flat.norm().item())
+    assert expected[-model.centres.table.weight.numel() :].norm() > 0
+    for name in ENGINES:
+        into = vector.zeros()
+        build_engine(name, model, "fp32", loss_of(wanted, M, weight), 1 + M).add_clipped(batch, clip_norm, into)
+        assert (into - expected).norm() <= 1e-4 * expected.norm(), name
 
 
 def test_the_plan_has_sensitivity_c_and_as_many_groups_as_expected_records():
@@ -101,10 +133,9 @@ def test_the_plan_has_sensitivity_c_and_as_many_groups_as_expected_records():
     assert plan.noise_multiplier == group.noise_multiplier and plan.noise_std == group.noise_std / 2
 
 
-@pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name not in LOSSES])
-def test_losses_without_terms_of_one_record_are_refused(objective):
-    with pytest.raises(UserError, match="'infonce' or 'siglip'"):
-        PrivacyPlan.from_config(1000, config(objective={"name": objective}))
+def test_a_loss_that_holds_a_record_against_itself_alone_is_refused():
+    with pytest.raises(UserError, match="against nothing but itself"):
+        PrivacyPlan.from_config(1000, config(objective={"name": "byol"}))
 
 
 def test_a_missing_path_is_refused_before_any_record_is_read():

@@ -242,3 +242,20 @@ def test_files_too_large_to_be_images_are_not_read(tmp_path: Path, pictures) -> 
         file.truncate(1 << 40)  # takes no room on the disk
     with pytest.raises(UserError, match=r"larger than 1 GiB \(1\): 1\.png"):
         import_records(root, tmp_path / "s")
+
+
+def test_a_folder_is_walked_once_however_many_importers_are_asked(
+    tmp_path: Path, pictures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        (folder := tmp_path / "source" / f"class{number}").mkdir(parents=True)
+        pictures.file(folder / "a.png")
+    opened: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (opened.append(str(path)), scandir(path))[1])
+    monkeypatch.setattr("dpfed.data.importers.listing._WATCHED", 2)
+    found: list[int] = []
+    import_records(tmp_path / "source", tmp_path / "store", watch=found.append)
+    walked = [path for path in opened if path.startswith(str(tmp_path / "source"))]
+    assert found == [2, 4]
+    assert sorted(set(walked)) == sorted(walked)  # Path.iterdir does not use scandir

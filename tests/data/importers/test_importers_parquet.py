@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -198,3 +200,34 @@ def test_a_class_number_without_a_name_is_refused(tmp_path: Path, pictures) -> N
     write(tmp_path / "x.parquet", pictures, 2, meta=metadata(label=CLASSES), label=[2, 3])
     with pytest.raises(UserError, match="train/1"):
         import_records(tmp_path / "x.parquet", tmp_path / "s")
+
+
+ASK = """
+import sys
+from pathlib import Path
+from dpfed.data.importers.parquet import ParquetImporter
+from dpfed.errors import UserError
+
+path = Path(sys.argv[1])
+sound, opened = path.read_bytes(), 0
+footer = int.from_bytes(sound[-8:-4], "little")
+for place in range(len(sound) - 8 - footer, len(sound) - 8):
+    for value in (1, 69):
+        path.write_bytes(sound[:place] + bytes([value]) + sound[place + 1:])
+        try:
+            ParquetImporter().open(path)
+            opened += 1
+        except UserError:
+            pass
+print(opened)
+"""
+
+
+def test_a_damaged_footer_never_ends_the_process(tmp_path: Path) -> None:
+    table = pa.table({"image": [{"bytes": b"x", "path": "a"}], "caption": ["a"], "label": [None]})
+    pq.write_table(table, tmp_path / "train.parquet")
+    asked = subprocess.run(
+        [sys.executable, "-c", ASK, str(tmp_path / "train.parquet")], capture_output=True, text=True, timeout=120
+    )
+    assert asked.returncode == 0, asked.stderr[-500:]
+    assert int(asked.stdout) > 100

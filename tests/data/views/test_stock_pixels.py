@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -176,6 +178,25 @@ def test_a_ribbon_is_cropped_without_filling_the_memory(monkeypatch: pytest.Monk
     images = [Image.fromarray(colours(*side)).convert("RGB") for side in SIDES]
     apart = np.stack([np.abs(square(image, SIZE).astype(int) - stock()(image).numpy()) for image in images])
     assert apart.max() <= 1 and (apart > 0).mean() < 0.02
+
+
+@pytest.mark.parametrize("side", [(64, 1_000_000), (1_000_000, 64)])
+@pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
+def test_a_ribbon_is_scaled_in_little_memory_whatever_its_direction(resize: str, side: tuple[int, int]) -> None:
+    script = (
+        "import resource; from PIL import Image; from dpfed.data.views.pixels import square;"
+        f"image = Image.new('RGB', {side}, (7, 80, 200)); now = open('/proc/self/statm').read().split()[0];"
+        "resource.setrlimit(resource.RLIMIT_AS, (int(now) * resource.getpagesize() + (600 << 20),) * 2);"
+        f"print(square(image, 512, {resize!r})[:, 200:300, 200:300].max(axis=(1, 2)).tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[7, 80, 200]", done.stderr[-500:]
+
+
+@pytest.mark.parametrize("side", [(1, 2_000_000), (2_000_000, 1)])
+def test_an_image_with_an_endless_side_is_refused(side: tuple[int, int]) -> None:
+    with pytest.raises(BrokenImage, match="a side of more than 1,048,576 pixels"):
+        decode(encoded(Image.new("L", side), "PNG"))
 
 
 def folder_of(path: Path, sides: list[tuple[int, int]]) -> Path:
