@@ -38,6 +38,7 @@ from dpfed.runs import provenance
 from dpfed.runs.assembly import Components
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES, uses_labelled_bank
+from dpfed.runs.origin import with_origin
 from dpfed.runs.view import RunView
 
 _IMAGE = "one record: an image"
@@ -128,6 +129,7 @@ def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluatio
     if parts.terms:
         facts = facts_of_federation(facts, run, parts.terms)
     institutions = parts.terms is not None and not run.simulation.is_file()
+    facts = with_origin(facts, (run.provenance or {}).get("start"))
     made = provenance.rows(run.identity, run.provenance, federation=institutions)
     proof = ((provenance.LEDGER, ledger.head), (provenance.MODEL, weights_digest(run.model)))
     return dataclasses.replace(facts, provenance=(*made, *proof))

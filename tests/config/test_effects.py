@@ -46,6 +46,7 @@ OTHERS = {
     "model.architecture": ("ViT-B-32",),
     "model.weights": ("openai",),
     "model.digest": ("0123456789abcdef",),
+    "model.start_digest": ("0123456789abcdef",),
     "model.tokenizer": ("words",),
     "model.image": ("resnet18",),
     "model.stem": ("imagenet",),
