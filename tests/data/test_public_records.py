@@ -19,7 +19,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
-from dpfed.runs.records import records_of
+from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.resolution import resolve, settle
 
 RANDOMNESS = Randomness.from_seed(2)
@@ -203,3 +203,18 @@ def test_generated_public_records_are_no_others(tmp_path):
 def test_a_run_without_public_contrast_reads_no_public_records(tiny):
     config = parse_config(tiny)
     assert settle(config).public == config.public and records_of(settle(config)) is not None
+
+
+def test_procedural_public_records_have_the_size_of_the_run_and_are_no_records_of_it(tmp_path):
+    tree = {
+        "data": {"source": "procedural", "records": 32, "size": 16, "stores": str(tmp_path)},
+        "model": {"kind": "image-text", "width": 8},
+        "bounding": {"method": "public"},
+        "public": {"source": "procedural", "generated": 20},
+        "privacy": {"epsilon": 4.0, "batch": 8, "steps": 2},
+    }
+    config = settle(parse_config(tree))
+    private = records_of(config)
+    public = public_records_of(config, private)
+    assert public.public and public.size == private.size == 16 and public.training_records == len(public) == 20
+    assert not share_images(public, private) and public_fingerprint(config.public) is None
