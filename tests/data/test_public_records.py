@@ -1,5 +1,6 @@
 """Which public records join a group, and which public sets are refused."""
 
+import io
 import json
 import re
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from PIL import Image
 
 from dpfed.config import PublicConfig, parse_config
 from dpfed.data.generated.shapes import shapes_store, write_shapes
@@ -186,6 +188,45 @@ def test_stores_share_images_only_where_the_bytes_are_the_same(tmp_path, shapes,
     assert share_images(one, two) and share_images(two, one) and not share_images(one, three)
     assert not share_images(public_store, shapes) and share_images(shapes, shapes)
     assert not share_images(one, shapes)  # of another size
+
+
+@pytest.mark.parametrize("shared", range(3))
+def test_original_files_of_any_length_are_compared(tmp_path, shared):
+    """An image file is as long as it is rich: each length must be looked at."""
+    random = np.random.default_rng(0)
+    pictures = [random.integers(0, 2**bits, (24, 24, 3), dtype=np.uint8) for bits in (1, 4, 8, 2, 6, 7)]
+
+    def files(name, numbers):
+        with StoreWriter(tmp_path / name, name=name, kind="image") as writer:
+            for number in numbers:
+                content = io.BytesIO()
+                Image.fromarray(pictures[number]).save(content, "PNG")
+                writer.add(RecordInput(f"{name}/{number}", content.getvalue()))
+        return RecordStore.open(tmp_path / name)
+
+    public, private = files("public", (0, 1, 2)), files("private", (3, shared, 4, 5))
+    assert share_images(public, private) and not share_images(public, files("others", (3, 4, 5)))
+
+
+def test_squares_that_were_not_made_as_the_model_wants_them_are_refused(tiny_public, tmp_path):
+    random = np.random.default_rng(0)
+    with StoreWriter(tmp_path / "squares", name="squares", kind="image-text", size=16, public=True) as writer:
+        for number in range(8):
+            image = random.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+            writer.add(RecordInput(str(number), image, ("a caption",)))
+    assert RecordStore.open(tmp_path / "squares").resized
+    assert assembled(tiny_public, tmp_path / "squares").public is not None
+    tiny_public["data"]["resize"] = "pad"
+    with pytest.raises(UserError, match="squares .*resize 'pad'"):
+        assembled(tiny_public, tmp_path / "squares")
+
+
+def test_a_store_that_was_exchanged_after_the_run_was_settled_is_not_opened(tiny_public, public_store, tmp_path, shapes):
+    settled = settle(parse_config(tiny_public))
+    other = stored(tmp_path / "other", range(8))
+    moved = settled.public.model_copy(update={"path": str(other.path)})
+    with pytest.raises(UserError, match="not those that were agreed on"):
+        open_public(moved, settled.data, shapes, True, "bicubic")
 
 
 def test_generated_public_records_are_no_others(tmp_path):

@@ -44,6 +44,11 @@ def test_whole_batches_decide_the_odds_of_a_pair():
     assert settle(parse_config({**OPEN, "bounding": bounding})).objective.bias == -math.log(9)
 
 
+def test_the_public_records_of_a_group_decide_the_odds_of_a_pair():
+    public = {"bounding": {"method": "public", "microbatch": 10}, "public": {"source": "shapes", "records": 7}}
+    assert settle(parse_config({**OPEN, **public})).objective.bias == -math.log(7)
+
+
 def test_what_was_given_stays(tmp_path):
     """In every section; also where the machine, the architecture or the batch would have another answer."""
     tree = {
