@@ -84,3 +84,22 @@ def test_a_worker_that_does_not_see_the_shared_storage_begins_nothing(tmp_path, 
     with process_group(), pytest.raises(UserError, match="does not see"):
         work(task, Silent())
     assert not (tmp_path / "here").exists()
+
+
+def test_rank_0_holds_the_run_whether_it_begins_it_or_goes_on_with_it(tmp_path, tiny_config, monkeypatch):
+    from cluster import work
+    from cluster.torchrun import process_group
+
+    task, held = Task(tmp_path / "run", tiny_config, resume=True), []
+
+    def run_job(job, *_):
+        with pytest.raises(UserError, match="in use"), RunDirectory.open(task.folder).locked():
+            pass
+        held.append(job)
+        raise UserError("that is all")
+
+    monkeypatch.setattr(work, "run_job", run_job)
+    for _ in range(2):
+        with process_group(), pytest.raises(UserError, match="that is all"):
+            work.work(task, Silent())
+    assert len(held) == 2
