@@ -17,7 +17,7 @@ from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training import worker as worker_room
 from dpfed.training.worker import Worker
-from tests.bounding.methods.test_public import own_terms
+from tests.bounding.methods.test_public import added
 
 RANDOMNESS = Randomness.from_seed(5)
 
@@ -126,11 +126,12 @@ def test_a_group_is_its_record_and_the_public_ones_that_its_key_chose(tiny_publi
 def test_a_workers_sum_is_that_of_its_records_own_terms(tiny_public):
     """As autograd has it: what the public records say of each other is in no gradient, and takes no part of the clip norm."""
     tiny_public["bounding"]["clip_norm"] = 0.5
+    tiny_public["public"] |= {"centring": 0.0}  # `tests/bounding/methods/test_public.py` has centres
     parts, seen, expected = assemble(resolve(parse_config(tiny_public)), RANDOMNESS), Seen(), 0
     parts.worker(RANDOMNESS, engine=seen).bounded_sum(0)
     trained = TrainableVector(parts.model).parameters
     for views in seen.groups:
-        loss = own_terms("infonce", parts.model(views), 1, parts.model.temperature, None)
+        loss = added("infonce", parts.model(views), 1, parts.model.temperature, None)
         gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, trained)]).double()
         expected = expected + gradient * min(1.0, 0.5 / gradient.norm().item())
     found = parts.worker(RANDOMNESS).bounded_sum(0).values
