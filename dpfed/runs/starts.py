@@ -109,5 +109,6 @@ def procedural_place(config: Config) -> Path:
     # Not where files are, nor what computes: the digest of an open_clip architecture stands for its name.
     apart = {"data": {"stores"}, "training": {"device"}, "model": {"architecture"}}
     tree = recipe.model_dump(mode="json", exclude=apart, exclude_defaults=True)
+    tree = {name: section for name, section in tree.items() if section}  # a device that was chosen leaves an empty section
     digest = hashlib.blake2b(json.dumps([VERSION, tree], sort_keys=True).encode(), digest_size=6).hexdigest()
     return Path(config.data.stores) / _FOLDER / f"{config.model.kind}-{digest}"

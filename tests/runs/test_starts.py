@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dpfed.config import parse_config
+from dpfed.config.shipped import shipped_file
 from dpfed.encoder import load
 from dpfed.errors import UserError
 from dpfed.federation.simulated import Simulation
@@ -16,6 +17,7 @@ from dpfed.progress import Silent
 from dpfed.runs import starts
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.making import make_start
+from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import settle, settle_model
 from dpfed.runs.resuming import resume
@@ -104,6 +106,17 @@ def test_the_recipe_takes_what_the_weights_depend_on_and_nothing_else(tree):
     changed = {other("model", width=16), other("views", crop_scale=[0.1, 1.0]), other("data", size=24), place}
     assert len(changed) == 4 and {one.parent for one in changed} == {place.parent}
     assert other("data", stores="/elsewhere").name == place.name
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda"])
+def test_a_start_lies_in_one_place_whatever_computes(tree, monkeypatch, device):
+    """With the shipped recipe, which names no device, and before and after a run has chosen one."""
+    monkeypatch.setattr(starts, "shipped_file", shipped_file)
+    places = set()
+    for chosen in (device, "cpu"):
+        config = settle_model(with_absolute_paths(parse_config({**tree, "training": {"device": chosen}})))
+        places.add(procedural_place(config))
+    assert len(places) == 1
 
 
 def test_a_start_is_made_once_and_is_the_model_of_step_0(tree, tmp_path):
