@@ -10,7 +10,6 @@ again. The rates were chosen with single runs of this benchmark's kind.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from benchmarks.record import write_result
 from benchmarks.trained import measured, trained
 from dpfed.config import load_config
+from dpfed.evaluation.suite import evaluate
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
@@ -32,17 +32,6 @@ FOLDER = Path("runs/ladder")
 METRICS = ("knn3_accuracy", "knn200_accuracy", "linear_probe_accuracy")
 STEPS, PASSES = 100, 2048  # passes: of the model over a record, in a step
 STARTS = {"random": None, "procedural": "procedural", "shapes": str(FOLDER / "shapes-0")}
-PUBLIC_ALONE = {
-    "data.source": "shapes",
-    "data.path": "",
-    "data.records": 20_000,
-    "data.validation": 0,
-    "bounding.method": "none",
-    "bounding.group_size": 256,
-    "privacy.batch": 256,
-    "privacy.steps": 300,
-    "evaluation.split": "none",
-}
 METHODS: dict[str, dict[str, Any]] = {
     "group": {"privacy.epsilon": 1, "bounding.group_size": 4, "privacy.batch": PASSES},
     "public": {
@@ -53,7 +42,13 @@ METHODS: dict[str, dict[str, Any]] = {
         "public.records": 3,
         "privacy.batch": PASSES // 4,
     },
-    "none": {"bounding.method": "none", "bounding.group_size": 256, "privacy.batch": PASSES},
+    "none": {
+        "bounding.method": "none",
+        "bounding.clip_norm": "",
+        "privacy.epsilon": "",
+        "bounding.group_size": 256,
+        "privacy.batch": PASSES,
+    },
 }
 RATES = {"group": 1e-3, "public": 1e-3, "none": 1e-3}
 
@@ -77,7 +72,7 @@ class Scattering(nn.Module):
 def main(data: str, runs: int = 3, processes: int = 1) -> None:
     """Trains what is missing, and writes ``benchmarks/results/ladder.json``."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    trained(FOLDER / "shapes-0", "cifar10-cpu", PUBLIC_ALONE)
+    trained(FOLDER / "shapes-0", "start", {"data.source": "shapes"})
     wanted = [(start, method, run) for start in STARTS for method in METHODS for run in range(runs)]
     # The first run that begins with a procedural start makes it, before others look for it.
     found = {wanted[0]: _run(data, *wanted[0]), (first := ("procedural", "group", 0)): _run(data, *first)}
@@ -113,7 +108,9 @@ def _scattering(data: str) -> dict[str, float]:
         parts = assemble(resolve(load_config("cifar10-cpu", assignments)), Randomness.from_seed(0))
         torch.set_num_threads(1)
         with torch.no_grad():
-            found = dataclasses.replace(parts, model=Scattering()).evaluate("untrained", 0)
+            found = evaluate(
+                Scattering(), parts.store, parts.read, parts.config, parts.views.plain, None, "untrained", 0, "cpu"
+            )
         kept.write_text(json.dumps({one.name: one.value for one in found}), encoding="utf-8")
     return json.loads(kept.read_text(encoding="utf-8"))
 
