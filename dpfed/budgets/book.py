@@ -1,0 +1,291 @@
+"""One budget's book: append-only JSON lines, chained like a ledger, of which there may be several copies.
+
+The first line says whose budget it is. Every other line is an entry: the budget was set, a plan was reserved, a reservation was
+settled, or something was released that no budget covers. Each entry has an id of its own, and what follows from a book does not
+depend on the order of its entries, so copies that grew apart are made one by adding to each what it lacks. No clock is asked: days
+are for people.
+
+A line without its newline was never acted on: a reservation counts when it is whole and on disk, and only then does a run begin.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dpfed.errors import UserError
+from dpfed.files.json_lines import DamagedLine, GrewElsewhere, append_line, drop_torn_line, read_lines
+from dpfed.privacy.ledger import link
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.renyi_filter import Curve, RenyiFilter, added
+
+FORMAT = 1
+Unit = Literal["record", "user"]
+What = Literal["run", "site", "sweep"]
+Event = Literal["set", "reserve", "settle", "uncovered"]
+
+
+class Head(BaseModel):
+    """The first line: whose budget this is, and at which orders it counts. It never changes.
+
+    Attributes:
+        budget: version of the format.
+        id: of the budget, the same in every copy.
+        unit: what is protected: a record, or all records of a user.
+        fingerprint: of the record set; ``None``: an older dpfed wrote the store.
+        store: where it lay when the budget was set, for people.
+        orders: of the filter.
+        shares: of delta.
+        distinct: budgets of other record sets that have records of the same names -> why they are others.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    budget: Literal[1]
+    id: str = Field(pattern="^[0-9a-f]{16}$")
+    unit: Unit
+    fingerprint: str | None
+    store: str
+    orders: list[float]
+    shares: list[float]
+    distinct: dict[str, str] = {}
+
+
+class Entry(BaseModel):
+    """A line behind the first.
+
+    Attributes:
+        id: of the entry.
+        event: what happened.
+        day: UTC, for people.
+        number: what counts of several entries about one thing is the one with the largest number.
+        epsilon: event ``set``.
+        delta: event ``set``.
+        of: event ``reserve`` and ``settle``: whose account: the run's id.
+        what: the same: ``run``, ``site`` (of a federation), or ``sweep`` (a run of it that has not begun).
+        name: the same, for people.
+        place: the same: the folder.
+        plan: the same: as a ledger's header has it.
+        steps: the same: how many are reserved, or were charged.
+        cost: the same: of these steps, at the orders of the head; ``None``: infinite.
+        instead: event ``reserve``: an account that this one takes the place of.
+        why: event ``uncovered``: what was released, and the operator's words.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    id: str = Field(pattern="^[0-9a-f]{16}$")
+    event: Event
+    day: str
+    number: int = 0
+    epsilon: float | None = None
+    delta: float | None = None
+    of: str | None = None
+    what: What | None = None
+    name: str | None = None
+    place: str | None = None
+    plan: dict[str, Any] | None = None
+    steps: int | None = None
+    cost: list[float | None] | None = None
+    instead: str | None = None
+    why: str | None = None
+
+    @classmethod
+    def new(cls, event: Event, **fields: Any) -> Entry:
+        """An entry of today."""
+        day = datetime.datetime.now(datetime.UTC).date().isoformat()
+        return cls(id=secrets.token_hex(8), event=event, day=day, **fields)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a run holds of a budget, or has spent.
+
+    Attributes:
+        id: of the run.
+        what: ``run``, ``site`` or ``sweep``.
+        name: for people.
+        place: its folder.
+        plan: what it promises.
+        steps: reserved, or charged where it is settled.
+        cost: of these steps.
+        settled: whether no step can follow.
+        number: of its latest entry.
+        least: steps that it was settled with before.
+    """
+
+    id: str
+    what: str
+    name: str
+    place: str
+    plan: PrivacyPlan
+    steps: int
+    cost: Curve
+    settled: bool
+    number: int
+    least: int
+
+
+@dataclass(frozen=True)
+class Book:
+    """What a book says.
+
+    Attributes:
+        head: its first line.
+        entries: the others, in the order of the file.
+    """
+
+    head: Head
+    entries: tuple[Entry, ...] = ()
+
+    @functools.cached_property
+    def filter(self) -> RenyiFilter:
+        """The budget as it is now."""
+        latest = max(self._of("set"), key=lambda entry: (entry.number, -(entry.epsilon or 0.0)))
+        assert latest.epsilon is not None and latest.delta is not None  # `_checked` has looked
+        return RenyiFilter(latest.epsilon, latest.delta, tuple(self.head.orders), tuple(self.head.shares))
+
+    @functools.cached_property
+    def accounts(self) -> dict[str, Account]:
+        """By the run's id; those whose place another one has taken are left out."""
+        latest: dict[str, Entry] = {}
+        least: dict[str, int] = {}
+        for entry in (*self._of("reserve"), *self._of("settle")):
+            of = str(entry.of)
+            if entry.event == "settle":
+                least[of] = max(least.get(of, 0), entry.steps or 0)
+            if of not in latest or _rank(entry) > _rank(latest[of]):
+                latest[of] = entry
+        return {of: _account(entry, least.get(of, 0)) for of, entry in latest.items() if of not in self.replaced}
+
+    @functools.cached_property
+    def replaced(self) -> set[str]:
+        """Accounts whose place another one has taken."""
+        return {entry.instead for entry in self._of("reserve") if entry.instead}
+
+    @property
+    def spent(self) -> Curve:
+        """The cost of all that was released, and of all that is reserved."""
+        return added((account.cost for account in self.accounts.values()), len(self.head.orders))
+
+    @property
+    def uncovered(self) -> list[Entry]:
+        """What was released beside the budget."""
+        return self._of("uncovered")
+
+    @property
+    def sets(self) -> list[Entry]:
+        """How the budget was set."""
+        return self._of("set")
+
+    def lacks(self, other: Book) -> list[Entry]:
+        """The entries of another copy that this one does not have."""
+        own = {entry.id for entry in self.entries}
+        return [entry for entry in other.entries if entry.id not in own]
+
+    def with_entries(self, entries: list[Entry]) -> Book:
+        """The same with further entries."""
+        return Book(self.head, (*self.entries, *entries))
+
+    def _of(self, event: Event) -> list[Entry]:
+        return [entry for entry in self.entries if entry.event == event]
+
+
+def _rank(entry: Entry) -> tuple[int, int]:
+    return entry.number, entry.steps or 0
+
+
+def _account(entry: Entry, least: int) -> Account:
+    cost = tuple(float("inf") if value is None else value for value in entry.cost or ())
+    plan, settled = PrivacyPlan.from_dict(entry.plan or {}), entry.event == "settle"
+    of, what, name, place = (str(value) for value in (entry.of, entry.what, entry.name, entry.place))
+    return Account(of, what, name, place, plan, entry.steps or 0, cost, settled, entry.number, least)
+
+
+def read(path: Path) -> Book | None:
+    """Reads a copy of a book and checks every line; ``None``: there is none, or a crash cut its first line short.
+
+    Raises:
+        UserError: if it is damaged, naming the line.
+    """
+    return _read(path)[0]
+
+
+def write_missing(path: Path, book: Book) -> None:
+    """Adds to a copy what it lacks, or makes it; when this returns, it is on disk.
+
+    Args:
+        path: of the copy; the caller holds its lock.
+        book: all that it should hold.
+
+    Raises:
+        UserError: if the copy is damaged, is of another budget, or cannot be written.
+    """
+    try:
+        known, chain, end = _read(path, mend=True)
+        lines: list[dict[str, Any]] = [] if known else [book.head.model_dump()]
+        lines += [entry.model_dump(exclude_none=True) | _cost(entry) for entry in (known or Book(book.head)).lacks(book)]
+        for line in lines:
+            chain = link(chain, line)
+            end = append_line(path, {**line, "chain": chain}, end)
+    except OSError as error:
+        raise UserError(
+            f"the budget's book {path} cannot be written ({error.strerror or error}), so nothing is begun: a plan must be "
+            "reserved there, on disk, before the first step."
+        ) from error
+    except GrewElsewhere as error:
+        raise UserError(f"{path} was written by another process at the same time: is its storage without locks?") from error
+
+
+def _cost(entry: Entry) -> dict[str, Any]:
+    return {} if entry.cost is None else {"cost": entry.cost}  # with its nulls
+
+
+def _read(path: Path, mend: bool = False) -> tuple[Book | None, str, int]:
+    """A copy, the hash of its last line, and where it ends."""
+    try:
+        lines = read_lines(path)
+    except FileNotFoundError:
+        return None, "", 0
+    except OSError as error:
+        raise UserError(f"the budget's book {path} cannot be read: {error.strerror or error}.") from error
+    except DamagedLine as error:
+        raise UserError(_damaged(path, error.number)) from None
+    if mend:
+        drop_torn_line(path, lines)  # nothing was begun on it
+    chain, parsed = "", list(_parsed(path, lines.entries))
+    for _, chain in parsed:
+        pass
+    models = [model for model, _ in parsed]
+    if not models:
+        return None, "", lines.end
+    head = models[0]
+    assert isinstance(head, Head)
+    return Book(head, tuple(model for model in models[1:] if isinstance(model, Entry))), chain, lines.end
+
+
+def _parsed(path: Path, lines: list[dict[str, Any]]) -> Iterator[tuple[Head | Entry, str]]:
+    chain = ""
+    for number, line in enumerate(lines, start=1):
+        claimed = line.pop("chain", None)
+        chain = link(chain, line)
+        if claimed != chain:
+            raise UserError(_damaged(path, number))
+        try:
+            yield (Head if number == 1 else Entry).model_validate(line), chain
+        except ValidationError:
+            raise UserError(_damaged(path, number)) from None
+
+
+def _damaged(path: Path, number: int) -> str:
+    return (
+        f"the budget's book {path} is damaged at line {number}: what was spent is no longer certain, so nothing more is spent. "
+        "Restore it from a backup, or move it away, if `dpfed budget show` then finds its other copy."
+    )

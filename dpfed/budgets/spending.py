@@ -1,0 +1,289 @@
+"""What is done with a budget: it is set, a plan reserves its whole cost, a run that ends settles what it was charged.
+
+Every change is made while the books are held, on what all copies say together, and is on disk in all copies when it returns. So
+two processes cannot both take the last of a budget, and a crash leaves a reservation behind, never a gap.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfed.budgets.book import Account, Book, Entry, Event, Head, Unit, What
+from dpfed.budgets.refusals import does_not_fit, refuse_uncountable
+from dpfed.budgets.shelf import Found, budgets_of, held, keep, on_shelf, opened
+from dpfed.data.store.counting import no_units
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.plan_checks import require_epsilon
+from dpfed.privacy.promise import round_up
+from dpfed.privacy.renyi_filter import RenyiFilter, added
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A plan that is to be carried out.
+
+    Attributes:
+        id: of the run.
+        what: ``run``, ``site`` or ``sweep``.
+        name: for people.
+        place: the run's folder, absolute.
+        plan: what it promises.
+        charged: steps that its ledger holds.
+        reserved_with: ids of the budgets that it wrote down as its own.
+        is_at: whether this very run is at another place, too.
+    """
+
+    id: str
+    what: What
+    name: str
+    place: Path
+    plan: PrivacyPlan
+    charged: int = 0
+    reserved_with: tuple[str, ...] = ()
+    is_at: Callable[[Path], bool] = lambda place: False
+
+
+def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | None = None, distinct: str | None = None) -> Book:
+    """Sets the lifetime budget of a store's records, or changes it.
+
+    Args:
+        store: the records.
+        epsilon: of all that is ever released.
+        delta: its companion, at most 1/N.
+        unit: what is protected; ``None``: as it is set, or a record. It never changes.
+        distinct: why these are other records than those of a known budget, although they have the same names.
+
+    Raises:
+        UserError: for an impossible budget, one below what is spent, or records that another budget holds for.
+    """
+    with held(store.path):
+        found = budgets_of(store)
+        own = next((one.book for one in found if one.by_name is None), None)
+        _check_numbers(store, epsilon, delta, own.head.unit if own else unit or "record")
+        others = {one.book.head.id: one for one in found if one.by_name is not None}
+        if own is None:
+            if others and distinct is None:
+                raise UserError(_same_names(store, list(others.values())))
+            own = _new(store, epsilon, delta, unit or "record", dict.fromkeys(others, distinct or ""))
+        elif unit not in (None, own.head.unit):
+            raise UserError(
+                f"the budget of {store.path} is for each {own.head.unit}, and stays so: what was spent was counted for that."
+            )
+        number = 1 + max((entry.number for entry in own.sets), default=-1)
+        book = own.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
+        if not book.filter.admits(book.spent):
+            raise UserError(
+                f"({epsilon:g}, {round_up(delta)}) is less than what is spent and reserved of the records of {store.path}: that "
+                f"is {math.ceil(100 * book.filter.part(book.spent))} % of it. `dpfed budget show {store.path}` says how much "
+                "there is; set a larger budget, or settle runs that will not go on."
+            )
+        keep(book, store)
+        return book
+
+
+def reserve(store: RecordStore, claims: Sequence[Claim], dry: bool = False) -> list[Book]:
+    """Reserves plans with every budget that holds for a store's records: all of them, or none.
+
+    Who has reserved before, and goes on, reserves nothing more. Who was settled takes back what was left.
+
+    Args:
+        store: the records.
+        claims: the plans.
+        dry: only look whether it could be done.
+
+    Returns:
+        The budgets, as they are then; none hold for most stores.
+
+    Raises:
+        UserError: for a plan that does not fit, with the numbers; for one that no budget of this kind can hold; for a copy of a
+            run; if a book cannot be written.
+    """
+    if dry:
+        return [_reserved(one, store, claims) for one in budgets_of(store)]
+    with opened(store) as found:
+        books = [_reserved(one, store, claims) for one in found]
+        for one, book in zip(found, books, strict=True):
+            keep(book, store if one.by_name is None else None)
+    return books
+
+
+def settle(store: RecordStore | None, ids: Sequence[str], claim: Claim) -> list[Book]:
+    """Writes down that a run takes no further step, and gives back what it did not take.
+
+    Args:
+        store: the records, if they are at hand.
+        ids: of the budgets that the run reserved with; those that hold for the store now count as well.
+        claim: the run, with what its ledger was charged. Charges that were never reserved are written down all the same.
+
+    Raises:
+        UserError: if the ledger is older than what was settled before; if a book cannot be written.
+    """
+    with held(None if store is None else store.path):
+        found = {} if store is None else {one.book.head.id: one for one in budgets_of(store)}
+        books = [one.book for one in found.values()]
+        books += [book for id in ids if id not in found and (book := on_shelf(id)) is not None]
+        settled = [_settled(book, claim) for book in books]
+        for book in settled:
+            own = book.head.id in found and found[book.head.id].by_name is None
+            keep(book, store if own else None)
+    return settled
+
+
+def note_uncovered(store: RecordStore, what: str, why: str | None) -> None:
+    """Writes down, before anything is shown, that more is released of records than their budget covers.
+
+    Args:
+        store: the records; nothing happens where no budget holds for them.
+        what: is released.
+        why: the operator's words.
+
+    Raises:
+        UserError: without any words.
+    """
+    with opened(store) as found:
+        for one in found:
+            if not (why or "").strip():
+                raise UserError(
+                    f"the records of {store.path} have a lifetime budget of {shown(one.book)}, and {what}, which no budget covers: "
+                    "leave it, or say in words why it may be.",
+                    command="On the command line: --not-covered 'WHY'; in a configuration: privacy.not_covered.",
+                )
+            book = one.book.with_entries([Entry.new("uncovered", why=f"{what}: {why}")])
+            keep(book, store if one.by_name is None else None)
+
+
+def shown(book: Book) -> str:
+    """A budget in a few words."""
+    unit = "record" if book.head.unit == "record" else "user"
+    return f"({book.filter.epsilon:g}, {round_up(book.filter.delta)}) for each {unit}"
+
+
+def _check_numbers(store: RecordStore, epsilon: float, delta: float, unit: Unit) -> None:
+    require_epsilon("epsilon", epsilon)
+    if unit == "user" and store.units is None:
+        raise no_units(store.name)
+    count = store.training_records if unit == "record" else store.training_units or 0
+    if not count:
+        raise UserError(f"{store.path} has no training records, and a budget is theirs.")
+    if not 0 < delta <= 1 / count:
+        raise UserError(
+            f"delta must be above 0 and at most 1/N = 1/{count:,}, got {round_up(delta) if delta > 0 else delta}: whoever "
+            "published one whole record, drawn at random, would keep a promise with more."
+        )
+    if max(RenyiFilter.of(epsilon, delta).limits) <= 0:
+        raise UserError(f"no run fits into ({epsilon:g}, {delta:g}): raise epsilon or delta.")
+
+
+def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct: dict[str, str]) -> Book:
+    new = RenyiFilter.of(epsilon, delta)
+    return Book(
+        Head(
+            budget=1,
+            id=secrets.token_hex(8),
+            unit=unit,
+            fingerprint=store.contents,
+            store=str(store.path),
+            orders=list(new.orders),
+            shares=list(new.shares),
+            distinct=distinct,
+        )
+    )
+
+
+def _same_names(store: RecordStore, others: list[Found]) -> str:
+    told = "; ".join(f"{one.by_name or 0:.0%} of those of {one.book.head.store}, {shown(one.book)}" for one in others)
+    return (
+        f"training records of {store.path} have the names of records that have a budget already ({told}). It holds for them here, "
+        "too: a run here is charged to it, and nothing need be set. If these are other records, say why with --distinct 'WHY'."
+    )
+
+
+def _reserved(found: Found, store: RecordStore, claims: Sequence[Claim]) -> Book:
+    """The book with the claims in it, if they may be."""
+    book, entries = found.book, []
+    for claim in claims:
+        refuse_uncountable(claim.plan, book, store)
+        known = book.accounts.get(claim.id)
+        if known is None and claim.charged and book.head.id in claim.reserved_with:
+            raise UserError(
+                f"{claim.place} has reserved with the budget {book.head.id} and was charged {claim.charged} steps, and the "
+                "book knows nothing of it: the book has lost lines. Restore it from a backup."
+            )
+        if claim.id not in book.replaced and not (known and _holds_already(known, claim)):
+            number = known.number + 1 if known else 0
+            entries.append(_entry("reserve", book, claim, claim.plan.steps, number, _foreseen(book, claim)))
+    after = book.with_entries(entries)
+    if entries and not after.filter.admits(after.spent):
+        new = [claim for claim in claims if any(entry.of == claim.id for entry in entries)]
+        others = (account.cost for id, account in after.accounts.items() if id not in {claim.id for claim in new})
+        where = f"{book.head.store}, whose records these are by their names" if found.by_name else str(store.path)
+        raise UserError(
+            does_not_fit(after.filter, added(others, len(book.head.orders)), [claim.plan for claim in new], shown(book), where)
+        )
+    return after
+
+
+def _holds_already(known: Account, claim: Claim) -> bool:
+    """Whether a claim need reserve nothing.
+
+    Raises:
+        UserError: if this is a copy of the run that reserved.
+    """
+    if known.settled:
+        if claim.charged < known.steps:
+            raise UserError(
+                f"{claim.place} is an older copy of a run that has settled {known.steps} steps with the budget, and its ledger "
+                f"holds {claim.charged}: go on with the run itself, or start a new one."
+            )
+        return claim.charged >= claim.plan.steps
+    if known.place == str(claim.place):
+        return True
+    if claim.is_at(Path(known.place)):
+        raise UserError(
+            f"{claim.place} is a copy of {known.place}, which is there as well, and only one of them can spend what was "
+            "reserved: go on with that one, or start a new run."
+        )
+    return False  # it was moved; the entry says where to
+
+
+def _foreseen(book: Book, claim: Claim) -> str | None:
+    """What a sweep reserved for the run at this place."""
+    sweeps = (one for one in book.accounts.values() if one.what == "sweep" != claim.what and not one.settled)
+    return next((one.id for one in sweeps if one.place == str(claim.place)), None)
+
+
+def _settled(book: Book, claim: Claim) -> Book:
+    known = book.accounts.get(claim.id)
+    if known is None and not claim.charged:
+        return book
+    if known is not None and claim.charged < known.least:
+        raise UserError(
+            f"the ledger of {claim.place} holds {claim.charged} steps, and it has settled {known.least} before: it has lost "
+            "lines. Restore it."
+        )
+    if known is not None and known.settled and known.steps == claim.charged:
+        return book
+    number = known.number + 1 if known else 0
+    return book.with_entries([_entry("settle", book, claim, claim.charged, number)])
+
+
+def _entry(event: Event, book: Book, claim: Claim, steps: int, number: int, instead: str | None = None) -> Entry:
+    cost = book.filter.curve(claim.plan.mechanism, steps)
+    return Entry.new(
+        event,
+        number=number,
+        of=claim.id,
+        what=claim.what,
+        name=claim.name,
+        place=str(claim.place),
+        plan=claim.plan.as_dict(),
+        steps=steps,
+        cost=[value if math.isfinite(value) else None for value in cost],
+        instead=instead,
+    )
