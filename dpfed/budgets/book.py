@@ -1,17 +1,18 @@
 """One budget's book: append-only JSON lines, chained like a ledger, of which there may be several copies.
 
-The first line says whose budget it is. Every other line is an entry: the budget was set, a plan was reserved, a reservation was
-settled, or something was released that no budget covers. Each entry has an id of its own, and what follows from a book does not
-depend on the order of its entries, so copies that grew apart are made one by adding to each what it lacks. No clock is asked: days
-are for people.
+The first line says whose budget it is. Every other line is an entry: the budget was set, a plan was reserved, a reservation
+was settled, or something was released that no budget covers. Each entry has an id of its own, and what follows from a book does
+not depend on the order of its entries. So copies that grew apart are made one by adding to each what it lacks. No clock is
+asked: days are for people.
 
-A line without its newline was never acted on: a reservation counts when it is whole and on disk, and only then does a run begin.
+A line without its newline was never acted on: a reservation counts when it is whole and on disk. Only then does a run begin.
 """
 
 from __future__ import annotations
 
 import datetime
 import functools
+import json
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpfed.errors import UserError
+from dpfed.files.atomic import write_atomically
 from dpfed.files.json_lines import DamagedLine, GrewElsewhere, append_line, drop_torn_line, read_lines
 from dpfed.privacy.ledger import link
 from dpfed.privacy.plan import PrivacyPlan
@@ -230,11 +232,12 @@ def write_missing(path: Path, book: Book) -> None:
     """
     try:
         known, chain, end = _read(path, mend=True)
-        lines: list[dict[str, Any]] = [] if known else [book.head.model_dump()]
-        lines += [entry.model_dump(exclude_none=True) | _cost(entry) for entry in (known or Book(book.head)).lacks(book)]
-        for line in lines:
-            chain = link(chain, line)
-            end = append_line(path, {**line, "chain": chain}, end)
+        missing = [entry.model_dump(exclude_none=True) | _cost(entry) for entry in (known or Book(book.head)).lacks(book)]
+        if known is None:  # at once: a head without a budget says nothing
+            write_atomically(path, "".join(json.dumps(line) + "\n" for line in _chained([book.head.model_dump(), *missing])))
+            return
+        for line in _chained(missing, chain):
+            end = append_line(path, line, end)
     except OSError as error:
         raise UserError(
             f"the budget's book {path} cannot be written ({error.strerror or error}), so nothing is begun: a plan must be "
@@ -242,6 +245,12 @@ def write_missing(path: Path, book: Book) -> None:
         ) from error
     except GrewElsewhere as error:
         raise UserError(f"{path} was written by another process at the same time: is its storage without locks?") from error
+
+
+def _chained(lines: list[dict[str, Any]], chain: str = "") -> Iterator[dict[str, Any]]:
+    for line in lines:
+        chain = link(chain, line)
+        yield {**line, "chain": chain}
 
 
 def _cost(entry: Entry) -> dict[str, Any]:
@@ -260,15 +269,13 @@ def _read(path: Path, mend: bool = False) -> tuple[Book | None, str, int]:
         raise UserError(_damaged(path, error.number)) from None
     if mend:
         drop_torn_line(path, lines)  # nothing was begun on it
-    chain, parsed = "", list(_parsed(path, lines.entries))
-    for _, chain in parsed:
-        pass
-    models = [model for model, _ in parsed]
-    if not models:
+    parsed = list(_parsed(path, lines.entries))
+    if not parsed:
         return None, "", lines.end
-    head = models[0]
+    head, chain = parsed[0][0], parsed[-1][1]
+    entries = tuple(model for model, _ in parsed if isinstance(model, Entry))
     assert isinstance(head, Head)
-    return Book(head, tuple(model for model in models[1:] if isinstance(model, Entry))), chain, lines.end
+    return Book(head, entries), chain, lines.end
 
 
 def _parsed(path: Path, lines: list[dict[str, Any]]) -> Iterator[tuple[Head | Entry, str]]:

@@ -40,8 +40,9 @@ def refuse_uncountable(plan: PrivacyPlan, book: Book, store: RecordStore) -> Non
             f"{store.unit_name or 'user'} may have several: set privacy.unit = 'user'."
         )
     raise UserError(
-        f"the budget of {store.path} is for single records, and this run draws and clips whole units, whose cost for one record "
-        "among others of its unit is not proven to be less: set privacy.unit = 'record'; a budget for users is set with --unit user."
+        f"the budget of {store.path} is for single records, and this run draws and clips whole units, whose cost for one "
+        "record among others of its unit is not proven to be less: set privacy.unit = 'record' (`dpfed budget set --unit user` "
+        "sets a budget for users)."
     )
 
 

@@ -1,9 +1,9 @@
 """Where the copies of a budget's book lie, and whose they are: one in the store, one on this user's shelf.
 
-The shelf is a folder of this user (or one that DPFED_BUDGETS names). It knows every budget that was set or met here, so a store
-that was copied, whose book was removed, or that is older than the last run is recognised: by the fingerprint of its records, which
-a copy keeps, and by the names of its training records, as they are hashed with a secret of the shelf, which an import done again
-keeps. What two copies know together counts, and each is given what it lacks.
+The shelf is a folder of this user (or one that DPFED_BUDGETS names). It knows every budget that was set or met here. So a store
+is recognised that was copied, whose book was removed, or whose book is older than the last run: by the fingerprint of its
+records, which a copy keeps, and by the names of its training records (hashed with a secret of the shelf), which an import that
+is done again keeps. What two copies know together counts, and each is given what it lacks.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def held(store: Path | None) -> Iterator[None]:
             stack.enter_context(file_lock(folder / ".lock", taken, _WAIT))
         except OSError as error:
             raise UserError(
-                f"{error.filename or folder}: {error.strerror or error}. A budget's book is written into the store and onto the "
-                f"shelf {folder} (${_FOLDER} names another) before anything is spent: make both writable."
+                f"{error.filename or folder}: {error.strerror or error}. A budget's book is written into the store and onto "
+                f"the shelf {folder} (${_FOLDER} names another) before anything is spent: make both writable."
             ) from error
         yield
 
@@ -196,9 +196,7 @@ class _Names:
         try:
             sample = np.array(json.loads(read_text(path)), np.float64)
         except (OSError, ValueError) as error:
-            raise UserError(
-                f"{path} is damaged ({error}): remove it; opening the budget's own store writes it again."
-            ) from error
+            raise UserError(f"{path} is damaged ({error}): remove it; the next run on the budget's store writes it.") from error
         return float(np.isin(sample, self._hashed).mean()) if len(sample) else 0.0
 
 

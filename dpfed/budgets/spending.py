@@ -6,6 +6,7 @@ two processes cannot both take the last of a budget, and a crash leaves a reserv
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 from collections.abc import Callable, Sequence
@@ -79,9 +80,9 @@ def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | No
         book = own.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
         if not book.filter.admits(book.spent):
             raise UserError(
-                f"({epsilon:g}, {round_up(delta)}) is less than what is spent and reserved of the records of {store.path}: that "
-                f"is {math.ceil(100 * book.filter.part(book.spent))} % of it. `dpfed budget show {store.path}` says how much "
-                "there is; set a larger budget, or settle runs that will not go on."
+                f"({epsilon:g}, {round_up(delta)}) is less than what is spent and reserved of the records of {store.path}: "
+                f"that is {math.ceil(100 * book.filter.part(book.spent))} % of it. Set a larger budget, or settle runs that "
+                f"will not go on; `dpfed budget show {store.path}` has the numbers."
             )
         keep(book, store)
         return book
@@ -135,27 +136,34 @@ def settle(store: RecordStore | None, ids: Sequence[str], claim: Claim) -> list[
     return settled
 
 
-def note_uncovered(store: RecordStore, what: str, why: str | None) -> None:
+def note_uncovered(store: RecordStore, what: str, why: str | None, dry: bool = False) -> bool:
     """Writes down, before anything is shown, that more is released of records than their budget covers.
 
     Args:
         store: the records; nothing happens where no budget holds for them.
-        what: is released.
+        what: is released, and by which run.
         why: the operator's words.
+        dry: only look whether there are any.
+
+    Returns:
+        Whether a budget holds for the records.
 
     Raises:
         UserError: without any words.
     """
-    with opened(store) as found:
+    with contextlib.nullcontext(budgets_of(store)) if dry else opened(store) as found:
         for one in found:
             if not (why or "").strip():
                 raise UserError(
-                    f"the records of {store.path} have a lifetime budget of {shown(one.book)}, and {what}, which no budget covers: "
-                    "leave it, or say in words why it may be.",
+                    f"the records of {store.path} have a lifetime budget of {shown(one.book)}, and {what}, which no budget "
+                    "covers: leave it, or say in words why it may be.",
                     command="On the command line: --not-covered 'WHY'; in a configuration: privacy.not_covered.",
                 )
-            book = one.book.with_entries([Entry.new("uncovered", why=f"{what}: {why}")])
-            keep(book, store if one.by_name is None else None)
+            said = f"{what}: {why}"
+            if not dry and said not in {entry.why for entry in one.book.uncovered}:
+                book = one.book.with_entries([Entry.new("uncovered", why=said)])
+                keep(book, store if one.by_name is None else None)
+    return bool(found)
 
 
 def shown(book: Book) -> str:
@@ -199,8 +207,9 @@ def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct:
 def _same_names(store: RecordStore, others: list[Found]) -> str:
     told = "; ".join(f"{one.by_name or 0:.0%} of those of {one.book.head.store}, {shown(one.book)}" for one in others)
     return (
-        f"training records of {store.path} have the names of records that have a budget already ({told}). It holds for them here, "
-        "too: a run here is charged to it, and nothing need be set. If these are other records, say why with --distinct 'WHY'."
+        f"training records of {store.path} have the names of records that have a budget already ({told}). It holds for them "
+        "here, too: a run here is charged to it, and nothing need be set. If these are other records, say why with "
+        "--distinct 'WHY'."
     )
 
 

@@ -1,9 +1,9 @@
 """A privacy filter: which further run still fits into a budget, when later runs are chosen from the results of earlier ones.
 
-Every run costs a Renyi divergence at each of a few orders. At one order the costs of runs add up, also when a run was chosen from
-what came before it (Feldman and Zrnic 2021; Lecuyer 2021). A budget (epsilon, delta) shares delta out among orders that are fixed
-before anything is released, so each order has a limit of its own, and a run is admitted if at least one order stays within its
-limit. Giving the whole of delta to every order would be wrong: docs/guarantee.md has the proof, and the attack on the shortcut.
+Every run costs a Renyi divergence at each of a few orders. At one order the costs of runs add up, also when a run was chosen
+from what came before it (Feldman and Zrnic 2021; Lecuyer 2021). A budget (epsilon, delta) shares delta out among orders that
+are fixed before anything is released. So each order has a limit of its own, and a run is admitted if at least one order stays
+within its limit. To give the whole of delta to every order would be wrong: docs/guarantee.md has the proof, and the attack.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dpfed.privacy.mechanism import Mechanism
 
 Curve = tuple[float, ...]
 
-# The main order is the best one for Gaussian noise, to which many noisy steps tend. Runs of few or little-noised steps do better
-# at smaller orders. (Order - 1 over that of the main one, share of delta.)
+# The main order is the best one for Gaussian noise, to which many noisy steps tend. Runs of few steps, or of steps with little
+# noise, do better at smaller orders. (Order - 1 over that of the main one, share of delta.)
 _ORDERS = ((0.35, 0.1), (0.5, 0.1), (0.65, 0.1), (0.82, 0.1), (1.0, 0.5), (1.6, 0.1))
 _MAIN_SHARE = 0.5
 _TENTHS_UP_TO, _MOST = 11.0, 1024.0  # orders on a grid, as accountants take long for others

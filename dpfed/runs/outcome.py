@@ -35,6 +35,7 @@ from dpfed.report.marks import (
 )
 from dpfed.runs import provenance
 from dpfed.runs.assembly import Components
+from dpfed.runs.budgeting import stated
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES, uses_labelled_bank
 from dpfed.runs.view import RunView
@@ -125,7 +126,7 @@ def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluatio
         facts = facts_of_federation(facts, run, parts.terms)
     institutions = parts.terms is not None and not run.simulation.is_file()
     made = provenance.rows(run.identity, run.provenance, federation=institutions)
-    return dataclasses.replace(facts, provenance=tuple(made))
+    return dataclasses.replace(facts, provenance=tuple(made), budget=stated(run))
 
 
 def _evaluations(run: RunDirectory) -> list[dict[str, Any]]:

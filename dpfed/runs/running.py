@@ -16,6 +16,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
+from dpfed.runs.budgeting import hold, settled
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, alone
 from dpfed.runs.outcome import write_outcome
@@ -46,6 +47,7 @@ def run_job(
     config, plan = parts.config, parts.plan
     checkpoints = Checkpoints(run.checkpoints, config.training.keep)
     ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints)
+    hold(run, parts, ledger, watcher)
     measured = config.evaluation.split != "none"
     if start == 0 and measured:
         watcher.note("measuring the model before training")
@@ -86,6 +88,8 @@ def run_job(
         save_encoder(run.model, parts.model, config)
         write_outcome(run, parts, ledger)
     run.forget_key()
+    if run.budget.is_file():
+        settled(run, ledger, parts.store)
     return run
 
 
