@@ -57,7 +57,7 @@ def does_not_fit(budget: RenyiFilter, spent: Curve, plans: Sequence[PrivacyPlan]
         where: the store.
     """
     wanted = added((budget.curve(plan.mechanism, plan.steps) for plan in plans), len(budget.orders))
-    taken, needed = (_percent(part) for part in (budget.part(spent), budget.part(wanted)))
+    taken, needed = (percent(part) for part in (budget.part(spent), budget.part(wanted)))
     start = f"the lifetime budget of {where}, {shown}, has no room: {taken} is spent or reserved, and "
     if len(plans) > 1:
         return f"{start}these {len(plans)} runs take {needed}: ask for fewer runs, or for more noise. {_SEE}"
@@ -131,7 +131,7 @@ def _rounded_down(value: float) -> float:
     return math.floor(value * scale) / scale
 
 
-def _percent(part: float) -> str:
+def percent(part: float) -> str:
     """Of the budget, never below its value."""
     if not math.isfinite(part):
         return "more than the whole"

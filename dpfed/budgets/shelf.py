@@ -77,17 +77,17 @@ def budgets_of(store: RecordStore) -> list[Found]:
     books = {id: _together(book, own if own is not None and own.head.id == id else None) for id, book in known.items()}
     if own is not None:
         books.setdefault(own.head.id, own)
-    found, distinct, names = [], own.head.distinct if own else {}, _Names.of(store) if _samples() else None
+    names, found = _Names.of(store) if _samples() else None, []
     for id, book in books.items():
-        if not book.sets:  # a crash came before it was set
-            continue
         if own is not None and own.head.id == id:
             found.append(Found(book, missing=False))
         elif store.contents is not None and book.head.fingerprint == store.contents:
-            distinct = {**distinct, **book.head.distinct}
             found.append(Found(book, missing=True))
         elif names is not None and (share := names.share_of(id)):
             found.append(Found(book, missing=False, by_name=share))
+    own_ids = {one.book.head.id for one in found if one.by_name is None}
+    distinct = {id for one in found if one.by_name is None for id in one.book.head.distinct}
+    distinct |= {one.book.head.id for one in found if own_ids & one.book.head.distinct.keys()}
     return [one for one in found if one.by_name is None or one.book.head.id not in distinct]
 
 

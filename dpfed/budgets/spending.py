@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.budgets.book import Account, Book, Entry, Event, Head, Unit, What
-from dpfed.budgets.refusals import does_not_fit, refuse_uncountable
+from dpfed.budgets.refusals import does_not_fit, percent, refuse_uncountable
 from dpfed.budgets.shelf import Found, budgets_of, held, keep, on_shelf, opened
 from dpfed.data.store.counting import no_units
 from dpfed.data.store.records import RecordStore
@@ -81,7 +81,7 @@ def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | No
         if not book.filter.admits(book.spent):
             raise UserError(
                 f"({epsilon:g}, {round_up(delta)}) is less than what is spent and reserved of the records of {store.path}: "
-                f"that is {math.ceil(100 * book.filter.part(book.spent))} % of it. Set a larger budget, or settle runs that "
+                f"that is {percent(book.filter.part(book.spent))} of it. Set a larger budget, or settle runs that "
                 f"will not go on; `dpfed budget show {store.path}` has the numbers."
             )
         keep(book, store)
