@@ -1,4 +1,4 @@
-"""What a lifetime budget's filter costs: how many steps fit by the filter, and by what is valid only for plans that are fixed before.
+"""What a lifetime budget's filter costs: how many steps fit by it, and by what is valid only for plans that are fixed before.
 
 python -m benchmarks.budget     # writes benchmarks/results/budget.json, in about a minute
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.budgets.book import Book
-from dpfed.budgets.shelf import on_shelf, possible, shelf
+from dpfed.budgets.shelf import BOOK, on_shelf, possible, shelf
 from dpfed.budgets.spending import Claim, note_uncovered, reserve, settle, shown
 from dpfed.config import Config
 from dpfed.data.store.records import RecordStore
@@ -76,12 +76,18 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
         return
     claim = _claim(run, config.name, ledger)
     books = reserve(store, [claim], dry=True)
+    if gone := set(claim.reserved_with) - {book.head.id for book in books}:
+        raise UserError(
+            f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run)['store']}, and neither {store.path} "
+            f"nor the shelf {shelf()} has its book any more: restore `{BOOK}` there."
+        )
     if not books:
         return
     # First this: a run that has taken steps, and whose reservation a book does not know, tells that the book has lost lines.
     _write(run, store, books)
     for book in reserve(store, [claim]):
-        watcher.note(f"reserved with the lifetime budget {shown(book)}: {book.filter.part(book.spent):.1%} of it is taken")
+        taken = f"{book.filter.part(book.spent):.1%} of it is taken"
+        watcher.note(f"reserved with the lifetime budget of {book.head.store}, {shown(book)}: {taken}")
 
 
 def may_have_budget(config: Config) -> bool:

@@ -169,6 +169,10 @@ def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, 
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     with pytest.raises(UserError, match="the book has lost lines"):
         resume(tmp_path / "run")
+    for path in (store.path / BOOK, own_shelf / f"{budget.head.id}.jsonl"):
+        path.unlink()
+    with pytest.raises(UserError, match=f"reserved with the budget {budget.head.id} .* restore `budget.jsonl` there"):
+        resume(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
