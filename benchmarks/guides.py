@@ -223,10 +223,8 @@ def _percent(value: Any) -> str:
 
 def budget() -> str:
     """Steps that fit into a lifetime budget by its filter, and by what needs plans that were fixed before."""
-    lines = [
-        "| budget | sampling rate | noise multiplier | filter | best order, if fixed | PLD, if fixed |",
-        "|---|---|---|---|---|---|",
-    ]
+    names = ("budget", "sampling rate", "noise multiplier", "filter", "best order, if fixed", "PLD, if fixed")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in figures("budget")["rows"]:
         pld = "not resolved" if row["pld"] is None else f"{row['pld']:,}"
         lines.append(

@@ -78,8 +78,8 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
     books = reserve(store, [claim], dry=True)
     if gone := set(claim.reserved_with) - {book.head.id for book in books}:
         raise UserError(
-            f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run)['store']}, and neither {store.path} "
-            f"nor the shelf {shelf()} has its book any more: restore `{BOOK}` there."
+            f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run)['store']}, and neither "
+            f"{store.path} nor the shelf {shelf()} has its book any more: restore `{BOOK}` there."
         )
     if not books:
         return

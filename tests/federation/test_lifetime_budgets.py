@@ -37,9 +37,8 @@ def join(config, store, tmp_path):
     def make(number, **privacy):
         sites = [SiteFolder.create(tmp_path / f"{name}-{number}", name, store.path) for name in ("ours", "theirs")]
         config["privacy"] |= privacy
-        folder = CoordinatorFolder.create(
-            tmp_path / f"federation-{number}", parse_config(config), [site.card for site in sites]
-        )
+        cards = [site.card for site in sites]
+        folder = CoordinatorFolder.create(tmp_path / f"federation-{number}", parse_config(config), cards)
         sites[0].join(Terms.load(folder.terms))
         return sites[0]
 
