@@ -120,6 +120,7 @@ def _count(config: Config, path: Path | None, records: int | None) -> int:
 def _trained(config: Config, path: Path | None) -> int:
     """P: of the configuration's model, built with random weights."""
     from dpfed.models.building import build_model
+    from dpfed.models.centres import add_centres
     from dpfed.models.parameters import TrainableVector
     from dpfed.runs.resolution import settle
 
@@ -129,6 +130,7 @@ def _trained(config: Config, path: Path | None) -> int:
         )
     config = settle(config)
     model = build_model(config.model, config.objective, config.adaptation, config.data.size, load_weights=False)
+    add_centres(model, config)
     return TrainableVector(model).numel
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from dpfed.errors import UserError
 
 STORE_HEADER = "store.json"
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+://")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/")  # a Path of it has one slash
 _LONGEST, _LONGEST_PART = 4095, 255  # bytes of a path and of each name in it, on common file systems
 
 
@@ -26,7 +26,7 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
         what: what it is the place of, for messages.
 
     Raises:
-        UserError: when it is empty, or cannot be the name of a file: an empty one would silently mean the current folder.
+        UserError: when it is empty, which would silently mean the current folder, is an address, or cannot be a file's name.
     """
     if not isinstance(given, str | os.PathLike):
         raise UserError(f"{what} must be a path, a text or a pathlib.Path, got {given!r}.")
@@ -35,6 +35,8 @@ def path_of(given: str | os.PathLike[str], what: str) -> Path:
         raise UserError(f"{what} is empty; write '.' for the current folder.")
     if "\0" in text or not _is_utf8(text):
         raise UserError(f"{what}, {text!r}, is not valid text in UTF-8; rename it, or choose another.")
+    if is_url(text):  # which would silently mean a folder called "s3:"
+        raise UserError(f"{what}, {text}, is the address of another place: give a path on this machine.")
     path = Path(text)
     if len(os.fsencode(path.absolute())) > _LONGEST or any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts):
         raise UserError(f"{what} is a name of {len(text):,} letters, longer than a file's name can be; choose another.")

@@ -158,7 +158,7 @@ _RULES = (
         "every record makes a group of its own; set public.records, or bounding.method = 'group'",
     ),
     Rule(
-        "public.records public.source public.path public.digest public.generated public.half",
+        "public.records public.centring public.source public.path public.digest public.generated public.half",
         "bounding.method",
         lambda c: _method(c).public_records,
         "no public record joins a group; set bounding.method = 'public'",

@@ -193,6 +193,9 @@ class PublicConfig(Section):
     """Public records that join the group of every drawn record (bounding.method = 'public')."""
 
     records: int = Field(3, ge=1, le=1024, description="M: public records in every group")
+    centring: float = Field(
+        0.2, ge=0, le=100, description="how much centres follow the embeddings of private and public records; 0: no centres"
+    )
     source: Literal["store", "shapes"] = Field("store", description="a record store, or generated captioned shapes")
     path: str | None = Field(None, description="source = 'store': a record store that is marked public")
     digest: str | None = Field(None, description="a run writes it: the fingerprint of the store's records")

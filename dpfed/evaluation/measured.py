@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from dpfed.evaluation.intervals import Outcomes
+if TYPE_CHECKING:  # it imports torch, and runs are read without
+    from dpfed.evaluation.intervals import Outcomes
 
 Which = Literal["trained", "untrained"]
 _NUMBER = (int, float)

@@ -23,6 +23,7 @@ from dpfed.federation.protocol.terms import SiteCard, Terms
 from dpfed.files.atomic import create_file, new_folder
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes, read_text
+from dpfed.places import local_path
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
@@ -56,7 +57,7 @@ class SiteFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+        self.path = local_path(path, "the folder of a site or a coordinator")
         self.card = self.path / "card.json"
         self.door = self.path / "door" / "socket"
         self.ledger = self.path / "ledger.jsonl"
@@ -205,7 +206,7 @@ class CoordinatorFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+        self.path = local_path(path, "the folder of a site or a coordinator")
         self.terms = self.path / "terms.json"
         self._identity, self._config = self.path / "identity.key", self.path / "config.toml"
 

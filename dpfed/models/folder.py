@@ -31,6 +31,7 @@ from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import LOCAL_DIR, preprocess_cfg
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.building import Model, build_model, image_size, preprocessing_of, tokenizer_for
+from dpfed.models.centres import without_centres
 from dpfed.models.clip_tokenizer import ClipTokenizer
 from dpfed.models.lora import merged_state
 from dpfed.models.towers import ClipModel
@@ -53,7 +54,7 @@ def save_encoder(folder: str | Path, model: nn.Module, config: ResolvedConfig) -
     if isinstance(model, ClipModel):
         weights = _save_clip(folder, model, config)
     else:
-        weights = save(_portable(model.state_dict()))
+        weights = save(_portable(without_centres(model.state_dict())))
         write_atomically(folder / WEIGHTS, weights)
     preprocessing = preprocessing_of(config)
     description = {
@@ -64,7 +65,7 @@ def save_encoder(folder: str | Path, model: nn.Module, config: ResolvedConfig) -
         "normalisation": {"mean": list(preprocessing.mean), "std": list(preprocessing.std)},
         "resize": preprocessing.resize,
         "interpolation": preprocessing.interpolation,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": sum(value.numel() for value in without_centres(dict(model.named_parameters())).values()),
         "sha256": hashlib.sha256(weights).hexdigest(),
     }
     description["digest"] = _digest(description)
@@ -122,6 +123,21 @@ def load_encoder(folder: str | Path) -> Model:
     _compare(target.state_dict(), tensors, path)
     target.load_state_dict(tensors, assign=not isinstance(model, ClipModel))
     return model.requires_grad_(True).eval()
+
+
+def weights_digest(folder: str | Path) -> str:
+    """The SHA-256 of a model's weights, computed from the file and held against the model's description.
+
+    Raises:
+        UserError: if the folder is missing or damaged.
+    """
+    folder = Path(folder)
+    description = describe(folder)
+    path = folder / (CLIP_WEIGHTS if description["model"].get("kind") == "open_clip" else WEIGHTS)
+    found = hashlib.sha256(_read(path)).hexdigest()
+    if found != description["sha256"]:
+        raise UserError(f"{path} is damaged or not the file that {DESCRIPTION} describes: copy the folder again.")
+    return found
 
 
 def _skeleton(config: ModelConfig, objective: ObjectiveConfig, size: int) -> Model:

@@ -16,6 +16,7 @@ from PIL import Image
 
 from dpfed.errors import UserError
 from dpfed.evaluation.intervals import apart
+from dpfed.places import path_of
 from dpfed.privacy.promise import round_up
 from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, progress_plot
 from dpfed.report.results import Result, headlines, label, shown, within
@@ -54,7 +55,7 @@ def write_report(path: str | Path, runs: Sequence[RunView], note: str = "") -> N
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(shown=shown, picture=_picture, small=_small, style=page_style())
     try:
-        Path(path).write_text(environment.from_string(_template()).render(values, note=note), encoding="utf-8")
+        path_of(path, "the report").write_text(environment.from_string(_template()).render(values, note=note), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write the report {path}: {error.strerror or error}.") from error
 

@@ -24,6 +24,7 @@ from dpfed.data.views.texts import TextViews
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, Which, evaluate, tasks_of
 from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, tokenizer_for
+from dpfed.models.centres import add_centres
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.privacy.ledger import Ledger
@@ -226,6 +227,7 @@ def assemble(
         model = build_model(
             config.model, config.objective, config.adaptation, image_size(config), load_weights=randomness is not None
         )
+    add_centres(model, config)
     validate(model)
     method, engine = method_named(config.bounding.method), config.bounding.engine
     if not method.picks_engine:

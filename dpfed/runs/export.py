@@ -10,6 +10,7 @@ from dpfed.errors import UserError
 from dpfed.files.atomic import new_folder, write_atomically
 from dpfed.files.reading import read_bytes
 from dpfed.models.folder import ADAPTERS
+from dpfed.places import path_of
 from dpfed.runs.directory import RunDirectory
 
 
@@ -27,7 +28,7 @@ def export_model(folder: str | Path, dest: str | Path, adapters: bool = False) -
     Raises:
         UserError: if the run is not finished, has no adapters, or `dest` exists.
     """
-    run, dest = RunDirectory.open(folder), Path(dest)
+    run, dest = RunDirectory.open(folder), path_of(dest, "the destination")
     if not run.finished:
         raise UserError(f"{folder} is not finished: `dpfed resume {folder}` trains it to its end.")
     if os.path.lexists(dest):

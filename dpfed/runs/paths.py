@@ -8,7 +8,7 @@ from dpfed.config import Config
 from dpfed.config.effects import without_effect
 from dpfed.config.shipped import find_tower
 from dpfed.models.blueprints import LOCAL_DIR
-from dpfed.places import is_url
+from dpfed.places import is_url, path_of
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -17,7 +17,7 @@ def with_absolute_paths(config: Config) -> Config:
     path = data.path if data.path is None or is_url(data.path) else str(Path(data.path).expanduser().resolve())
     data = data.model_copy(update={"path": path})
     if "data.stores" not in without_effect(config):
-        data = data.model_copy(update={"stores": str(Path(data.stores).expanduser().resolve())})
+        data = data.model_copy(update={"stores": str(path_of(data.stores, "data.stores").expanduser().resolve())})
     model = config.model
     if model.weights is not None and Path(model.weights).expanduser().is_file():
         model = model.model_copy(update={"weights": str(Path(model.weights).expanduser().resolve())})

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _PACKAGES = ("torch", "numpy", "dp-accounting")
 _GENERATED = ("shapes",)
 _ID_CHARACTERS = 16
+LEDGER, MODEL = (
+    "Hash of the ledger",
+    "SHA-256 of the model's weights",
+)  # rows of the card, which `dpfed.runs.verification` reads
 NO_DURATION = "not written: how long a step takes depends on which records it drew, and no epsilon covers that"
 
 

@@ -14,6 +14,7 @@ from dpfed.config.resolved import ResolvedConfig
 from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
 from dpfed.models.building import SIZE, build_model, image_size, preprocessing_of, tokenizer_for
+from dpfed.models.centres import add_centres
 from dpfed.models.validation import validate
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
@@ -93,6 +94,7 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
     require_memory(config, device)
     with torch.random.fork_rng(devices=[]):
         model = build_model(config.model, config.objective, config.adaptation, image_size(config), load_weights=False)
+        add_centres(model, config)
     validate(model)
     plan, tokenizer = PrivacyPlan.sketch(config), tokenizer_for(config.model)
     batch = dummy_batch(config, plan, tokenizer, device)

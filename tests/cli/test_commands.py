@@ -159,3 +159,21 @@ def test_import_and_inspect(tmp_path, dpfed):
     assert code == 0 and "broken.png" in done
     facts = json.loads(dpfed("data", "inspect", tmp_path / "store", "--json")[1])
     assert facts["records"] == {"train": 10, "validation": 2, "test": 0} and facts["left_out"] == 1
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/a", "gs://b", "https://host/x.html", "file:///tmp/x"])
+def test_an_address_is_no_place_to_write_to(run, dpfed, shapes, tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["pretrain", run[0] / "tiny.toml", "--run", place],
+        ["pretrain", "quickstart", "--set", f"data.stores={place}", "--run", "new"],
+        ["export", run[0] / "run", place],
+        ["report", run[0] / "run", "--out", place],
+        ["data", "import", run[0] / "run" / "gallery", place],
+        ["data", "shard", shapes.path, place],
+        ["data", "divide", shapes.path, place],
+        ["site", "create", place, "--name", "a", "--store", shapes.path],
+    ):
+        code, _, error = dpfed(*words)
+        assert code == 2 and "is the address of another place: give a path on this machine" in error, words
+    assert list(tmp_path.iterdir()) == []

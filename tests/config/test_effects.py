@@ -81,6 +81,7 @@ OTHERS = {
     "bounding.group_size": (6, 5),
     "bounding.clip_norm": (0.1,),
     "public.records": (2, 1),
+    "public.centring": (0.3, 0.1),
     "public.source": ("shapes", "store"),
     "public.path": ("/nowhere/at/all",),
     "public.digest": ("0123456789abcdef",),
@@ -305,7 +306,7 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
     (
         of("bounding", method="public"),
         {},
-        "public.digest public.path public.records public.source",
+        "public.centring public.digest public.path public.records public.source",
     ),
     ({}, of("bounding", method="public"), "bounding.group_size bounding.max_group_size"),
     (

@@ -1,0 +1,150 @@
+"""Public contrast beside DP-GCL over epsilon: a public model, trained on four colours, is adapted privately to four others.
+
+python -m benchmarks.public_contrast [RUNS [PROCESSES]]      3 runs of each, one process; what is there is not trained again
+
+Both sides take as many passes of the model in a step, as many steps, and each the best of the rates that `RATES` names
+for it, by the mean of its runs at epsilon 1. The runs are in runs/public-contrast. Public data alone reaches what the public
+model does before any private record is read: "start".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from benchmarks.record import write_result
+from dpfed.report.style import INK, MUTED, SERIES, figure, png_bytes
+
+FOLDER = Path("runs/public-contrast")
+PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "public-contrast.png"
+METRICS = ("image_to_text_R@10", "text_to_image_R@10")
+EPSILONS = (0.1, 0.25, 1.0, 8.0)
+TUNED_AT = 1.0
+STEPS, PASSES = 120, 1024  # passes: of the model over a record, in a step
+SETTINGS: dict[str, dict[str, Any]] = {
+    "group": {"bounding.method": "group", "bounding.group_size": 4, "privacy.batch": PASSES},
+    "public": {
+        "bounding.method": "public",
+        "bounding.group_size": "",
+        "privacy.batch": PASSES // 4,
+        "public.records": 3,
+        "public.source": "shapes",
+        "public.half": "first",
+    },
+}
+RATES = {"group": (2e-3, 4e-3, 8e-3), "public": (2e-3, 4e-3, 8e-3)}
+NAMES = {"group": "DP-GCL, groups of 4 private records", "public": "one private record and 3 public ones"}
+
+
+def main(runs: int = 3, processes: int = 1) -> None:
+    """Trains what is missing, writes ``benchmarks/results/public-contrast.json`` and ``docs/pictures/public-contrast.png``."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    _train("start", "adapt/shapes-public", {})
+    rates = {}
+    with ThreadPoolExecutor(processes) as pool:
+        tuning = [(method, TUNED_AT, rate, run) for method in SETTINGS for rate in RATES[method] for run in range(runs)]
+        at_one = dict(zip(tuning, pool.map(_adapt, tuning), strict=True))
+        for method in SETTINGS:
+            rates[method] = max(RATES[method], key=lambda rate: _mean(at_one, method, rate, runs))
+        others = [
+            (method, epsilon, rates[method], run)
+            for epsilon in EPSILONS
+            if epsilon != TUNED_AT
+            for method in SETTINGS
+            for run in range(runs)
+        ]
+        every = at_one | dict(zip(others, pool.map(_adapt, others), strict=True))
+    found = [
+        {"method": method, "epsilon": epsilon, "rate": rate, "run": run, **values}
+        for (method, epsilon, rate, run), values in every.items()
+    ]
+    start = json.loads((FOLDER / "start" / "results.json").read_text(encoding="utf-8"))
+    figures = {
+        "steps": STEPS,
+        "passes": PASSES,
+        "rates": rates,
+        "plans": {method: _plan(method, rates[method]) for method in SETTINGS},
+        "start": next(values["before"] for values in every.values()),
+        "start_on_its_own_colours": {one["name"]: one["value"] for one in start["evaluations"] if one["name"] in METRICS},
+        "runs": found,
+    }
+    PICTURE.write_bytes(png_bytes(_chart(figures)))
+    # The noise is secret and fresh in every run, so there is no seed to give.
+    print(write_result("public-contrast", figures, seeds=[]))
+
+
+def _adapt(wanted: tuple[str, float, float, int]) -> dict[str, Any]:
+    method, epsilon, rate, run = wanted
+    changes = SETTINGS[method] | {
+        "model.architecture": f"local-dir:{FOLDER}/start/model",
+        "privacy.epsilon": epsilon,
+        "privacy.steps": STEPS,
+        "optimizer.learning_rate": rate,
+        "evaluation.every": 0,
+        "bounding.engine": "layerwise",
+    }
+    results = _train(f"{method}-{epsilon}-{rate:g}-{run}", "adapt/shapes", changes)
+    figures: dict[str, dict[str, float]] = {"before": {}, "after": {}}
+    for one in results["evaluations"]:
+        if one["name"] in METRICS:
+            figures["before" if one["model"] == "untrained" else "after"][one["name"]] = one["value"]
+    return figures
+
+
+def _train(name: str, config: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """What a run's results.json says; it is trained, or resumed, where that is not there yet."""
+    run = FOLDER / name
+    if not (run / "results.json").exists():
+        sets = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+        asked = ["resume", str(run)] if (run / "ledger.jsonl").exists() else ["pretrain", config, "--run", str(run), *sets]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, "-m", "dpfed", *asked], check=True, env=environment, stdout=subprocess.DEVNULL)
+        print(run, flush=True)
+    return json.loads((run / "results.json").read_text(encoding="utf-8"))
+
+
+def _mean(found: dict[tuple[str, float, float, int], dict[str, Any]], method: str, rate: float, runs: int) -> float:
+    return sum(sum(found[method, TUNED_AT, rate, run]["after"].values()) for run in range(runs))
+
+
+def _plan(method: str, rate: float) -> dict[str, float]:
+    """The noise on the sum at epsilon 1, in clip norms."""
+    privacy = json.loads((FOLDER / f"{method}-{TUNED_AT}-{rate:g}-0" / "results.json").read_text(encoding="utf-8"))["privacy"]
+    return {key: privacy[key] for key in ("noise_multiplier", "sensitivity", "groups") if key in privacy}
+
+
+def _chart(figures: dict[str, Any]) -> Any:
+    canvas, axes = figure(6.4, 3.4)
+    for method, colour in zip(SETTINGS, SERIES, strict=False):
+        curve = []
+        for epsilon in EPSILONS:
+            means = [
+                50 * sum(run["after"].values())
+                for run in figures["runs"]
+                if (run["method"], run["epsilon"], run["rate"]) == (method, epsilon, figures["rates"][method])
+            ]
+            curve.append((epsilon, sum(means) / len(means)))
+            axes.plot([epsilon] * len(means), means, ".", color=colour, markersize=5, alpha=0.6)
+        axes.plot(*zip(*curve, strict=True), "-", color=colour, linewidth=2, label=NAMES[method])
+    axes.axhline(
+        50 * sum(figures["start"].values()), color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="public data alone"
+    )
+    axes.set_xscale("log")
+    axes.set_xticks(EPSILONS, list(map(str, EPSILONS)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+    axes.set_ylim(0, None)
+    axes.set_xlabel("epsilon  (a dot is a run)", color=MUTED, fontsize=9)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 1.22), ncols=2, frameon=False, fontsize=8.5, labelcolor=INK)
+    return canvas
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
