@@ -68,6 +68,10 @@ def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | No
         own = next((one.book for one in found if one.by_name is None), None)
         _check_numbers(store, epsilon, delta, own.head.unit if own else unit or "record")
         others = {one.book.head.id: one for one in found if one.by_name is not None}
+        if distinct is not None and (own is not None or not others):
+            raise UserError(
+                "--distinct says why records are others than those of a known budget, and no other one has their names."
+            )
         if own is None:
             if others and distinct is None:
                 raise UserError(_same_names(store, list(others.values())))
@@ -228,7 +232,7 @@ def _reserved(found: Found, store: RecordStore, claims: Sequence[Claim]) -> Book
             number = known.number + 1 if known else 0
             entries.append(_entry("reserve", book, claim, claim.plan.steps, number, _foreseen(book, claim)))
     after = book.with_entries(entries)
-    if entries and not after.filter.admits(after.spent):
+    if after.spent != book.spent and not after.filter.admits(after.spent):
         new = [claim for claim in claims if any(entry.of == claim.id for entry in entries)]
         others = (account.cost for id, account in after.accounts.items() if id not in {claim.id for claim in new})
         where = f"{book.head.store}, whose records these are by their names" if found.by_name else str(store.path)
@@ -251,14 +255,16 @@ def _holds_already(known: Account, claim: Claim) -> bool:
                 f"holds {claim.charged}: go on with the run itself, or start a new one."
             )
         return claim.charged >= claim.plan.steps
-    if known.place == str(claim.place):
-        return True
-    if claim.is_at(Path(known.place)):
+    _refuse_copy(known, claim)
+    return known.place == str(claim.place)  # otherwise it was moved, and the entry says where to
+
+
+def _refuse_copy(known: Account, claim: Claim) -> None:
+    if known.place != str(claim.place) and claim.is_at(Path(known.place)):
         raise UserError(
             f"{claim.place} is a copy of {known.place}, which is there as well, and only one of them can spend what was "
             "reserved: go on with that one, or start a new run."
         )
-    return False  # it was moved; the entry says where to
 
 
 def _foreseen(book: Book, claim: Claim) -> str | None:
@@ -278,6 +284,8 @@ def _settled(book: Book, claim: Claim) -> Book:
         )
     if known is not None and known.settled and known.steps == claim.charged:
         return book
+    if known is not None and not known.settled:
+        _refuse_copy(known, claim)  # its ledger may hold less than that of the run
     number = known.number + 1 if known else 0
     return book.with_entries([_entry("settle", book, claim, claim.charged, number)])
 

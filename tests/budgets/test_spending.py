@@ -119,8 +119,9 @@ def test_a_copy_of_a_run_is_refused_and_a_run_that_was_moved_is_not(store, claim
     reserve(store, [claim(1)])
     there = {claim(1).place}
     copy = dataclasses.replace(claim(1, 30), place=tmp_path / "copy", is_at=there.__contains__)
-    with pytest.raises(UserError, match=r"copy is a copy of .*run-1, which is there as well"):
-        reserve(store, [copy])
+    for spend in (lambda: reserve(store, [copy]), lambda: settle(store, (), copy)):
+        with pytest.raises(UserError, match=r"copy is a copy of .*run-1, which is there as well"):
+            spend()
     there.clear()
     reserve(store, [copy])
     spent = book_of(store).filter.curve(PLAN.mechanism, 100)
@@ -154,6 +155,7 @@ def test_charges_that_were_never_reserved_are_written_down_even_beyond_the_budge
     assert book_of(store).filter.part(book_of(store).spent) > 1
     with pytest.raises(UserError, match="Nothing fits any more"):
         reserve(store, [claim(2, steps=1)])
+    reserve(store, [dataclasses.replace(claim(1, 5000), plan=dataclasses.replace(PLAN, steps=5000))])  # nothing is left of it
 
 
 def test_a_budget_may_grow_and_not_fall_below_what_is_spent(store, claim):
@@ -179,6 +181,8 @@ def test_a_budget_may_grow_and_not_fall_below_what_is_spent(store, claim):
     ],
 )
 def test_impossible_budgets_are_refused(store, epsilon, delta, said):
+    with pytest.raises(UserError, match="no other one has their names"):
+        set_budget(store, 8, 1e-6, distinct="because")
     with pytest.raises(UserError, match=said):
         set_budget(store, epsilon, delta)
     assert budgets_of(store) == []
