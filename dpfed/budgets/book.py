@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
@@ -99,6 +99,13 @@ class Entry(BaseModel):
     instead: str | None = None
     why: str | None = None
 
+    @model_validator(mode="after")
+    def _complete(self) -> Entry:
+        needed = {"set": "epsilon delta", "uncovered": "why"}.get(self.event, "of what name place plan steps cost").split()
+        if any(getattr(self, name) is None for name in needed):
+            raise ValueError(f"an entry '{self.event}' has {', '.join(needed)}")
+        return self
+
     @classmethod
     def new(cls, event: Event, **fields: Any) -> Entry:
         """An entry of today."""
@@ -151,7 +158,7 @@ class Book:
     def filter(self) -> RenyiFilter:
         """The budget as it is now."""
         latest = max(self._of("set"), key=lambda entry: (entry.number, -(entry.epsilon or 0.0)))
-        assert latest.epsilon is not None and latest.delta is not None  # `_checked` has looked
+        assert latest.epsilon is not None and latest.delta is not None  # an entry is complete
         return RenyiFilter(latest.epsilon, latest.delta, tuple(self.head.orders), tuple(self.head.shares))
 
     @functools.cached_property
@@ -279,16 +286,19 @@ def _read(path: Path, mend: bool = False) -> tuple[Book | None, str, int]:
 
 
 def _parsed(path: Path, lines: list[dict[str, Any]]) -> Iterator[tuple[Head | Entry, str]]:
-    chain = ""
+    chain, orders = "", 0
     for number, line in enumerate(lines, start=1):
         claimed = line.pop("chain", None)
         chain = link(chain, line)
-        if claimed != chain:
-            raise UserError(_damaged(path, number))
         try:
-            yield (Head if number == 1 else Entry).model_validate(line), chain
+            model = (Head if number == 1 else Entry).model_validate(line)
         except ValidationError:
-            raise UserError(_damaged(path, number)) from None
+            model = None
+        if isinstance(model, Head):
+            orders = len(model.orders)
+        if claimed != chain or model is None or (isinstance(model, Entry) and model.cost and len(model.cost) != orders):
+            raise UserError(_damaged(path, number))
+        yield model, chain
 
 
 def _damaged(path: Path, number: int) -> str:

@@ -19,8 +19,9 @@ from dpfed.privacy.mechanism import Mechanism
 Curve = tuple[float, ...]
 
 # The main order is the best one for Gaussian noise, to which many noisy steps tend. Runs of few steps, or of steps with little
-# noise, do better at smaller orders. (Order - 1 over that of the main one, share of delta.)
-_ORDERS = ((0.35, 0.1), (0.5, 0.1), (0.65, 0.1), (0.82, 0.1), (1.0, 0.5), (1.6, 0.1))
+# noise, do better at smaller orders. The largest ones are for a budget that is made smaller later.
+# (Order - 1 over that of the main one, share of delta.)
+_ORDERS = ((0.35, 0.1), (0.5, 0.1), (0.65, 0.1), (0.82, 0.1), (1.0, 0.5), (1.6, 0.06), (3.0, 0.02), (6.0, 0.02))
 _MAIN_SHARE = 0.5
 _TENTHS_UP_TO, _MOST = 11.0, 1024.0  # orders on a grid, as accountants take long for others
 

@@ -20,7 +20,7 @@ def head():
 
 
 def entry(event, number=0, of="a", steps=10, **more):
-    cost = [float(steps)] * 6
+    cost = [float(steps)] * 8
     return Entry.new(
         event, number=number, of=of, what="run", name=of, place=f"/{of}", plan=PLAN.as_dict(), steps=steps, cost=cost, **more
     )
@@ -53,7 +53,7 @@ def test_it_reads_back_what_was_written(path):
         "a": (4, True, 4),
         "c": (3, False, 0),
     }
-    assert book.spent == (7.0,) * 6 and len(book.uncovered) == 1 and read(path.with_name("other")) is None
+    assert book.spent == (7.0,) * 8 and len(book.uncovered) == 1 and read(path.with_name("other")) is None
 
 
 def test_what_follows_does_not_depend_on_the_order_of_entries():
@@ -140,6 +140,6 @@ def test_a_book_that_cannot_be_written_is_a_sentence(path, monkeypatch, error):
 
 
 def test_an_infinite_cost_is_read_back_as_one(path):
-    unknown = entry("reserve", of="d").model_copy(update={"cost": [None] * 5 + [1.0]})
+    unknown = entry("reserve", of="d").model_copy(update={"cost": [None] * 7 + [1.0]})
     write_missing(path, Book(head(), (*ENTRIES, unknown)))
-    assert read(path).spent == (float("inf"),) * 5 + (8.0,)
+    assert read(path).spent == (float("inf"),) * 7 + (8.0,)

@@ -221,7 +221,7 @@ def test_what_no_budget_covers_wants_words_which_the_book_keeps(store):
             note_uncovered(store, "an audit", nothing)
     assert note_uncovered(store, "an audit", "the board asked for it")
     assert [entry.why for entry in book_of(store).uncovered] == ["an audit: the board asked for it"]
-    assert book_of(store).spent == (0.0,) * 6
+    assert book_of(store).spent == (0.0,) * 8
 
 
 def _take(store, number, plan, start, results):
@@ -237,7 +237,7 @@ def test_processes_that_race_for_the_last_of_a_budget_do_not_both_get_it(store):
     """Real processes, all at once; each wants 40 % or more of what there is."""
     set_budget(store, 8, 1e-6)
     budget = book_of(store).filter
-    most = budget.times((0.0,) * 6, budget.curve(PLAN.mechanism, 1))
+    most = budget.times((0.0,) * 8, budget.curve(PLAN.mechanism, 1))
     plan = dataclasses.replace(PLAN, steps=int(0.4 * most))
     context = multiprocessing.get_context("fork")
     start, results = context.Event(), context.Queue()
@@ -324,4 +324,4 @@ def test_a_sweep_s_reservation_is_taken_over_by_the_run_at_its_place(store, clai
     reserve(store, [claim(1)])
     assert book_of(store).spent == both and sorted(one.what for one in book_of(store).accounts.values()) == ["run", "sweep"]
     reserve(store, planned)  # the sweep goes on
-    assert book_of(store).spent == both == added([book_of(store).filter.curve(PLAN.mechanism, 100)] * 2, 6)
+    assert book_of(store).spent == both == added([book_of(store).filter.curve(PLAN.mechanism, 100)] * 2, 8)

@@ -51,7 +51,7 @@ def book_of(store):
 
 
 def test_two_federations_and_a_run_over_one_store_share_its_budget(store, join, config, tmp_path):
-    budget = set_budget(store, 4, 1e-5)
+    budget = set_budget(store, 3, 1e-5)
     first = join(1)
     plan = first.terms().privacy_plan
     one = budget.filter.curve(plan.mechanism, plan.steps)
@@ -94,15 +94,17 @@ def test_a_site_that_joined_before_the_budget_was_set_is_counted_when_it_is_serv
 
 
 def test_a_settled_site_is_served_again_only_where_there_is_room(store, join):
-    set_budget(store, 10, 1e-5)
+    budget = set_budget(store, 3, 1e-5)
     site = join(1)
+    plan = site.terms().privacy_plan
     Ledger.open(site.ledger).charge(Release(0, "digest"))
     settle_site(site)
-    plan = site.terms().privacy_plan
-    assert book_of(store).spent == book_of(store).filter.curve(plan.mechanism, 1)
+    assert book_of(store).spent == budget.filter.curve(plan.mechanism, 1)
     load_site(site, print)
-    assert book_of(store).spent == book_of(store).filter.curve(plan.mechanism, plan.steps)
+    assert book_of(store).spent == budget.filter.curve(plan.mechanism, plan.steps)
     settle_site(site)
-    set_budget(store, 2, 1e-5)
+    with pytest.raises(UserError, match="has no room"):
+        for number in range(2, 9):
+            join(number)
     with pytest.raises(UserError, match="has no room"):
         load_site(site, print)

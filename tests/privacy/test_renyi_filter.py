@@ -82,7 +82,7 @@ def test_what_is_admitted_holds_by_loss_distributions_too(epsilon, delta):
 
     budget = RenyiFilter.of(epsilon, delta)
     mechanism = Mechanism(PoissonSampler(0.05), 2.0)
-    steps = budget.times((0.0,) * 6, budget.curve(mechanism, 1))
+    steps = budget.times((0.0,) * 8, budget.curve(mechanism, 1))
     if steps:
         assert joint_epsilon([(mechanism, steps)], delta, "pld") <= epsilon
 

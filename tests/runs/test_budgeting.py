@@ -36,7 +36,7 @@ def store(shapes, tmp_path):
 
 @pytest.fixture
 def config(tiny, store):
-    """A run of six steps at epsilon 4, of which a budget of (10, 1e-5) holds two."""
+    """A run of six steps at epsilon 2, of which a budget of (4, 1e-5) holds three."""
     tiny["data"]["path"] = str(store.path)
     tiny["evaluation"] = {"split": "none"}
     tiny["privacy"] |= {"epsilon": 2.0, "delta": 1e-5}
@@ -80,7 +80,8 @@ def test_the_card_of_a_run_without_a_budget_says_that_there_is_none(config, tmp_
     assert "| Lifetime budget of the records | none was set" in run.card.read_text() and not run.budget.exists()
 
 
-def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(config, store, budget, tmp_path):
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(config, store, tmp_path):
+    budget = set_budget(store, 4, 1e-5)
     for number in range(5):
         try:
             pretrain(parse_config(config), tmp_path / f"run-{number}")
@@ -180,7 +181,10 @@ def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, 
     [
         ({"privacy": {"seed": 1}}, "privacy.seed is fixed"),
         ({"diagnostics": "raw"}, "diagnostics = 'raw'"),
-        ({"bounding": {"method": "none"}, "privacy": {"epsilon": None}}, "a run without privacy releases exact functions"),
+        (
+            {"bounding": {"method": "none", "group_size": 4}, "privacy": {"epsilon": None, "delta": None}},
+            "a run without privacy releases exact functions",
+        ),
     ],
 )
 def test_what_no_epsilon_covers_is_refused_unless_said_in_words(config, store, budget, tmp_path, changes, said):
@@ -237,7 +241,7 @@ set = {"optimizer.learning_rate" = 2e-3}
 def test_a_sweep_reserves_all_its_runs_before_the_first_one(config, store, tmp_path, monkeypatch):
     """So its last run is not refused after the first ones are trained."""
     (tmp_path / "sweep.toml").write_text(SWEEP)
-    set_budget(store, 4, 1e-5)
+    set_budget(store, 3.5, 1e-5)
     with pytest.raises(UserError, match="these 2 runs take"):
         sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
     assert not (tmp_path / "runs" / "two").exists() and not book_of(store).accounts
