@@ -6,6 +6,7 @@ import math
 
 from dpfed.budgets.book import Book
 from dpfed.privacy.accounting import Accountant, Unresolved, joint_epsilon
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 
 
@@ -31,5 +32,12 @@ def if_fixed(book: Book) -> dict[str, str]:
 def summed(book: Book) -> tuple[str, str]:
     """The sums of the epsilons and of the deltas that the runs' cards state (basic composition)."""
     accounts = [account for account in book.accounts.values() if account.steps]
-    epsilon = math.fsum(account.plan.epsilon(account.steps) for account in accounts)
+    epsilon = math.fsum(_epsilon(account.plan, account.steps) for account in accounts)
     return round_up(epsilon), round_up(math.fsum(account.plan.delta for account in accounts))
+
+
+def _epsilon(plan: PrivacyPlan, steps: int) -> float:
+    try:
+        return plan.epsilon(steps)
+    except Unresolved:
+        return plan.epsilon(steps, "rdp")

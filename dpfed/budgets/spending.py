@@ -63,6 +63,7 @@ def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | No
     Raises:
         UserError: for an impossible budget, one below what is spent, or records that another budget holds for.
     """
+    epsilon, delta = float(epsilon), float(delta)
     with held(store.path):
         found = budgets_of(store)
         own = next((one.book for one in found if one.by_name is None), None)
@@ -84,7 +85,7 @@ def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | No
         book = own.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
         if not book.filter.admits(book.spent):
             raise UserError(
-                f"({epsilon:g}, {round_up(delta)}) is less than what is spent and reserved of the records of {store.path}: "
+                f"({epsilon!r}, {round_up(delta)}) is less than what is spent and reserved of the records of {store.path}: "
                 f"that is {percent(book.filter.part(book.spent))} of it. Set a larger budget, or settle runs that "
                 f"will not go on; `dpfed budget show {store.path}` has the numbers."
             )
@@ -173,7 +174,7 @@ def note_uncovered(store: RecordStore, what: str, why: str | None, dry: bool = F
 def shown(book: Book) -> str:
     """A budget in a few words."""
     unit = "record" if book.head.unit == "record" else "user"
-    return f"({book.filter.epsilon:g}, {round_up(book.filter.delta)}) for each {unit}"
+    return f"({book.filter.epsilon!r}, {round_up(book.filter.delta)}) for each {unit}"
 
 
 def _check_numbers(store: RecordStore, epsilon: float, delta: float, unit: Unit) -> None:
@@ -189,7 +190,7 @@ def _check_numbers(store: RecordStore, epsilon: float, delta: float, unit: Unit)
             "published one whole record, drawn at random, would keep a promise with more."
         )
     if max(RenyiFilter.of(epsilon, delta).limits) <= 0:
-        raise UserError(f"no run fits into ({epsilon:g}, {delta:g}): raise epsilon or delta.")
+        raise UserError(f"no run fits into ({epsilon!r}, {delta!r}): raise epsilon or delta.")
 
 
 def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct: dict[str, str]) -> Book:

@@ -90,6 +90,7 @@ def settle(
     from dpfed.console.terminal import say
 
     say(f"reading the ledger of {run}")
+    from dpfed.budgets.refusals import percent
     from dpfed.budgets.spending import shown
     from dpfed.errors import UserError
 
@@ -105,7 +106,7 @@ def settle(
     if not books:
         raise UserError(f"no budget knows of {run}, and the records have none: `dpfed budget set STORE` sets one.")
     for book in {book.head.id: book for book in books}.values():
-        _line("budget", f"{shown(book)}: {book.filter.part(book.spent):.1%} is taken")
+        _line("budget", f"{shown(book)}: {percent(book.filter.part(book.spent))} is taken")
 
 
 def _found(store: Path) -> tuple[RecordStore, list[Found]]:
@@ -129,16 +130,18 @@ def _note(store: RecordStore, one: Found) -> None:
 
 
 def _print(store: RecordStore, book: Book) -> None:
+    from dpfed.budgets.refusals import percent
+
     facts = _facts(book)
     sides = "record" if book.head.unit == "record" else f"{store.unit_name or 'user'} with all records"
-    _line("budget", f"epsilon {facts['epsilon']:g}, delta {facts['delta']:g}, for each {sides}, over all runs")
-    _line("book", f"{book.head.id}, in the store and on the shelf; {len(book.accounts)} runs, {len(book.entries)} entries")
-    _line("taken", f"{facts['taken']:.2%}, by the filter: runs may be chosen from the results of earlier ones")
+    _line("budget", f"epsilon {facts['epsilon']!r}, delta {facts['delta']!r}, for each {sides}, over all runs")
+    _line("book", f"{book.head.id}, in the store and on the shelf; runs: {len(book.accounts)}, entries: {len(book.entries)}")
+    _line("taken", f"{percent(facts['taken'])}, by the filter: runs may be chosen from the results of earlier ones")
     for name, what in (("spent", True), ("reserved", False)):
         own = [account for account in book.accounts.values() if account.settled == what]
         steps = sum(account.steps for account in own)
         if own:
-            _line(name, f"{facts[name]:.2%}, {len(own)} {'runs' if len(own) > 1 else 'run'}, {steps:,} steps")
+            _line(name, f"{percent(facts[name])}, {len(own)} {'runs' if len(own) > 1 else 'run'}, {steps:,} steps")
     if facts["fixed"]:
         said = ", ".join(f"epsilon {value} by {name.upper()}" for name, value in facts["fixed"].items())
         _line("if fixed", f"{said}, at the same delta: what would hold if all plans had been fixed before the first result")
@@ -174,14 +177,16 @@ def _facts(book: Book) -> dict[str, Any]:
 
 def _told(entry: dict[str, Any], book: Book) -> str:
     """An entry for people."""
+    from dpfed.budgets.refusals import percent
+
     if entry["event"] == "set":
-        return f"set: epsilon {entry['epsilon']:g}, delta {entry['delta']:g}"
+        return f"set: epsilon {entry['epsilon']!r}, delta {entry['delta']!r}"
     if entry["event"] == "uncovered":
         return f"not covered: {entry['why']}"
     cost = tuple(float("inf") if value is None else value for value in entry["cost"])
     verb = {"reserve": "reserved", "settle": "settled"}[entry["event"]]
     return (
-        f"{verb}: {entry['what']} {entry['name']}, {entry['steps']:,} steps, {book.filter.part(cost):.2%} of the budget, "
+        f"{verb}: {entry['what']} {entry['name']}, {entry['steps']:,} steps, {percent(book.filter.part(cost))} of the budget, "
         f"at {entry['place']} ({entry['of'][:16]})"
     )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.budgets.book import Book
+from dpfed.budgets.refusals import percent
 from dpfed.budgets.shelf import BOOK, on_shelf, possible, shelf
 from dpfed.budgets.spending import Claim, note_uncovered, reserve, settle, shown
 from dpfed.config import Config
@@ -86,7 +87,7 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
     # First this: a run that has taken steps, and whose reservation a book does not know, tells that the book has lost lines.
     _write(run, store, books)
     for book in reserve(store, [claim]):
-        taken = f"{book.filter.part(book.spent):.1%} of it is taken"
+        taken = f"{percent(book.filter.part(book.spent))} of it is taken"
         watcher.note(f"reserved with the lifetime budget of {book.head.store}, {shown(book)}: {taken}")
 
 

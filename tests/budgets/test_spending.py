@@ -161,7 +161,7 @@ def test_charges_that_were_never_reserved_are_written_down_even_beyond_the_budge
 def test_a_budget_may_grow_and_not_fall_below_what_is_spent(store, claim):
     set_budget(store, 8, 1e-6)
     reserve(store, [claim(1, steps=300)])
-    with pytest.raises(UserError, match=r"\(2, 1.00e-6\) is less than what is spent and reserved"):
+    with pytest.raises(UserError, match=r"\(2.0, 1.00e-6\) is less than what is spent and reserved"):
         set_budget(store, 2, 1e-6)
     with pytest.raises(UserError, match="less than what is spent"):
         set_budget(store, 8, 1e-30)

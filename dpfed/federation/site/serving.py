@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from dpfed.budgets.refusals import percent
 from dpfed.budgets.spending import shown
 from dpfed.config import Config, DataConfig, EvaluationConfig
 from dpfed.errors import UserError
@@ -55,7 +56,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     worker = parts.worker(randomness, share=share)
     ledger = Ledger.open(folder.ledger)
     for book in reserve_site(folder, terms, parts.store):
-        log(f"lifetime budget {shown(book)}: {book.filter.part(book.spent):.1%} of it is taken")
+        log(f"lifetime budget {shown(book)}: {percent(book.filter.part(book.spent))} of it is taken")
     if ledger.plan.fingerprint != terms.privacy_plan.fingerprint:
         raise UserError(f"{folder.ledger} was started for another plan than that of the terms: restore the one that was.")
     return SiteWorker(terms, identity, worker, parts.model, ledger, randomness, log)
