@@ -15,13 +15,17 @@ from dpfed.privacy.method import METHODS
 from dpfed.schema.section import Items, Pair, Section
 from dpfed.schema.wording import complaint
 
+PROCEDURAL = "procedural"  # of model.start: weights that were trained on procedural images alone
+
 
 class DataConfig(Section):
     """Which records, and whether anyone may see them."""
 
-    source: str = Field("shapes", description="'shapes' or 'scenes' (generated), 'store', or the name of an importer")
+    source: str = Field("shapes", description="'shapes', 'scenes' or 'procedural' (generated), 'store', or an importer's name")
     path: str | None = Field(None, description="a record store, or what the importer reads")
-    records: int = Field(20_000, ge=16, le=10_000_000, description="how many training records to generate (source = 'shapes')")
+    records: int = Field(
+        20_000, ge=16, le=10_000_000, description="training records to generate (source = 'shapes' or 'procedural')"
+    )
     validation: int = Field(0, ge=0, description="training records held out for validation when importing")
     test: int = Field(0, ge=0, description="training records held out for test when importing a source without a test split")
     half: Literal["all", "first", "second"] = Field("all", description="half of the colours (shapes) or classes (scenes)")
@@ -76,6 +80,10 @@ class ModelConfig(Section):
     architecture: str | None = Field(None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'")
     weights: str | None = Field(None, description="a pretrained tag or a local file; none: random, or local-dir's own")
     digest: str | None = Field(None, description="a run writes it: the hash of its open_clip architecture")
+    start: str | None = Field(
+        None, description="starting weights: 'procedural' (`dpfed start`), or a run, its model/ or a file; none: random"
+    )
+    start_digest: str | None = Field(None, description="a run writes it: the hash of its starting weights")
     tokenizer: Literal["own", "words"] = Field("own", description="the model's own, or hashed words (random weights)")
     image: Literal["cnn", "resnet18", "resnet34", "resnet50"] = Field("cnn", description="image encoder")
     stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
@@ -196,10 +204,12 @@ class PublicConfig(Section):
     centring: float = Field(
         0.2, ge=0, le=100, description="how much centres follow the embeddings of private and public records; 0: no centres"
     )
-    source: Literal["store", "shapes"] = Field("store", description="a record store, or generated captioned shapes")
+    source: Literal["store", "shapes", "procedural"] = Field(
+        "store", description="a record store, generated captioned shapes, or procedural images"
+    )
     path: str | None = Field(None, description="source = 'store': a record store that is marked public")
     digest: str | None = Field(None, description="a run writes it: the fingerprint of the store's records")
-    generated: int = Field(20_000, ge=16, le=10_000_000, description="source = 'shapes': how many records to generate")
+    generated: int = Field(20_000, ge=16, le=10_000_000, description="records to generate, where the source is no store")
     half: Literal["all", "first", "second"] = Field("all", description="source = 'shapes': half of the colours")
 
 

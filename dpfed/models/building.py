@@ -19,6 +19,7 @@ from dpfed.models.clip_tokenizer import ClipTokenizer, clip_tokenizer
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
 from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, group_norm, layer_norm, standardise_weights
+from dpfed.models.starting import StartingWeights
 from dpfed.models.text import TextTransformer
 from dpfed.models.towers import ClipModel, adapt, build_clip
 
@@ -59,6 +60,7 @@ def build_model(
     adaptation: AdaptationConfig | None = None,
     size: int | None = None,
     load_weights: bool = True,
+    start: StartingWeights | None = None,
 ) -> Model:
     """Makes a model before training; random weights are drawn from torch's global generator.
 
@@ -68,10 +70,11 @@ def build_model(
         adaptation: what of an open_clip model is trained; by default adapters on q and v of both towers.
         size: side of the images, pixels; by default the architecture's own (open_clip), or 32.
         load_weights: False leaves open_clip weights random, and anchors empty, for a checkpoint to be loaded over them.
+        start: weights in the place of the random ones (or of open_clip's).
 
     Raises:
-        UserError: if the widths do not fit together, the objective wants another kind of model, or an open_clip model or the
-            anchors cannot be had.
+        UserError: if the widths do not fit together, the objective wants another kind of model, an open_clip model or the
+            anchors cannot be had, or the starting weights are those of another model.
     """
     kinds = {"model": (model, ModelConfig), "objective": (objective, ObjectiveConfig)}
     for section, (given, kind) in kinds.items():
@@ -82,14 +85,21 @@ def build_model(
             f"objective.name = '{objective.name}' compares two views of an image and needs model.kind = 'image', got "
             f"'{model.kind}'."
         )
-    if objective.loss.target_network:
-        return _byol(model, objective, size or SIZE, load_weights)
     if model.kind == "open_clip":
         spec = blueprint(model)
-        clip = build_clip(spec, objective, size or spec.size, load_weights)
+        clip = build_clip(spec, objective, size or spec.size, load_weights, start)
         adapt(clip, adaptation or AdaptationConfig(), objective)
         return clip
-    encoder = _image_encoder(model, size or SIZE, load_weights)
+    own = _byol if objective.loss.target_network else _small
+    built = own(model, objective, size or SIZE, load_weights)
+    if start is not None:
+        start.load_into(built)
+    return built
+
+
+def _small(model: ModelConfig, objective: ObjectiveConfig, size: int, load_anchors: bool) -> SimCLRModel | TwoTowerModel:
+    """A model of dpfed's own: an image encoder, and a projection head or a text tower."""
+    encoder = _image_encoder(model, size, load_anchors)
     bias = None if objective.loss.bias is None else objective.bias or 0.0
     rest: dict[str, Any] = {
         "temperature": objective.temperature,

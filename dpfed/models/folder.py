@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from dpfed.config.resolved import ResolvedConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
-from dpfed.files.reading import read_bytes
 from dpfed.models.adapter_file import adapter_bytes
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import LOCAL_DIR, preprocess_cfg
@@ -33,21 +33,23 @@ from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.building import Model, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import without_centres
 from dpfed.models.clip_tokenizer import ClipTokenizer
+from dpfed.models.description import DESCRIPTION, FORMAT, WEIGHTS, describe, digest_of, read_file
 from dpfed.models.lora import merged_state
 from dpfed.models.towers import ClipModel
 
-FORMAT = 1
-WEIGHTS, DESCRIPTION, ADAPTERS = "model.safetensors", "model.json", "adapters.safetensors"
-_KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256")
+ADAPTERS = "adapters.safetensors"
 
 
-def save_encoder(folder: str | Path, model: nn.Module, config: ResolvedConfig) -> None:
+def save_encoder(
+    folder: str | Path, model: nn.Module, config: ResolvedConfig, trained: Sequence[Mapping[str, Any]] | None = None
+) -> None:
     """Writes a trained model.
 
     Args:
         folder: made if missing; a model that is there is replaced.
         model: built by `build_model` from `config`.
         config: the run's, resolved, of which the model, the objective and the image size are kept.
+        trained: the runs that made it, oldest first, for those that start from it (`dpfed.runs.origin`).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,8 +69,9 @@ def save_encoder(folder: str | Path, model: nn.Module, config: ResolvedConfig) -
         "interpolation": preprocessing.interpolation,
         "parameters": sum(value.numel() for value in without_centres(dict(model.named_parameters())).values()),
         "sha256": hashlib.sha256(weights).hexdigest(),
+        **({} if trained is None else {"trained": list(trained)}),
     }
-    description["digest"] = _digest(description)
+    description["digest"] = digest_of(description)
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
 
 
@@ -93,7 +96,7 @@ def _portable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _described(model: ModelConfig) -> dict[str, Any]:
     """The configuration without paths of this machine: an open_clip model is rebuilt from its own folder."""
     name = model.architecture and Path(model.architecture.removeprefix(LOCAL_DIR)).name
-    gone = {"architecture": name, "weights": None, "digest": None, "anchors": None}
+    gone = {"architecture": name, "weights": None, "digest": None, "anchors": None, "start": None, "start_digest": None}
     return model.model_copy(update=gone).model_dump(mode="json")
 
 
@@ -111,7 +114,7 @@ def load_encoder(folder: str | Path) -> Model:
     except ValidationError as error:
         raise _unknown(folder) from error
     path = folder / (CLIP_WEIGHTS if config.kind == "open_clip" else WEIGHTS)
-    weights = _read(path)
+    weights = read_file(path)
     if hashlib.sha256(weights).hexdigest() != description["sha256"]:
         raise UserError(f"{path} is damaged or not the file that {DESCRIPTION} describes: copy the folder again.")
     try:
@@ -134,7 +137,7 @@ def weights_digest(folder: str | Path) -> str:
     folder = Path(folder)
     description = describe(folder)
     path = folder / (CLIP_WEIGHTS if description["model"].get("kind") == "open_clip" else WEIGHTS)
-    found = hashlib.sha256(_read(path)).hexdigest()
+    found = hashlib.sha256(read_file(path)).hexdigest()
     if found != description["sha256"]:
         raise UserError(f"{path} is damaged or not the file that {DESCRIPTION} describes: copy the folder again.")
     return found
@@ -175,46 +178,6 @@ def preprocessing_in(folder: str | Path) -> Preprocessing:
     normalisation = description["normalisation"]
     resize, interpolation = description.get("resize", "crop"), description.get("interpolation", "bicubic")
     return Preprocessing(tuple(normalisation["mean"]), tuple(normalisation["std"]), resize, interpolation)
-
-
-def describe(folder: str | Path) -> dict[str, Any]:
-    """What is in a model folder.
-
-    Returns:
-        The keys ``format, model, objective, image_size`` (pixels)``, normalisation`` (mean and std per channel, of pixels in
-        [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number), ``sha256`` (of the weights) and, unless
-        an earlier version of dpfed wrote it, ``digest`` (of all else that is said).
-
-    Raises:
-        UserError: if there is no description, or it is damaged or of another version.
-    """
-    path = Path(folder) / DESCRIPTION
-    try:
-        description = json.loads(_read(path))
-        found = description["format"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is damaged: it is not the description of a model.") from error
-    if found != FORMAT:
-        raise UserError(f"{path} describes a model of format {found}, this version of dpfed reads format {FORMAT}.")
-    for key in _KEYS:
-        if key not in description:
-            raise UserError(f"{path} is damaged: it lacks '{key}'.")
-    if "digest" in description and description["digest"] != _digest(description):
-        raise UserError(f"{path} is damaged or was edited: its digest is not that of its content; copy the folder again.")
-    return description
-
-
-def _digest(description: dict[str, Any]) -> str:
-    rest = {name: value for name, value in description.items() if name != "digest"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_bytes(path)
-    except OSError as error:
-        wanted = f"a model folder has {DESCRIPTION} and {WEIGHTS} or {CLIP_WEIGHTS}"
-        raise UserError(f"cannot read {path}: {error.strerror or error}; {wanted}.") from error
 
 
 def _compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], path: Path) -> None:

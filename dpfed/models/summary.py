@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 
 from dpfed.config import Config
+from dpfed.config.sections import PROCEDURAL
 from dpfed.models.blueprints import blueprint
 from dpfed.models.parameters import TrainableVector
 
@@ -40,7 +42,7 @@ class Trained:
 def trained_part(model: nn.Module, config: Config) -> Trained:
     """Counts what a model trains and words it as the configuration has it."""
     total = sum(parameter.numel() for parameter in model.parameters())
-    return Trained(TrainableVector(model).numel, total, _how(config), _start(config))
+    return Trained(TrainableVector(model).numel, total, _how(config), start_of(config))
 
 
 def _how(config: Config) -> str:
@@ -57,7 +59,10 @@ def _how(config: Config) -> str:
     return "; ".join(words)
 
 
-def _start(config: Config) -> str:
+def start_of(config: Config) -> str:
+    """Where the weights of a configuration come from, in words; ``random``: from nowhere."""
+    if config.model.start is not None:
+        return "procedural images" if config.model.start == PROCEDURAL else f"'{'/'.join(Path(config.model.start).parts[-2:])}'"
     if config.model.kind != "open_clip":
         return "random"
     spec = blueprint(config.model)

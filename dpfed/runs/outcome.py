@@ -39,6 +39,7 @@ from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import stated
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES, uses_labelled_bank
+from dpfed.runs.origin import with_origin
 from dpfed.runs.view import RunView
 
 _IMAGE = "one record: an image"
@@ -129,6 +130,7 @@ def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluatio
     if parts.terms:
         facts = facts_of_federation(facts, run, parts.terms)
     institutions = parts.terms is not None and not run.simulation.is_file()
+    facts = with_origin(facts, (run.provenance or {}).get("start"))
     made = provenance.rows(run.identity, run.provenance, federation=institutions)
     proof = ((provenance.LEDGER, ledger.head), (provenance.MODEL, weights_digest(run.model)))
     return dataclasses.replace(facts, provenance=(*made, *proof), budget=stated(run))

@@ -1,7 +1,7 @@
 """Where a configuration is completed: `resolve` makes every choice that the user left open, once.
 
 `settle` makes those that are the same on every machine: paths, image size, the way to make images square, a loss's bias, the
-digests of an architecture and of public records. `resolve` also makes the machine's: device and engine.
+digests of an architecture, of starting weights and of public records. `resolve` also makes the machine's: device and engine.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
 from dpfed.models.building import SIZE, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import add_centres
+from dpfed.models.starting import MissingStart
 from dpfed.models.validation import validate
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
@@ -22,6 +23,7 @@ from dpfed.progress import Silent, Watcher
 from dpfed.runs.dummy_batch import dummy_batch
 from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.records import public_digest
+from dpfed.runs.starts import starting_weights
 from dpfed.training.memory import require_memory
 
 
@@ -52,22 +54,41 @@ def settle(config: Config) -> Config:
     """The configuration with the choices made that do not depend on the machine, such as those of a federation's terms.
 
     Raises:
-        UserError: for an unknown architecture, or one that has changed since the run was started.
+        UserError: for an unknown architecture, or what has changed since the run was started: an architecture, starting
+            weights or public records.
     """
-    config = with_absolute_paths(config)
-    size, objective = config.data.size, config.objective
-    if size is None:
-        size = blueprint(config.model).size if config.model.kind == "open_clip" else SIZE
+    config, objective = settle_model(with_absolute_paths(config)), config.objective
     chosen: dict[str, object] = {}
     if objective.loss.bias is not None and objective.bias is None:
         chosen["bias"] = objective.loss.bias(method_named(config.bounding.method).contrasted(config))
     return _with(
         config,
-        data={"size": size, "resize": preprocessing_of(config).resize},
+        data={"resize": preprocessing_of(config).resize},
         objective=chosen,
-        model={"digest": _digest(config.model)},
+        model={"start_digest": _start_digest(config)},
         public={"digest": public_digest(config)},
     )
+
+
+def settle_model(config: Config) -> Config:
+    """The configuration with the size of its images and the digest of its open_clip architecture.
+
+    Raises:
+        UserError: see `settle`.
+    """
+    size = config.data.size
+    if size is None:
+        size = blueprint(config.model).size if config.model.kind == "open_clip" else SIZE
+    return _with(config, data={"size": size}, model={"digest": _digest(config.model)})
+
+
+def _start_digest(config: Config) -> str | None:
+    """Of the starting weights: a run must not go on with others. Once it has a checkpoint it can do without the file."""
+    try:
+        found = starting_weights(config)
+    except MissingStart:
+        return config.model.start_digest
+    return None if found is None else found.digest
 
 
 def _with(config: Config, **sections: dict[str, object]) -> Config:

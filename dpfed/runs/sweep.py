@@ -36,6 +36,7 @@ from dpfed.runs.pretraining import pretrain
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
 from dpfed.runs.resuming import resume
+from dpfed.runs.starts import refuse_start
 from dpfed.runs.view import RunView
 from dpfed.schema.wording import has_control_characters, shown
 
@@ -102,6 +103,7 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
             refuse_place(target / name)
             refuse_sharding(config)
             foresee(config)
+            refuse_start(config)
     _reserve({target / name: config for name, config in asked.configs.items() if not _is_there(target / name)})
     advance = watcher.stage("runs", len(asked.configs))
     runs = []

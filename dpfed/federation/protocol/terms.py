@@ -29,7 +29,7 @@ _Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
 _AGREED_DATA = ("size", "resize")
 # Of [model]: what they hold is compared, where they lie is each party's own matter.
-_FILES = ("architecture", "weights", "anchors")
+_FILES = ("architecture", "weights", "anchors", "start")
 
 
 class SiteCard(Section):
@@ -132,6 +132,8 @@ class Terms(Section):
         _check(plan.is_of(config), "the plan is not the configuration's")
         unnamed = plan.method.public_records and config.public.source == "store" and config.public.digest is None
         _check(not unnamed, "the public records have no fingerprint")
+        unhashed = config.model.start is not None and config.model.start_digest is None
+        _check(not unhashed, "the starting weights have no digest")
         _check(all(counts) and sum(counts) == plan.records, "the sites' records do not add up to the plan's")
         _check([site.groups for site in sites] == plan.apportioned(counts), "the groups are not shared out by records")
         _check(plan.private or terms.trust == "central", "without privacy there is no noise to share out")

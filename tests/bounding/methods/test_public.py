@@ -129,6 +129,7 @@ def test_the_plan_has_sensitivity_c_and_as_many_groups_as_expected_records():
     plan = PrivacyPlan.from_config(1000, config(bounding={"method": "public", "clip_norm": 0.7}))
     assert (plan.sensitivity, plan.groups, plan.divisor, plan.group_size) == (0.7, 32, 32, 1)
     assert plan.noise_std == pytest.approx(0.7 * plan.noise_multiplier) and plan.options == {"public_records": 3}
+    assert PrivacyPlan.from_config(1000, config(public={**PUBLIC, "records": 5})).options == {"public_records": 5}
     group = PrivacyPlan.from_config(1000, config(bounding={"method": "group", "clip_norm": 0.7}, public={}))
     assert plan.noise_multiplier == group.noise_multiplier and plan.noise_std == group.noise_std / 2
 
