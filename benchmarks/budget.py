@@ -15,7 +15,7 @@ from dpfed.privacy.samplers import PoissonSampler
 
 BUDGETS = ((1, 1e-6), (3, 1e-6), (10, 1e-6), (10, 1e-9), (30, 1e-7))
 STEPS = ((0.05, 1.0), (0.05, 1.5), (0.034, 2.0), (0.01, 0.6), (0.003, 0.8), (0.5, 5.0), (1.0, 10.0))  # q, sigma
-_TRIES = 12  # halvings of the range in which the steps by PLD lie
+_EXACT = 5_000  # up to so many steps the number by PLD is exact, and then to this part of it
 
 
 def rows() -> list[dict[str, float | None]]:
@@ -37,8 +37,10 @@ def rows() -> list[dict[str, float | None]]:
 
 def _by_pld(mechanism: Mechanism, epsilon: float, delta: float, least: int) -> int | None:
     try:
-        low, high = least, 2 * least + 2
-        for _ in range(_TRIES):
+        low, high = least, 2 * least
+        while joint_epsilon([(mechanism, high)], delta, "pld") <= epsilon:
+            low, high = high, 2 * high
+        while high - low > 1 + low // _EXACT:
             middle = (low + high) // 2
             low, high = (middle, high) if joint_epsilon([(mechanism, middle)], delta, "pld") <= epsilon else (low, middle)
         return low

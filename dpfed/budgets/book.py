@@ -1,34 +1,25 @@
-"""One budget's book: append-only JSON lines, chained like a ledger, of which there may be several copies.
+"""One budget's book: what its lines say. `dpfed.budgets.copies` reads and writes it, as there may be several copies.
 
 The first line says whose budget it is. Every other line is an entry: the budget was set, a plan was reserved, a reservation
 was settled, or something was released that no budget covers. Each entry has an id of its own, and what follows from a book does
 not depend on the order of its entries. So copies that grew apart are made one by adding to each what it lacks. No clock is
 asked: days are for people.
-
-A line without its newline was never acted on: a reservation counts when it is whole and on disk. Only then does a run begin.
 """
 
 from __future__ import annotations
 
 import datetime
 import functools
-import json
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpfed.errors import UserError
-from dpfed.files.atomic import write_atomically
-from dpfed.files.json_lines import DamagedLine, GrewElsewhere, append_line, drop_torn_line, read_lines
-from dpfed.privacy.ledger import link
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.renyi_filter import Curve, RenyiFilter, added
 
-FORMAT = 1
 Unit = Literal["record", "user"]
 What = Literal["run", "site", "sweep"]
 Event = Literal["set", "reserve", "settle", "uncovered"]
@@ -106,6 +97,11 @@ class Entry(BaseModel):
             raise ValueError(f"an entry '{self.event}' has {', '.join(needed)}")
         return self
 
+    @property
+    def curve(self) -> Curve:
+        """The cost, with infinity where none is known."""
+        return tuple(float("inf") if value is None else value for value in self.cost or ())
+
     @classmethod
     def new(cls, event: Event, **fields: Any) -> Entry:
         """An entry of today."""
@@ -127,7 +123,7 @@ class Account:
         cost: of these steps.
         settled: whether no step can follow.
         number: of its latest entry.
-        least: steps that it was settled with before.
+        least: the most steps that it was settled with.
     """
 
     id: str
@@ -156,8 +152,14 @@ class Book:
 
     @functools.cached_property
     def filter(self) -> RenyiFilter:
-        """The budget as it is now."""
-        latest = max(self._of("set"), key=lambda entry: (entry.number, -(entry.epsilon or 0.0)))
+        """The budget as it is now.
+
+        Raises:
+            UserError: if no entry says it.
+        """
+        if not self.sets:
+            raise UserError(f"the book of the budget {self.head.id} has lost the line that set it: restore it from a backup.")
+        latest = max(self.sets, key=lambda entry: (entry.number, -(entry.epsilon or 0.0)))
         assert latest.epsilon is not None and latest.delta is not None  # an entry is complete
         return RenyiFilter(latest.epsilon, latest.delta, tuple(self.head.orders), tuple(self.head.shares))
 
@@ -165,14 +167,14 @@ class Book:
     def accounts(self) -> dict[str, Account]:
         """By the run's id; those whose place another one has taken are left out."""
         latest: dict[str, Entry] = {}
-        least: dict[str, int] = {}
+        most: dict[str, Entry] = {}
         for entry in (*self._of("reserve"), *self._of("settle")):
             of = str(entry.of)
-            if entry.event == "settle":
-                least[of] = max(least.get(of, 0), entry.steps or 0)
+            if entry.event == "settle" and (of not in most or (entry.steps or 0) > (most[of].steps or 0)):
+                most[of] = entry
             if of not in latest or _rank(entry) > _rank(latest[of]):
                 latest[of] = entry
-        return {of: _account(entry, least.get(of, 0)) for of, entry in latest.items() if of not in self.replaced}
+        return {of: _account(entry, most.get(of)) for of, entry in latest.items() if of not in self.replaced}
 
     @functools.cached_property
     def replaced(self) -> set[str]:
@@ -211,98 +213,10 @@ def _rank(entry: Entry) -> tuple[int, int]:
     return entry.number, entry.steps or 0
 
 
-def _account(entry: Entry, least: int) -> Account:
-    cost = tuple(float("inf") if value is None else value for value in entry.cost or ())
-    plan, settled = PrivacyPlan.from_dict(entry.plan or {}), entry.event == "settle"
+def _account(entry: Entry, most: Entry | None) -> Account:
+    """What the latest entry says, and no less than what was settled most: a run may have gone on in two places."""
+    least = (most.steps or 0) if most else 0
+    counts = most if most is not None and least > (entry.steps or 0) else entry
     of, what, name, place = (str(value) for value in (entry.of, entry.what, entry.name, entry.place))
-    return Account(of, what, name, place, plan, entry.steps or 0, cost, settled, entry.number, least)
-
-
-def read(path: Path) -> Book | None:
-    """Reads a copy of a book and checks every line; ``None``: there is none, or a crash cut its first line short.
-
-    Raises:
-        UserError: if it is damaged, naming the line.
-    """
-    return _read(path)[0]
-
-
-def write_missing(path: Path, book: Book) -> None:
-    """Adds to a copy what it lacks, or makes it; when this returns, it is on disk.
-
-    Args:
-        path: of the copy; the caller holds its lock.
-        book: all that it should hold.
-
-    Raises:
-        UserError: if the copy is damaged, is of another budget, or cannot be written.
-    """
-    try:
-        known, chain, end = _read(path, mend=True)
-        missing = [entry.model_dump(exclude_none=True) | _cost(entry) for entry in (known or Book(book.head)).lacks(book)]
-        if known is None:  # at once: a head without a budget says nothing
-            write_atomically(path, "".join(json.dumps(line) + "\n" for line in _chained([book.head.model_dump(), *missing])))
-            return
-        for line in _chained(missing, chain):
-            end = append_line(path, line, end)
-    except OSError as error:
-        raise UserError(
-            f"the budget's book {path} cannot be written ({error.strerror or error}), so nothing is begun: a plan must be "
-            "reserved there, on disk, before the first step."
-        ) from error
-    except GrewElsewhere as error:
-        raise UserError(f"{path} was written by another process at the same time: is its storage without locks?") from error
-
-
-def _chained(lines: list[dict[str, Any]], chain: str = "") -> Iterator[dict[str, Any]]:
-    for line in lines:
-        chain = link(chain, line)
-        yield {**line, "chain": chain}
-
-
-def _cost(entry: Entry) -> dict[str, Any]:
-    return {} if entry.cost is None else {"cost": entry.cost}  # with its nulls
-
-
-def _read(path: Path, mend: bool = False) -> tuple[Book | None, str, int]:
-    """A copy, the hash of its last line, and where it ends."""
-    try:
-        lines = read_lines(path)
-    except FileNotFoundError:
-        return None, "", 0
-    except OSError as error:
-        raise UserError(f"the budget's book {path} cannot be read: {error.strerror or error}.") from error
-    except DamagedLine as error:
-        raise UserError(_damaged(path, error.number)) from None
-    if mend:
-        drop_torn_line(path, lines)  # nothing was begun on it
-    parsed = list(_parsed(path, lines.entries))
-    if not parsed:
-        return None, "", lines.end
-    head, chain = parsed[0][0], parsed[-1][1]
-    entries = tuple(model for model, _ in parsed if isinstance(model, Entry))
-    assert isinstance(head, Head)
-    return Book(head, entries), chain, lines.end
-
-
-def _parsed(path: Path, lines: list[dict[str, Any]]) -> Iterator[tuple[Head | Entry, str]]:
-    chain, orders = "", 0
-    for number, line in enumerate(lines, start=1):
-        claimed = line.pop("chain", None)
-        chain = link(chain, line)
-        try:
-            model = (Head if number == 1 else Entry).model_validate(line)
-        except ValidationError:
-            model = None
-        if isinstance(model, Head):
-            orders = len(model.orders)
-        if claimed != chain or model is None or (isinstance(model, Entry) and model.cost and len(model.cost) != orders):
-            raise UserError(_damaged(path, number))
-        yield model, chain
-
-
-def _damaged(path: Path, number: int) -> str:
-    return (
-        f"the budget's book {path} is damaged at line {number}: what was spent is no longer certain, so nothing more is spent. "
-        "Restore it from a backup, or move it away, if `dpfed budget show` then finds its other copy."
-    )
+    plan, settled = PrivacyPlan.from_dict(entry.plan or {}), entry.event == "settle"
+    return Account(of, what, name, place, plan, counts.steps or 0, counts.curve, settled, entry.number, least)

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from dpfed.budgets.book import Book
+from dpfed.budgets.book import Book, Entry
+from dpfed.budgets.shelf import Found
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
@@ -20,7 +21,7 @@ _FINER = 1.01  # between two tries of a smaller epsilon
 _HALVINGS = 40
 
 
-def refuse_uncountable(plan: PrivacyPlan, book: Book, store: RecordStore) -> None:
+def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> None:
     """Refuses a plan whose cost is not one for what the budget protects.
 
     Raises:
@@ -31,7 +32,13 @@ def refuse_uncountable(plan: PrivacyPlan, book: Book, store: RecordStore) -> Non
             f"the budget of {store.path} counts one record added or removed, and bounding.method = '{plan.method_name}' "
             "promises something for one that is replaced: choose another method."
         )
-    unit = book.head.unit
+    unit = found.book.head.unit
+    if unit == "user" and found.by_name is not None:
+        raise UserError(
+            f"records of {store.path} have the names of those of {found.book.head.store}, whose budget is for users, and names "
+            "do not tell whose records they are: train on that store. If these are other records, `dpfed budget set --distinct "
+            "WHY` says so."
+        )
     if unit == plan.unit or (store.units is not None and store.training_units == store.training_records):
         return  # with one record for each user both are the same
     if unit == "user":
@@ -72,7 +79,7 @@ _SEE = "`dpfed budget show` has the numbers."
 def _what_fits(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan) -> str:
     steps, smaller = most_steps(budget, spent, plan), largest_epsilon(budget, spent, plan)
     if smaller is None:
-        return "Nothing fits any more."
+        return f"What still fits is {steps:,} steps with the noise of this plan." if steps else "Nothing fits any more."
     found, sigma = smaller
     said = f"What still fits at these steps is epsilon {found:g} (noise multiplier {sigma:g})"
     return said + (f", or {steps:,} steps with the noise of this plan." if steps else ".")
@@ -127,8 +134,22 @@ def _fits(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan, steps: int | Non
 
 
 def _rounded_down(value: float) -> float:
+    if value < LEAST_EPSILON:
+        return 0.0
     scale = 10.0 ** (2 - math.floor(math.log10(value)))
     return math.floor(value * scale) / scale
+
+
+def shown(book: Book) -> str:
+    """A budget in a few words."""
+    unit = "record" if book.head.unit == "record" else "user"
+    return f"({book.filter.epsilon!r}, {round_up(book.filter.delta)}) for each {unit}"
+
+
+def told(entry: Entry, book: Book) -> str:
+    """A reservation or a settlement in a few words."""
+    verb = "reserved" if entry.event == "reserve" else "settled"
+    return f"{verb} {entry.steps:,} steps, {percent(book.filter.part(entry.curve))} of the budget"
 
 
 def percent(part: float) -> str:

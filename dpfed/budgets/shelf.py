@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfed.budgets.book import Book, read, write_missing
+from dpfed.budgets.book import Book
+from dpfed.budgets.copies import read, write_missing
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
@@ -147,14 +148,25 @@ def keep(book: Book, store: RecordStore | None) -> None:
         write_missing(store.path / BOOK, book)
 
 
-def on_shelf(id: str) -> Book | None:
-    """A budget by its id, as the shelf knows it."""
-    return read(shelf() / f"{id}.jsonl")
+def known_by(id: str, store: Path | None = None) -> Book | None:
+    """A budget by its id, as the shelf knows it, and a store.
+
+    Args:
+        id: of the budget.
+        store: a folder that may have a copy; it need not be a store any more.
+    """
+    book, own = read(shelf() / f"{id}.jsonl"), read(store / BOOK) if store else None
+    if own is None or own.head.id != id:
+        return book
+    return own if book is None else _together(book, own)
 
 
 def _on_shelf() -> dict[str, Book]:
-    books = (read(path) for path in sorted(shelf().glob("*.jsonl")))
-    return {book.head.id: book for book in books if book is not None}
+    books: dict[str, Book] = {}
+    for path in sorted(shelf().glob("*.jsonl")):
+        if (book := read(path)) is not None:  # somebody may have put a copy beside it
+            books[book.head.id] = _together(book, books.get(book.head.id))
+    return books
 
 
 def _together(first: Book, second: Book | None) -> Book:

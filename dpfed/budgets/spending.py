@@ -7,47 +7,19 @@ two processes cannot both take the last of a budget, and a crash leaves a reserv
 from __future__ import annotations
 
 import contextlib
-import math
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
-from dpfed.budgets.book import Account, Book, Entry, Event, Head, Unit, What
-from dpfed.budgets.refusals import does_not_fit, percent, refuse_uncountable
-from dpfed.budgets.shelf import Found, budgets_of, held, keep, on_shelf, opened
+from dpfed.budgets.book import Book, Entry, Head, Unit
+from dpfed.budgets.claims import Claim, reserved, settled
+from dpfed.budgets.refusals import percent, refuse_uncountable, shown
+from dpfed.budgets.shelf import Found, budgets_of, held, keep, known_by, opened
 from dpfed.data.store.counting import no_units
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.plan_checks import require_epsilon
 from dpfed.privacy.promise import round_up
-from dpfed.privacy.renyi_filter import RenyiFilter, added
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A plan that is to be carried out.
-
-    Attributes:
-        id: of the run.
-        what: ``run``, ``site`` or ``sweep``.
-        name: for people.
-        place: the run's folder, absolute.
-        plan: what it promises.
-        charged: steps that its ledger holds.
-        reserved_with: ids of the budgets that it wrote down as its own.
-        is_at: whether this very run is at another place, too.
-    """
-
-    id: str
-    what: What
-    name: str
-    place: Path
-    plan: PrivacyPlan
-    charged: int = 0
-    reserved_with: tuple[str, ...] = ()
-    is_at: Callable[[Path], bool] = lambda place: False
+from dpfed.privacy.renyi_filter import RenyiFilter
 
 
 def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | None = None, distinct: str | None = None) -> Book:
@@ -111,9 +83,9 @@ def reserve(store: RecordStore, claims: Sequence[Claim], dry: bool = False) -> l
             run; if a book cannot be written.
     """
     if dry:
-        return [_reserved(one, store, claims) for one in budgets_of(store)]
+        return [reserved(one, store, claims) for one in budgets_of(store)]
     with opened(store) as found:
-        books = [_reserved(one, store, claims) for one in found]
+        books = [reserved(one, store, claims) for one in found]
         for one, book in zip(found, books, strict=True):
             keep(book, store if one.by_name is None else None)
     return books
@@ -128,17 +100,21 @@ def settle(store: RecordStore | None, ids: Sequence[str], claim: Claim) -> list[
         claim: the run, with what its ledger was charged. Charges that were never reserved are written down all the same.
 
     Raises:
-        UserError: if the ledger is older than what was settled before; if a book cannot be written.
+        UserError: if the ledger is older than what was settled before; for charges that were never reserved and that no budget
+            of this kind can hold; if a book cannot be written.
     """
     with held(None if store is None else store.path):
         found = {} if store is None else {one.book.head.id: one for one in budgets_of(store)}
         books = [one.book for one in found.values()]
-        books += [book for id in ids if id not in found and (book := on_shelf(id)) is not None]
-        settled = [_settled(book, claim) for book in books]
-        for book in settled:
+        books += [book for id in ids if id not in found and (book := known_by(id)) is not None]
+        for one in found.values():
+            if claim.charged and claim.id not in one.book.accounts:
+                refuse_uncountable(claim.plan, one, store)
+        after = [settled(book, claim) for book in books]
+        for book in after:
             own = book.head.id in found and found[book.head.id].by_name is None
             keep(book, store if own else None)
-    return settled
+    return after
 
 
 def note_uncovered(store: RecordStore, what: str, why: str | None, dry: bool = False) -> bool:
@@ -169,12 +145,6 @@ def note_uncovered(store: RecordStore, what: str, why: str | None, dry: bool = F
                 book = one.book.with_entries([Entry.new("uncovered", why=said)])
                 keep(book, store if one.by_name is None else None)
     return bool(found)
-
-
-def shown(book: Book) -> str:
-    """A budget in a few words."""
-    unit = "record" if book.head.unit == "record" else "user"
-    return f"({book.filter.epsilon!r}, {round_up(book.filter.delta)}) for each {unit}"
 
 
 def _check_numbers(store: RecordStore, epsilon: float, delta: float, unit: Unit) -> None:
@@ -215,93 +185,4 @@ def _same_names(store: RecordStore, others: list[Found]) -> str:
         f"training records of {store.path} have the names of records that have a budget already ({told}). It holds for them "
         "here, too: a run here is charged to it, and nothing need be set. If these are other records, say why with "
         "--distinct 'WHY'."
-    )
-
-
-def _reserved(found: Found, store: RecordStore, claims: Sequence[Claim]) -> Book:
-    """The book with the claims in it, if they may be."""
-    book, entries = found.book, []
-    for claim in claims:
-        refuse_uncountable(claim.plan, book, store)
-        known = book.accounts.get(claim.id)
-        if known is None and claim.charged and book.head.id in claim.reserved_with:
-            raise UserError(
-                f"{claim.place} has reserved with the budget {book.head.id} and was charged {claim.charged} steps, and the "
-                "book knows nothing of it: the book has lost lines. Restore it from a backup."
-            )
-        if claim.id not in book.replaced and not (known and _holds_already(known, claim)):
-            number = known.number + 1 if known else 0
-            entries.append(_entry("reserve", book, claim, claim.plan.steps, number, _foreseen(book, claim)))
-    after = book.with_entries(entries)
-    if after.spent != book.spent and not after.filter.admits(after.spent):
-        new = [claim for claim in claims if any(entry.of == claim.id for entry in entries)]
-        others = (account.cost for id, account in after.accounts.items() if id not in {claim.id for claim in new})
-        where = f"{book.head.store}, whose records these are by their names" if found.by_name else str(store.path)
-        raise UserError(
-            does_not_fit(after.filter, added(others, len(book.head.orders)), [claim.plan for claim in new], shown(book), where)
-        )
-    return after
-
-
-def _holds_already(known: Account, claim: Claim) -> bool:
-    """Whether a claim need reserve nothing.
-
-    Raises:
-        UserError: if this is a copy of the run that reserved.
-    """
-    if known.settled:
-        if claim.charged < known.steps:
-            raise UserError(
-                f"{claim.place} is an older copy of a run that has settled {known.steps} steps with the budget, and its ledger "
-                f"holds {claim.charged}: go on with the run itself, or start a new one."
-            )
-        return claim.charged >= claim.plan.steps
-    _refuse_copy(known, claim)
-    return known.place == str(claim.place)  # otherwise it was moved, and the entry says where to
-
-
-def _refuse_copy(known: Account, claim: Claim) -> None:
-    if known.place != str(claim.place) and claim.is_at(Path(known.place)):
-        raise UserError(
-            f"{claim.place} is a copy of {known.place}, which is there as well, and only one of them can spend what was "
-            "reserved: go on with that one, or start a new run."
-        )
-
-
-def _foreseen(book: Book, claim: Claim) -> str | None:
-    """What a sweep reserved for the run at this place."""
-    sweeps = (one for one in book.accounts.values() if one.what == "sweep" != claim.what and not one.settled)
-    return next((one.id for one in sweeps if one.place == str(claim.place)), None)
-
-
-def _settled(book: Book, claim: Claim) -> Book:
-    known = book.accounts.get(claim.id)
-    if known is None and not claim.charged:
-        return book
-    if known is not None and claim.charged < known.least:
-        raise UserError(
-            f"the ledger of {claim.place} holds {claim.charged} steps, and it has settled {known.least} before: it has lost "
-            "lines. Restore it."
-        )
-    if known is not None and known.settled and known.steps == claim.charged:
-        return book
-    if known is not None and not known.settled:
-        _refuse_copy(known, claim)  # its ledger may hold less than that of the run
-    number = known.number + 1 if known else 0
-    return book.with_entries([_entry("settle", book, claim, claim.charged, number)])
-
-
-def _entry(event: Event, book: Book, claim: Claim, steps: int, number: int, instead: str | None = None) -> Entry:
-    cost = book.filter.curve(claim.plan.mechanism, steps)
-    return Entry.new(
-        event,
-        number=number,
-        of=claim.id,
-        what=claim.what,
-        name=claim.name,
-        place=str(claim.place),
-        plan=claim.plan.as_dict(),
-        steps=steps,
-        cost=[value if math.isfinite(value) else None for value in cost],
-        instead=instead,
     )

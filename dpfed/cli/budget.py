@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from dpfed.budgets.book import Book
+    from dpfed.budgets.book import Book, Entry
     from dpfed.budgets.shelf import Found
     from dpfed.data.store.records import RecordStore
 
@@ -77,7 +77,7 @@ def history(store: Store, as_json: Json = False) -> None:
             if as_json:
                 print(entry.model_dump_json(exclude_none=True))
             else:
-                _line(entry.day, _told(entry.model_dump(), one.book))
+                _line(entry.day, _told(entry, one.book))
 
 
 @app.command()
@@ -90,8 +90,7 @@ def settle(
     from dpfed.console.terminal import say
 
     say(f"reading the ledger of {run}")
-    from dpfed.budgets.refusals import percent
-    from dpfed.budgets.spending import shown
+    from dpfed.budgets.refusals import percent, shown
     from dpfed.errors import UserError
 
     if (run / "site.toml").is_file():
@@ -175,20 +174,15 @@ def _facts(book: Book) -> dict[str, Any]:
     }
 
 
-def _told(entry: dict[str, Any], book: Book) -> str:
+def _told(entry: Entry, book: Book) -> str:
     """An entry for people."""
-    from dpfed.budgets.refusals import percent
+    if entry.event == "set":
+        return f"set: epsilon {entry.epsilon!r}, delta {entry.delta!r}"
+    if entry.event == "uncovered":
+        return f"not covered: {entry.why}"
+    from dpfed.budgets.refusals import told
 
-    if entry["event"] == "set":
-        return f"set: epsilon {entry['epsilon']!r}, delta {entry['delta']!r}"
-    if entry["event"] == "uncovered":
-        return f"not covered: {entry['why']}"
-    cost = tuple(float("inf") if value is None else value for value in entry["cost"])
-    verb = {"reserve": "reserved", "settle": "settled"}[entry["event"]]
-    return (
-        f"{verb}: {entry['what']} {entry['name']}, {entry['steps']:,} steps, {percent(book.filter.part(cost))} of the budget, "
-        f"at {entry['place']} ({entry['of'][:16]})"
-    )
+    return f"{told(entry, book)}: {entry.what} {entry.name} at {entry.place} ({str(entry.of)[:16]})"
 
 
 def _line(name: str, value: str) -> None:

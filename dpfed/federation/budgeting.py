@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpfed.budgets.book import Book
+from dpfed.budgets.claims import Claim
 from dpfed.budgets.shelf import possible
-from dpfed.budgets.spending import Claim, reserve, settle
+from dpfed.budgets.spending import reserve, settle
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
@@ -59,4 +60,4 @@ def _claim(folder: SiteFolder, terms: Terms) -> Claim:
         except UserError:
             return False
 
-    return Claim(id, "site", name, folder.path, terms.privacy_plan, charged, is_at=is_at)
+    return Claim(id, "site", name, folder.path.resolve(), terms.privacy_plan, charged, is_at=is_at)

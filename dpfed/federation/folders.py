@@ -226,9 +226,14 @@ class CoordinatorFolder:
             options: see `Terms.agree`.
 
         Raises:
-            UserError: see `Terms.agree`; also for starting weights that are not there (`dpfed.runs.making.make_start`).
+            UserError: see `Terms.agree`; also for starting weights that are not there (`dpfed.runs.making.make_start`), and for
+                privacy.not_covered.
         """
         folder = cls(Path(path))
+        if config.privacy.not_covered is not None:
+            raise UserError(
+                "privacy.not_covered is for one's own records, and those of a federation are the sites': leave it out."
+            )
         refuse_start(config)
         identity, config = Identity.fresh(), settle(config)
         starting_weights(config)

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpfed.budgets.book import Book
-from dpfed.budgets.refusals import percent
-from dpfed.budgets.shelf import BOOK, on_shelf, possible, shelf
-from dpfed.budgets.spending import Claim, note_uncovered, reserve, settle, shown
+from dpfed.budgets.book import Book, Entry
+from dpfed.budgets.claims import Claim
+from dpfed.budgets.refusals import percent, shown
+from dpfed.budgets.shelf import BOOK, budgets_of, known_by, possible, shelf
+from dpfed.budgets.spending import note_uncovered, reserve, settle
 from dpfed.config import Config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -111,6 +112,36 @@ def hold_sweep(store: RecordStore, plans: dict[Path, tuple[str, PrivacyPlan]]) -
     # The account of a run that has not begun is named after its place, so that a sweep which goes on finds it again.
     places = {folder.resolve(): named for folder, named in plans.items()}
     reserve(store, [Claim(f"sweep {place}", "sweep", name, place, plan) for place, (name, plan) in places.items()])
+
+
+def settle_at_end(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher) -> None:
+    """Settles a run behind its last step. One that began before its records had a budget is written down as well.
+
+    Args:
+        run: locked by the caller.
+        parts: of the run.
+        ledger: of the run.
+        watcher: is told why such a run cannot be written down.
+    """
+    if run.budget.is_file():
+        settled(run, ledger, parts.store)
+    elif parts.plan.promises and not _of_institutions(run):
+        try:
+            if budgets_of(parts.store):
+                settled(run, ledger, parts.store)
+        except UserError as error:
+            watcher.note(f"this run is not in the lifetime budget that was set while it trained: {error}")
+
+
+def reservations(run: RunDirectory) -> list[tuple[str, Book | None, list[Entry]]]:
+    """What the books of the budgets that a run reserved with say of it.
+
+    Returns:
+        Of each: its id, the book, if it is there still, and the entries about the run.
+    """
+    noted, id = _noted(run), run.identity[:_ID]
+    books = {one: known_by(one, Path(noted["store"])) for one in _ids(noted)}
+    return [(one, book, [entry for entry in book.entries if entry.of == id] if book else []) for one, book in books.items()]
 
 
 def settle_run(folder: str | Path) -> list[Book]:
@@ -219,7 +250,7 @@ def _settle_sweep(folder: Path) -> list[Book]:
     """Gives back what a sweep reserved for runs that have not begun."""
     changed = []
     for path in sorted(shelf().glob("*.jsonl")):
-        book = on_shelf(path.stem)
+        book = known_by(path.stem)
         for one in book.accounts.values() if book is not None else ():
             place = Path(one.place)
             if one.what == "sweep" and not one.settled and place.parent == folder and RunDirectory.unused(place):

@@ -16,7 +16,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
-from dpfed.runs.budgeting import hold, settled
+from dpfed.runs.budgeting import hold, settle_at_end
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, alone
 from dpfed.runs.origin import runs_of
@@ -89,8 +89,7 @@ def run_job(
         save_encoder(run.model, parts.model, config, runs_of(run, parts, ledger))
         write_outcome(run, parts, ledger)
     run.forget_key()
-    if run.budget.is_file():
-        settled(run, ledger, parts.store)
+    settle_at_end(run, parts, ledger, watcher)
     return run
 
 

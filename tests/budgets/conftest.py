@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfed.budgets.spending import Claim
+from dpfed.budgets.claims import Claim
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter

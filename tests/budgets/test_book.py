@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from dpfed.budgets.book import Book, Entry, Head, read, write_missing
+from dpfed.budgets.book import Book, Entry, Head
+from dpfed.budgets.copies import read, write_missing
 from dpfed.errors import UserError
 from dpfed.privacy.renyi_filter import RenyiFilter
 from tests.budgets.conftest import PLAN
@@ -75,6 +76,20 @@ def test_copies_that_grew_apart_become_one_by_what_each_lacks(tmp_path):
     assert read(path) == together
 
 
+def test_a_run_that_went_on_in_two_places_costs_what_was_settled_most(path):
+    """Its copy elsewhere settled 8 steps; here it settled 4, went on, and settled 5."""
+    here = [ENTRIES[0], entry("reserve"), entry("settle", 1, steps=4), entry("reserve", 2), entry("settle", 3, steps=5)]
+    book = Book(head(), (*here, entry("settle", 1, steps=8)))
+    account = book.accounts["a"]
+    assert (account.steps, account.cost, account.settled, account.least) == (8, (8.0,) * 8, True, 8)
+
+
+def test_a_book_without_the_line_that_set_the_budget_is_a_sentence(path):
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(UserError, match="has lost the line that set it"):
+        assert read(path).filter
+
+
 def test_a_write_that_a_crash_cut_short_counts_for_nothing_wherever_it_was_cut(path):
     whole = path.read_bytes()
     last = entry("reserve", of="d")
@@ -134,7 +149,7 @@ def test_a_book_that_cannot_be_written_is_a_sentence(path, monkeypatch, error):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("dpfed.budgets.book.append_line", fail)
+    monkeypatch.setattr("dpfed.budgets.copies.append_line", fail)
     with pytest.raises(UserError, match=f"{error.strerror}.*nothing is begun"):
         write_missing(path, Book(head(), (*ENTRIES, entry("reserve", of="d"))))
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from dpfed.budgets.book import read
+from dpfed.budgets.copies import read
 from dpfed.budgets.shelf import BOOK, budgets_of, shelf
 from dpfed.budgets.spending import reserve, set_budget
 from dpfed.data.store.layout import HEADER
@@ -59,6 +59,14 @@ def test_a_shelf_that_was_removed_is_written_again_from_the_store(budgeted, clai
     assert taken(budgeted) == 1
     reserve(budgeted, [claim(2)])
     assert len(read(next(shelf().glob("*.jsonl"))).accounts) == 2 and next(shelf().glob("*.names.json"))
+
+
+def test_an_old_copy_beside_a_book_on_the_shelf_hides_nothing_of_it(budgeted, claim):
+    (path,) = shelf().glob("*.jsonl")
+    shutil.copy(path, path.with_stem(f"{path.stem}_old"))
+    reserve(budgeted, [claim(2)])
+    (budgeted.path / BOOK).unlink()
+    assert taken(budgeted) == 2
 
 
 def test_an_older_book_is_given_what_it_lacks(budgeted, claim):

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
-from dpfed.budgets import book as books
-from dpfed.budgets.refusals import largest_epsilon, most_steps
+from dpfed.budgets import copies
+from dpfed.budgets.claims import Claim
+from dpfed.budgets.refusals import does_not_fit, largest_epsilon, most_steps
 from dpfed.budgets.shelf import BOOK, budgets_of, shelf
-from dpfed.budgets.spending import Claim, note_uncovered, reserve, set_budget, settle
+from dpfed.budgets.spending import note_uncovered, reserve, set_budget, settle
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.renyi_filter import added
@@ -131,6 +132,53 @@ def test_a_copy_of_a_run_is_refused_and_a_run_that_was_moved_is_not(store, claim
         reserve(store, [original])
 
 
+def test_another_name_of_the_same_folder_is_no_copy(store, claim, tmp_path):
+    set_budget(store, 8, 1e-6)
+    claim(1).place.mkdir()
+    (tmp_path / "other-name").symlink_to(claim(1).place)
+    reserve(store, [claim(1)])
+    reserve(store, [dataclasses.replace(claim(1, 3), place=tmp_path / "other-name", is_at=lambda _: True)])
+
+
+def test_a_place_that_nobody_may_look_into_counts_as_another_one(store, claim, tmp_path):
+    def is_at(place):
+        raise PermissionError(13, "Permission denied")
+
+    set_budget(store, 8, 1e-6)
+    reserve(store, [claim(1)])
+    with pytest.raises(UserError, match="is a copy of"):
+        reserve(store, [dataclasses.replace(claim(1), place=tmp_path / "moved", is_at=is_at)])
+
+
+@pytest.mark.parametrize("change", [{"steps": 101}, {"noise_multiplier": 1.49}, {"batch": 51}])
+def test_a_run_whose_plan_changed_spends_nothing_of_what_it_reserved_and_gives_nothing_back(store, claim, change):
+    """Its config.toml was edited, and a ledger begun anew."""
+    set_budget(store, 8, 1e-6)
+    reserve(store, [claim(1)])
+    before = book_of(store)
+    for spend in (lambda one: reserve(store, [one]), lambda one: settle(store, (), one)):
+        with pytest.raises(UserError, match="reserved another plan than it has now"):
+            spend(claim(1, **change))
+    assert book_of(store) == before
+
+
+def test_a_sweep_whose_plan_changed_before_it_began_reserves_the_new_one(store, claim):
+    set_budget(store, 8, 1e-6)
+    for steps in (100, 200, 50):
+        planned = claim(1, steps=steps)
+        reserve(store, [dataclasses.replace(planned, id="sweep 1", what="sweep")])
+        assert book_of(store).spent == book_of(store).filter.curve(planned.plan.mechanism, steps)
+
+
+@pytest.mark.parametrize("left", [1e-6, 1e-9, 1e-12, 0.0])
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_a_refusal_has_words_however_little_is_left(store, claim, left, accountant):
+    budget = set_budget(store, 8, 1e-6).filter
+    spent = tuple(limit * (1 - left) for limit in budget.limits)
+    plan = dataclasses.replace(PLAN, delta=1e-3, accountant=accountant)  # where much noise promises epsilon 0
+    assert does_not_fit(budget, spent, [plan], "(8, 1e-6)", "here").count("Nothing fits any more.") == 1
+
+
 def test_charges_of_a_run_that_a_book_does_not_know_tell_that_it_lost_lines(store, claim):
     set_budget(store, 8, 1e-6)
     ids = (book_of(store).head.id,)
@@ -155,7 +203,7 @@ def test_charges_that_were_never_reserved_are_written_down_even_beyond_the_budge
     assert book_of(store).filter.part(book_of(store).spent) > 1
     with pytest.raises(UserError, match="Nothing fits any more"):
         reserve(store, [claim(2, steps=1)])
-    reserve(store, [dataclasses.replace(claim(1, 5000), plan=dataclasses.replace(PLAN, steps=5000))])  # nothing is left of it
+    reserve(store, [claim(1, 5000)])  # nothing is left of it
 
 
 def test_a_budget_may_grow_and_not_fall_below_what_is_spent(store, claim):
@@ -208,6 +256,23 @@ def test_runs_of_records_and_of_users_do_not_mix(tmp_path, claim):
         reserve(records, [claim(3, **by_user)])
 
 
+def test_records_of_users_are_counted_only_where_it_is_known_whose_they_are(tmp_path, claim):
+    """An import done again, in which everybody has one record."""
+    first = write_store(tmp_path / "first", NAMES[:600], unit=lambda name: f"{int(name[7:]) // 2}")
+    again = write_store(tmp_path / "again", NAMES[:600], unit=lambda name: name)
+    set_budget(first, 8, 1e-6, "user")
+    for unit, count in (("user", 600), ("record", 600)):
+        with pytest.raises(UserError, match="names do not tell whose records they are"):
+            reserve(again, [claim(1, unit=unit, records=count)])
+
+
+def test_charges_that_no_budget_of_this_kind_can_hold_are_not_settled_as_if_it_could(tmp_path, claim):
+    pairs = write_store(tmp_path / "pairs", NAMES[:600], unit=lambda name: f"{int(name[7:]) // 2}")
+    set_budget(pairs, 8, 1e-6, "user")
+    with pytest.raises(UserError, match="of which a person may have several"):
+        settle(pairs, (), claim(1, 60, records=600))
+
+
 def test_a_budget_for_users_needs_users(store):
     with pytest.raises(UserError, match="name no units"):
         set_budget(store, 8, 1e-6, "user")
@@ -250,11 +315,11 @@ def test_processes_that_race_for_the_last_of_a_budget_do_not_both_get_it(store):
         racer.join()
     assert sum(won) == 2 == len(book_of(store).accounts)
     assert budget.admits(book_of(store).spent)
-    assert books.read(store.path / BOOK) == books.read(shelf() / f"{book_of(store).head.id}.jsonl")
+    assert copies.read(store.path / BOOK) == copies.read(shelf() / f"{book_of(store).head.id}.jsonl")
 
 
 def _killed(store, claim, moment):
-    done, written = [], books.append_line
+    done, written = [], copies.append_line
 
     def append(path, line, end):
         if len(done) == moment // 2 and not moment % 2:  # in the middle of writing it
@@ -268,7 +333,7 @@ def _killed(store, claim, moment):
             os.kill(os.getpid(), signal.SIGKILL)
         return end
 
-    books.append_line = append
+    copies.append_line = append
     reserve(store, [claim])
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -286,20 +351,20 @@ def test_a_process_that_is_killed_while_it_reserves_gives_nothing_back(store, cl
     assert len(book_of(store).accounts) == 1 + reserved
     reserve(store, [claim(2), claim(3)])  # the run goes on; and the lock does not outlive who held it
     assert len(book_of(store).accounts) == 3 and len(book_of(store).entries) == 4
-    assert len(books.read(store.path / BOOK).entries) == 4
+    assert len(copies.read(store.path / BOOK).entries) == 4
 
 
 def test_a_store_that_cannot_be_written_begins_no_run(store, claim, monkeypatch):
     set_budget(store, 8, 1e-6)
     path = store.path / BOOK
-    real = books.append_line
+    real = copies.append_line
 
     def fail(file, line, end):
         if file == path:
             raise OSError(30, "Read-only file system")
         return real(file, line, end)
 
-    monkeypatch.setattr(books, "append_line", fail)
+    monkeypatch.setattr(copies, "append_line", fail)
     with pytest.raises(UserError, match="cannot be written .Read-only file system.*nothing is begun"):
         reserve(store, [claim(1)])
     monkeypatch.undo()

@@ -9,8 +9,8 @@ import signal
 
 import pytest
 
-from dpfed.budgets.book import read
-from dpfed.budgets.shelf import BOOK, budgets_of
+from dpfed.budgets.copies import read
+from dpfed.budgets.shelf import BOOK, budgets_of, shelf
 from dpfed.budgets.spending import set_budget
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
@@ -176,6 +176,51 @@ def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, 
         resume(tmp_path / "run")
 
 
+def test_a_run_that_was_edited_into_a_larger_one_before_its_first_step_is_refused(config, store, budget, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 0)
+        with pytest.raises(Stopped):
+            pretrain(parse_config(config), tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    shutil.rmtree(run.checkpoints)
+    run.ledger.unlink()
+    settings = run.path / "config.toml"
+    settings.write_text(settings.read_text().replace("steps = 6", "steps = 60"))
+    with pytest.raises(UserError, match="has reserved another plan than it has now .6 steps"):
+        resume(run.path)
+    assert [account.steps for account in book_of(store).accounts.values()] == [6]
+
+
+def test_a_run_that_was_there_before_the_budget_is_written_down_when_it_ends(config, store, tmp_path, monkeypatch):
+    real, set_ = running.train, []
+
+    def train(*args):
+        real(*args)
+        set_.append(set_budget(store, 6, 1e-5))
+
+    monkeypatch.setattr(running, "train", train)
+    run = pretrain(parse_config(config), tmp_path / "run")
+    plan = Ledger.open(run.ledger).plan
+    assert book_of(store).spent == set_[0].filter.curve(plan.mechanism, 6) and not run.budget.exists()
+
+
+def test_the_ledger_s_command_shows_what_the_books_say(config, store, budget, tmp_path, monkeypatch, dpfed):
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 4)
+        with pytest.raises(Stopped):
+            pretrain(parse_config(config), tmp_path / "run")
+    settle_run(tmp_path / "run")
+    code, said, _ = dpfed("privacy", "ledger", tmp_path / "run")
+    lines = said.splitlines()
+    place = lines.index(f"lifetime budget {budget.head.id}, (6.0, 1.00e-5) for each record")
+    assert code == 0 and "reserved 6 steps" in lines[place + 1] and "settled 4 steps" in lines[place + 2]
+    (told,) = json.loads(dpfed("privacy", "ledger", tmp_path / "run", "--json")[1])["reservations"]
+    assert (told["budget"], [entry["steps"] for entry in told["entries"]]) == (budget.head.id, [6, 4])
+    for path in (store.path / BOOK, shelf() / f"{budget.head.id}.jsonl"):
+        path.unlink()
+    assert "its book is gone" in dpfed("privacy", "ledger", tmp_path / "run")[1]
+
+
 WITHOUT = {"bounding": {"method": "none", "group_size": 4}, "privacy": {"epsilon": None, "delta": None}}
 
 
@@ -289,7 +334,7 @@ def test_the_commands_say_what_is_taken(config, store, tmp_path, dpfed):
     assert facts["taken"] == facts["spent"] == pytest.approx(book_of(store).filter.part(book_of(store).spent))
     assert float(facts["fixed"]["pld"]) <= float(facts["fixed"]["rdp"])
     _, said, _ = dpfed("budget", "history", store.path)
-    assert [line.split()[1] for line in said.splitlines()[1:]] == ["set:", "reserved:", "settled:"]
+    assert [line.split()[1] for line in said.splitlines()[1:]] == ["set:", "reserved", "settled"]
     code, said, _ = dpfed("budget", "settle", run.path)
     assert code == 0 and "is taken" in said
     code, _, error = dpfed("budget", "settle", tmp_path)

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from dpfed.budgets.refusals import percent
-from dpfed.budgets.spending import shown
+from dpfed.budgets.refusals import percent, shown
 from dpfed.config import Config, DataConfig, EvaluationConfig
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
