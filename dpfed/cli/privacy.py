@@ -99,8 +99,9 @@ def ledger(
         _print(f"lifetime budget of the records: {stated(folder)}")
     for id, known, entries in reserved:
         _print(f"lifetime budget {id}{': its book is gone' if known is None else f', {shown(known)}'}")
-        for entry in entries if known else ():
-            _print(f"  {entry.day}  {told(entry, known)}")
+        if known is not None:
+            for entry in entries:
+                _print(f"  {entry.day}  {told(entry, known)}")
     _print(f"hash of all lines: {book.head}" + ("" if papers else "; no card was written yet"))
 
 
