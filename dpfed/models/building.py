@@ -20,12 +20,21 @@ from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
 from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, group_norm, layer_norm, standardise_weights
 from dpfed.models.text import TextTransformer
+from dpfed.models.timm_blueprints import timm_blueprint
+from dpfed.models.timm_encoders import TimmEncoder, build_timm
 from dpfed.models.towers import ClipModel, adapt, build_clip
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
 Model = SimCLRModel | TwoTowerModel | ClipModel
 Tokenizer = WordTokenizer | ClipTokenizer
+
+
+def default_size(model: ModelConfig) -> int:
+    """Side of the images, pixels, where the user does not say: the architecture's own, or 32."""
+    if model.kind == "open_clip":
+        return blueprint(model).size
+    return SIZE if model.timm is None else timm_blueprint(model).size
 
 
 def image_size(config: Config) -> int:
@@ -37,7 +46,10 @@ def image_size(config: Config) -> int:
 
 def preprocessing_of(config: Config) -> Preprocessing:
     """What the image tower expects; ``data.resize`` wins where it is not ``model``."""
-    found = blueprint(config.model).preprocessing if config.model.kind == "open_clip" else Preprocessing()
+    if config.model.kind == "open_clip":
+        found = blueprint(config.model).preprocessing
+    else:
+        found = Preprocessing() if config.model.timm is None else timm_blueprint(config.model).preprocessing
     return found if config.data.resize == "model" else dataclasses.replace(found, resize=config.data.resize)
 
 
@@ -63,15 +75,17 @@ def build_model(
     """Makes a model before training; random weights are drawn from torch's global generator.
 
     Args:
-        model: encoders and their sizes, or an open_clip architecture.
+        model: encoders and their sizes, or an open_clip or timm architecture.
         objective: temperature and bias, which live in the model.
-        adaptation: what of an open_clip model is trained; by default adapters on q and v of both towers.
-        size: side of the images, pixels; by default the architecture's own (open_clip), or 32.
-        load_weights: False leaves open_clip weights random, and anchors empty, for a checkpoint to be loaded over them.
+        adaptation: what of an open_clip model is trained, by default adapters on q and v of both towers; and what of a timm
+            encoder, by default all.
+        size: side of the images, pixels; by default the architecture's own (open_clip, timm), or 32.
+        load_weights: False leaves the weights of open_clip and timm random, and anchors empty, for a checkpoint to be loaded
+            over them.
 
     Raises:
-        UserError: if the widths do not fit together, the objective wants another kind of model, or an open_clip model or the
-            anchors cannot be had.
+        UserError: if the widths do not fit together, the objective wants another kind of model, or an open_clip model, a timm
+            encoder or the anchors cannot be had.
     """
     kinds = {"model": (model, ModelConfig), "objective": (objective, ObjectiveConfig)}
     for section, (given, kind) in kinds.items():
@@ -82,14 +96,15 @@ def build_model(
             f"objective.name = '{objective.name}' compares two views of an image and needs model.kind = 'image', got "
             f"'{model.kind}'."
         )
+    adaptation = adaptation or AdaptationConfig()
     if objective.loss.target_network:
-        return _byol(model, objective, size or SIZE, load_weights)
+        return _byol(model, objective, adaptation, size, load_weights)
     if model.kind == "open_clip":
         spec = blueprint(model)
         clip = build_clip(spec, objective, size or spec.size, load_weights)
-        adapt(clip, adaptation or AdaptationConfig(), objective)
+        adapt(clip, adaptation, objective)
         return clip
-    encoder = _image_encoder(model, size or SIZE, load_weights)
+    encoder = _image_encoder(model, adaptation, size, load_weights)
     bias = None if objective.loss.bias is None else objective.bias or 0.0
     rest: dict[str, Any] = {
         "temperature": objective.temperature,
@@ -110,9 +125,11 @@ def build_model(
     return TwoTowerModel(encoder, text, nn.Linear(encoder.features_dim, model.embedding, bias=False), **rest)
 
 
-def _byol(model: ModelConfig, objective: ObjectiveConfig, size: int, load_anchors: bool) -> BYOLModel:
+def _byol(
+    model: ModelConfig, objective: ObjectiveConfig, adaptation: AdaptationConfig, size: int | None, load_weights: bool
+) -> BYOLModel:
     """An image encoder with a projection head and a predictor, both with LayerNorm where the paper has BatchNorm."""
-    encoder = _image_encoder(model, size, load_anchors)
+    encoder = _image_encoder(model, adaptation, size, load_weights)
 
     def perceptron(inputs: int) -> nn.Module:
         hidden = model.head_hidden
@@ -121,7 +138,12 @@ def _byol(model: ModelConfig, objective: ObjectiveConfig, size: int, load_anchor
     return BYOLModel(encoder, perceptron(encoder.features_dim), perceptron(model.embedding), objective.momentum)
 
 
-def _image_encoder(model: ModelConfig, size: int, load_anchors: bool) -> SmallCNN | ResNet | AnchoredEncoder:
+def _image_encoder(
+    model: ModelConfig, adaptation: AdaptationConfig, size: int | None, load_weights: bool
+) -> SmallCNN | ResNet | AnchoredEncoder | TimmEncoder:
+    if model.timm is not None:
+        return build_timm(model, adaptation, size, load_weights)
+    size = size or SIZE
     norms: dict[str, Norm] = {"group": group_norm, "layer": layer_norm, "batch": AnchoredBatchNorm}
     norm = norms[model.normalisation]
     if model.image == "cnn":
@@ -133,7 +155,7 @@ def _image_encoder(model: ModelConfig, size: int, load_anchors: bool) -> SmallCN
         standardise_weights(encoder)
     if norm is not AnchoredBatchNorm:
         return encoder
-    if load_anchors:
+    if load_weights:
         anchors = anchor_images(model.anchors, model.anchor_count, size)
     else:
         anchors = torch.zeros(model.anchor_count, 3, size, size, dtype=torch.uint8)

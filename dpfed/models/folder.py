@@ -2,6 +2,9 @@
 
 model.json              what the model is, how images must be prepared, and the weights' digest
 model.safetensors       weights of our own models
+model.safetensors, config.json, head.safetensors
+                        a timm encoder with its adapters merged in: ``timm.create_model("local-dir:FOLDER", pretrained=True)``,
+                        and what stands behind or beside it in training
 open_clip_model.safetensors, open_clip_config.json
                         an open_clip model with its adapters merged in: ``open_clip.create_model("local-dir:FOLDER")``
 adapters.safetensors    the adapters alone, where there are some
@@ -33,10 +36,12 @@ from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.building import Model, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.clip_tokenizer import ClipTokenizer
 from dpfed.models.lora import merged_state
+from dpfed.models.timm_encoders import TimmEncoder, local_dir_config
 from dpfed.models.towers import ClipModel
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION, ADAPTERS = "model.safetensors", "model.json", "adapters.safetensors"
+TIMM_CONFIG, HEAD = "config.json", "head.safetensors"
 _KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256")
 
 
@@ -51,10 +56,13 @@ def save_encoder(folder: str | Path, model: nn.Module, config: ResolvedConfig) -
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(model, ClipModel):
-        weights = _save_clip(folder, model, config)
+        files = _save_clip(folder, model, config)
+    elif config.model.timm is not None:
+        files = _save_timm(folder, model, config)
     else:
-        weights = save(_portable(model.state_dict()))
-        write_atomically(folder / WEIGHTS, weights)
+        files = {WEIGHTS: save(_portable(model.state_dict()))}
+    for name, content in files.items():
+        write_atomically(folder / name, content)
     preprocessing = preprocessing_of(config)
     description = {
         "format": FORMAT,
@@ -65,24 +73,55 @@ def save_encoder(folder: str | Path, model: nn.Module, config: ResolvedConfig) -
         "resize": preprocessing.resize,
         "interpolation": preprocessing.interpolation,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "sha256": hashlib.sha256(weights).hexdigest(),
+        **{_hash_of(name): hashlib.sha256(files[name]).hexdigest() for name in _files_of(config.model)},
     }
     description["digest"] = _digest(description)
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
 
 
-def _save_clip(folder: Path, model: ClipModel, config: ResolvedConfig) -> bytes:
-    """Writes what stock open_clip reads, and the adapters alone; returns the bytes of the merged weights."""
+def _save_clip(folder: Path, model: ClipModel, config: ResolvedConfig) -> dict[str, bytes]:
+    """Writes the tokenizer; returns what stock open_clip reads, and the adapters alone, by the names of the files."""
     stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(preprocessing_of(config), image_size(config))}
-    write_atomically(folder / CLIP_CONFIG, json.dumps(stock, indent=2) + "\n")
-    weights = save(_portable(merged_state(model.clip)))
-    write_atomically(folder / CLIP_WEIGHTS, weights)
-    if alone := adapter_bytes(model.clip):
-        write_atomically(folder / ADAPTERS, alone)
     tokenizer = tokenizer_for(config.model)
     if isinstance(tokenizer, ClipTokenizer):
         tokenizer.save_files(folder)
-    return weights
+    files = {CLIP_CONFIG: _text(stock), CLIP_WEIGHTS: save(_portable(merged_state(model.clip)))}
+    alone = adapter_bytes(model.clip)
+    return files | ({ADAPTERS: alone} if alone else {})
+
+
+def _save_timm(folder: Path, model: nn.Module, config: ResolvedConfig) -> dict[str, bytes]:
+    """What stock timm reads, the rest of the model, and the adapters alone, by the names of the files."""
+    path, encoder = _timm_encoder(model)
+    stock = local_dir_config(encoder, str(config.model.timm), preprocessing_of(config), image_size(config))
+    state = _portable(merged_state(model))
+    own = {name.removeprefix(path): tensor for name, tensor in state.items() if name.startswith(path)}
+    rest = {name: tensor for name, tensor in state.items() if not name.startswith(path)}
+    files = {TIMM_CONFIG: _text(stock), WEIGHTS: save(own), HEAD: save(rest)}
+    alone = adapter_bytes(encoder.timm)
+    return files | ({ADAPTERS: alone} if alone else {})
+
+
+def _timm_encoder(model: nn.Module) -> tuple[str, TimmEncoder]:
+    """The trained encoder of a model, and what the names of its tensors begin with (BYOL's target network comes later)."""
+    path, encoder = next((path, part) for path, part in model.named_modules() if isinstance(part, TimmEncoder))
+    return f"{path}.timm.", encoder
+
+
+def _text(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _files_of(model: ModelConfig) -> tuple[str, ...]:
+    """The files of a folder that hold the weights of a model."""
+    if model.kind == "open_clip":
+        return (CLIP_WEIGHTS,)
+    return (WEIGHTS,) if model.timm is None else (WEIGHTS, HEAD)
+
+
+def _hash_of(file: str) -> str:
+    """The key of a description that holds the hash of a file of weights."""
+    return "sha256_head" if file == HEAD else "sha256"
 
 
 def _portable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -109,24 +148,32 @@ def load_encoder(folder: str | Path) -> Model:
         objective = ObjectiveConfig.model_validate(description["objective"])
     except ValidationError as error:
         raise _unknown(folder) from error
-    path = folder / (CLIP_WEIGHTS if config.kind == "open_clip" else WEIGHTS)
+    parts = {name: _tensors(folder / name, description.get(_hash_of(name))) for name in _files_of(config)}
+    model = _skeleton(config, objective, description["image_size"])
+    if config.timm is not None:
+        path, _ = _timm_encoder(model)
+        parts[WEIGHTS] = {f"{path}{name}": tensor for name, tensor in parts[WEIGHTS].items()}
+    tensors = {name: tensor for part in parts.values() for name, tensor in part.items()}
+    target = model.clip if isinstance(model, ClipModel) else model
+    _compare(target.state_dict(), tensors, folder / next(iter(parts)))
+    target.load_state_dict(tensors, assign=not config.external)
+    return model.requires_grad_(True).eval()
+
+
+def _tensors(path: Path, expected: str | None) -> dict[str, torch.Tensor]:
+    """What a file of weights holds, whose hash is known."""
     weights = _read(path)
-    if hashlib.sha256(weights).hexdigest() != description["sha256"]:
+    if hashlib.sha256(weights).hexdigest() != expected:
         raise UserError(f"{path} is damaged or not the file that {DESCRIPTION} describes: copy the folder again.")
     try:
-        tensors = load(weights)
+        return load(weights)
     except SafetensorError as error:
         raise UserError(f"{path} is not a safetensors file: {error}.") from error
-    model = _skeleton(config, objective, description["image_size"])
-    target = model.clip if isinstance(model, ClipModel) else model
-    _compare(target.state_dict(), tensors, path)
-    target.load_state_dict(tensors, assign=not isinstance(model, ClipModel))
-    return model.requires_grad_(True).eval()
 
 
 def _skeleton(config: ModelConfig, objective: ObjectiveConfig, size: int) -> Model:
     """The model before its weights are read, without touching the random state of the process."""
-    if config.kind == "open_clip":  # has constants that are computed when it is built, so it cannot be made of meta tensors
+    if config.external:  # has constants that are computed when it is built, so it cannot be made of meta tensors
         whole = AdaptationConfig(image="full", text="full")
         with torch.random.fork_rng(devices=[]):
             return build_model(config, objective, whole, size, load_weights=False)
@@ -166,8 +213,9 @@ def describe(folder: str | Path) -> dict[str, Any]:
 
     Returns:
         The keys ``format, model, objective, image_size`` (pixels)``, normalisation`` (mean and std per channel, of pixels in
-        [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number), ``sha256`` (of the weights) and, unless
-        an earlier version of dpfed wrote it, ``digest`` (of all else that is said).
+        [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number), ``sha256`` (of the weights),
+        ``sha256_head`` (of what is beside a timm encoder) and, unless an earlier version of dpfed wrote it, ``digest`` (of all
+        else that is said).
 
     Raises:
         UserError: if there is no description, or it is damaged or of another version.
