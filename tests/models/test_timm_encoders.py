@@ -211,8 +211,8 @@ class TestWeights:
         assert preprocessing_of(config_of("test_vit")) == Preprocessing()
 
     def test_the_digest_names_architecture_and_preprocessing(self):
-        digests = [config_of(name).model.digest for name in ("test_vit", "test_vit2", "test_convnext")]
-        digests.append(config_of("test_vit", weights="r160_in1k").model.digest)
+        digests = [config_of(name).model.digest for name in ("test_vit", "test_vit2", "convnext_atto")]
+        digests.append(config_of("convnext_atto", weights="d2_in1k").model.digest)
         assert len(set(digests)) == 4
         assert config_of("test_vit", size=64).model.digest == digests[0]
         with pytest.raises(UserError, match="timm/test_vit is no longer the one .* restore the version of timm"):
