@@ -90,7 +90,7 @@ def _adapt(wanted: tuple[str, float, float, int]) -> dict[str, Any]:
         "evaluation.every": 0,
         "bounding.engine": "layerwise",
     }
-    results = _train(f"{method}-{epsilon:g}-{rate:g}-{run}", "adapt/shapes", changes)
+    results = _train(f"{method}-{epsilon}-{rate:g}-{run}", "adapt/shapes", changes)
     figures: dict[str, dict[str, float]] = {"before": {}, "after": {}}
     for one in results["evaluations"]:
         if one["name"] in METRICS:
@@ -116,7 +116,7 @@ def _mean(found: dict[tuple[str, float, float, int], dict[str, Any]], method: st
 
 def _plan(method: str, rate: float) -> dict[str, float]:
     """The noise on the sum at epsilon 1, in clip norms."""
-    privacy = json.loads((FOLDER / f"{method}-{TUNED_AT:g}-{rate:g}-0" / "results.json").read_text(encoding="utf-8"))["privacy"]
+    privacy = json.loads((FOLDER / f"{method}-{TUNED_AT}-{rate:g}-0" / "results.json").read_text(encoding="utf-8"))["privacy"]
     return {key: privacy[key] for key in ("noise_multiplier", "sensitivity", "groups") if key in privacy}
 
 
@@ -137,7 +137,7 @@ def _chart(figures: dict[str, Any]) -> Any:
         50 * sum(figures["start"].values()), color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="public data alone"
     )
     axes.set_xscale("log")
-    axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+    axes.set_xticks(EPSILONS, list(map(str, EPSILONS)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
     axes.set_ylim(0, None)

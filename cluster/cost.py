@@ -107,7 +107,7 @@ def _count(config: Config, path: Path | None, records: int | None) -> int:
 
     if records is not None:
         return records
-    if path is not None and config.data.source == "shapes":
+    if path is not None and config.data.source in ("shapes", "procedural"):
         return config.data.records
     if config.data.source != "store" or config.data.path is None:
         raise UserError("the training records are in no store yet: give their number (of units, where protected) as --records.")
@@ -120,15 +120,17 @@ def _count(config: Config, path: Path | None, records: int | None) -> int:
 def _trained(config: Config, path: Path | None) -> int:
     """P: of the configuration's model, built with random weights."""
     from dpfed.models.building import build_model
+    from dpfed.models.centres import add_centres
     from dpfed.models.parameters import TrainableVector
-    from dpfed.runs.resolution import settle
+    from dpfed.runs.resolution import settle_model
 
     if path is None:
         raise UserError(
             "nothing is known of --parameters: give the number of trained parameters, or a --config that has a model."
         )
-    config = settle(config)
+    config = settle_model(config)
     model = build_model(config.model, config.objective, config.adaptation, config.data.size, load_weights=False)
+    add_centres(model, config)
     return TrainableVector(model).numel
 
 

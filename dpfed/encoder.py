@@ -14,7 +14,8 @@ from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.models.building import Tokenizer, tokenizer_for
 from dpfed.models.contract import method_of
-from dpfed.models.folder import describe, load_encoder, model_config, preprocessing_in
+from dpfed.models.description import describe
+from dpfed.models.folder import load_encoder, model_config, preprocessing_in
 from dpfed.models.inputs import Pictures, square_images, texts
 from dpfed.places import path_of
 from dpfed.runs.directory import RunDirectory

@@ -19,6 +19,7 @@ from dpfed.federation.folders import CoordinatorFolder, SiteFolder
 from dpfed.federation.protocol.terms import Terms
 from dpfed.progress import import_progress
 from dpfed.runs.directory import RunDirectory
+from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
 from server.app_folder import make_app_folder
@@ -45,6 +46,8 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
     Raises:
         UserError: for a place in use, or a run that did not finish.
     """
+    with watching() as watcher:
+        make_start_if_wanted(config, watcher)
     config, parties = settle(config), place.with_name(f"{place.name}-parties")
     if not (parties / _READY).exists():
         if parties.exists():  # an attempt that was cut short, before anything was spent

@@ -55,7 +55,7 @@ def _epsilon(config: Config) -> str:
 
 def _needs(config: Config, comment: list[str]) -> str:
     needs = []
-    if config.data.source != "shapes":
+    if config.data.source not in ("shapes", "procedural"):
         told = next((match[1] for line in comment if (match := _DIR.search(line))), "your copy of the data")
         needs.append(f"--set data.path=DIR, {told}")
     if (config.model.architecture or "").startswith(_LOCAL_DIR):

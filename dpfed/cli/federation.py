@@ -41,11 +41,13 @@ def create_federation(
     from dpfed.federation.folders import CoordinatorFolder
     from dpfed.federation.protocol.terms import Terms
     from dpfed.progress import import_progress
+    from dpfed.runs.making import make_start_if_wanted
     from dpfed.runs.paths import with_absolute_paths
 
     loaded = with_absolute_paths(chosen_config(config, assignments))
     options = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline, "broadcast": broadcast}
     with watching(as_json=True) as watcher:  # beside the output
+        make_start_if_wanted(loaded, watcher)
         made = CoordinatorFolder.create(folder, loaded, cards, import_progress(watcher), **options)
     _show_terms(Terms.load(made.terms))
     console.print(f"\nGive {made.terms} to every site.", highlight=False, soft_wrap=True)
@@ -78,14 +80,17 @@ def create_site(
     architecture: Annotated[
         str | None, typer.Option(help="This site's copy of model.architecture, where that is a file.", show_default=False)
     ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(help="This site's copy of the starting weights, where a tower is frozen or adapted.", show_default=False),
+    ] = None,
 ) -> None:
     """Make a site: its keys, its settings, and the card for the coordinator."""
     say(f"opening the records of {store}", True)
     from dpfed.federation.folders import SiteFolder
 
-    made = SiteFolder.create(
-        folder, name, store, declared, budget=budget, delta=delta, device=device, weights=weights, architecture=architecture
-    )
+    own = {"weights": weights, "architecture": architecture, "start": start}
+    made = SiteFolder.create(folder, name, store, declared, budget=budget, delta=delta, device=device, **own)
     console.print(f"Give {made.card} to the coordinator; all else in {made.path} is secret.", highlight=False, soft_wrap=True)
 
 

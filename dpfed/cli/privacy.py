@@ -1,13 +1,20 @@
-"""`dpfed privacy calibrate` and `account`: the cost of a promise, without any records."""
+"""`dpfed privacy`: the cost of a promise before any record is read; what a run spent; whether card and run belong together."""
 
 from __future__ import annotations
 
 import json
+import math
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Compute the noise for an epsilon, or the epsilon of a noise.", no_args_is_help=True)
+_POINTS = 10  # of epsilon over the steps
+
+app = typer.Typer(
+    help="Compute the noise for an epsilon, or the epsilon of a noise. Show what a run spent, and check its card.",
+    no_args_is_help=True,
+)
 
 Records = Annotated[int, typer.Option(help="N: training records, or units if the run protects units.")]
 Batch = Annotated[int, typer.Option(help="B: expected records or units in a step.")]
@@ -41,6 +48,73 @@ def account(
     """Compute the epsilon that a noise multiplier gives, by RDP and by PLD."""
     fixed = {"noise_multiplier": noise_multiplier}
     _show({"records": records, "batch": batch, "steps": steps, "delta": delta}, fixed, as_json)
+
+
+@app.command()
+def ledger(
+    run: Annotated[Path, typer.Argument(help="A run directory.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Show what a run spent: every line of its ledger is checked."""
+    from dpfed.console.terminal import say
+
+    say(f"reading the ledger of {run}", as_json)
+    from dpfed.privacy.ledger import Ledger
+    from dpfed.privacy.promise import round_up
+    from dpfed.runs.directory import RunDirectory
+
+    folder = RunDirectory.open(run)
+    book = Ledger.open(folder.ledger)
+    plan, charged = book.plan, book.charged
+    marks = sorted({charged * part // _POINTS for part in range(1, _POINTS + 1)} - {0})
+    curve = [(count, plan.epsilon(count)) for count in marks]
+    taken_up = len((folder.provenance or {}).get("environments", [None])) - 1
+    papers = None if book.papers is None else {"card": book.papers.card, "model": book.papers.model}
+    if as_json:
+        finite = [[count, epsilon if math.isfinite(epsilon) else None] for count, epsilon in curve]
+        facts: dict[str, Any] = {
+            "charged": charged,
+            "planned": plan.steps,
+            "delta": plan.delta,
+            "accountant": plan.accountant,
+            "epsilon": finite,
+        }
+        facts |= {"resumed": taken_up, "replays": book.replays, "owners": book.owners, "hash": book.head, "papers": papers}
+        print(json.dumps(facts))
+        return
+    _print(f"{charged:,} of {plan.steps:,} planned steps are charged; delta {round_up(plan.delta)} ({plan.accountant.upper()})")
+    for count, epsilon in curve:
+        _print(f"  after {count:>9,} steps   epsilon {round_up(epsilon)}")
+    _print(f"resumed {taken_up:,} times; {book.replays:,} paid releases were computed again, bit for bit, at no cost")
+    _print(f"data owners that saw sums without noise: at most {book.owners:,}")
+    _print(f"hash of all lines: {book.head}" + ("" if papers else "; no card was written yet"))
+
+
+@app.command()
+def verify(
+    card: Annotated[Path, typer.Argument(help="A privacy card.", show_default=False)],
+    run: Annotated[Path, typer.Argument(help="The run directory that it is said to be of.", show_default=False)],
+) -> None:
+    """Hold a privacy card against the ledger, plan, results and model of its run."""
+    from dpfed.console.terminal import say
+
+    say(f"holding {card} against {run}")
+    from dpfed.errors import UserError
+    from dpfed.runs.verification import verify
+
+    checks = verify(card, run)
+    for check in checks:
+        _print(f"{'NO ' if check.wrong else 'yes'}  {check.what}" + (f": {check.wrong}" if check.wrong else ""))
+    if wrong := sum(bool(check.wrong) for check in checks):
+        raise UserError(f"{card} and {run} do not belong together, or were changed: {wrong} of {len(checks)} comparisons fail.")
+
+
+def _print(line: str) -> None:
+    from rich.markup import escape
+
+    from dpfed.console.terminal import console
+
+    console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def _show(numbers: dict[str, Any], fixed: dict[str, float], as_json: bool) -> None:

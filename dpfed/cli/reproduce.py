@@ -24,6 +24,9 @@ def reproduce(
     ] = "cpu",
     methods: Annotated[str | None, typer.Option(help="Only these, such as group,batch.")] = None,
     public: Annotated[bool, typer.Option("--public", help="Anyone may see the records: raw figures may be written.")] = False,
+    public_records: Annotated[
+        Path | None, typer.Option(help="Record store for public contrast; default: generated records.", show_default=False)
+    ] = None,
     out: Annotated[Path, typer.Option(help="Holds the runs and a folder for each result.")] = Path("runs/reproduce"),
     listed: Annotated[
         bool, typer.Option("--list", help="List the experiments, what each needs, and how many runs it takes.")
@@ -60,6 +63,7 @@ def reproduce(
         path=path or _DATA / asked.name,
         public=public,
         out=out,
+        public_records=public_records,
     )
     with watching() as watcher:
         outcome = carry_out(request, watcher)

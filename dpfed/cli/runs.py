@@ -73,9 +73,11 @@ def pretrain(
 def _refuse_early(config: Config, folder: Path, resume: bool, watcher: Watcher, owners: int) -> None:
     """Answers what is wrong with a new run, as far as it shows now, before torch is imported; that takes seconds."""
     from dpfed.runs.foresight import foresee, refuse_place
+    from dpfed.runs.starts import refuse_start
 
     refuse_place(folder, resume)
     if not resume:
+        refuse_start(config)
         foresee(config, watcher, owners)
     watcher.note("loading PyTorch")
 

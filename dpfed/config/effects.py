@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
 from dpfed.objectives import OBJECTIVES, keys_of_losses
 from dpfed.privacy.method import Method, method_named
@@ -37,14 +38,14 @@ def _of_losses() -> Iterator[Rule]:
 
 
 def _imports(c: Config) -> bool:
-    return c.data.source not in ("shapes", "scenes", "store")
+    return c.data.source not in ("store", *_GENERATED)
 
 
 def _finds_store(c: Config) -> bool:
     """Whether `data.path` is a record store, although the source is not called one."""
     from dpfed.places import is_store, is_url
 
-    if c.data.path is None or c.data.source in ("shapes", "store"):
+    if c.data.path is None or c.data.source in ("store", *_FROM_NOTHING):
         return False
     try:
         return is_url(c.data.path) or is_store(Path(c.data.path).expanduser())
@@ -55,7 +56,9 @@ def _finds_store(c: Config) -> bool:
 def _writes_store(c: Config) -> bool:
     from dpfed.places import is_url
 
-    if c.data.source in ("shapes", "scenes") or (_method(c).public_records and c.public.source == "shapes"):
+    if c.data.source in _GENERATED or (_method(c).public_records and c.public.source in _FROM_NOTHING):
+        return True
+    if c.model.start == PROCEDURAL:
         return True
     return (c.data.path is not None and is_url(c.data.path)) or (_imports(c) and not _finds_store(c))
 
@@ -65,11 +68,14 @@ def _measures(c: Config, *tasks: str) -> bool:
 
 
 _IMPORTER = "set data.source to the name of an importer"
+_FROM_NOTHING = ("shapes", "procedural")  # sources that are generated, and read nothing
+_GENERATED = ("scenes", *_FROM_NOTHING)
 _READERS = ("image-text", "open_clip")  # kinds of models that read captions
 
 _ALWAYS = """
     name data.source data.size data.resize views.crop_scale views.crop_ratio views.flip views.grayscale views.blur model.kind
-    objective.name bounding.method bounding.options bounding.microbatch privacy.unit privacy.batch privacy.steps privacy.seed
+    model.start objective.name bounding.method bounding.options bounding.microbatch privacy.unit privacy.batch privacy.steps
+    privacy.seed
     optimizer.name optimizer.learning_rate optimizer.weight_decay optimizer.ema training.device training.precision
     training.sharding training.checkpoint_every training.keep evaluation.split diagnostics
 """  # of bounding.options, every method refuses those that it does not have
@@ -77,10 +83,10 @@ _RULES = (
     Rule(
         "data.path",
         "data.source",
-        lambda c: c.data.source != "shapes",
+        lambda c: c.data.source not in _FROM_NOTHING,
         "set data.source = 'store' or to the name of an importer",
     ),
-    needs("data.records", "data.source", "shapes"),
+    needs("data.records", "data.source", *_FROM_NOTHING),
     needs("data.half", "data.source", "shapes", "scenes"),
     Rule("data.validation data.test", "data.source", _imports, f"{_IMPORTER} (other records are divided already)"),
     Rule(
@@ -133,6 +139,8 @@ _RULES = (
         lambda c: c.model.timm is None,
         "a timm encoder has its own; set model.image = 'cnn' or 'resnet18'",
     ),
+    Rule("model.weights", "model.start", lambda c: c.model.start is None, "the start has the weights; choose one of both"),
+    Rule("model.start_digest", "model.start", lambda c: c.model.start is not None, "set model.start"),
     needs("model.stem", "model.image", "resnet18", "resnet34", "resnet50"),
     needs("model.anchors model.anchor_count", "model.normalisation", "batch"),
     needs(
@@ -175,13 +183,14 @@ _RULES = (
         "every record makes a group of its own; set public.records, or bounding.method = 'group'",
     ),
     Rule(
-        "public.records public.source public.path public.digest public.generated public.half",
+        "public.records public.centring public.source public.path public.digest public.generated public.half",
         "bounding.method",
         lambda c: _method(c).public_records,
         "no public record joins a group; set bounding.method = 'public'",
     ),
     needs("public.path public.digest", "public.source", "store"),
-    needs("public.generated public.half", "public.source", "shapes"),
+    needs("public.generated", "public.source", *_FROM_NOTHING),
+    needs("public.half", "public.source", "shapes"),
     Rule(
         "bounding.max_batch",
         "bounding.method",

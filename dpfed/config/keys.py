@@ -22,7 +22,7 @@ _IMPORTERS = (
 ).split()
 # What is checked where the value is used. Tests hold it against that place; reading it there takes torch.
 _CHECKED_ELSEWHERE: dict[str, dict[str, Any]] = {
-    "data.source": {"enum": ["shapes", "scenes", "store", *_IMPORTERS]},
+    "data.source": {"enum": ["shapes", "scenes", "procedural", "store", *_IMPORTERS]},
     "bounding.method": {"enum": list(METHODS)},
     "bounding.group_size": {"minimum": 1},
     "bounding.clip_norm": {"minimum": 1e-9, "maximum": 1e9},

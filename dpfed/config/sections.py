@@ -16,13 +16,17 @@ from dpfed.privacy.method import METHODS
 from dpfed.schema.section import Items, Pair, Section
 from dpfed.schema.wording import complaint
 
+PROCEDURAL = "procedural"  # of model.start: weights that were trained on procedural images alone
+
 
 class DataConfig(Section):
     """Which records, and whether anyone may see them."""
 
-    source: str = Field("shapes", description="'shapes' or 'scenes' (generated), 'store', or the name of an importer")
+    source: str = Field("shapes", description="'shapes', 'scenes' or 'procedural' (generated), 'store', or an importer's name")
     path: str | None = Field(None, description="a record store, or what the importer reads")
-    records: int = Field(20_000, ge=16, le=10_000_000, description="how many training records to generate (source = 'shapes')")
+    records: int = Field(
+        20_000, ge=16, le=10_000_000, description="training records to generate (source = 'shapes' or 'procedural')"
+    )
     validation: int = Field(0, ge=0, description="training records held out for validation when importing")
     test: int = Field(0, ge=0, description="training records held out for test when importing a source without a test split")
     half: Literal["all", "first", "second"] = Field("all", description="half of the colours (shapes) or classes (scenes)")
@@ -83,6 +87,10 @@ class ModelConfig(Section):
         None, description="a local file, a pretrained tag or (timm) 'hf-hub:ORG/NAME'; none: random, or local-dir's own"
     )
     digest: str | None = Field(None, description="a run writes it: the hash of its open_clip or timm architecture")
+    start: str | None = Field(
+        None, description="starting weights: 'procedural' (`dpfed start`), or a run, its model/ or a file; none: random"
+    )
+    start_digest: str | None = Field(None, description="a run writes it: the hash of its starting weights")
     tokenizer: Literal["own", "words"] = Field("own", description="the model's own, or hashed words (random weights)")
     image: str = Field(
         "cnn",
@@ -228,10 +236,15 @@ class PublicConfig(Section):
     """Public records that join the group of every drawn record (bounding.method = 'public')."""
 
     records: int = Field(3, ge=1, le=1024, description="M: public records in every group")
-    source: Literal["store", "shapes"] = Field("store", description="a record store, or generated captioned shapes")
+    centring: float = Field(
+        0.2, ge=0, le=100, description="how much centres follow the embeddings of private and public records; 0: no centres"
+    )
+    source: Literal["store", "shapes", "procedural"] = Field(
+        "store", description="a record store, generated captioned shapes, or procedural images"
+    )
     path: str | None = Field(None, description="source = 'store': a record store that is marked public")
     digest: str | None = Field(None, description="a run writes it: the fingerprint of the store's records")
-    generated: int = Field(20_000, ge=16, le=10_000_000, description="source = 'shapes': how many records to generate")
+    generated: int = Field(20_000, ge=16, le=10_000_000, description="records to generate, where the source is no store")
     half: Literal["all", "first", "second"] = Field("all", description="source = 'shapes': half of the colours")
 
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from dpfed.config import DataConfig
+from dpfed.data.generated.procedural import procedural_store
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.importers import Progress, detect, import_records, importers
 from dpfed.data.importers.access import Access
@@ -51,6 +52,10 @@ def open_records(
     """
     if config.source == "shapes":
         return shapes_store(config.records, config.stores, half=config.half)
+    if config.source == "procedural":
+        if config.size is None:
+            raise ValueError("the size of the images is not settled")
+        return procedural_store(config.records, config.stores, config.size, progress=progress)
     if config.source == "scenes":
         from dpfed.data.generated.scenes import scenes_store
 
@@ -58,7 +63,7 @@ def open_records(
         return scenes_store(config, lambda: _from_path(labelled, None, progress, 0, 1))
     known = importers()
     if config.source != "store" and config.source not in known:
-        sources = ["shapes", "scenes", "store", *known]
+        sources = ["shapes", "scenes", "procedural", "store", *known]
         raise UserError(f"unknown data.source {config.source!r}; {nearest(config.source, sources)}")
     size = _stored_size(config) if interpolation == _SQUARED[1] else None
     store = _from_path(config, config.source, progress, owner, owners, size)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dpfed.config import DataConfig, PublicConfig
+from dpfed.data.generated.procedural import Progress, procedural_store
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.opening import refuse_other_squares
 from dpfed.data.store.layout import read_layout
@@ -26,7 +27,7 @@ from dpfed.errors import UserError
 from dpfed.places import is_store, is_url
 from dpfed.privacy.randomness import Randomness
 
-_SEED = 2**32 - 2  # of generated public records: other shapes than any data set of shapes holds
+_SEED = 2**32 - 2  # of generated public records: other ones than any generated data set holds
 _HASH_BYTES = 16
 
 
@@ -115,7 +116,7 @@ def public_fingerprint(config: PublicConfig) -> str | None:
     Raises:
         UserError: if there is no store, or it is not marked public, or an older dpfed wrote it without a fingerprint.
     """
-    if config.source == "shapes":
+    if config.source != "store":
         return None
     path = _place(config)
     header = read_layout(path).header
@@ -136,16 +137,22 @@ def public_fingerprint(config: PublicConfig) -> str | None:
 
 
 def open_public(
-    config: PublicConfig, data: DataConfig, private: RecordStore, captions: bool, interpolation: str
+    config: PublicConfig,
+    data: DataConfig,
+    private: RecordStore,
+    captions: bool,
+    interpolation: str,
+    progress: Progress | None = None,
 ) -> RecordStore:
     """Opens the public records of a run, after generating them if need be, and holds them against the private ones.
 
     Args:
         config: with an absolute path.
-        data: settled; how images become squares, and where generated stores lie.
+        data: settled; size of the images, how they become squares, and where generated stores lie.
         private: the open records of the run.
         captions: whether the model reads text.
         interpolation: how the model wants images scaled.
+        progress: called while records are generated.
 
     Raises:
         UserError: for records that are not public, of another kind, fewer than M, or among the private ones.
@@ -153,6 +160,10 @@ def open_public(
     public_fingerprint(config)
     if config.source == "shapes":
         store = shapes_store(config.generated, data.stores, test=0, half=config.half, seed=_SEED)
+    elif config.source == "procedural":
+        if data.size is None:
+            raise ValueError("the size of the images is not settled")
+        store = procedural_store(config.generated, data.stores, data.size, test=0, seed=_SEED, progress=progress)
     else:
         store = RecordStore.open(_place(config))
         refuse_other_squares(store, data.resize, interpolation)

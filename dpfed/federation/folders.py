@@ -29,6 +29,7 @@ from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
+from dpfed.runs.starts import refuse_start, starting_weights
 
 
 class SiteSettings(Section):
@@ -41,6 +42,7 @@ class SiteSettings(Section):
     weights: str | None = Field(None, description="this site's copy of model.weights")
     architecture: str | None = Field(None, description="this site's copy of model.architecture, where that is a file or folder")
     anchors: str | None = Field(None, description="this site's copy of model.anchors")
+    start: str | None = Field(None, description="this site's copy of the starting weights, where a tower is frozen or adapted")
     public: str | None = Field(None, description="this site's copy of public.path")
     budget: float | None = Field(None, gt=0, description="the largest epsilon that the site agrees to")
     delta: float | None = Field(None, gt=0, lt=1, description="the largest delta that the site agrees to; default 1/N")
@@ -221,10 +223,12 @@ class CoordinatorFolder:
             options: see `Terms.agree`.
 
         Raises:
-            UserError: see `Terms.agree`.
+            UserError: see `Terms.agree`; also for starting weights that are not there (`dpfed.runs.making.make_start`).
         """
         folder = cls(Path(path))
+        refuse_start(config)
         identity, config = Identity.fresh(), settle(config)
+        starting_weights(config)
         terms = Terms.agree(config, [_card(card) for card in cards], identity.signing_key, **options)
         _refuse_existing(folder.path)
         # Before anything is made: it is where the run is measured.

@@ -33,6 +33,7 @@ from dpfed.runs.assembly import Share
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee, guarded
 from dpfed.runs.job import Job, begin, check, secret_of, take_up
+from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
 from dpfed.runs.running import run_job
@@ -79,6 +80,7 @@ def simulate(
         return resume_simulation(RunDirectory.open(folder), watcher, simulation)
     simulation.refuse(config)
     foresee(config, watcher, simulation.sites)
+    make_start_if_wanted(config, watcher)
     config = settle(config)
     watcher.note("opening the records, and dividing them among the sites")
     progress = guarded(import_progress(watcher), config)

@@ -19,9 +19,10 @@ from dpfed.models.clip_tokenizer import ClipTokenizer, clip_tokenizer
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
 from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, group_norm, layer_norm, standardise_weights
+from dpfed.models.starting import StartingWeights
 from dpfed.models.text import TextTransformer
 from dpfed.models.timm_blueprints import timm_blueprint
-from dpfed.models.timm_encoders import TimmEncoder, build_timm
+from dpfed.models.timm_encoders import TimmEncoder, adapt_timm, build_timm
 from dpfed.models.towers import ClipModel, adapt, build_clip
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
@@ -71,6 +72,7 @@ def build_model(
     adaptation: AdaptationConfig | None = None,
     size: int | None = None,
     load_weights: bool = True,
+    start: StartingWeights | None = None,
 ) -> Model:
     """Makes a model before training; random weights are drawn from torch's global generator.
 
@@ -82,10 +84,11 @@ def build_model(
         size: side of the images, pixels; by default the architecture's own (open_clip, timm), or 32.
         load_weights: False leaves the weights of open_clip and timm random, and anchors empty, for a checkpoint to be loaded
             over them.
+        start: weights in the place of the random ones (or of open_clip's or timm's).
 
     Raises:
-        UserError: if the widths do not fit together, the objective wants another kind of model, or an open_clip model, a timm
-            encoder or the anchors cannot be had.
+        UserError: if the widths do not fit together, the objective wants another kind of model, an open_clip model, a timm
+            encoder or the anchors cannot be had, or the starting weights are those of another model.
     """
     kinds = {"model": (model, ModelConfig), "objective": (objective, ObjectiveConfig)}
     for section, (given, kind) in kinds.items():
@@ -97,14 +100,26 @@ def build_model(
             f"'{model.kind}'."
         )
     adaptation = adaptation or AdaptationConfig()
-    if objective.loss.target_network:
-        return _byol(model, objective, adaptation, size, load_weights)
     if model.kind == "open_clip":
         spec = blueprint(model)
-        clip = build_clip(spec, objective, size or spec.size, load_weights)
+        clip = build_clip(spec, objective, size or spec.size, load_weights, start)
         adapt(clip, adaptation, objective)
         return clip
-    encoder = _image_encoder(model, adaptation, size, load_weights)
+    own = _byol if objective.loss.target_network else _small
+    built = own(model, objective, size, load_weights)
+    if start is not None:
+        start.load_into(built)
+    if model.timm is not None:
+        encoder = built.image_encoder if isinstance(built, TwoTowerModel) else built.encoder
+        adapt_timm(encoder, adaptation, model.kind)
+        if isinstance(built, BYOLModel) and adaptation.of_images(model.kind) == "lora":
+            built.copy_to_target()
+    return built
+
+
+def _small(model: ModelConfig, objective: ObjectiveConfig, size: int | None, load_weights: bool) -> SimCLRModel | TwoTowerModel:
+    """A model of dpfed's own: an image encoder, and a projection head or a text tower."""
+    encoder = _image_encoder(model, size, load_weights)
     bias = None if objective.loss.bias is None else objective.bias or 0.0
     rest: dict[str, Any] = {
         "temperature": objective.temperature,
@@ -125,11 +140,9 @@ def build_model(
     return TwoTowerModel(encoder, text, nn.Linear(encoder.features_dim, model.embedding, bias=False), **rest)
 
 
-def _byol(
-    model: ModelConfig, objective: ObjectiveConfig, adaptation: AdaptationConfig, size: int | None, load_weights: bool
-) -> BYOLModel:
+def _byol(model: ModelConfig, objective: ObjectiveConfig, size: int | None, load_weights: bool) -> BYOLModel:
     """An image encoder with a projection head and a predictor, both with LayerNorm where the paper has BatchNorm."""
-    encoder = _image_encoder(model, adaptation, size, load_weights)
+    encoder = _image_encoder(model, size, load_weights)
 
     def perceptron(inputs: int) -> nn.Module:
         hidden = model.head_hidden
@@ -139,10 +152,10 @@ def _byol(
 
 
 def _image_encoder(
-    model: ModelConfig, adaptation: AdaptationConfig, size: int | None, load_weights: bool
+    model: ModelConfig, size: int | None, load_weights: bool
 ) -> SmallCNN | ResNet | AnchoredEncoder | TimmEncoder:
     if model.timm is not None:
-        return build_timm(model, adaptation, size, load_weights)
+        return build_timm(model, size, load_weights)
     size = size or SIZE
     norms: dict[str, Norm] = {"group": group_norm, "layer": layer_norm, "batch": AnchoredBatchNorm}
     norm = norms[model.normalisation]

@@ -27,7 +27,8 @@ def embeddings_of(model: nn.Module, views: dict[str, Tensor]) -> dict[str, Tenso
         views: ``{"image": (S, V, 3, H, W)[, "text": (S, W, L)]}``.
 
     Returns:
-        ``{"image": (S, V, D)[, "text": (S, W, D)]}``, and whatever else of S records the model's own loss needs.
+        ``{"image": (S, V, D)[, "text": (S, W, D)]}``, and whatever else of S records the model's own loss needs; of a model
+        with centres (`dpfed.models.centres`) also these.
 
     Raises:
         UserError: if the model gives something else.
@@ -54,6 +55,8 @@ def embeddings_of(model: nn.Module, views: dict[str, Tensor]) -> dict[str, Tenso
     for z in embeddings.values():
         if z.dim() != 3 or len(z) != records or len(widths) > 1:
             raise wrong("{" + ", ".join(f"'{key}': {tuple(value.shape)}" for key, value in embeddings.items()) + "}")
+    if (centres := getattr(model, "centres", None)) is not None:
+        return {**embeddings, "centres": centres(records)}
     return embeddings
 
 

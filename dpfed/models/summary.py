@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 
 from dpfed.config import Config
-from dpfed.config.sections import Training
+from dpfed.config.sections import PROCEDURAL, Training
 from dpfed.models.blueprints import blueprint
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.timm_blueprints import timm_blueprint
@@ -43,7 +44,7 @@ class Trained:
 def trained_part(model: nn.Module, config: Config) -> Trained:
     """Counts what a model trains and words it as the configuration has it."""
     total = sum(parameter.numel() for parameter in model.parameters())
-    return Trained(TrainableVector(model).numel, total, _how(config), _start(config))
+    return Trained(TrainableVector(model).numel, total, _how(config), start_of(config))
 
 
 def _how(config: Config) -> str:
@@ -62,7 +63,10 @@ def _how(config: Config) -> str:
     return f"{tower(model.image, *images)}; {'text tower and projection' if model.reads_text else 'head'}: in full"
 
 
-def _start(config: Config) -> str:
+def start_of(config: Config) -> str:
+    """Where the weights of a configuration come from, in words; ``random``: from nowhere."""
+    if config.model.start is not None:
+        return "procedural images" if config.model.start == PROCEDURAL else f"'{'/'.join(Path(config.model.start).parts[-2:])}'"
     if config.model.timm is not None:
         encoder = timm_blueprint(config.model)
         if encoder.file is not None:

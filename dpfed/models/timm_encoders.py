@@ -35,18 +35,16 @@ class TimmEncoder(nn.Module):
         return self.timm(images)
 
 
-def build_timm(model: ModelConfig, adaptation: AdaptationConfig, size: int | None, load_weights: bool = True) -> TimmEncoder:
-    """Builds an encoder and freezes what is not to be trained; random weights are drawn from torch's global generator.
+def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) -> TimmEncoder:
+    """Builds an encoder; random weights are drawn from torch's global generator.
 
     Args:
         model: names it.
-        adaptation: what of it is trained.
         size: side of the images, pixels; default: the architecture's own. Position embeddings are resized.
         load_weights: fetch or read the weights that the configuration names.
 
     Raises:
-        UserError: if the architecture mixes records or does not take such images, the weights cannot be had or do not fit, or a
-            layer that should get adapters is not there.
+        UserError: if the architecture mixes records or does not take such images, or the weights cannot be had or do not fit.
     """
     spec = timm_blueprint(model)
     size = size or spec.size
@@ -59,12 +57,24 @@ def build_timm(model: ModelConfig, adaptation: AdaptationConfig, size: int | Non
     for module in net.modules():
         if getattr(module, "inplace", False):  # neither torch.func nor hooks on gradients allow it
             module.inplace = False  # type: ignore[assignment]
-    encoder = TimmEncoder(net, _features_dim(spec.name, net, size))
-    training = adaptation.of_images(model.kind)
+    return TimmEncoder(net, _features_dim(spec.name, net, size))
+
+
+def adapt_timm(encoder: nn.Module, adaptation: AdaptationConfig, kind: str) -> None:
+    """Freezes what of an encoder is not to be trained, and adds adapters.
+
+    Args:
+        encoder: of `build_timm`, with its starting weights.
+        adaptation: what of it is trained.
+        kind: of the model that it is in.
+
+    Raises:
+        UserError: if a layer that should get adapters is not there.
+    """
+    training = adaptation.of_images(kind)
     encoder.requires_grad_(training == "full")
     if training == "lora":
-        add_adapters(net, "image", adaptation.image_layers, adaptation.rank, adaptation.alpha / adaptation.rank)
-    return encoder
+        add_adapters(encoder, "image", adaptation.image_layers, adaptation.rank, adaptation.alpha / adaptation.rank)
 
 
 def _from_file(spec: TimmBlueprint, file: Path, options: dict[str, Any]) -> nn.Module:

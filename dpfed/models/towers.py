@@ -17,6 +17,7 @@ from dpfed.errors import UserError
 from dpfed.models.blueprints import CONFIG, LOCAL_DIR, Blueprint, quiet
 from dpfed.models.contrastive import MIN_TEMPERATURE, per_view
 from dpfed.models.lora import add_adapters
+from dpfed.models.starting import StartingWeights
 from dpfed.models.weight_files import reading_weights, words
 
 _NOT_TEXT = ("visual.", "logit_", "text_decoder.")
@@ -84,7 +85,13 @@ class ClipModel(nn.Module):
         return F.normalize(self.clip.encode_text(tokens), dim=-1)
 
 
-def build_clip(spec: Blueprint, objective: ObjectiveConfig, size: int, load_weights: bool = True) -> ClipModel:
+def build_clip(
+    spec: Blueprint,
+    objective: ObjectiveConfig,
+    size: int,
+    load_weights: bool = True,
+    start: StartingWeights | None = None,
+) -> ClipModel:
     """Builds an open_clip model; random weights are drawn from torch's global generator.
 
     Args:
@@ -92,6 +99,7 @@ def build_clip(spec: Blueprint, objective: ObjectiveConfig, size: int, load_weig
         objective: temperature and bias.
         size: side of the images, pixels; where it is not the architecture's own, position embeddings are resized.
         load_weights: fetch or read the weights that the blueprint names.
+        start: weights that are taken instead.
 
     Raises:
         UserError: if the architecture cannot be built, or the weights cannot be had or do not fit.
@@ -113,10 +121,10 @@ def build_clip(spec: Blueprint, objective: ObjectiveConfig, size: int, load_weig
         except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, ImportError) as error:
             raise UserError(f"open_clip cannot build this architecture: {words(error)}.") from error
     model_cfg = dict(spec.model_cfg, vision_cfg=dict(spec.model_cfg["vision_cfg"], image_size=size))
-    file = None
-    if load_weights:
-        file = _fetched(spec) if spec.tag else spec.file
-    if file is not None:
+    if start is not None:
+        start.refuse_other_towers(spec.model_cfg)
+        start.load_into(clip)
+    elif load_weights and (file := _fetched(spec) if spec.tag else spec.file) is not None:
         _load(clip, file)
     return ClipModel(clip, model_cfg, objective)
 

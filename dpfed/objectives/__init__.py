@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from dpfed.objectives.centring import centred
 from dpfed.objectives.objective import GroupLoss, Objective
 
 if TYPE_CHECKING:
@@ -26,21 +27,23 @@ def _found() -> dict[str, Objective]:
 OBJECTIVES: dict[str, Objective] = _found()
 
 
-def loss_of(objective: ObjectiveConfig, public: int = 0) -> GroupLoss:
+def loss_of(objective: ObjectiveConfig, public: int = 0, centring: float = 0.0) -> GroupLoss:
     """The loss of one group that a configuration names, with the options that it gives.
 
     Args:
         objective: of a configuration.
         public: so many records at the end of each group are public: the loss is then what the others add to it.
+        centring: how much the centres of a model that has some are drawn to the embeddings; see `dpfed.objectives.centring`.
     """
     loss = functools.partial(objective.loss.loss, options=objective.options)
-    return functools.partial(_added, loss, objective.loss.own_terms, public) if public else loss
+    return functools.partial(_added, loss, objective.loss, public, centring) if public else loss
 
 
 def _added(
     loss: Callable[..., Tensor],
-    own_terms: bool,
+    objective: Objective,
     public: int,
+    centring: float,
     embeddings: dict[str, Tensor],
     present: Tensor,
     temperature: Tensor,
@@ -53,9 +56,15 @@ def _added(
     import torch
 
     own = torch.arange(len(present), device=present.device) < present.sum() - public
-    if own_terms:
-        return loss(embeddings, present, temperature, bias, counted=own)
-    return loss(embeddings, present, temperature, bias) - loss(embeddings, present & ~own, temperature, bias)
+    embeddings = dict(embeddings)
+    following = torch.zeros((), device=present.device)
+    if (centres := embeddings.pop("centres", None)) is not None:
+        embeddings, distance = centred(embeddings, centres[:, 0], own, present, objective.unit_length)
+        following = centring * distance
+    if objective.own_terms:
+        return loss(embeddings, present, temperature, bias, counted=own) + following
+    rest = loss(embeddings, present & ~own, temperature, bias)
+    return loss(embeddings, present, temperature, bias) - rest + following
 
 
 def keys_of_losses() -> dict[str, tuple[str, ...]]:

@@ -1,7 +1,8 @@
 """The append-only record of what was spent, on disk before anything that was paid for is used.
 
 One JSON object per line. The first describes the plan; each further one is a release (the step, whether it was charged, and a
-digest of the released noisy sum), or says that from here on so many owners share the work. Every line carries a hash over
+digest of the released noisy sum), says that from here on so many owners share the work, or says which card and which model
+came of it. Every line carries a hash over
 itself and the line before, so a damaged or edited ledger is noticed. A line without its newline was never acted on (the write
 is synced before the release is used).
 """
@@ -35,6 +36,19 @@ class Release:
     digest: str
 
 
+@dataclass(frozen=True)
+class Papers:
+    """What came of the releases so far, as the ledger keeps it.
+
+    Attributes:
+        card: SHA-256 of the privacy card.
+        model: SHA-256 of the model's weights.
+    """
+
+    card: str
+    model: str
+
+
 class Ledger:
     """Reads and extends one run's ledger. Use `create` or `open`.
 
@@ -44,6 +58,8 @@ class Ledger:
         marks: see `create`.
         replays: how often a paid release was repeated.
         owners: the largest number of data owners that ever shared the work.
+        papers: the newest card and model; ``None``: none were written yet, or by an older dpfed.
+        head: the hash of the last line that is not about papers, and so of all before it: 16 hexadecimal digits.
     """
 
     def __init__(
@@ -55,6 +71,8 @@ class Ledger:
         self.replays = replays
         self._chain = chain
         self.owners = 1
+        self.papers: Papers | None = None
+        self.head = chain
         self._end = 0
 
     @classmethod
@@ -93,10 +111,14 @@ class Ledger:
             raise UserError(f"cannot read the ledger {path}: {error.strerror or error}.") from error
         except DamagedLine as error:
             raise UserError(_damaged(path, error.number)) from None
-        entries, chain = lines.entries, ""
+        entries, chain, head, papers = lines.entries, "", "", None
         for number, entry in enumerate(entries, start=1):
             claimed = entry.pop("chain", None)
             chain = link(chain, entry)
+            if "papers" in entry:
+                papers = entry["papers"]
+            else:
+                head = chain
             if claimed != chain:
                 raise UserError(_damaged(path, number))
         if not entries or entries[0].get("ledger") != FORMAT:
@@ -106,7 +128,8 @@ class Ledger:
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
         ledger = cls(path, plan, entries[0]["marks"], charged, len(releases) - len(charged), chain)
-        ledger._end = lines.end
+        ledger._end, ledger.head = lines.end, head
+        ledger.papers = Papers(**papers) if papers else None
         ledger.owners = max((entry["owners"] for entry in entries[1:] if "owners" in entry), default=1)
         return ledger
 
@@ -165,6 +188,18 @@ class Ledger:
             self._append({"owners": owners})
             self.owners = owners
 
+    def note_papers(self, card: str, model: str) -> None:
+        """Writes down which card and which model came of the releases so far.
+
+        Args:
+            card: SHA-256 of the card, which states `head`.
+            model: SHA-256 of the model's weights.
+        """
+        papers, head = Papers(card, model), self.head
+        if papers != self.papers:
+            self._append({"papers": dataclasses.asdict(papers)})
+            self.papers, self.head = papers, head
+
     def _append(self, entry: dict) -> None:
         chain = link(self._chain, entry)
         try:
@@ -172,7 +207,7 @@ class Ledger:
             self._end = append_line(self.path, {**entry, "chain": chain}, self._end)
         except GrewElsewhere as error:
             raise UserError(f"{self.path} was written by another process while this one trained: end one of them.") from error
-        self._chain = chain
+        self._chain = self.head = chain
 
 
 def link(previous: str, entry: dict) -> str:

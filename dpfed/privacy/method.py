@@ -146,7 +146,8 @@ class Method:
 
     def loss(self, config: Config) -> GroupLoss:
         """The loss of one group."""
-        return loss_of(config.objective, config.public.records if self.public_records else 0)
+        public = config.public
+        return loss_of(config.objective, public.records, public.centring) if self.public_records else loss_of(config.objective)
 
 
 @functools.cache

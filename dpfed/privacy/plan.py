@@ -234,6 +234,18 @@ class PrivacyPlan:
         found = accounting.calibrate(target, self.mechanism, self.steps, self.delta, self.accountant)
         return dataclasses.replace(self, noise_multiplier=found.noise_multiplier)
 
+    def is_of(self, config: Config) -> bool:
+        """Whether a configuration describes this plan: the same mechanism, with enough noise for its epsilon.
+
+        The noise is not searched for again, for another version of an accountant may find a little more or less.
+        """
+        given = {"epsilon": None, "noise_multiplier": self.noise_multiplier if self.private else None, "delta": self.delta}
+        privacy = config.privacy.model_copy(update=given)
+        same = PrivacyPlan.from_config(self.records, config.model_copy(update={"privacy": privacy}))
+        same = dataclasses.replace(same, target_epsilon=config.privacy.epsilon)
+        kept = not self.private or self.target_epsilon is None or self.epsilon() <= self.target_epsilon * (1 + 1e-6)
+        return same == self and kept and config.privacy.delta in (None, self.delta)
+
     def require_finite(self) -> None:
         """Refuses noise that is given, and whose epsilon is infinite or cannot be said.
 

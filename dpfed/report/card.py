@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from collections.abc import Iterable, Iterator
 
 from dpfed.errors import UserError
@@ -49,6 +51,17 @@ def _section(title: str, items: Iterable[str]) -> list[str]:
 
 def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
     return ["", "| | |", "|---|---|", *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)]
+
+
+def card_digest(markdown: str) -> str:
+    """The SHA-256 of a card, as the run's ledger keeps it."""
+    return hashlib.sha256(markdown.encode()).hexdigest()
+
+
+def table_rows(markdown: str) -> dict[str, str]:
+    """The rows of a card's tables, by their names."""
+    rows = (re.fullmatch(r"\| (.+?) \| (.+) \|", line) for line in markdown.splitlines())
+    return {row[1].replace("\\|", "|"): row[2].replace("\\|", "|") for row in rows if row}
 
 
 def is_void(markdown: str) -> bool:

@@ -62,6 +62,14 @@ UNSOUND = Mark(
 )
 
 
+def started_privately(run: str, data: str, epsilon: str, delta: str) -> Mark:
+    """For a run that starts from the weights of another private run."""
+    return Mark(
+        f"The starting weights are those of the private run {run} on {data} (epsilon {epsilon}, delta {delta}). For a record "
+        "that was in both runs, the epsilons add up, and so do the deltas. This card states only its own."
+    )
+
+
 def shared_unit(name: str) -> Mark:
     """For records that name what they share, such as a person, where each record is protected for itself."""
     return Mark(

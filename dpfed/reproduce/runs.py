@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfed.config import Config, read_back
+from dpfed.config import Config, PublicConfig, read_back
 from dpfed.config.dotted_keys import put
 from dpfed.config.effects import effective
 from dpfed.config.shipped import configs
@@ -18,6 +18,7 @@ from dpfed.config.toml_file import read_toml
 from dpfed.data.importers import detect
 from dpfed.errors import UserError
 from dpfed.places import is_store
+from dpfed.privacy.method import method_named
 from dpfed.progress import Watcher, import_progress
 from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import WITHOUT_PRIVACY, DataSet, Scale
@@ -41,6 +42,7 @@ class Request:
         path: where the records are.
         public: the user says that anyone may see them.
         out: the folder for runs and results.
+        public_records: the store of public records for public contrast; ``None``: generated ones.
     """
 
     experiment: Experiment
@@ -51,6 +53,7 @@ class Request:
     path: Path
     public: bool
     out: Path
+    public_records: Path | None = None
 
     @property
     def name(self) -> str:
@@ -202,6 +205,8 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
     method, small = variant.method, request.scale == "cpu" or request.data.generated
     for key, value in ((WITHOUT_PRIVACY if method == "none" and small else {}) | variant.changes).items():
         put(tree, key, value)
+    if method_named(method).public_records:
+        _with_public_records(tree, request)
     steps = tree["privacy"]["steps"]
     if method == "none":
         put(tree, "privacy.epsilon", None)
@@ -217,3 +222,11 @@ def _config(base: dict[str, Any], request: Request, variant: Variant, epsilon: f
     config = settle(effective(read_back(tree, f"{request.experiment.name}, {variant.label}")))
     digest = hashlib.blake2b(config.dump().encode(), digest_size=5).hexdigest()
     return config.model_copy(update={"name": f"{request.data.name}-{method}-{digest}"})
+
+
+def _with_public_records(tree: dict[str, Any], request: Request) -> None:
+    """Names the public records, and takes so many groups that a step has the other methods' passes of the model."""
+    generated = {"source": "shapes", "half": "first"} if request.data.generated else {"source": "procedural"}
+    store = None if request.public_records is None else {"path": str(request.public_records)}
+    put(tree, "public", store or generated)
+    put(tree, "privacy.batch", max(1, tree["privacy"]["batch"] // (1 + PublicConfig().records)))

@@ -24,6 +24,7 @@ from dpfed.data.views.texts import TextViews
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, Which, evaluate, tasks_of
 from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, tokenizer_for
+from dpfed.models.centres import add_centres
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.privacy.ledger import Ledger
@@ -34,6 +35,7 @@ from dpfed.progress import Silent, Watcher, import_progress
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
 from dpfed.runs.foresight import foresee, guarded, refuse_many_owners
 from dpfed.runs.records import public_records_of, records_of
+from dpfed.runs.starts import starting_weights
 from dpfed.training.checkpoint import load_weights
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.memory import require_memory
@@ -209,8 +211,8 @@ def assemble(
         terms: of the federation that this process is a party of: they hold the plan.
 
     Raises:
-        UserError: for an impossible plan, more owners than groups, unreadable records, a model that mixes records, an
-            impossible evaluation.
+        UserError: for an impossible plan, more owners than groups, starting weights that are not there or do not fit,
+            unreadable records, a model that mixes records, an impossible evaluation.
     """
     # On GPUs TF32 rounds products in convolutions to 11 bits, so that a norm and the gradient that it clips, which different
     # operations compute, could differ by a thousandth.
@@ -221,11 +223,12 @@ def assemble(
     tokenizer = tokenizer_for(config.model)
     preprocessing = preprocessing_of(config)
     watcher.note("building the model")
+    fresh = randomness is not None
+    start = starting_weights(config) if fresh else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
-        model = build_model(
-            config.model, config.objective, config.adaptation, image_size(config), load_weights=randomness is not None
-        )
+        model = build_model(config.model, config.objective, config.adaptation, image_size(config), fresh, start)
+    add_centres(model, config)
     validate(model)
     method, engine = method_named(config.bounding.method), config.bounding.engine
     if not method.picks_engine:
@@ -251,7 +254,7 @@ def assemble(
         plan.require_finite()
     refuse_many_owners(plan, owners)
     tasks_of(store, config)
-    public = public_records_of(config, store)
+    public = public_records_of(config, store, import_progress(watcher, "public records"))
     sharded = config.training.sharding != "none"
     model.to("cpu" if sharded else device)
     views = ImageViews(config.views, preprocessing)
@@ -263,6 +266,6 @@ def assemble(
 
 def _source(config: Config) -> str:
     data = config.data
-    if data.source == "shapes":
-        return f"{data.records:,} generated shapes"
+    if data.source in ("shapes", "procedural"):
+        return f"{data.records:,} {'generated shapes' if data.source == 'shapes' else 'procedural images'}"
     return f"{data.source} at {data.path}" if data.path else data.source

@@ -15,9 +15,11 @@ from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee
+from dpfed.runs.origin import origin_of
 from dpfed.runs.provenance import began, environment
 from dpfed.runs.remarks import say_what_is_trained
 from dpfed.runs.resolution import resolve, settle
+from dpfed.runs.starts import refuse_start
 from dpfed.training.trainer import InProcess, Transport
 from dpfed.training.worker import GroupObserver
 
@@ -83,12 +85,16 @@ def begin(
     """
     RunDirectory.refuse_unusable(folder)
     randomness = randomness or secret_of(config)
+    refuse_start(config)
     if terms is None:
         foresee(config, owners=owners)  # before anything that takes seconds
     parts = assemble(resolve(config, watcher), randomness, watcher, owners=owners, terms=terms)
     refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
     say_what_is_trained(parts, watcher)
-    files = {RunDirectory.PROVENANCE: began(parts.store, parts.config.data, parts.public), **(files or {})}
+    files = {
+        RunDirectory.PROVENANCE: began(parts.store, parts.config.data, parts.public, origin_of(parts.config)),
+        **(files or {}),
+    }
     if terms:
         files[RunDirectory.TERMS] = terms.text
     return Job(RunDirectory.create(folder, parts.config, randomness, files), parts, randomness)

@@ -13,10 +13,11 @@ import torch
 from dpfed import __version__
 from dpfed.evaluation.suite import tasks_of
 from dpfed.federation.papers import facts_of_federation, terms_of
+from dpfed.models.folder import weights_digest
 from dpfed.models.summary import Trained, trained_part
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.report.card import is_void, privacy_card
+from dpfed.report.card import card_digest, is_void, privacy_card
 from dpfed.report.facts import CardFacts
 from dpfed.report.gallery import Gallery, build_gallery
 from dpfed.report.html import write_report
@@ -37,6 +38,7 @@ from dpfed.runs import provenance
 from dpfed.runs.assembly import Components
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES, uses_labelled_bank
+from dpfed.runs.origin import with_origin
 from dpfed.runs.view import RunView
 
 _IMAGE = "one record: an image"
@@ -79,7 +81,7 @@ def write_outcome(run: RunDirectory, parts: Components, ledger: Ledger) -> None:
         gallery.write(run.gallery)
     facts = facts_of_run(run, parts, ledger)
     results = results_of_run(run, parts, ledger, facts)
-    _write_papers(run, facts, results)
+    _write_papers(run, facts, results, ledger)
     run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
 
 
@@ -89,20 +91,23 @@ def rewrite_papers(run: RunDirectory, parts: Components, results: dict[str, Any]
     Args:
         run: locked by the caller.
         parts: of the run; what they say of the evaluation may be other than the run's own.
-        results: what results.json holds, or will hold.
+        results: what results.json holds, or will hold; it gets the ledger's hash.
     """
     ledger, own = Ledger.open(run.ledger), run.config()
     config = parts.config.model_copy(update={"evaluation": own.evaluation})
     parts = dataclasses.replace(parts, config=config, plan=ledger.plan, terms=terms_of(run))
-    _write_papers(run, facts_of_run(run, parts, ledger, results["evaluations"]), results)
+    results.setdefault("run", {"id": run.identity[:16]})["ledger"] = ledger.head
+    _write_papers(run, facts_of_run(run, parts, ledger, results["evaluations"]), results, ledger)
 
 
-def _write_papers(run: RunDirectory, facts: CardFacts, results: dict[str, Any]) -> None:
+def _write_papers(run: RunDirectory, facts: CardFacts, results: dict[str, Any], ledger: Ledger) -> None:
+    """Writes card and report, and into the ledger which card that is: `dpfed privacy verify` holds them against each other."""
     card = privacy_card(facts)
     run.write(run.card if facts.sound else run.no_card, card)
     gallery = Gallery.read(run.gallery) if run.gallery.is_dir() else None
     config = run.config()
     write_report(run.report, [RunView(config.name, str(run.path), config.dump(), results, run.metric_lines(), card, gallery)])
+    ledger.note_papers(card_digest(card), weights_digest(run.model))
 
 
 def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluations: Sequence[dict[str, Any]] = ()) -> CardFacts:
@@ -124,8 +129,10 @@ def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluatio
     if parts.terms:
         facts = facts_of_federation(facts, run, parts.terms)
     institutions = parts.terms is not None and not run.simulation.is_file()
+    facts = with_origin(facts, (run.provenance or {}).get("start"))
     made = provenance.rows(run.identity, run.provenance, federation=institutions)
-    return dataclasses.replace(facts, provenance=tuple(made))
+    proof = ((provenance.LEDGER, ledger.head), (provenance.MODEL, weights_digest(run.model)))
+    return dataclasses.replace(facts, provenance=(*made, *proof))
 
 
 def _evaluations(run: RunDirectory) -> list[dict[str, Any]]:
@@ -161,7 +168,7 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
     }
     privacy = {name: None if value == math.inf else value for name, value in privacy.items()}  # JSON has no infinity
     versions = {"dpfed": __version__, "torch": torch.__version__}
-    made = {"id": run.identity[:16], **(run.provenance or {})}
+    made = {"id": run.identity[:16], "ledger": ledger.head, **(run.provenance or {})}
     return {
         "name": parts.config.name,
         "privacy": privacy,

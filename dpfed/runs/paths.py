@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from dpfed.config import Config
 from dpfed.config.effects import without_effect
+from dpfed.config.sections import PROCEDURAL
 from dpfed.config.shipped import find_tower
 from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.places import is_url, path_of
@@ -23,6 +25,8 @@ def with_absolute_paths(config: Config) -> Config:
         model = model.model_copy(update={"weights": str(Path(model.weights).expanduser().resolve())})
     if model.anchors is not None:
         model = model.model_copy(update={"anchors": str(Path(model.anchors).expanduser().resolve())})
+    if model.start is not None and model.start != PROCEDURAL:
+        model = model.model_copy(update={"start": os.path.abspath(os.path.expanduser(model.start))})
     name = model.architecture or ""
     if name.startswith(LOCAL_DIR) or (name.endswith(".json") and find_tower(name) is None):
         prefix = LOCAL_DIR if name.startswith(LOCAL_DIR) else ""

@@ -11,6 +11,7 @@ from dpfed.runs import resuming
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import refuse_sharding
 from dpfed.runs.job import begin, check
+from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.running import run_job
 
 
@@ -43,6 +44,7 @@ def pretrain(
     refuse_sharding(config)
     if not RunDirectory.unused(folder):
         return resuming.resume(folder, watcher)
+    make_start_if_wanted(config, watcher)
     job = begin(config, folder, watcher)
     with job.run.locked():
         return run_job(job, watcher)

@@ -18,29 +18,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfed import __version__
+from dpfed.runs import origin
 
 if TYPE_CHECKING:
     from dpfed.config import DataConfig
     from dpfed.data.store.records import RecordStore
 
 _PACKAGES = ("torch", "numpy", "dp-accounting")
-_GENERATED = ("shapes",)
+_SETTINGS = {"shapes": ("records", "half"), "procedural": ("records",)}  # of generated records
 _ID_CHARACTERS = 16
+LEDGER, MODEL = (
+    "Hash of the ledger",
+    "SHA-256 of the model's weights",
+)  # rows of the card, which `dpfed.runs.verification` reads
 NO_DURATION = "not written: how long a step takes depends on which records it drew, and no epsilon covers that"
 
 
-def began(store: RecordStore, config: DataConfig, public: RecordStore | None = None) -> str:
+def began(
+    store: RecordStore, config: DataConfig, public: RecordStore | None = None, start: dict[str, Any] | None = None
+) -> str:
     """What a run writes of itself when it begins: the text of its ``provenance.json``.
 
     Args:
         store: the records.
         config: says what they are.
         public: the public records that join every group, if any do.
+        start: what is known of the starting weights (`dpfed.runs.origin.origin_of`), if there are any.
     """
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     facts = {"began": day, "data": data_facts(store, config), "environments": [environment()]}
     if public is not None:
         facts["public"] = {"name": public.name, "records": public.training_records, "fingerprint": public.contents}
+    if start is not None:
+        facts["start"] = start
     return json.dumps(facts, indent=1) + "\n"
 
 
@@ -93,7 +103,8 @@ def hardware() -> str:
 
 def data_facts(store: RecordStore, config: DataConfig) -> dict[str, Any]:
     """Which records: name, fingerprint, and, of generated ones, their settings."""
-    settings = {"records": config.records, "half": config.half} if config.source in _GENERATED else None
+    names = _SETTINGS.get(config.source)
+    settings = names and {name: getattr(config, name) for name in names}
     keyed = store.contents_key is not None
     # A plain hash of records that somebody has declared private since would be an exact function of them.
     fingerprint = store.contents if keyed or store.public else None
@@ -125,6 +136,8 @@ def rows(identity: str, facts: dict[str, Any] | None, federation: bool = False) 
     if public := facts.get("public"):
         yield "Public records in every group", f"of {public['name']}, {public['records']:,} records"
         yield "Their fingerprint", f"{public['fingerprint']} (`dpfed data inspect STORE --check` computes it again)"
+    if start := facts.get("start"):
+        yield from origin.rows(start)
     for number, made in enumerate(facts["environments"]):
         suffix = " (resumed)" if number else ""
         versions = ", ".join(f"{package} {version}" for package, version in made["versions"].items())

@@ -23,17 +23,18 @@ def records_of(config: Config, progress: Progress | None = None, owner: int = 0,
     return open_records(config.data, progress, owner, owners, preprocessing_of(config).interpolation)
 
 
-def public_records_of(config: Config, private: RecordStore) -> RecordStore | None:
+def public_records_of(config: Config, private: RecordStore, progress: Progress | None = None) -> RecordStore | None:
     """Opens the public records that join every group, where the method has any; see `open_public`.
 
     Args:
         config: settled.
         private: the open records of the run.
+        progress: called while records are generated.
     """
     if not method_named(config.bounding.method).public_records:
         return None
     wanted = preprocessing_of(config).interpolation
-    return open_public(config.public, config.data, private, config.model.reads_text, wanted)
+    return open_public(config.public, config.data, private, config.model.reads_text, wanted, progress)
 
 
 def public_digest(config: Config) -> str | None:

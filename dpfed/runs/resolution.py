@@ -1,8 +1,8 @@
 """Where a configuration is completed: `resolve` makes every choice that the user left open, once.
 
 `settle` makes those that are the same on every machine: paths, image size, the way to make images square, a loss's bias, what
-of an image tower is trained, the digests of an architecture and of public records. `resolve` also makes the machine's: device
-and engine.
+of an image tower is trained, the digests of an architecture, of starting weights and of public records. `resolve` also makes
+the machine's: device and engine.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dpfed.config.resolved import ResolvedConfig
 from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
 from dpfed.models.building import build_model, default_size, image_size, preprocessing_of, tokenizer_for
+from dpfed.models.centres import add_centres
+from dpfed.models.starting import MissingStart
 from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.models.validation import validate
 from dpfed.privacy.method import method_named
@@ -23,6 +25,7 @@ from dpfed.progress import Silent, Watcher
 from dpfed.runs.dummy_batch import dummy_batch
 from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.records import public_digest
+from dpfed.runs.starts import starting_weights
 from dpfed.training.memory import require_memory
 
 
@@ -53,21 +56,41 @@ def settle(config: Config) -> Config:
     """The configuration with the choices made that do not depend on the machine, such as those of a federation's terms.
 
     Raises:
-        UserError: for an unknown architecture, or one that has changed since the run was started.
+        UserError: for an unknown architecture, or what has changed since the run was started: an architecture, starting
+            weights or public records.
     """
-    config = with_absolute_paths(config)
-    size, objective, model = config.data.size or default_size(config.model), config.objective, config.model
+    config, objective = settle_model(with_absolute_paths(config)), config.objective
+    model = config.model
     chosen: dict[str, object] = {}
     if objective.loss.bias is not None and objective.bias is None:
         chosen["bias"] = objective.loss.bias(method_named(config.bounding.method).contrasted(config))
     return _with(
         config,
-        data={"size": size, "resize": preprocessing_of(config).resize},
+        data={"resize": preprocessing_of(config).resize},
         objective=chosen,
-        model={"digest": _digest(model)},
+        model={"start_digest": _start_digest(config)},
         adaptation={"image": config.adaptation.of_images(model.kind)} if model.external else {},
         public={"digest": public_digest(config)},
     )
+
+
+def settle_model(config: Config) -> Config:
+    """The configuration with the size of its images and the digest of its open_clip or timm architecture.
+
+    Raises:
+        UserError: see `settle`.
+    """
+    size = config.data.size or default_size(config.model)
+    return _with(config, data={"size": size}, model={"digest": _digest(config.model)})
+
+
+def _start_digest(config: Config) -> str | None:
+    """Of the starting weights: a run must not go on with others. Once it has a checkpoint it can do without the file."""
+    try:
+        found = starting_weights(config)
+    except MissingStart:
+        return config.model.start_digest
+    return None if found is None else found.digest
 
 
 def _with(config: Config, **sections: dict[str, object]) -> Config:
@@ -94,6 +117,7 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
     require_memory(config, device)
     with torch.random.fork_rng(devices=[]):
         model = build_model(config.model, config.objective, config.adaptation, image_size(config), load_weights=False)
+        add_centres(model, config)
     validate(model)
     plan, tokenizer = PrivacyPlan.sketch(config), tokenizer_for(config.model)
     batch = dummy_batch(config, plan, tokenizer, device)

@@ -18,6 +18,7 @@ from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, alone
+from dpfed.runs.origin import runs_of
 from dpfed.runs.outcome import write_outcome
 from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator, StepSummary
@@ -83,7 +84,7 @@ def run_job(
         # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
         untrained = _untrained_again(parts, checkpoints) if untrained is None else untrained
         _record(run, [figure.compared(untrained) for figure in trained], watcher)
-        save_encoder(run.model, parts.model, config)
+        save_encoder(run.model, parts.model, config, runs_of(run, parts, ledger))
         write_outcome(run, parts, ledger)
     run.forget_key()
     return run

@@ -30,6 +30,7 @@ from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee, refuse_place, refuse_sharding
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resuming import resume
+from dpfed.runs.starts import refuse_start
 from dpfed.runs.view import RunView
 from dpfed.schema.wording import has_control_characters, shown
 
@@ -96,6 +97,7 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
             refuse_place(target / name)
             refuse_sharding(config)
             foresee(config)
+            refuse_start(config)
     advance = watcher.stage("runs", len(asked.configs))
     runs = []
     for name, config in asked.configs.items():

@@ -97,7 +97,8 @@ class RunView:
             code += " (changed)"
         mark = made["data"]["fingerprint"]
         data = f"{made['data']['name']} ({mark})" if mark else made["data"]["name"]
-        return f"{data} · run {made['id']} · began {made['began']} · {code} · {last['hardware']}"
+        ledger = f" · ledger {made['ledger']}" if "ledger" in made else ""
+        return f"{data} · run {made['id']}{ledger} · began {made['began']} · {code} · {last['hardware']}"
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -176,7 +177,11 @@ def _is_provenance(made: Any) -> bool:
         return True
     try:
         data, last = made.get("data"), (made.get("environments") or [None])[-1]
-        texts = [made["id"], *([made["began"], data["name"], last["versions"]["dpfed"], last["hardware"]] if data else [])]
+        texts = [
+            made["id"],
+            made.get("ledger", ""),
+            *([made["began"], data["name"], last["versions"]["dpfed"], last["hardware"]] if data else []),
+        ]
         optional = [data["fingerprint"], last["commit"]] if data else []
     except (AttributeError, LookupError, TypeError):
         return False

@@ -16,6 +16,7 @@ from dpfed.config import Config
 from dpfed.config.sections import ModelConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model, image_size
+from dpfed.models.centres import add_centres
 from dpfed.privacy.method import method_named
 
 _FURTHER_COPIES = 3  # of the trained parameters: one group's gradient, their sum, the optimizer's moments
@@ -94,6 +95,7 @@ def _count(config: Config) -> tuple[int, int, float]:
     size = image_size(config)
     with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
         model = build_model(config.model, config.objective, config.adaptation, size, load_weights=False)
+        add_centres(model, config)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         for module in model.modules():

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from dpfed.audit import membership
 from dpfed.audit.membership import audit_membership
 from dpfed.audit.sides import Sides
 from dpfed.audit.signals import REFERENCES
@@ -56,6 +57,15 @@ def test_the_file_is_for_its_owner_only_and_the_card_says_so_once(audit, at_chan
     audit_membership(run.path, records=200)
     card = run.card.read_text()
     assert card.count("dpfed audit") == 1 and card.startswith("# Privacy card of audited\n")
+
+
+def test_the_card_is_written_by_one_process_at_a_time(run, at_chance, monkeypatch):
+    monkeypatch.setattr(membership, "_WAIT", 0.0)
+    monkeypatch.setattr(membership, "attack_all", lambda *_: [])
+    before = run.card.read_bytes()
+    with RunDirectory.open(run.path).locked(), pytest.raises(UserError, match="in use"):
+        audit_membership(run.path, records=200)
+    assert run.card.read_bytes() == before
 
 
 def test_the_file_holds_figures_and_nothing_about_any_record(audit, shapes):

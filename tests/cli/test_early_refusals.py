@@ -129,6 +129,10 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path):
         ["pretrain", "quickstart", "--set", "data.source=folder", "--set", "data.path=nowhere", "--run", "run"],
         ["pretrain", "quickstart", "--set", "data.source=scenes", "--run", "run"],
         ["resume", "nowhere"],
+        ["pretrain", "quickstart", "--set", "model.start=nowhere", "--run", "run"],
+        ["start", "quickstart", "--set", "model.widht=16"],
+        ["start", "--set", "privacy.steps=3"],
+        ["start", "cuhk-pedes", "--set", "model.architecture=local-dir:x", "--set", "model.weights="],
     ):
         started = time.monotonic()
         ended = subprocess.run(

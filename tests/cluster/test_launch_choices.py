@@ -1,6 +1,7 @@
 """What the launcher chooses and refuses before it starts anything; no Ray is started here."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,7 @@ from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.resolution import settle
+from dpfed.runs.resolution import resolve, settle
 
 CPU, GPU = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}
 COPY = "/tmp/ray/session/runtime_resources/working_dir_files/_ray_pkg_1"
@@ -84,3 +85,55 @@ def test_a_worker_that_does_not_see_the_shared_storage_begins_nothing(tmp_path, 
     with process_group(), pytest.raises(UserError, match="does not see"):
         work(task, Silent())
     assert not (tmp_path / "here").exists()
+
+
+def test_rank_0_holds_the_run_whether_it_begins_it_or_goes_on_with_it(tmp_path, tiny_config, monkeypatch):
+    from cluster import work
+    from cluster.torchrun import process_group
+
+    task, held = Task(tmp_path / "run", tiny_config, resume=True), []
+
+    def run_job(job, *_):
+        with pytest.raises(UserError, match="in use"), RunDirectory.open(task.folder).locked():
+            pass
+        held.append(job)
+        raise UserError("that is all")
+
+    monkeypatch.setattr(work, "run_job", run_job)
+    for _ in range(2):
+        with process_group(), pytest.raises(UserError, match="that is all"):
+            work.work(task, Silent())
+    assert len(held) == 2
+
+
+def test_a_worker_in_trouble_names_no_record_to_the_others(tmp_path, tiny_config, monkeypatch):
+    from cluster import work
+
+    class Link:
+        rank, size, told = 1, 2, []
+        messages = iter([resolve(tiny_config).dump().encode(), b"", bytes(32)])  # configuration, identity, the owners' key
+
+        def broadcast(self):
+            return next(self.messages)
+
+        def agree(self, mark, trouble):
+            self.told.append(trouble)
+
+        def announce(self, step):
+            return None
+
+    def assemble(*_, **__):
+        raise UserError("the image of 'patient 4711' cannot be decoded", "an image cannot be decoded")
+
+    monkeypatch.setattr(work, "assemble", assemble)
+    work._follow(Link(), tmp_path / "run")
+    assert Link.told == ["an image cannot be decoded"]
+
+
+def test_workers_agree_on_the_plan_and_on_the_records():
+    from cluster.work import _mark
+
+    def mark(plan, store):
+        return _mark(SimpleNamespace(plan=SimpleNamespace(fingerprint=plan), store=SimpleNamespace(fingerprint=store)))
+
+    assert len({mark("a", "b"), mark("a", "c"), mark("d", "b")}) == 3 and mark("a", "b") == mark("a", "b")

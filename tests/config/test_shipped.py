@@ -114,7 +114,7 @@ def test_what_is_shipped_says_what_it_is_and_what_it_needs():
     told = {entry.name: entry for entry in entries}
     for name, entry in told.items():
         config = load_config(name)
-        assert ("data.path" in entry.needs) == (config.data.source != "shapes"), name
+        assert ("data.path" in entry.needs) == (config.data.source not in ("shapes", "procedural")), name
         assert "your copy" not in entry.needs, f"{name} does not say what DIR is"
         assert ("dpfed[clip]" in entry.needs) == (config.model.kind == "open_clip")
     assert (told["quickstart"].epsilon, told["quickstart"].needs) == ("8.00", "nothing")

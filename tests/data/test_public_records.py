@@ -1,5 +1,6 @@
 """Which public records join a group, and which public sets are refused."""
 
+import io
 import json
 import re
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from PIL import Image
 
 from dpfed.config import PublicConfig, parse_config
 from dpfed.data.generated.shapes import shapes_store, write_shapes
@@ -19,7 +21,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
-from dpfed.runs.records import records_of
+from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.resolution import resolve, settle
 
 RANDOMNESS = Randomness.from_seed(2)
@@ -188,6 +190,45 @@ def test_stores_share_images_only_where_the_bytes_are_the_same(tmp_path, shapes,
     assert not share_images(one, shapes)  # of another size
 
 
+@pytest.mark.parametrize("shared", range(3))
+def test_original_files_of_any_length_are_compared(tmp_path, shared):
+    """An image file is as long as it is rich: each length must be looked at."""
+    random = np.random.default_rng(0)
+    pictures = [random.integers(0, 2**bits, (24, 24, 3), dtype=np.uint8) for bits in (1, 4, 8, 2, 6, 7)]
+
+    def files(name, numbers):
+        with StoreWriter(tmp_path / name, name=name, kind="image") as writer:
+            for number in numbers:
+                content = io.BytesIO()
+                Image.fromarray(pictures[number]).save(content, "PNG")
+                writer.add(RecordInput(f"{name}/{number}", content.getvalue()))
+        return RecordStore.open(tmp_path / name)
+
+    public, private = files("public", (0, 1, 2)), files("private", (3, shared, 4, 5))
+    assert share_images(public, private) and not share_images(public, files("others", (3, 4, 5)))
+
+
+def test_squares_that_were_not_made_as_the_model_wants_them_are_refused(tiny_public, tmp_path):
+    random = np.random.default_rng(0)
+    with StoreWriter(tmp_path / "squares", name="squares", kind="image-text", size=16, public=True) as writer:
+        for number in range(8):
+            image = random.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+            writer.add(RecordInput(str(number), image, ("a caption",)))
+    assert RecordStore.open(tmp_path / "squares").resized
+    assert assembled(tiny_public, tmp_path / "squares").public is not None
+    tiny_public["data"]["resize"] = "pad"
+    with pytest.raises(UserError, match="squares .*resize 'pad'"):
+        assembled(tiny_public, tmp_path / "squares")
+
+
+def test_a_store_that_was_exchanged_after_the_run_was_settled_is_not_opened(tiny_public, public_store, tmp_path, shapes):
+    settled = settle(parse_config(tiny_public))
+    other = stored(tmp_path / "other", range(8))
+    moved = settled.public.model_copy(update={"path": str(other.path)})
+    with pytest.raises(UserError, match="not those that were agreed on"):
+        open_public(moved, settled.data, shapes, True, "bicubic")
+
+
 def test_generated_public_records_are_no_others(tmp_path):
     private = shapes_store(64, tmp_path, test=10)
     config = PublicConfig(source="shapes", generated=64, records=3)
@@ -203,3 +244,18 @@ def test_generated_public_records_are_no_others(tmp_path):
 def test_a_run_without_public_contrast_reads_no_public_records(tiny):
     config = parse_config(tiny)
     assert settle(config).public == config.public and records_of(settle(config)) is not None
+
+
+def test_procedural_public_records_have_the_size_of_the_run_and_are_no_records_of_it(tmp_path):
+    tree = {
+        "data": {"source": "procedural", "records": 32, "size": 16, "stores": str(tmp_path)},
+        "model": {"kind": "image-text", "width": 8},
+        "bounding": {"method": "public"},
+        "public": {"source": "procedural", "generated": 20},
+        "privacy": {"epsilon": 4.0, "batch": 8, "steps": 2},
+    }
+    config = settle(parse_config(tree))
+    private = records_of(config)
+    public = public_records_of(config, private)
+    assert public.public and public.size == private.size == 16 and public.training_records == len(public) == 20
+    assert not share_images(public, private) and public_fingerprint(config.public) is None

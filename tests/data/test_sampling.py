@@ -72,13 +72,14 @@ def test_every_record_is_drawn_with_probability_q_independently():
     assert sizes.var() == pytest.approx(400 * 0.3 * 0.7, rel=0.2)
 
 
-def test_groups_are_chosen_uniformly_and_independently():
+@pytest.mark.parametrize("owned", [20, 7, 1])
+def test_an_owners_groups_are_chosen_uniformly_and_independently(owned):
     p, key = plan(records=20_000, batch=10_000, group_size=500), keys(20_000)
-    draw = draw_step(p, Randomness.from_seed(1), 0, np.arange(20_000), key, p.groups)
+    draw = draw_step(p, Randomness.from_seed(1), 0, np.arange(20_000), key, owned)
     sizes = np.diff(draw.starts)
-    assert len(sizes) == p.groups == 20
-    assert scipy.stats.chisquare(sizes).pvalue > 1e-4
-    again = draw_step(p, Randomness.from_seed(1), 1, np.arange(20_000), key, p.groups)
+    assert p.groups == 20 and len(sizes) == owned
+    assert owned == 1 or scipy.stats.chisquare(sizes).pvalue > 1e-4
+    again = draw_step(p, Randomness.from_seed(1), 1, np.arange(20_000), key, owned)
     assert not np.array_equal(draw.indices, again.indices)
 
 
@@ -102,7 +103,9 @@ def test_an_empty_step_and_an_owner_without_groups_are_steps():
     p, key = PrivacyPlan(1000, 1, 1, 1.0, 10, 1.0, 1e-5), keys(5)
     sizes = [len(draw_step(p, Randomness.from_seed(0), step, np.arange(5), key, 1).indices) for step in range(50)]
     assert 0 in sizes
-    assert len(draw_step(p, Randomness.from_seed(0), 0, np.arange(5), key, 0)) == 0
+    for owned in (p, PrivacyPlan(5, 5, 1, 1.0, 10, 1.0, 1e-5)):  # the second draws every record
+        idle = draw_step(owned, Randomness.from_seed(0), 0, np.arange(5), key, 0)
+        assert len(idle) == len(idle.indices) == 0
     assert len(draw_step(p, Randomness.from_seed(0), 0, np.arange(0), key[:0], 1)) == 0
 
 

@@ -41,7 +41,11 @@ def test_what_a_killed_process_left_is_replaced_with_its_permissions(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("write", [write_atomically, create_file])
+def write_by_a_function(path, content, mode):
+    write_atomically(path, lambda draft: draft.write_bytes(content), mode)
+
+
+@pytest.mark.parametrize("write", [write_atomically, write_by_a_function, create_file])
 @pytest.mark.parametrize("mode", [0o600, 0o666])
 def test_permissions_are_those_that_are_asked_for_less_the_umask(tmp_path, write, mode):
     before = os.umask(0o027)

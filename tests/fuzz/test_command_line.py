@@ -194,11 +194,11 @@ def test_anything_that_can_be_typed(effort, desk, bounded_memory) -> None:
             known = set(before)
             before.clear()  # so that one failure is not one of all commands that follow
             before.update({name: told for name, told in after.items() if name in known})
-            assert (code == 0 or _STOPPED in err) and _meant(words, changed), (words, sorted(changed))
             for name in set(after) - known:
                 shutil.rmtree(name) if Path(name).is_dir() and not Path(name).is_symlink() else Path(name).unlink(
                     missing_ok=True
                 )
+            assert (code == 0 or _STOPPED in err) and _meant(words, changed), (words, err, sorted(changed))
         for name in _MADE:
             shutil.rmtree(desk / name, ignore_errors=True)
             (desk / name).unlink(missing_ok=True) if not (desk / name).is_dir() else None
@@ -210,7 +210,8 @@ def _meant(words: list[str], changed: set[str]) -> bool:
     """Whether a command that worked may have changed these: what it made under a name that was typed, or a run's own files."""
     if words[0] in ("resume", "evaluate", "report", "audit"):
         return True
-    named = [word.rstrip("/") for word in words[1:] if word]
+    typed = [part for word in words[1:] for part in (word, word.partition("=")[2].strip("'\""))]  # also --set data.stores='a'
+    named = [word.rstrip("/") for word in typed if word]
     return all(any(f"/{name}" in f"{path}/" or path.endswith(name) for name in named) for path in changed)
 
 

@@ -17,6 +17,7 @@ from dpfed.models.adapter_file import apply_adapters
 from dpfed.models.building import build_model, preprocessing_of
 from dpfed.models.folder import load_encoder, save_encoder
 from dpfed.models.lora import merged_state
+from dpfed.models.starting import find_start
 from dpfed.models.summary import trained_part
 from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.models.validation import check_independence, random_group, validate
@@ -67,6 +68,24 @@ def test_a_saved_encoder_is_the_same_in_stock_timm(case, tmp_path):
         assert torch.allclose(loaded.features(images), model.features(images), atol=1e-5)
         assert torch.allclose(loaded.embed_images(images), model.embed_images(images), atol=1e-5)
     assert model.features(images).shape == (2, stock.num_features)
+
+
+@pytest.mark.parametrize("case", ["ViT", "two towers", "BYOL", "BYOL, adapted"])
+def test_a_saved_model_is_a_start_for_all_of_another_one(case, tmp_path):
+    config = config_of(**CASES[case])
+    first = model_of(config)
+    save_encoder(tmp_path, first, config)
+    config = settle(config.model_copy(update={"model": config.model.model_copy(update={"start": str(tmp_path)})}))
+    second = build_model(config.model, config.objective, config.adaptation, 32, start=find_start(tmp_path)).eval()
+    images = torch.randn(3, 3, 32, 32)
+    assert torch.allclose(first.embed_images(images), second.embed_images(images), atol=1e-5)
+    assert any(name.endswith(".up") for name, _ in second.named_parameters()) == (config.adaptation.image == "lora")
+    if case == "BYOL, adapted":  # the target network follows the adapters from where they are
+        names = [name for name, _ in second.moving_weights()]
+        assert any(name.endswith(".up") for name in names) and set(names) <= {name for name, _ in second.named_buffers()}
+    (tmp_path / "head.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="model.start: .*head.safetensors is damaged"):
+        build_model(config.model, config.objective, config.adaptation, 32, start=find_start(tmp_path))
 
 
 def test_stock_timm_also_sees_the_same_pixels(tmp_path):
@@ -170,14 +189,6 @@ class TestWeights:
         images = torch.randn(2, 3, 32, 32)
         with torch.no_grad():
             assert torch.allclose(model.features(images), self.features_of(source, images), atol=1e-4)
-
-    def test_the_encoder_of_a_run_is_where_another_run_can_start(self, tmp_path):
-        config = config_of("test_convnext")
-        first = model_of(config)
-        save_encoder(tmp_path, first, config)
-        second = model_of(config_of("test_convnext", weights=str(tmp_path / "model.safetensors")), stir=False)
-        images = torch.randn(2, 3, 32, 32)
-        assert torch.allclose(first.features(images), second.features(images), atol=1e-6)
 
     def test_published_weights_are_fetched_by_timm_with_their_preprocessing(self, source, monkeypatch):
         fetched = []

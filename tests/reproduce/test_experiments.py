@@ -57,8 +57,11 @@ def test_methods_differ_in_their_method_and_rate_alone(shapes, tmp_path):
     assert set(rates["batch"]) > set(rates["group"]) and len(rates["group"]) == 1, "ours has more of a choice than the others"
     for tree in trees:
         tree.pop("name")
-        size = tree["bounding"].pop("group_size")
-        assert size == (4 if tree["bounding"].pop("method") in ("group", "none") else 16), "others have no groups"
+        size, public = tree["bounding"].pop("group_size"), tree.pop("public")
+        method, batch = tree["bounding"].pop("method"), tree["privacy"].pop("batch")
+        assert size == (4 if method in ("group", "none") else 16), "others have no groups"
+        assert batch * (1 + public["records"] * (method == "public")) == 2048, "a step is as many passes of the model"
+        assert method != "public" or (public["source"], public["half"]) == ("shapes", "first")
         tree["privacy"].pop("epsilon")
     assert all(tree == trees[0] for tree in trees)
 
@@ -79,7 +82,8 @@ def test_methods_are_compared_at_the_quickstart_s_batch_and_steps(shapes, tmp_pa
     for scale in ("cpu", "gpu"):
         for item in plan_runs(Request(chosen, DATA_SETS["shapes"], scale, (8.0,), None, shapes.path, False, tmp_path)):
             ours = item.config
-            assert (ours.privacy.batch, ours.privacy.steps) == (quickstart.privacy.batch, quickstart.privacy.steps)
+            passes = 1 + ours.public.records if ours.bounding.method == "public" else 1
+            assert (ours.privacy.batch * passes, ours.privacy.steps) == (quickstart.privacy.batch, quickstart.privacy.steps)
             assert (ours.data.source, ours.data.records) == (quickstart.data.source, quickstart.data.records)
             assert ours.bounding.clip_norm == 1.0
             assert ours.bounding.group_size == 4 or "bounding.group_size" in without_effect(ours)

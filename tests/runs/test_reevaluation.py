@@ -12,6 +12,7 @@ from dpfed.data.store.layout import HEADER
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.marks import LABELLED_BANK
+from dpfed.runs import reevaluation
 from dpfed.runs.assembly import Components
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
@@ -126,6 +127,16 @@ def test_no_figure_is_shown_where_the_mark_cannot_be_written(private, tmp_path, 
 
 
 @pytest.mark.slow
+def test_results_and_card_are_written_by_one_process_at_a_time(tiny_config, tmp_path, monkeypatch):
+    """Each adds to what it has read: the figures, or the mark, of one of two would be lost."""
+    run = pretrain(tiny_config, tmp_path / "run")
+    before = [run.results.read_bytes(), run.card.read_bytes()]
+    monkeypatch.setattr(reevaluation, "_WAIT", 0.0)
+    with RunDirectory.open(run.path).locked(), pytest.raises(UserError, match="in use"):
+        evaluate_run(run.path, tasks=["knn"])
+    assert [run.results.read_bytes(), run.card.read_bytes()] == before
+
+
 def test_an_audit_stays_on_the_card_that_a_later_evaluation_writes(private, tmp_path, monkeypatch):
     monkeypatch.setattr("dpfed.audit.sides._LEAST", 50)
     run = pretrain(parse_config(private), tmp_path / "run")

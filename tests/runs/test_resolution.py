@@ -44,6 +44,26 @@ def test_whole_batches_decide_the_odds_of_a_pair():
     assert settle(parse_config({**OPEN, "bounding": bounding})).objective.bias == -math.log(9)
 
 
+def test_the_public_records_of_a_group_decide_the_odds_of_a_pair():
+    public = {"bounding": {"method": "public", "microbatch": 10}, "public": {"source": "shapes", "records": 7}}
+    assert settle(parse_config({**OPEN, **public})).objective.bias == -math.log(7)
+
+
+@pytest.mark.parametrize("method", ["batch", "sample", "logit", "released", "dpcl"])
+def test_a_sharded_model_is_refused_to_methods_with_an_engine_of_their_own(method):
+    """It would be clipped group by group, whatever the method's sensitivity is."""
+    tree = {"bounding": {"method": method, "microbatch": 10}, "training": {"sharding": "fsdp"}, "privacy": OPEN["privacy"]}
+    with pytest.raises(UserError, match=f"training.sharding needs .* got '{method}'"):
+        resolve(parse_config({"model": OPEN["model"], **tree}))
+
+
+@pytest.mark.parametrize("engine", ["vmap", "layerwise"])
+def test_engines_that_know_no_bf16_are_refused_before_a_model_is_built(engine):
+    tree = {"bounding": {**OPEN["bounding"], "engine": engine}, "training": {"precision": "bf16", "device": "cpu"}}
+    with pytest.raises(UserError, match=engine):
+        resolve(parse_config({**OPEN, **tree}))
+
+
 def test_what_was_given_stays(tmp_path):
     """In every section; also where the machine, the architecture or the batch would have another answer."""
     tree = {

@@ -14,9 +14,15 @@ from safetensors.torch import load_file
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
+from dpfed.federation import simulation
+from dpfed.federation.simulated import Simulation
+from dpfed.federation.simulation import simulate
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs import pretraining, resuming
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
+from dpfed.runs.resolution import settle
 from dpfed.runs.resuming import resume
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
@@ -252,6 +258,51 @@ def test_two_processes_cannot_train_the_same_run(tiny_config, tmp_path, monkeypa
     interrupted(tiny_config, folder, monkeypatch)
     with RunDirectory.open(folder).locked(), pytest.raises(UserError, match="in use"):
         resume(folder)
+
+
+OTHERS = {
+    "data.size": 8,
+    "views.jitter": 0.25,
+    "model.width": 9,
+    "objective.temperature": 0.5,
+    "bounding.clip_norm": 2.0,
+    "privacy.steps": 7,
+    "optimizer.learning_rate": 0.5,
+    "training.keep": 5,
+    "evaluation.every": 1,
+}
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_a_run_goes_on_with_its_own_configuration_only(tiny, tmp_path, key):
+    run = RunDirectory.create(tmp_path / "run", settle(parse_config(tiny)), Randomness.from_seed(0))
+    section, name = key.split(".")
+    run.refuse_another(settle(parse_config(tiny)))
+    other = {**tiny, section: {**tiny.get(section, {}), name: OTHERS[key]}}
+    with pytest.raises(UserError, match=f"holds a run with {key} = .* now says {OTHERS[key]}"):
+        run.refuse_another(settle(parse_config(other)))
+
+
+@pytest.mark.parametrize("sites", [None, 3])
+def test_who_trains_a_run_holds_it_to_the_end(tiny_config, tmp_path, monkeypatch, sites):
+    """Whoever begins it, and whoever goes on with it: another process would draw and pay for the same steps."""
+    folder, held = tmp_path / "run", []
+
+    def run_job(job, *_):
+        with pytest.raises(UserError, match="in use"), RunDirectory.open(folder).locked():
+            pass
+        held.append(job)
+        raise Killed
+
+    for room in (pretraining, resuming, simulation):
+        monkeypatch.setattr(room, "run_job", run_job)
+    with pytest.raises(Killed):
+        simulate(tiny_config, folder, Simulation(sites=sites)) if sites else pretrain(tiny_config, folder)
+    with pytest.raises(Killed):
+        resume(folder)
+    assert len(held) == 2
+    with RunDirectory.open(folder).locked():  # who ended holds nothing
+        pass
 
 
 def test_a_run_directory_in_use_is_refused_and_untouched(tiny_config, tmp_path):

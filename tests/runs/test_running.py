@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 from dpfed.config import parse_config
+from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
+from dpfed.runs import assembly
 from dpfed.runs.assembly import assemble
 from dpfed.runs.job import begin
 from dpfed.runs.resolution import resolve
@@ -36,6 +39,21 @@ def test_initial_weights_follow_from_the_secret_and_touch_no_other_draw(tiny):
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(value, same[name]) for name, value in one.items())
     assert any(not torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_a_model_that_mixes_records_is_refused_before_any_record_is_read(tiny, monkeypatch):
+    build = assembly.build_model
+
+    def mixing(*arguments, **options):
+        model = build(*arguments, **options)
+        honest = model.forward
+        model.forward = lambda views: {name: z + 0.1 * z.mean(0) for name, z in honest(views).items()}
+        return model
+
+    monkeypatch.setattr(assembly, "build_model", mixing)
+    monkeypatch.setattr(assembly, "records_of", lambda *_: pytest.fail("records are read"))
+    with pytest.raises(UserError, match="mixes"):
+        assemble(resolve(parse_config(tiny)))
 
 
 def test_products_are_not_rounded_to_tf32(tiny, monkeypatch):

@@ -7,14 +7,17 @@ import pytest
 import torch
 
 from dpfed.config import parse_config
+from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.public_records import Companions
 from dpfed.data.sampling import StepDraw
 from dpfed.data.store.record import record_key
+from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training import worker as worker_room
 from dpfed.training.worker import Worker
+from tests.bounding.methods.test_public import added
 
 RANDOMNESS = Randomness.from_seed(5)
 
@@ -76,6 +79,63 @@ def test_random_records_move_the_sum_of_an_ordinary_model_by_c_at_most(tiny_publ
     parts = assemble(resolve(parse_config(tiny_public)), RANDOMNESS)
     found = moved(parts, 4)
     assert 0 < min(found) and max(found) <= parts.plan.sensitivity * (1 + 1e-6)
+
+
+class Seen:
+    """An engine that keeps the groups that it is given."""
+
+    name = "seen"
+
+    def __init__(self) -> None:
+        self.groups: list[dict[str, torch.Tensor]] = []
+        self.together: list[int] = []
+
+    def zeros(self):
+        return torch.zeros(1, dtype=torch.float64)
+
+    def add_clipped(self, batch, clip_norm, into):
+        self.groups += batch.groups()
+        self.together.append(len(batch.views["image"]))
+        return torch.zeros(0)
+
+    def finish(self, into):
+        return into
+
+
+@pytest.mark.parametrize("microbatch", [3, 32, 4096])
+def test_a_group_is_its_record_and_the_public_ones_that_its_key_chose(tiny_public, tmp_path, microbatch):
+    """Made one by one: neither the other groups nor the microbatches have a part in it, and held-out records none at all."""
+    write_shapes(tmp_path / "public", train=20, validation=10, test=10, seed=9)
+    tiny_public["bounding"]["microbatch"] = microbatch
+    tiny_public["public"] = {"path": str(tmp_path / "public")}
+    parts, step, cpu = assemble(resolve(parse_config(tiny_public)), RANDOMNESS), 3, torch.device("cpu")
+    seen = Seen()
+    parts.worker(RANDOMNESS, engine=seen).bounded_sum(step)
+    indices, keys = parts.store.split("train"), parts.store.keys
+    draw = worker_room.draw_step(parts.plan, RANDOMNESS, step, indices, keys[indices], parts.plan.groups)
+    own_views, public_views = parts.view_maker(), dataclasses.replace(parts, store=parts.public, public=None).view_maker()
+    companions, apart = Companions(public_views, parts.public.split("train"), 3), Randomness(RANDOMNESS.key("public"))
+    assert len(seen.groups) == len(draw) > 20
+    for group, found in enumerate(seen.groups):
+        own = own_views(draw.members(group), RANDOMNESS, step, cpu)
+        public = public_views(companions.of(keys[draw.members(group)], RANDOMNESS, step)[0], apart, step, cpu)
+        assert all(torch.equal(found[name], torch.cat([own[name], public[name]])) for name in ("image", "text"))
+    assert max(seen.together) <= max(microbatch, 4)  # public records take memory, too
+
+
+def test_a_workers_sum_is_that_of_its_records_own_terms(tiny_public):
+    """As autograd has it: what the public records say of each other is in no gradient, and takes no part of the clip norm."""
+    tiny_public["bounding"]["clip_norm"] = 0.5
+    tiny_public["public"] |= {"centring": 0.0}  # `tests/bounding/methods/test_public.py` has centres
+    parts, seen, expected = assemble(resolve(parse_config(tiny_public)), RANDOMNESS), Seen(), 0
+    parts.worker(RANDOMNESS, engine=seen).bounded_sum(0)
+    trained = TrainableVector(parts.model).parameters
+    for views in seen.groups:
+        loss = added("infonce", parts.model(views), 1, parts.model.temperature, None)
+        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, trained)]).double()
+        expected = expected + gradient * min(1.0, 0.5 / gradient.norm().item())
+    found = parts.worker(RANDOMNESS).bounded_sum(0).values
+    assert (found - expected).norm() <= 1e-3 * expected.norm()  # the clip norm leaves room for rounding
 
 
 def test_a_record_that_was_not_drawn_changes_nothing(parts):

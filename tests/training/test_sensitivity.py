@@ -9,7 +9,8 @@ import torch
 
 from dpfed.config import parse_config
 from dpfed.data.sampling import StepDraw
-from dpfed.data.store.record import record_key
+from dpfed.data.store.record import RecordInput, record_key
+from dpfed.data.store.writing import StoreWriter
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
@@ -27,6 +28,34 @@ def sums(parts, gone: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         one._indices, one._keys = kept, parts.store.keys[kept]
         results.append(one.bounded_sum(step).values.double())
     return results[0], results[1]
+
+
+def stored(shapes, indices, path):
+    """A configuration's path of a store that holds some of the training records, in their order."""
+    with StoreWriter(path, name="some", kind="image-text", size=shapes.size) as writer:
+        images = shapes.images(indices, shapes.size).permute(0, 2, 3, 1).contiguous().numpy()
+        for id_, image, captions in zip(shapes.ids(indices), images, shapes.captions(indices), strict=True):
+            writer.add(RecordInput(id_, image, tuple(captions)))
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["tiny", "tiny_public"])
+def test_stores_that_differ_by_a_record_give_sums_within_the_bound(kind, request, shapes, tmp_path):
+    """All of it, from the files on: no draw, view or companion of another record may follow from its place in the store."""
+    config, randomness, indices = request.getfixturevalue(kind), Randomness.from_seed(5), shapes.split("train")[:200]
+    config["privacy"] = {"noise_multiplier": 1.0, "accountant": "rdp", "batch": 60, "steps": 6}
+    config["bounding"] |= {"clip_norm": 0.01}
+    config["evaluation"] = {"split": "none"}
+
+    def parts_of(kept):
+        config["data"]["path"] = stored(shapes, kept, tmp_path / str(len(kept)))
+        return assemble(resolve(parse_config(config)), randomness)
+
+    whole = parts_of(indices)
+    gone = whole.worker(randomness)._drawn(0).indices.min()  # an early one: all others move up
+    fewer = dataclasses.replace(parts_of(np.delete(indices, gone)), plan=whole.plan, model=whole.model)
+    sums = [parts.worker(randomness).bounded_sum(0).values.double() for parts in (whole, fewer)]
+    assert 0 < (sums[0] - sums[1]).norm() <= whole.plan.sensitivity * (1 + 1e-6)
 
 
 def parts_with(tiny, **bounding):

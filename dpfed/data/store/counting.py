@@ -14,7 +14,7 @@ _TRAIN = 0  # in the index
 
 
 def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
-    """N of a configuration: of the configuration itself for generated shapes, of the index of a store on this machine.
+    """N of a configuration: of the configuration itself for generated records, of the index of a store on this machine.
 
     Nothing is imported, generated, copied or decoded.
 
@@ -28,9 +28,9 @@ def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
     Raises:
         UserError: for records that are not there, a damaged store, or units that the records do not name.
     """
-    if data.source == "shapes":
+    if data.source in ("shapes", "procedural"):
         if privacy.unit == "user":
-            raise no_units("shapes")
+            raise no_units(data.source)
         return data.records
     if is_url(given := given_path(data)):
         return None

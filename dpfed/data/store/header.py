@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dpfed.data.limits import LARGEST_SIDE, SMALLEST_SIDE
+
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -17,7 +19,7 @@ class _Strict(BaseModel):
 
 class _Images(_Strict):
     encoding: Literal["raw", "encoded"]
-    size: Annotated[int, Field(ge=1, lt=2**16)] | None = None
+    size: Annotated[int, Field(ge=SMALLEST_SIDE, le=LARGEST_SIDE)] | None = None
     resized: bool = False
 
     @model_validator(mode="after")

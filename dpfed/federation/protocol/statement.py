@@ -46,8 +46,12 @@ def statement(terms: Terms) -> Iterator[tuple[str, str]]:
     )
     if plan.method.public_records:
         public = terms.run_config().public
-        made = f"fingerprint {public.digest}" if public.digest else f"{public.generated:,} generated {public.source}"
+        kind = "procedural images" if public.source == "procedural" else public.source
+        made = f"fingerprint {public.digest}" if public.digest else f"{public.generated:,} generated {kind}"
         yield "public records", f"{public.records} join every group, of {made}"
+    model = terms.run_config().model
+    if model.start:
+        yield "starting weights", f"{model.start}, SHA-256 {model.start_digest}"
     yield "trust", str(terms.trust_model)
     if seen := message_epsilon(terms):
         yield "one message", seen

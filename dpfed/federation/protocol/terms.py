@@ -6,7 +6,6 @@ no data, no path. A site that joined them answers no other question.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -30,7 +29,7 @@ _Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
 _AGREED_DATA = ("size", "resize")
 # Of [model]: what they hold is compared, where they lie is each party's own matter.
-_FILES = ("architecture", "weights", "anchors")
+_FILES = ("architecture", "weights", "anchors", "start")
 
 
 class SiteCard(Section):
@@ -130,12 +129,11 @@ class Terms(Section):
         terms.trust_model  # noqa: B018 refuses numbers that cannot be
         config, sites = terms.run_config(), terms.sites
         counts = [(site.units or 0) if plan.unit == "user" else site.records for site in sites]
-        same = PrivacyPlan.from_config(plan.records, _without_calibration(config, plan))
-        same = dataclasses.replace(same, target_epsilon=config.privacy.epsilon)
-        kept = not plan.private or plan.target_epsilon is None or plan.epsilon() <= plan.target_epsilon * (1 + 1e-6)
-        _check(same == plan and kept, "the plan is not the configuration's")
+        _check(plan.is_of(config), "the plan is not the configuration's")
         unnamed = plan.method.public_records and config.public.source == "store" and config.public.digest is None
         _check(not unnamed, "the public records have no fingerprint")
+        unhashed = config.model.start is not None and config.model.start_digest is None
+        _check(not unhashed, "the starting weights have no digest")
         _check(all(counts) and sum(counts) == plan.records, "the sites' records do not add up to the plan's")
         _check([site.groups for site in sites] == plan.apportioned(counts), "the groups are not shared out by records")
         _check(plan.private or terms.trust == "central", "without privacy there is no noise to share out")
@@ -181,12 +179,6 @@ class Terms(Section):
         raise UserError(
             "this site is not in the terms: its key is not among them. Ask the coordinator for terms with its card."
         )
-
-
-def _without_calibration(config: Config, plan: PrivacyPlan) -> Config:
-    """What a plan follows from, with the noise given instead of searched for."""
-    given = {"epsilon": None, "noise_multiplier": plan.noise_multiplier if plan.private else None, "delta": plan.delta}
-    return config.model_copy(update={"privacy": config.privacy.model_copy(update=given)})
 
 
 def _without_folder(name: str | None) -> str | None:

@@ -62,7 +62,9 @@ def site_config(terms: Terms, settings: SiteSettings) -> Config:
     config = terms.run_config()
     data = DataConfig(source="store", path=settings.store, size=config.data.size, resize=config.data.resize)
     bounding = config.bounding if settings.engine == "auto" else config.bounding.model_copy(update={"engine": settings.engine})
-    files = {name: value for name in ("weights", "architecture", "anchors") if (value := getattr(settings, name))}
+    files = {name: value for name in ("weights", "architecture", "anchors", "start") if (value := getattr(settings, name))}
+    if "start" not in files and not _freezes(config):  # all weights come with every step
+        files |= {"start": None, "start_digest": None}
     model = config.model.model_copy(update=files)
     public = config.public if settings.public is None else config.public.model_copy(update={"path": settings.public})
     return config.model_copy(
@@ -75,3 +77,8 @@ def site_config(terms: Terms, settings: SiteSettings) -> Config:
             "evaluation": EvaluationConfig(split="none"),
         }
     )
+
+
+def _freezes(config: Config) -> bool:
+    """Whether weights of the model never change: they do not travel, so a site needs its own copy."""
+    return config.model.kind == "open_clip" and {config.adaptation.image, config.adaptation.text} != {"full"}

@@ -7,8 +7,10 @@ from dpfed.bounding.engines import ENGINES, GroupBatch, build_engine
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
+from dpfed.models.centres import add_centres
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives import OBJECTIVES, loss_of
+from dpfed.objectives.centring import centred
 from dpfed.privacy.plan import PrivacyPlan
 from tests.objectives.test_two_view_losses import ORACLES
 
@@ -99,10 +101,35 @@ def test_gradients_flow_through_public_records_and_their_own_terms_do_not_count(
     assert torch.allclose(loss_of(wanted, M)({"image": padded}, present, tau, bias), own, atol=1e-6)
 
 
+@pytest.mark.parametrize("objective", ["infonce", "vicreg"])
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_every_engine_clips_the_gradient_in_the_centres_too(objective, kind):
+    wanted, weight, clip_norm = ObjectiveConfig(name=objective), 0.3, 0.5
+    model, batch = build_model(MODELS[kind], wanted), batch_of(kind, (1, 3, 2))
+    add_centres(model, config(model=MODELS[kind].model_dump(exclude_none=True)))
+    torch.nn.init.normal_(model.centres.table.weight, std=0.1)
+    vector, expected = TrainableVector(model), 0
+    for group, count in enumerate((1, 3, 2)):
+        first, end = batch.starts[group : group + 2]
+        z = model({name: view[first:end] for name, view in batch.views.items()})
+        own = torch.arange(end - first) < count
+        centres = model.centres.table.weight.expand(end - first, -1)
+        moved, distance = centred(z, centres, own, torch.ones(end - first, dtype=torch.bool), OBJECTIVES[objective].unit_length)
+        loss = added(objective, moved, count, model.temperature, model.bias) + weight * distance
+        flat = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, vector.parameters)]).double()
+        expected = expected + flat * min(1.0, clip_norm / flat.norm().item())
+    assert expected[-model.centres.table.weight.numel() :].norm() > 0
+    for name in ENGINES:
+        into = vector.zeros()
+        build_engine(name, model, "fp32", loss_of(wanted, M, weight), 1 + M).add_clipped(batch, clip_norm, into)
+        assert (into - expected).norm() <= 1e-4 * expected.norm(), name
+
+
 def test_the_plan_has_sensitivity_c_and_as_many_groups_as_expected_records():
     plan = PrivacyPlan.from_config(1000, config(bounding={"method": "public", "clip_norm": 0.7}))
     assert (plan.sensitivity, plan.groups, plan.divisor, plan.group_size) == (0.7, 32, 32, 1)
     assert plan.noise_std == pytest.approx(0.7 * plan.noise_multiplier) and plan.options == {"public_records": 3}
+    assert PrivacyPlan.from_config(1000, config(public={**PUBLIC, "records": 5})).options == {"public_records": 5}
     group = PrivacyPlan.from_config(1000, config(bounding={"method": "group", "clip_norm": 0.7}, public={}))
     assert plan.noise_multiplier == group.noise_multiplier and plan.noise_std == group.noise_std / 2
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.record import RecordInput, record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
@@ -225,3 +226,14 @@ def test_a_file_that_rotted_is_named(tmp_path: Path, pictures) -> None:
     store.images([0], 8)
     with pytest.raises(UserError, match="rotten.jpg"):
         store.images([0, 1], 8)
+
+
+@pytest.mark.parametrize("size", [0, -1, 4097, 26_755, 2**31, 2**70, True, 8.0, "8"])
+def test_a_header_with_an_impossible_size_is_refused(tmp_path, size):
+    write_shapes(tmp_path / "store", train=16, validation=0, test=0)
+    place = tmp_path / "store" / "store.json"
+    header = json.loads(place.read_text())
+    header["images"]["size"] = size
+    place.write_text(json.dumps(header))
+    with pytest.raises(UserError, match="images.size"):
+        RecordStore.open(tmp_path / "store")

@@ -118,6 +118,16 @@ def test_views_repeat_within_a_step_and_change_between_steps():
         assert not torch.equal(first[kind], later[kind]) and not torch.equal(first[kind], other[kind])
 
 
+def test_the_image_views_of_a_record_are_drawn_independently_of_each_other():
+    store, rows = Store(range(400)), np.arange(400)
+    found = maker(store, views=ViewsConfig(flip=0.5))(rows, SECRET, 0, CPU)["image"]
+    plain = ImageViews(ViewsConfig()).plain(store.read(rows))
+    flipped = torch.stack([(view != plain).flatten(1).any(1) for view in found.unbind(1)])
+    assert torch.equal(found[flipped.T], plain[:, None].expand_as(found)[flipped.T].flip(-1))
+    assert all(150 < count < 250 for count in flipped.sum(1).tolist())
+    assert all(150 < (flipped[a] == flipped[b]).sum() < 250 for a, b in ((0, 1), (0, 2), (1, 2)))
+
+
 def test_images_are_those_that_are_read_for_the_rows():
     store = Store(range(6))
     indices = np.array([5, 1])

@@ -1,0 +1,66 @@
+"""`dpfed start`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dpfed.config import Config
+
+
+def start(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A TOML file, or a name. Default: a small CNN for images.", show_default=False),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as model.width=64.")
+    ] = None,
+) -> None:
+    """Make starting weights for a configuration's model, without any record.
+
+    The model is trained on procedural images, without noise: they are nobody's data, so the weights cost no privacy. Of the
+    configuration, the model, views, objective and size of images count. The rest is the recipe of `dpfed config show start`.
+    """
+    from dpfed.console.terminal import chosen_config, console, say, watching
+    from dpfed.runs.starts import RECIPE, recipe_for
+
+    loaded = chosen_config(config or Path(RECIPE), assignments)
+    recipe = recipe_for(loaded)
+    if config is None:
+        _refuse_another_recipe(loaded, recipe)
+    images = f"{recipe.privacy.steps:,} steps on {recipe.data.records:,} procedural images"
+    say(f"{loaded.name}: a start for its model, {images}; no record is read")
+    with watching() as watcher:
+        watcher.note("loading PyTorch")
+        from dpfed.runs.making import make_start
+
+        place, was_there = make_start(loaded, watcher)
+    given = config or "CONFIG"
+    for line in (
+        f"{place}" + (" (it was there already)" if was_there else ""),
+        f"[dim]to begin there:[/] dpfed pretrain {given} --set model.start=procedural",
+        f"[dim]elsewhere, copy the folder:[/] dpfed pretrain {given} --set model.start={place.name}",
+    ):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _refuse_another_recipe(given: Config, recipe: Config) -> None:
+    """Refuses changes of the shipped recipe, which a run with ``model.start = "procedural"`` would not find."""
+    from dpfed.config.dotted_keys import leaves
+    from dpfed.errors import UserError
+
+    own, made = leaves(given.model_dump()), leaves(recipe.model_dump())
+    if changed := [key for key in own if own[key] != made.get(key)]:
+        raise UserError(
+            f"{', '.join(changed)}: the recipe of procedural starts is fixed; `dpfed pretrain start --set ... --run DIR` "
+            "trains by another one, and model.start=DIR begins there."
+        )
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(start)

@@ -1,0 +1,86 @@
+"""A store of procedural images with captions: records that cost no privacy, because nobody's data is in them.
+
+The pictures are those of `dpfed.data.generated.dead_leaves`. Starting weights may be trained on them
+(`model.start = "procedural"`), and public records may come from them (`public.source = "procedural"`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dpfed.data.generated.dead_leaves import COLORS, SHAPES, TEXTURES, VERSION, draw
+from dpfed.data.store.record import SPLITS, RecordInput
+from dpfed.data.store.records import RecordStore, open_or_write
+from dpfed.data.store.writing import StoreWriter
+
+NAME = "procedural"
+LARGEST = 224  # pixels; larger images are scaled up from these
+_HELD_OUT = 1000
+_PROGRESS_EVERY = 100
+Progress = Callable[[int, int | None], None]
+
+
+def write_procedural(
+    path: str | Path, size: int, train: int, test: int, seed: int = 0, progress: Progress | None = None
+) -> None:
+    """Generates a store of procedural images.
+
+    A record is a function of the seed, its split and its number; how many others are generated does not matter. Within the test
+    split no two records have the same caption, so every caption has one right picture: a picture whose caption was there before
+    is left out, and its number with it.
+
+    Args:
+        path: the store to create.
+        size: side of the images, pixels.
+        train: number of training records.
+        test: number of test records.
+        seed: public; another one gives other records.
+        progress: called now and then with (records so far, of how many).
+
+    Raises:
+        UserError: when the store exists or cannot be written.
+    """
+    names = {"shape": SHAPES, "texture": TEXTURES, "color": tuple(COLORS)}
+    with StoreWriter(path, name=NAME, kind="image-text", size=size, public=True, label_names=names) as writer:
+        done = 0
+        for split, count in (("train", train), ("test", test)):
+            for record in _records(split, count, seed, size):
+                writer.add(record)
+                done += 1
+                if progress is not None and (done % _PROGRESS_EVERY == 0 or done == train + test):
+                    progress(done, train + test)
+
+
+def procedural_store(
+    records: int, folder: str | Path, size: int, test: int | None = None, seed: int = 0, progress: Progress | None = None
+) -> RecordStore:
+    """The procedural images, generated on first use.
+
+    Args:
+        records: number of training records.
+        folder: where the store is kept.
+        size: side of the images, pixels; above `LARGEST` the store has images of that side.
+        test: number of test records; default 1,000, but no more than training records.
+        seed: public; another one gives other records.
+        progress: called while they are generated.
+
+    Raises:
+        UserError: when the store cannot be written or is damaged.
+    """
+    side = min(size, LARGEST)
+    test = min(_HELD_OUT, records) if test is None else test
+    path = Path(folder) / f"{NAME}-v{VERSION}-{side}px-{records}-{test}{f'-seed-{seed}' * bool(seed)}"
+    return open_or_write(path, lambda target: write_procedural(target, side, records, test, seed, progress))
+
+
+def _records(split: str, count: int, seed: int, size: int) -> Iterator[RecordInput]:
+    number, given, seen = 0, 0, set()
+    while given < count:
+        picture = draw(seed, SPLITS.index(split), number, size)
+        if split == "train" or picture.caption not in seen:
+            seen.add(picture.caption)
+            labels = {"shape": picture.shape, "texture": picture.texture, "color": picture.color}
+            yield RecordInput(f"{split}/{number}", picture.pixels, (picture.caption,), labels, split)
+            given += 1
+        number += 1

@@ -1,0 +1,114 @@
+"""What a run starts from, without torch: its starting weights, and where the procedural ones of a model are kept.
+
+A procedural start is an ordinary run without privacy on procedural images, by the recipe that dpfed ships
+(``configs/start.toml``), with the model, views and objective of the configuration that it is for. It reads no record, and so
+costs no privacy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from dpfed.config import AdaptationConfig, Config, parse_config
+from dpfed.config.effects import effective
+from dpfed.config.sections import PROCEDURAL
+from dpfed.config.shipped import shipped_file
+from dpfed.config.toml_file import read_toml
+from dpfed.data.generated.dead_leaves import VERSION
+from dpfed.errors import UserError
+from dpfed.models.starting import MissingStart, StartingWeights, find_start
+
+RECIPE = "start"  # the shipped configuration
+_FOLDER = "starts"  # in data.stores
+_LOCAL_DIR = "local-dir:"
+
+
+def starting_weights(config: Config) -> StartingWeights | None:
+    """The weights that a configuration starts from; ``None``: random ones, or those of its open_clip or timm model.
+
+    Args:
+        config: whose model is settled (`dpfed.runs.resolution.settle_model`) if the start is procedural.
+
+    Raises:
+        MissingStart: if there are none where it says.
+        UserError: if they are those of another model, or have changed since the run was started.
+    """
+    if config.model.start is None:
+        return None
+    place: str | Path = config.model.start
+    if place == PROCEDURAL:
+        place = procedural_place(config)
+        if not place.exists():
+            raise MissingStart(f"model.start: the procedural start is not at {place}: `dpfed start CONFIG` makes it.")
+    found = find_start(place)
+    found.refuse_another_architecture(config)
+    if config.model.start_digest not in (None, found.digest):
+        raise UserError(
+            f"model.start: the weights in {found.path} are not those that the run (or the federation) was started with: "
+            "restore them, or start a new run."
+        )
+    return found
+
+
+def refuse_start(config: Config) -> None:
+    """Refuses starting weights that are not there, or not of the model, or that would give private records away.
+
+    Of a procedural start there is nothing to refuse: it is made if it is missing.
+
+    Raises:
+        UserError: see `starting_weights`; also for a run without a guarantee on records that are not public.
+    """
+    if config.model.start in (None, PROCEDURAL):
+        return
+    found = starting_weights(config)
+    assert found is not None
+    for run in found.trained or ():
+        if run["public"] is False and not run["guarantee"]:
+            raise UserError(
+                f"model.start: {found.path} was trained on records that are not marked public ('{run['data']}', run "
+                f"{run['run']}), and no privacy guarantee holds for them: nothing would protect them in a model that starts "
+                "there. Start from a private run, or from one on public records."
+            )
+
+
+def recipe_for(config: Config) -> Config:
+    """How the procedural start of a model is trained.
+
+    Args:
+        config: that it is for; its model (without weights), views, objective, size of images, device and stores are taken.
+
+    Raises:
+        UserError: for a model whose architecture brings its own weights.
+    """
+    if (config.model.architecture or "").startswith(_LOCAL_DIR):
+        raise UserError(
+            f"model.start = 'procedural': model.architecture = {config.model.architecture!r} brings its own weights: leave "
+            "model.start out, or give the architecture as a name or a JSON file."
+        )
+    recipe = parse_config(read_toml(shipped_file(RECIPE), "config"), RECIPE)
+    data = recipe.data.model_copy(update={"size": config.data.size, "stores": config.data.stores})
+    model = config.model.model_copy(update={"weights": None, "start": None, "start_digest": None})
+    training = recipe.training.model_copy(update={"device": config.training.device})
+    taken = {"views": config.views, "text_views": config.text_views, "objective": config.objective}
+    whole = AdaptationConfig(image="full", text="full")
+    changes = {"data": data, "model": model, "training": training, "adaptation": whole, **taken}
+    return effective(recipe.model_copy(update=changes))
+
+
+def procedural_place(config: Config) -> Path:
+    """The run's directory of a procedural start: in ``data.stores``, named by a hash of all that it depends on.
+
+    Args:
+        config: that it is for, its model settled (`dpfed.runs.resolution.settle_model`).
+    """
+    recipe = recipe_for(config)
+    if recipe.data.size is None:
+        raise ValueError("the size of the images is not settled")
+    # Not where files are, nor what computes: the digest of an open_clip architecture stands for its name.
+    apart = {"data": {"stores"}, "training": {"device"}, "model": {"architecture"}}
+    tree = recipe.model_dump(mode="json", exclude=apart, exclude_defaults=True)
+    tree = {name: section for name, section in tree.items() if section}  # a device that was chosen leaves an empty section
+    digest = hashlib.blake2b(json.dumps([VERSION, tree], sort_keys=True).encode(), digest_size=6).hexdigest()
+    return Path(config.data.stores) / _FOLDER / f"{config.model.kind}-{digest}"

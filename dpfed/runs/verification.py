@@ -1,0 +1,92 @@
+"""Whether a card, a run's ledger, its plan and its model belong together: for whoever receives a model.
+
+Nothing here is secret or signed: somebody who can write all of these files can make others that fit. What is found is a card
+that was edited, a ledger that lost a line, and papers or weights of another run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfed.errors import UserError
+from dpfed.files.reading import read_text
+from dpfed.models.folder import weights_digest
+from dpfed.places import local_path
+from dpfed.privacy.ledger import Ledger, Papers
+from dpfed.report.card import card_digest, table_rows
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.provenance import LEDGER, MODEL
+from dpfed.runs.view import results_in
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison.
+
+    Attributes:
+        what: holds, if nothing is wrong.
+        wrong: what is wrong instead, for people; empty: nothing.
+    """
+
+    what: str
+    wrong: str = ""
+
+
+def verify(card: str | Path, folder: str | Path) -> list[Check]:
+    """Compares a privacy card with the run that it is said to be of.
+
+    Args:
+        card: a file, of the run or a copy.
+        folder: the run's directory, with its ledger, config.toml, results.json and model.
+
+    Returns:
+        All comparisons, whatever they found.
+
+    Raises:
+        UserError: if the card or the ledger cannot be read, or the ledger is of an older dpfed that kept no card. A damaged
+            ledger is refused with the number of its line.
+    """
+    run, path = RunDirectory.open(folder), local_path(card, "the card")
+    try:
+        text = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the card {path}: {getattr(error, 'strerror', None) or error}.") from error
+    ledger, stated = Ledger.open(run.ledger), table_rows(text)
+    if ledger.papers is None:
+        raise UserError(f"{run.ledger} names no card: the run is not finished, or an older dpfed made it.")
+    return [
+        Check("every line of the ledger follows from the line before"),  # or `Ledger.open` had refused it
+        _same("the card is the one that the ledger names", "its hash is", card_digest(text), ledger.papers.card),
+        _same("the card states the ledger's hash", "it says", stated.get(LEDGER), ledger.head),
+        _plan(run, ledger),
+        _results(run, ledger),
+        _model(run, stated.get(MODEL), ledger.papers),
+    ]
+
+
+def _same(what: str, verb: str, found: str | None, wanted: str) -> Check:
+    return Check(what, "" if found == wanted else f"{verb} {found}, and the ledger {wanted}")
+
+
+def _plan(run: RunDirectory, ledger: Ledger) -> Check:
+    what = "the plan of the ledger is that of config.toml"
+    return Check(what, "" if ledger.plan.is_of(run.config()) else "config.toml asks for another mechanism")
+
+
+def _results(run: RunDirectory, ledger: Ledger) -> Check:
+    said = results_in(run.results)["privacy"]
+    right = {"steps_charged": ledger.charged, "epsilon": ledger.epsilon if ledger.plan.promises else None}
+    wrong = [f"{key} {said.get(key)}, and the ledger {value}" for key, value in right.items() if said.get(key) != value]
+    return Check("results.json says what was spent", wrong and f"results.json says {wrong[0]}" or "")
+
+
+def _model(run: RunDirectory, stated: str | None, papers: Papers) -> Check:
+    what = "the model has the weights that card and ledger name"
+    try:
+        found = weights_digest(run.model)
+    except UserError as error:
+        return Check(what, str(error))
+    if found != papers.model:
+        return Check(what, f"the weights have the hash {found}, and the ledger names {papers.model}")
+    return Check(what, "" if stated == papers.model else f"the card says {stated}, and the ledger {papers.model}")

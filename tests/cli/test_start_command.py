@@ -1,0 +1,43 @@
+"""`dpfed start`: what it says, what it makes, and what it does the second time."""
+
+import json
+
+import pytest
+
+from dpfed.runs import starts
+
+RECIPE = """name = "start"
+data = {source = "procedural", records = 32}
+bounding = {method = "none", group_size = 16, engine = "loop"}
+privacy = {batch = 16, steps = 2, seed = 0}
+evaluation = {split = "none"}
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    monkeypatch.setattr(starts, "shipped_file", lambda name: tmp_path / "recipe.toml")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_start_is_made_named_and_found_again(place, dpfed):
+    assigned = ["--set", "model.width=8", "--set", "data.size=16"]
+    code, said, error = dpfed("start", "quickstart", *assigned)
+    assert code == 0, error
+    assert "no record is read" in said and "--set model.start=procedural" in said and "steps: 2" in said
+    [folder] = (place / "stores" / "starts").iterdir()
+    assert str(folder) in said.replace("\n", "") and json.loads((folder / "model" / "model.json").read_text())["trained"]
+    code, said, _ = dpfed("start", "quickstart", *assigned, "--set", "privacy.epsilon=1")
+    assert code == 0 and "there already" in said and "steps: 2" not in said
+    code, _, error = dpfed(
+        "pretrain", "quickstart", *assigned, "--set", f"model.start={folder}", "--set", "model.embedding=32", "--run", "run"
+    )
+    assert code == 2 and "model.embedding is 64 there and 32 here" in error and not (place / "run").exists()
+
+
+def test_the_recipe_itself_cannot_be_changed(place, dpfed):
+    code, _, error = dpfed("start", "--set", "optimizer.learning_rate=0.5")
+    assert code == 2 and "optimizer.learning_rate" in error and "the recipe of procedural starts is fixed" in error
+    assert "dpfed pretrain start --set" in error

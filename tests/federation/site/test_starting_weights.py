@@ -1,0 +1,93 @@
+"""Starting weights among institutions: the terms name them, and a site needs its own copy where weights never travel."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from dpfed.config import AdaptationConfig, parse_config
+from dpfed.errors import UserError
+from dpfed.federation.folders import SiteSettings
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.statement import statement
+from dpfed.federation.protocol.terms import SiteCard, Terms
+from dpfed.federation.site.serving import site_config
+from dpfed.federation.site.worker import frozen_digest
+from dpfed.models.building import build_model
+from dpfed.models.folder import save_encoder
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import assemble
+from dpfed.runs.resolution import resolve, settle
+from tests.models.conftest import SMALL
+
+MODELS = {
+    "own": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16},
+    "lora": {"kind": "open_clip", "tokenizer": "words"},
+}
+
+
+def terms_of(config):
+    identities = [Identity(bytes([100 + number]) * 32) for number in range(3)]
+    cards = [
+        SiteCard(name=f"site-{n}", records=records, signing_key=key.signing_key, exchange_key=key.exchange_key)
+        for n, (records, key) in enumerate(zip((200, 400), identities, strict=False))
+    ]
+    return Terms.agree(config, cards, identities[2].signing_key, trust="central")
+
+
+@pytest.fixture
+def agreed(tiny, tmp_path, request):
+    """A configuration with a start, its terms, and what a site says of itself."""
+    architecture = tmp_path / "small.json"
+    architecture.write_text(json.dumps(SMALL))
+    model = dict(MODELS[request.param])
+    if request.param == "lora":
+        pytest.importorskip("open_clip")
+        model["architecture"] = str(architecture)
+        tiny |= {"adaptation": {"rank": 2}}
+        tiny["data"] = {**tiny["data"], "size": 32}
+    tree = {**tiny, "model": model}
+    torch.manual_seed(3)
+    config = resolve(parse_config(tree))
+    save_encoder(tmp_path / "start", build_model(config.model, config.objective, AdaptationConfig(), config.data.size), config)
+    config = settle(parse_config({**tree, "model": {**model, "start": str(tmp_path / "start")}}))
+    settings = SiteSettings(name="site-0", store=tiny["data"]["path"], device="cpu", engine="loop")
+    if request.param == "lora":
+        settings = settings.model_copy(update={"architecture": str(architecture)})
+    return config, terms_of(config), settings
+
+
+@pytest.mark.parametrize("agreed", ["own"], indirect=True)
+def test_where_all_weights_travel_a_site_needs_no_copy(agreed):
+    config, terms, settings = agreed
+    assert dict(statement(terms))["starting weights"] == f"start, SHA-256 {config.model.start_digest}"
+    own = site_config(terms, settings)
+    assert own.model.start is None and own.model.start_digest is None
+    site = assemble(resolve(own), Randomness.from_seed(1), terms=terms)
+    coordinator = assemble(resolve(config), Randomness.from_seed(2), terms=terms)
+    assert frozen_digest(site.model) == frozen_digest(coordinator.model)
+
+
+@pytest.mark.parametrize("agreed", ["lora"], indirect=True)
+def test_where_a_tower_is_frozen_a_site_needs_its_own_copy_of_the_same_weights(agreed, tmp_path):
+    config, terms, settings = agreed
+    with pytest.raises(UserError, match="there is nothing at .*start"):
+        assemble(resolve(site_config(terms, settings)), Randomness.from_seed(1), terms=terms)
+    shutil.copytree(tmp_path / "start", tmp_path / "copy")
+    own = settings.model_copy(update={"start": str(tmp_path / "copy")})
+    site = assemble(resolve(site_config(terms, own)), Randomness.from_seed(1), terms=terms)
+    coordinator = assemble(resolve(config), Randomness.from_seed(2), terms=terms)
+    assert frozen_digest(site.model) == frozen_digest(coordinator.model)
+    torch.manual_seed(4)
+    save_encoder(tmp_path / "copy", build_model(config.model, config.objective, AdaptationConfig(), 32), resolve(config))
+    with pytest.raises(UserError, match="or the federation. was started with"):
+        resolve(site_config(terms, own))
+
+
+@pytest.mark.parametrize("agreed", ["own"], indirect=True)
+def test_terms_that_do_not_say_which_weights_are_refused(agreed):
+    config, _, _ = agreed
+    model = config.model.model_copy(update={"start_digest": None})
+    with pytest.raises(UserError, match="starting weights have no digest"):
+        terms_of(config.model_copy(update={"model": model}))

@@ -1,0 +1,75 @@
+"""A pipe in a file's place is refused at once by all who read files that somebody else may have put there."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from cluster.cost import _measured
+from dpfed.config import ModelConfig, load_config
+from dpfed.data.store.layout import HEADER
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.federation.folders import SiteFolder, _card
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.terms import Terms
+from dpfed.models.adapter_file import apply_adapters
+from dpfed.models.blueprints import blueprint
+from dpfed.models.folder import ADAPTERS, DESCRIPTION, describe
+from dpfed.models.towers import _check_kind
+from dpfed.privacy.ledger import Ledger
+from dpfed.report.gallery import INDEX, Gallery, _tile
+from dpfed.runs import export
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.running import _has_header
+from dpfed.runs.view import results_in
+from dpfed.training.checkpoint import load_weights
+from server.certificates import _authority
+from tests.fuzz.profiles import answered_in_time
+
+
+def authority(pipe):
+    """Of a folder that was sound before the pipe came into it."""
+    folder = pipe.parent / "sound"
+    folder.mkdir()
+    _authority(folder)
+    pipe.replace(folder / pipe.name)
+    return _authority(folder)
+
+
+# What is read, the file's name, and the call with its path.
+READERS = {
+    "a configuration": ("c.toml", load_config),
+    "an architecture": ("a.json", lambda path: blueprint(ModelConfig(kind="open_clip", architecture=str(path)))),
+    "weights": ("w.pt", _check_kind),
+    "adapters": ("a.safetensors", lambda path: apply_adapters(nn.Linear(1, 1), path)),
+    "a model": (DESCRIPTION, lambda path: describe(path.parent)),
+    "a checkpoint": ("step-00000001.safetensors", lambda path: load_weights(path, nn.Linear(1, 1), [])),
+    "a ledger": ("ledger.jsonl", Ledger.open),
+    "a run's ledger": ("ledger.jsonl", _has_header),
+    "a run's key": ("secret.key", lambda path: RunDirectory(path.parent).randomness()),
+    "results": ("results.json", results_in),
+    "exported adapters": (ADAPTERS, lambda path: export.export_model(path.parent, path.parent / "exported", adapters=True)),
+    "a gallery": (INDEX, lambda path: Gallery.read(path.parent)),
+    "a picture": ("0.png", lambda path: _tile({"file": path.name, "text": "", "role": ""}, path.parent)),
+    "a store": (HEADER, lambda path: RecordStore.open(path.parent)),
+    "terms": ("terms.json", Terms.load),
+    "a site's card": ("card.json", _card),
+    "a party's key": ("identity.key", Identity.load),
+    "a site's secret": ("secret.key", lambda path: SiteFolder(path.parent).randomness()),
+    "a certificate": ("ca.crt", authority),
+    "the key of a certificate": ("ca.key", authority),
+    "measured figures": ("throughput.json", lambda path: _measured(path, None)),
+}
+
+
+@pytest.mark.parametrize("what", READERS)
+def test_nobody_waits_for_who_writes_to_it(what, tmp_path, monkeypatch):
+    name, read = READERS[what]
+    os.mkfifo(tmp_path / name)
+    if what == "exported adapters":
+        finished = SimpleNamespace(finished=True, model=tmp_path)
+        monkeypatch.setattr(export, "RunDirectory", SimpleNamespace(open=lambda _: finished))
+    with answered_in_time(5), pytest.raises((UserError, OSError)):
+        read(tmp_path / name)

@@ -1,0 +1,174 @@
+"""Weights that a model starts from: found by run, folder or file, and refused where they are another model's."""
+
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, parse_config
+from dpfed.errors import UserError
+from dpfed.models.building import build_model
+from dpfed.models.folder import save_encoder
+from dpfed.models.lora import merged_state
+from dpfed.models.starting import MissingStart, find_start
+from dpfed.runs.resolution import resolve
+from tests.models.conftest import SMALL
+
+TINY = {
+    "model": {"width": 4, "embedding": 8, "head_hidden": 8},
+    "bounding": {"group_size": 4, "engine": "loop"},
+    "privacy": {"epsilon": 4.0, "batch": 16, "steps": 2},
+}
+
+
+def config_of(model=None, objective=None, **sections):
+    tree = {**TINY, **sections, "model": {**TINY["model"], **(model or {})}}
+    return parse_config({**tree, "objective": objective or {}})
+
+
+def built(config, start=None, seed=0):
+    torch.manual_seed(seed)
+    return build_model(config.model, config.objective, config.adaptation, 32, start=start)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    config = config_of()
+    model = built(config)
+    save_encoder(tmp_path / "model", model, resolve(config), [{"run": "r"}])
+    return tmp_path / "model"
+
+
+def test_a_folder_and_its_file_are_the_same_start(saved):
+    one, two = find_start(saved), find_start(saved / "model.safetensors")
+    assert one == two and one.trained == [{"run": "r"}]
+    (saved / "model.json").rename(saved / "aside.json")
+    alone = find_start(saved / "model.safetensors")
+    assert alone.digest == one.digest and alone.description is None and alone.trained is None
+
+
+def test_a_model_gets_all_its_weights_but_keeps_its_own_temperature(saved):
+    config = config_of(objective={"temperature": 0.7, "learn_temperature": True})
+    model, images = built(config, find_start(saved), seed=5), torch.randn(3, 3, 32, 32)
+    there = load_file(saved / "model.safetensors")
+    learnt = {name: value for name, value in model.state_dict().items() if name != "log_scale"}
+    assert learnt.keys() == there.keys() - {"fixed_temperature"} and len(learnt) > 8
+    assert all(torch.equal(value, there[name]) for name, value in learnt.items())
+    assert model.temperature.item() == pytest.approx(0.7)
+    assert torch.equal(model.embed_images(images), built(config_of()).embed_images(images))
+    assert not torch.equal(model.features(images), built(config, seed=5).features(images))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"width": 8}, "model.width is 4 there and 8 here"),
+        ({"image": "resnet18"}, "model.image is 'cnn' there and 'resnet18' here"),
+        ({"embedding": 16, "head_hidden": 16}, "model.embedding is 8 there and 16 here, model.head_hidden is 8 there"),
+        ({"normalisation": "layer"}, "model.normalisation"),  # of the same shapes
+        ({"weight_standardisation": True}, "model.weight_standardisation"),
+    ],
+)
+def test_another_architecture_is_refused_by_its_keys_and_by_its_tensors(saved, model, said):
+    config = config_of(model)
+    with pytest.raises(UserError, match=said):
+        find_start(saved).refuse_another_architecture(config)
+    (saved / "model.json").unlink()
+    alone = find_start(saved / "model.safetensors")
+    alone.refuse_another_architecture(config)  # nothing says what it is
+    if "normalisation" not in model:
+        with pytest.raises(UserError, match=r"'[\w.]+' is (\(.*\) float32|missing) there and (\(.*\) float32|missing) here"):
+            built(config, alone)
+
+
+def test_of_many_differences_a_few_are_named(saved):
+    (saved / "model.json").unlink()
+    with pytest.raises(UserError, match=r"and \d+ more differ") as refused:
+        built(config_of({"image": "resnet18"}), find_start(saved / "model.safetensors"))
+    assert str(refused.value).count(" there and ") == 3
+
+
+def test_a_model_with_another_loss_can_start_there_unless_it_has_other_weights(saved):
+    built(config_of(objective={"name": "barlow_twins"}), find_start(saved))
+    built(config_of(objective={"name": "siglip", "bias": -2.0}), find_start(saved))
+    with pytest.raises(UserError, match="is missing there"):
+        built(config_of(objective={"name": "byol"}), find_start(saved))
+
+
+def test_anchors_stay_the_models_own(tmp_path):
+    one, two = (config_of({"normalisation": "batch", "anchor_count": count}) for count in (4, 6))
+    save_encoder(tmp_path / "model", built(one), resolve(one))
+    found = find_start(tmp_path / "model")
+    found.refuse_another_architecture(two)
+    model = built(two, found, seed=3)
+    assert model.encoder.anchors.shape[0] == 6 and model.encoder.anchors.any()
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items() if "anchors" not in name)
+
+
+def test_places_without_weights_are_refused(tmp_path, saved):
+    (tmp_path / "text.txt").write_text("x")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "config.toml").touch()
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    for name, said in {
+        "nowhere": "there is nothing at",
+        "text.txt": "is no .safetensors file",
+        "empty": "holds no model",
+        "unfinished": "has no model yet: `dpfed resume",
+        "pipe.safetensors": "no regular file",
+        "a" * 300: "letters, longer",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            find_start(tmp_path / name)
+    with pytest.raises(MissingStart):
+        find_start(tmp_path / "nowhere")
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="has no model.safetensors"):
+        find_start(saved)
+
+
+def test_damaged_weights_are_refused(saved, tmp_path):
+    config, file = config_of(), saved / "model.safetensors"
+    found, tensors = find_start(saved), load_file(file)
+    tensors["encoder.stages.0.weight" if "encoder.stages.0.weight" in tensors else sorted(tensors)[0]].view(-1)[0] += 1
+    save_file(tensors, file)
+    with pytest.raises(UserError, match="damaged, or not the file"):
+        built(config, found)
+    file.write_bytes(b"no tensors")
+    (saved / "model.json").unlink()
+    with pytest.raises(UserError, match="not a safetensors file"):
+        built(config, find_start(file))
+    name = next(name for name, value in tensors.items() if value.ndim > 1)
+    tensors[name].view(-1)[0] = float("nan")
+    save_file(tensors, tmp_path / "nan.safetensors")
+    with pytest.raises(UserError, match="not finite"):
+        built(config, find_start(tmp_path / "nan.safetensors"))
+
+
+def test_an_open_clip_model_with_adapters_starts_from_the_merged_weights(architecture, tmp_path):
+    pytest.importorskip("open_clip")
+    model = ModelConfig(kind="open_clip", architecture=architecture(), tokenizer="words")
+    objective, lora = ObjectiveConfig(), AdaptationConfig(rank=2)
+    config = parse_config({**{k: v for k, v in TINY.items() if k != "model"}, "model": model.model_dump(exclude_none=True)})
+    torch.manual_seed(1)
+    first = build_model(model, objective, lora, 32)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1)
+    save_encoder(tmp_path / "model", first, resolve(config))
+    found, images = find_start(tmp_path / "model"), torch.randn(2, 3, 32, 32)
+    torch.manual_seed(2)
+    second = build_model(model, ObjectiveConfig(temperature=0.5), lora, 32, start=found)
+    assert torch.allclose(second.embed_images(images), first.embed_images(images), atol=1e-5)  # new adapters add nothing yet
+    assert second.temperature.item() == pytest.approx(0.5)
+    merged, base = merged_state(first.clip), second.clip.state_dict()
+    frozen = [name for name in merged if "logit" not in name and name in base]
+    assert len(frozen) > 10 and all(torch.allclose(base[name], merged[name]) for name in frozen)
+    other = architecture(json.loads(json.dumps({**SMALL, "text_cfg": {**SMALL["text_cfg"], "heads": 4}})), "other.json")
+    with pytest.raises(UserError, match="text_cfg.heads is 2 there and 4 here"):  # of the same shapes
+        build_model(model.model_copy(update={"architecture": other}), objective, lora, 32, start=found)
