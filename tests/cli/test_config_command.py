@@ -136,7 +136,7 @@ def test_keys_say_which_others_decide_whether_they_have_an_effect():
 def test_sources_and_methods_are_those_that_there_are():
     from dpfed.data.importers import importers
 
-    assert set(KEYS["data.source"].choices) == {"shapes", "scenes", "store", *importers()}
+    assert set(KEYS["data.source"].choices) == {"shapes", "scenes", "procedural", "store", *importers()}
     assert set(KEYS["bounding.method"].choices) == set(METHODS)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.tensorboard import TensorBoard
+from dpfed.evaluation.measured import Evaluation
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.directory import RunDirectory
 
@@ -40,7 +41,10 @@ def test_each_figure_arrives_at_its_step(run):
         run.append(run.metrics, {"step": 2, "epsilon": 1.5, "learning_rate": 0.25})
         board()
         run.append(run.metrics, {"step": 4, "epsilon": None, "learning_rate": 0.5})
-        run.append(run.metrics, {"step": 4, "evaluation": {"name": "image_to_text_R@10", "value": 0.75}})
+        run.append(
+            run.metrics,
+            {"step": 4, "evaluation": Evaluation("image_to_text_R@10", 0.75, "trained", "test", "cosine", 4).facts()},
+        )
     assert scalars(run.path / "tensorboard") == {
         ("training/epsilon", 2): 1.5,
         ("training/learning_rate", 2): 0.25,

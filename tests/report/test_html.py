@@ -9,7 +9,7 @@ import torch
 from dpfed.errors import UserError
 from dpfed.report.gallery import build_gallery
 from dpfed.report.html import write_report
-from dpfed.report.marks import FIXED_SEED, RAW_DIAGNOSTICS
+from dpfed.report.marks import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
 from dpfed.report.results import label, results_of, shown
 from dpfed.runs.view import RunView
 
@@ -177,8 +177,9 @@ def test_the_best_of_a_comparison_is_all_that_may_be_the_best(run_folder, tmp_pa
 def test_a_comparison_shows_every_mark(run_folder, tmp_path):
     html = render(tmp_path, run_folder("a", marks=(RAW_DIAGNOSTICS,)), run_folder("b"))
     assert html.count("Raw diagnostics were written") == 1
-    opening = render(tmp_path, run_folder("c", marks=(RAW_DIAGNOSTICS,))).partition('<div class="tiles">')[0]
-    assert "Raw diagnostics were written" in opening
+    several = run_folder("c", marks=(RAW_DIAGNOSTICS, LABELLED_BANK))
+    opening = render(tmp_path, several).partition('<div class="tiles">')[0]
+    assert "Raw diagnostics were written" in opening and "labelled training records" in opening
 
 
 def test_the_report_says_why_there_is_no_loss_curve(run_folder, tmp_path):

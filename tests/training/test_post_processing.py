@@ -98,7 +98,7 @@ def test_a_run_with_other_processors_resumes_to_the_same_bits_and_measures_what_
     assert measured == pytest.approx(noted)
 
 
-def test_every_measurement_is_of_the_served_weights(tiny, tmp_path, monkeypatch):
+def test_every_measurement_is_of_the_served_weights_and_so_is_the_published_model(tiny, tmp_path, monkeypatch):
     """On the way as well as at the end; training goes on with its own."""
     config = parse_config({**tiny, "evaluation": {**tiny["evaluation"], "every": 2}})
     made, seen, evaluate = [], [], session.Components.evaluate
@@ -114,8 +114,12 @@ def test_every_measurement_is_of_the_served_weights(tiny, tmp_path, monkeypatch)
 
     monkeypatch.setattr(coordinators, "post_processors", chosen)
     monkeypatch.setattr(session.Components, "evaluate", evaluated)
-    pretrain(config, tmp_path / "run")
+    run = pretrain(config, tmp_path / "run")
     assert seen == [(2, True), (4, True), (6, True)]
+    vector, published = made[0]._vector, weights_of(run)
+    served = zip(vector.names, vector.split(made[0].served(None)), strict=True)
+    assert all(torch.equal(published[name], part) for name, part in served)
+    assert not torch.equal(made[0].served(None), made[0].weights[-1])
 
 
 def _figures(run):

@@ -65,6 +65,12 @@ def test_a_run_of_each_ends_and_only_a_sound_one_gets_a_card(name, tmp_path):
     results = json.loads(run.results.read_text(encoding="utf-8"))
     assert results["privacy"]["guarantee"] == (sound and name != "none")
     assert ("no guarantee holds" in run.report.read_text(encoding="utf-8")) == (not sound or name == "none")
+    paper = (run.card if sound else run.no_card).read_text(encoding="utf-8")
+    assert ("Covered by the guarantee" in paper) == ("Nothing is covered" not in paper) == (sound and name != "none")
+    assert ("All records." in paper) == (not sound or name == "none")
+    assert ("Released statistics" in paper) == (name == "released")
+    spent = {line["epsilon"] is not None for line in run.metric_lines() if "epsilon" in line}
+    assert spent == {sound and name != "none"}
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if method_named(name).whole_batch])
