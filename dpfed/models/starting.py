@@ -190,7 +190,7 @@ def _in_folder(folder: Path) -> StartingWeights:
 def _model_in(description: dict[str, Any]) -> ModelConfig:
     """What of a description says where its weights are; the rest of it may be of another version."""
     there = {key: description["model"].get(key) for key in ("kind", "image")}
-    return ModelConfig.model_construct(**{key: value for key, value in there.items() if isinstance(value, str)})
+    return ModelConfig().model_copy(update={key: value for key, value in there.items() if isinstance(value, str)})
 
 
 def _is_setting(name: str) -> bool:
