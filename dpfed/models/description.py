@@ -14,6 +14,7 @@ from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 
 FORMAT = 1
 WEIGHTS, DESCRIPTION, HEAD = "model.safetensors", "model.json", "head.safetensors"
+TIMM_CONFIG = "config.json"  # timm's description of weights
 _KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256")
 
 

@@ -36,12 +36,12 @@ from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.building import Model, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import without_centres
 from dpfed.models.clip_tokenizer import ClipTokenizer
-from dpfed.models.description import DESCRIPTION, FORMAT, HEAD, WEIGHTS, describe, digest_of, weight_parts
+from dpfed.models.description import DESCRIPTION, FORMAT, HEAD, TIMM_CONFIG, WEIGHTS, describe, digest_of, weight_parts
 from dpfed.models.lora import merged_state
 from dpfed.models.timm_encoders import TimmEncoder, local_dir_config
 from dpfed.models.towers import ClipModel
 
-ADAPTERS, TIMM_CONFIG = "adapters.safetensors", "config.json"
+ADAPTERS = "adapters.safetensors"
 
 
 def save_encoder(

@@ -1,7 +1,7 @@
 """What a timm encoder is made of before it is built: architecture, preprocessing, and where its weights are.
 
-Weights are a tag that timm knows, a repository of the Hugging Face hub, or a local file. Nothing is downloaded unless a tag or
-a repository asks for it. An encoder must keep records apart, so BatchNorm is refused.
+Weights are a tag that timm knows, a repository of the Hugging Face hub, or a local file or folder. Nothing is downloaded unless
+a tag or a repository asks for it. An encoder must keep records apart, so BatchNorm is refused.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dpfed.config import ModelConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError, nearest
-from dpfed.models.blueprints import quiet
+from dpfed.files.reading import read_text
+from dpfed.models.blueprints import LOCAL_DIR, quiet
+from dpfed.models.description import TIMM_CONFIG, WEIGHTS
 from dpfed.models.weight_files import words
 
 HUB = "hf-hub:"
+_FILES = (WEIGHTS, "pytorch_model.bin", "pytorch_model.pth", "model.pth")  # of weights in a folder, the first wins
+_SIZES = ("img_size", "in_chans", "num_classes")  # arguments that leave the layers between the first and the last alone
 RESIZE = {"center": "crop", "squash": "squash", "border": "pad"}  # timm's crop_mode, and our word
 
 
@@ -37,14 +41,16 @@ class TimmBlueprint:
         name: of the architecture.
         cfg: timm's ``pretrained_cfg`` of the weights, or of the architecture.
         preprocessing: what the weights expect; without weights dpfed's own.
-        published: the weights are to be fetched by timm.
-        file: local weights, or ``None``; where nothing is published either, weights are random.
+        published: the weights are to be fetched by timm, which knows them.
+        repository: of the hub, from which they are to be fetched otherwise.
+        file: local weights, or ``None``; with none of these, weights are random.
     """
 
     name: str
     cfg: dict[str, Any]
     preprocessing: Preprocessing
     published: bool = False
+    repository: str | None = None
     file: Path | None = None
 
     @property
@@ -79,36 +85,78 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
         base, _, tag = name.partition(".")
         hint = f"set model.image = 'timm/{base}' and model.weights = '{tag}'." if base in known else nearest(name, known)
         raise UserError(f"unknown model.image = '{model.image}': timm has no such architecture; {hint}")
-    if weights is not None and weights.startswith(HUB):
-        cfg = _of_repository(name, weights.removeprefix(HUB))
-        return TimmBlueprint(name, cfg, _preprocessing(cfg), published=True)
+    own = _cfg_of(name)
+    if weights is None:
+        return TimmBlueprint(name, own, Preprocessing())
+    if weights.startswith(HUB):
+        repository = weights.removeprefix(HUB)
+        cfg = own | _described(name, weights, _of_repository(repository))
+        return TimmBlueprint(name, cfg, _preprocessing(cfg), repository=repository)
     cfgs = {full.partition(".")[2]: cfg for full, cfg in timm.models.get_arch_pretrained_cfgs(name).items()}
     tags = [tag for tag, cfg in cfgs.items() if cfg.has_weights]
     if weights in tags:
         cfg = cfgs[weights].to_dict()
         return TimmBlueprint(name, cfg, _preprocessing(cfg), published=True)
-    own = _cfg_of(name)
-    if weights is None:
-        return TimmBlueprint(name, own, Preprocessing())
-    file = Path(weights).expanduser()
-    if not file.is_file():
+    place = Path(weights.removeprefix(LOCAL_DIR)).expanduser()
+    if place.is_dir():
+        cfg = own | _described(name, str(place), _of_folder(place))
+        return TimmBlueprint(name, cfg, _preprocessing(cfg), file=_file_in(place))
+    if not place.is_file():
         what = nearest(weights, tags) if tags else "timm knows no weights for it."
-        raise UserError(f"model.weights = {weights!r} is neither a file nor a tag of timm/{name}; {what}")
-    return TimmBlueprint(name, own, _preprocessing(own), file=file)
+        raise UserError(f"model.weights = {weights!r} is neither a file, a folder nor a tag of timm/{name}; {what}")
+    return TimmBlueprint(name, own, _preprocessing(own), file=place)
 
 
-def _of_repository(name: str, repository: str) -> dict[str, Any]:
-    """timm's description of the weights in a repository of the hub."""
+def _of_repository(repository: str) -> dict[str, Any]:
+    """What the description in a repository of the hub says."""
     from timm.models import load_model_config_from_hf
 
     try:
         with quiet():
-            cfg, architecture, _ = load_model_config_from_hf(repository)
+            cfg, architecture, arguments = load_model_config_from_hf(repository)
     except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
-        raise UserError(f"model.weights = '{HUB}{repository}' cannot be had ({words(error)}); give a local file.") from error
+        raise UserError(
+            f"model.weights = '{HUB}{repository}' cannot be had ({words(error)}); give a local file or folder."
+        ) from error
+    return {"architecture": architecture, "model_args": arguments, "pretrained_cfg": cfg}
+
+
+def _of_folder(folder: Path) -> dict[str, Any]:
+    """What the description in a folder says."""
+    try:
+        return dict(json.loads(read_text(folder / TIMM_CONFIG)))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"model.weights: {folder} has no {TIMM_CONFIG} as timm writes it ({words(error)}); give a file of weights."
+        ) from error
+
+
+def _file_in(folder: Path) -> Path:
+    found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    if found is None:
+        raise UserError(f"model.weights: {folder} has no weights; expected {', '.join(_FILES)}.")
+    return found
+
+
+def _described(name: str, where: str, description: dict[str, Any]) -> dict[str, Any]:
+    """The ``pretrained_cfg`` of a description that must be one of the architecture as timm builds it by name.
+
+    Raises:
+        UserError: for another architecture, or a changed one.
+    """
+    architecture, arguments = description.get("architecture"), description.get("model_args") or {}
+    cfg = description.get("pretrained_cfg", description)
+    if not isinstance(architecture, str) or not isinstance(arguments, dict) or not isinstance(cfg, dict):
+        raise UserError(f"model.weights: {where} has no {TIMM_CONFIG} as timm writes it; give a file of weights.")
     if architecture != name:
-        raise UserError(f"'{HUB}{repository}' holds weights of {architecture}: set model.image = 'timm/{architecture}'.")
-    return {"input_size": (3, 224, 224), "fixed_input_size": False, **cfg}
+        raise UserError(f"'{where}' holds weights of {architecture}: set model.image = 'timm/{architecture}'.")
+    if changed := [key for key in arguments if key not in _SIZES]:
+        raise UserError(
+            f"'{where}' holds weights of {name} with other arguments ({', '.join(changed)}), and dpfed builds it as timm does "
+            "by name: give other weights."
+        )
+    kept = ("mean", "std", "interpolation", "crop_mode", "input_size")
+    return {key: cfg[key] for key in kept if cfg.get(key) is not None}
 
 
 def _preprocessing(cfg: dict[str, Any]) -> Preprocessing:
@@ -140,8 +188,8 @@ def create(spec: TimmBlueprint, pretrained: bool, options: dict[str, Any]) -> nn
     except Exception as error:  # a download can raise anything, and so can the constructors of a thousand models
         if pretrained:
             raise UserError(
-                f"the weights '{spec.cfg.get('tag') or spec.cfg.get('hf_hub_id')}' of timm/{spec.name} cannot be had "
-                f"({words(error)}); set model.weights to a local file."
+                f"the weights '{spec.cfg.get('tag')}' of timm/{spec.name} cannot be had ({words(error)}); set "
+                "model.weights to a local file or folder."
             ) from error
         what = f" for images of {options['img_size']} pixels (data.size)" if options else ""
         raise UserError(f"timm cannot build {spec.name}{what}: {words(error)}.") from error

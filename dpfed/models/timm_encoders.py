@@ -14,8 +14,8 @@ from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.models.blueprints import quiet
 from dpfed.models.lora import add_adapters
-from dpfed.models.timm_blueprints import RESIZE, TimmBlueprint, create, refuse_batch_norm, timm_blueprint
-from dpfed.models.weight_files import reading_weights, words
+from dpfed.models.timm_blueprints import HUB, RESIZE, TimmBlueprint, create, refuse_batch_norm, timm_blueprint
+from dpfed.models.weight_files import fitting_weights, reading_weights, words
 
 
 class TimmEncoder(nn.Module):
@@ -50,13 +50,16 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
     size = size or spec.size
     options = {"img_size": size} if spec.cfg.get("fixed_input_size") else {}
     if load_weights and spec.file is not None:
-        net = _from_file(spec, spec.file, options)
+        net = _with(spec, _read(spec.file), str(spec.file), options)
+    elif load_weights and spec.repository is not None:
+        net = _with(spec, _fetched(spec.repository), f"{HUB}{spec.repository}", options)
     else:
         net = create(spec, spec.published and load_weights, options)
     refuse_batch_norm(spec.name, net)
     for module in net.modules():
         if getattr(module, "inplace", False):  # neither torch.func nor hooks on gradients allow it
             module.inplace = False  # type: ignore[assignment]
+        _draw_nothing(module)
     return TimmEncoder(net, _features_dim(spec.name, net, size))
 
 
@@ -77,13 +80,47 @@ def adapt_timm(encoder: nn.Module, adaptation: AdaptationConfig, kind: str) -> N
         add_adapters(encoder, "image", adaptation.image_layers, adaptation.rank, adaptation.alpha / adaptation.rank)
 
 
-def _from_file(spec: TimmBlueprint, file: Path, options: dict[str, Any]) -> nn.Module:
-    """With the weights of a local file, all of which must fit; a classifier among them is taken off."""
-    from timm import create_model
+def _draw_nothing(module: nn.Module) -> None:
+    """Turns dropout and stochastic depth off: torch's global generator is no part of a run, and engines could not agree."""
+    from timm.layers import DropBlock2d, DropPath, PatchDropout
+
+    if isinstance(module, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, DropPath, DropBlock2d, PatchDropout)):
+        for rate in ("p", "drop_prob", "prob"):
+            if hasattr(module, rate):
+                setattr(module, rate, 0.0)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
     from timm.models import load_state_dict
 
     with reading_weights(file, "a timm model"), quiet():
-        state = load_state_dict(str(file), weights_only=True)
+        return load_state_dict(str(file), weights_only=True)
+
+
+def _fetched(repository: str) -> dict[str, Tensor]:
+    from timm.models import load_state_dict_from_hf
+
+    try:
+        with quiet():
+            return load_state_dict_from_hf(repository, weights_only=True)
+    except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
+        raise UserError(
+            f"the weights in '{HUB}{repository}' cannot be had ({words(error)}); set model.weights to a local file or folder."
+        ) from error
+
+
+def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: dict[str, Any]) -> nn.Module:
+    """With given weights, all of which must fit; a classifier among them is taken off.
+
+    Args:
+        spec: names the architecture.
+        state: the weights.
+        where: they are from, for messages.
+        options: further arguments of timm's ``create_model``.
+    """
+    from timm import create_model
+
+    with fitting_weights(where, "a timm model"), quiet():
         places = spec.cfg.get("classifier") or ()
         heads = [state.get(f"{place}.weight") for place in ((places,) if isinstance(places, str) else places)]
         classes = next((len(head) for head in heads if head is not None), 0)

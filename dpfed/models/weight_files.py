@@ -25,8 +25,23 @@ def reading_weights(path: Path, what: str) -> Iterator[None]:
     Raises:
         UserError: for another kind of file, one that would run code, or weights that do not fit.
     """
-    try:
+    with fitting_weights(path, what):
         _check_kind(path)
+        yield
+
+
+@contextlib.contextmanager
+def fitting_weights(path: Path | str, what: str) -> Iterator[None]:
+    """While a library puts weights into a model: words what goes wrong.
+
+    Args:
+        path: of the file or the repository.
+        what: the weights should be of.
+
+    Raises:
+        UserError: for a file that would run code, or weights that do not fit.
+    """
+    try:
         yield
     except pickle.UnpicklingError as error:
         raise _unsafe(path) from error
@@ -48,7 +63,7 @@ def _check_kind(path: Path) -> None:
         raise UserError(f"{path} is not a file of weights: expected .safetensors, or what torch.save writes.")
 
 
-def _unsafe(path: Path) -> UserError:
+def _unsafe(path: Path | str) -> UserError:
     return UserError(f"{path} holds more than tensors, and loading it could run code: save it as safetensors.")
 
 

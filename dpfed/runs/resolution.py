@@ -103,7 +103,7 @@ def _digest(model: ModelConfig) -> str | None:
     if model.kind == "open_clip":
         found, name, where = blueprint(model).digest, model.architecture, "the file (or the version of open_clip)"
     elif model.timm is not None:
-        found, name, where = timm_blueprint(model).digest, model.image, "the version of timm"
+        found, name, where = timm_blueprint(model).digest, model.image, "the version of timm and model.weights"
     else:
         return model.digest
     if model.digest not in (None, found):

@@ -37,9 +37,9 @@ CASES = {
 }
 
 
-def config_of(image, size=32, kind="image", loss="infonce", adaptation=None, **model):
+def config_of(image, size=32, kind="image", loss="infonce", adaptation=None, resize="model", **model):
     config = Config(
-        data=DataConfig(size=size),
+        data=DataConfig(size=size, resize=resize),
         model=ModelConfig(kind=kind, image=f"timm/{image}", embedding=16, head_hidden=16, text_width=16, **model),
         objective=ObjectiveConfig(name=loss),
         adaptation=AdaptationConfig(rank=4, **(adaptation or {})),
@@ -55,15 +55,30 @@ def model_of(config, stir=True):
     return model.eval()
 
 
+def hub_cache(folder, monkeypatch, repository):
+    """Where the hub's client looks for a repository's files when it is offline."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    there, commit = folder / f"models--{repository.replace('/', '--')}", "0" * 40
+    (there / "refs").mkdir(parents=True)
+    (there / "refs" / "main").write_text(commit)
+    (there / "snapshots" / commit).mkdir(parents=True)
+    return there / "snapshots" / commit
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_saved_encoder_is_the_same_in_stock_timm(case, tmp_path):
     config = config_of(**CASES[case])
     model, size = model_of(config), config.data.size
     save_encoder(tmp_path, model, config)
     stock = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    of_size = {"img_size": size} if stock.pretrained_cfg["fixed_input_size"] else {}
+    file = tmp_path / "model.safetensors"
+    by_name = timm.create_model(CASES[case]["image"], checkpoint_path=file, num_classes=0, **of_size).eval()
     images = torch.randn(2, 3, size, size)
     with torch.no_grad():
         assert torch.allclose(stock(images), model.features(images), atol=1e-5)
+        assert torch.allclose(by_name(images), model.features(images), atol=1e-5)
         loaded = load_encoder(tmp_path)
         assert torch.allclose(loaded.features(images), model.features(images), atol=1e-5)
         assert torch.allclose(loaded.embed_images(images), model.embed_images(images), atol=1e-5)
@@ -88,9 +103,16 @@ def test_a_saved_model_is_a_start_for_all_of_another_one(case, tmp_path):
         build_model(config.model, config.objective, config.adaptation, 32, start=find_start(tmp_path))
 
 
-def test_stock_timm_also_sees_the_same_pixels(tmp_path):
-    config = config_of("test_vit", size=48)
-    save_encoder(tmp_path, model_of(config), config)
+@pytest.mark.parametrize(("resize", "given"), [("model", True), ("model", False), ("squash", False)])
+@pytest.mark.parametrize("image", ["test_vit", "test_convnext"])  # made for a fixed size, and for any
+def test_stock_timm_also_sees_the_same_pixels(tmp_path, resize, given, image):
+    described = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4], "interpolation": "bilinear"}
+    save_file(timm.create_model(image, num_classes=0).state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": image, "pretrained_cfg": described}))
+    config = config_of(image, size=48, resize=resize, weights=str(tmp_path) if given else None)
+    assert preprocessing_of(config).mean == ((0.4, 0.5, 0.6) if given else (0.5,) * 3)
+    model, tmp_path = model_of(config), tmp_path / "model"
+    save_encoder(tmp_path, model, config)
     stock = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=stock), is_training=False)
     pictures = [Image.effect_noise((50, 70), 90).convert("RGB"), Image.radial_gradient("L").convert("RGB")]
@@ -210,13 +232,42 @@ class TestWeights:
         build_model(config.model, config.objective, size=32, load_weights=False)
         assert len(fetched) == 1
 
-    def test_a_repository_of_the_hub(self, monkeypatch):
-        cfg = {"mean": [0.1] * 3, "std": [0.2] * 3, "crop_mode": "squash", "input_size": [3, 96, 96], "hf_hub_id": "a/b"}
-        monkeypatch.setattr("timm.models.load_model_config_from_hf", lambda _: (dict(cfg), "test_vit", {}))
-        spec = timm_blueprint(ModelConfig(image="timm/test_vit", weights="hf-hub:a/b"))
-        assert spec.preprocessing == Preprocessing((0.1,) * 3, (0.2,) * 3, "squash") and spec.size == 96
-        with pytest.raises(UserError, match="holds weights of test_vit: set model.image = 'timm/test_vit'"):
-            timm_blueprint(ModelConfig(image="timm/test_convnext", weights="hf-hub:a/b"))
+    @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+    def test_a_folder_and_a_repository_of_the_hub(self, source, tmp_path, monkeypatch, file):
+        """Both hold timm's ``config.json`` beside the weights; timm's own client reads the repository, from its cache."""
+        described = {"mean": [0.1] * 3, "std": [0.2] * 3, "crop_mode": "squash", "input_size": [3, 96, 96], "num_classes": 7}
+        folder = hub_cache(tmp_path, monkeypatch, "a/b")
+        (folder / "config.json").write_text(json.dumps({"architecture": "test_vit", "pretrained_cfg": described}))
+        if file.endswith("safetensors"):
+            save_file(source.state_dict(), folder / file)
+        else:
+            torch.save(source.state_dict(), folder / file)
+        images, spec = torch.randn(2, 3, 32, 32), None
+        for weights in ("hf-hub:a/b", str(folder), f"local-dir:{folder}"):
+            spec = timm_blueprint(ModelConfig(image="timm/test_vit", weights=weights))
+            assert spec.preprocessing == Preprocessing((0.1,) * 3, (0.2,) * 3, "squash") and spec.size == 96
+            with torch.no_grad():
+                model = model_of(config_of("test_vit", weights=weights), stir=False)
+                assert torch.allclose(model.features(images), self.features_of(source, images), atol=1e-4)
+            with pytest.raises(UserError, match="holds weights of test_vit: set model.image = 'timm/test_vit'"):
+                timm_blueprint(ModelConfig(image="timm/test_convnext", weights=weights))
+        assert config_of("test_vit", weights=f"local-dir:{folder}").model.weights == str(folder)
+
+    def test_a_tag_from_the_cache_of_the_hub(self, tmp_path, monkeypatch):
+        source = timm.create_model("test_vit", num_classes=1000, img_size=160).eval()
+        save_file(source.state_dict(), hub_cache(tmp_path, monkeypatch, "timm/test_vit.r160_in1k") / "model.safetensors")
+        model, images = model_of(config_of("test_vit", weights="r160_in1k"), stir=False), torch.randn(2, 3, 32, 32)
+        with torch.no_grad():
+            assert torch.allclose(model.features(images), self.features_of(source, images), atol=1e-4)
+
+    def test_the_model_of_a_run_is_a_folder_of_weights(self, tmp_path):
+        config = config_of("test_vit")
+        first = model_of(config)
+        save_encoder(tmp_path, first, config)
+        config, images = config_of("test_vit", weights=str(tmp_path)), torch.randn(2, 3, 32, 32)
+        assert preprocessing_of(config) == Preprocessing()
+        with torch.no_grad():
+            assert torch.allclose(model_of(config, stir=False).features(images), first.features(images), atol=1e-5)
 
     def test_random_weights_have_our_own_preprocessing(self):
         assert preprocessing_of(config_of("test_vit")) == Preprocessing()
@@ -271,7 +322,7 @@ class TestMistakes:
         self.refused("the image tower has no layer q, v that can be adapted", "test_convnext", adaptation={"image": "lora"})
 
     def test_weights_that_do_not_exist(self):
-        self.refused("neither a file nor a tag of timm/test_vit; did you mean 'r160_in1k'", weights="r160_in2k")
+        self.refused("neither a file, a folder nor a tag of timm/test_vit; did you mean 'r160_in1k'", weights="r160_in2k")
         self.refused("timm knows no weights for it", "vit_small_patch16_36x1_224", weights="x")
 
     def test_weights_that_cannot_be_fetched(self, monkeypatch):
@@ -281,8 +332,30 @@ class TestMistakes:
         monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", offline)
         monkeypatch.setattr("timm.models._builder.load_state_dict_from_url", offline)
         monkeypatch.setattr("timm.models.load_model_config_from_hf", offline)
-        self.refused("'r160_in1k' of timm/test_vit cannot be had .* set model.weights to a local file", weights="r160_in1k")
+        self.refused(
+            "'r160_in1k' of timm/test_vit cannot be had .* set model.weights to a local file or folder", weights="r160_in1k"
+        )
         self.refused("'hf-hub:a/b' cannot be had .*; give a local file", weights="hf-hub:a/b")
+
+    def test_a_folder_of_weights_that_is_none(self, tmp_path):
+        self.refused("has no config.json as timm writes it", weights=str(tmp_path))
+        file = tmp_path / "config.json"
+        for content in ("[1]", "{", '{"pretrained_cfg": {}}'):
+            file.write_text(content)
+            self.refused("has no config.json as timm writes it", weights=str(tmp_path))
+        file.write_text(json.dumps({"architecture": "test_vit", "model_args": {"img_size": 32, "init_values": 1e-5}}))
+        self.refused(r"with other arguments \(init_values\)", weights=str(tmp_path))
+        file.write_text(json.dumps({"architecture": "test_vit", "pretrained_cfg": {}}))
+        self.refused("has no weights; expected model.safetensors", weights=str(tmp_path))
+
+    def test_a_repository_whose_weights_do_not_fit(self, tmp_path, monkeypatch):
+        folder = hub_cache(tmp_path, monkeypatch, "a/b")
+        (folder / "config.json").write_text(json.dumps({"architecture": "test_vit", "pretrained_cfg": {"num_classes": 7}}))
+        self.refused("weights in 'hf-hub:a/b' cannot be had", weights="hf-hub:a/b")
+        state = timm.create_model("test_vit", num_classes=7).state_dict()
+        del state["blocks.3.attn.qkv.weight"]
+        save_file(state, folder / "model.safetensors")
+        self.refused("hf-hub:a/b do not fit the architecture: .*blocks.3.attn.qkv.weight", weights="hf-hub:a/b")
 
     def test_weights_of_something_else(self, tmp_path):
         path = tmp_path / "w.safetensors"

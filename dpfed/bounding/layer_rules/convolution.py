@@ -13,8 +13,6 @@ from torch import Tensor
 
 from dpfed.bounding import foreach
 from dpfed.bounding.layer_rules.grouping import Grouping
-from dpfed.bounding.layer_rules.lora import AdaptedWeight
-from dpfed.bounding.layer_rules.refusal import Unsupported
 from dpfed.bounding.layer_rules.standardised import StandardisedWeight
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term, gram_is_cheaper, gram_squares
 
@@ -39,8 +37,8 @@ def convolution(
     output = func(input, weight.detach(), None if bias is None else bias.detach(), stride, padding, dilation, groups)
     geometry = Geometry(_pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation), groups)
     weights, biases, x = recorder.source(weight), recorder.target(bias), input.detach()
-    if isinstance(weights, AdaptedWeight):
-        raise Unsupported("adapters on a convolution")
+    if not isinstance(weights, StandardisedWeight):
+        weights = recorder.target(weight)
 
     def terms(gradient: Tensor) -> Iterator[Term]:
         if isinstance(weights, StandardisedWeight):

@@ -33,6 +33,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         terms: of every layer, complete after the backward pass.
+        rows: of the leading dimension of every layer's output.
         grouping: see above.
     """
 
@@ -40,6 +41,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.grouping = grouping
         self.terms: list[Term] = []
+        self.rows: list[int] = []
         # The tensors are kept with their ids, which would otherwise be given out again.
         self._sources = {id(tensor): (tensor, source) for tensor, source in sources}
 
@@ -61,12 +63,18 @@ class Recorder(TorchFunctionMode):
         return None if tensor is None else self._sources.get(id(tensor), (None, None))[1]
 
     def target(self, tensor: Tensor | None) -> Target | None:
-        """The same for rules that know no adapters and no standardised weights."""
+        """The same for rules that know no adapters and no standardised weights; they detach what is not watched.
+
+        Raises:
+            Unsupported: for such a weight, and for one that is computed from activations: its gradient would be lost.
+        """
         source = self.source(tensor)
         if isinstance(source, AdaptedWeight):
             raise Unsupported("adapters on this kind of layer")
         if isinstance(source, StandardisedWeight):
             raise Unsupported("standardised weights in this kind of layer")
+        if source is None and tensor is not None and tensor.requires_grad:
+            raise Unsupported("a weight that is computed from activations")
         return source
 
     def watch(self, tensor: Tensor, source: Source) -> Tensor:
@@ -95,6 +103,7 @@ class Recorder(TorchFunctionMode):
         Returns:
             The output, through which a gradient will come.
         """
+        self.rows.append(len(output))
         if not output.requires_grad:
             output.requires_grad_()
         waiting = [(inputs, None if inputs is None else inputs._version, terms)]
