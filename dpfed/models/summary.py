@@ -70,7 +70,7 @@ def start_of(config: Config) -> str:
     if config.model.timm is not None:
         encoder = timm_blueprint(config.model)
         if encoder.file is not None:
-            return f"'{encoder.file.name}'"
+            return f"'{'/'.join(Path(str(config.model.weights)).parts[-2:])}'"
         return f"'{config.model.weights}'" if encoder.published else "random"
     if config.model.kind != "open_clip":
         return "random"

@@ -24,7 +24,7 @@ from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError, nearest
 from dpfed.files.reading import read_text
 from dpfed.models.blueprints import LOCAL_DIR, quiet
-from dpfed.models.description import TIMM_CONFIG, WEIGHTS
+from dpfed.models.description import DESCRIPTION, TIMM_CONFIG, WEIGHTS
 from dpfed.models.weight_files import words
 
 HUB = "hf-hub:"
@@ -83,7 +83,7 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
     known = timm.list_models()
     if name not in known:
         base, _, tag = name.partition(".")
-        hint = f"set model.image = 'timm/{base}' and model.weights = '{tag}'." if base in known else nearest(name, known)
+        hint = f"set model.image = 'timm/{base}' and model.weights = '{tag}'." if base in known else _near(name, known)
         raise UserError(f"unknown model.image = '{model.image}': timm has no such architecture; {hint}")
     own = _cfg_of(name)
     if weights is None:
@@ -98,6 +98,11 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
         cfg = cfgs[weights].to_dict()
         return TimmBlueprint(name, cfg, _preprocessing(cfg), published=True)
     place = Path(weights.removeprefix(LOCAL_DIR)).expanduser()
+    if place.name == WEIGHTS and (place.parent / DESCRIPTION).is_file() or (place / DESCRIPTION).is_file():
+        raise UserError(
+            f"model.weights: {place} is a model of dpfed, which says what it was trained on: set model.start to it, and the "
+            "privacy card will say so, too."
+        )
     if place.is_dir():
         cfg = own | _described(name, str(place), _of_folder(place))
         return TimmBlueprint(name, cfg, _preprocessing(cfg), file=_file_in(place))
@@ -105,6 +110,10 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
         what = nearest(weights, tags) if tags else "timm knows no weights for it."
         raise UserError(f"model.weights = {weights!r} is neither a file, a folder nor a tag of timm/{name}; {what}")
     return TimmBlueprint(name, own, _preprocessing(own), file=place)
+
+
+def _near(name: str, known: list[str]) -> str:
+    return nearest(name, known).replace("did you mean '", "did you mean 'timm/")
 
 
 def _of_repository(repository: str) -> dict[str, Any]:

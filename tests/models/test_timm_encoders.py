@@ -260,15 +260,6 @@ class TestWeights:
         with torch.no_grad():
             assert torch.allclose(model.features(images), self.features_of(source, images), atol=1e-4)
 
-    def test_the_model_of_a_run_is_a_folder_of_weights(self, tmp_path):
-        config = config_of("test_vit")
-        first = model_of(config)
-        save_encoder(tmp_path, first, config)
-        config, images = config_of("test_vit", weights=str(tmp_path)), torch.randn(2, 3, 32, 32)
-        assert preprocessing_of(config) == Preprocessing()
-        with torch.no_grad():
-            assert torch.allclose(model_of(config, stir=False).features(images), first.features(images), atol=1e-5)
-
     def test_random_weights_have_our_own_preprocessing(self):
         assert preprocessing_of(config_of("test_vit")) == Preprocessing()
 
@@ -290,7 +281,7 @@ class TestMistakes:
         assert str(caught.value).count("\n") == 0 and len(str(caught.value)) < 450
 
     def test_a_name_that_timm_does_not_know(self):
-        self.refused("timm has no such architecture; did you mean 'vit_tiny_patch16_224'", "vit_tiny_patch_224")
+        self.refused("timm has no such architecture; did you mean 'timm/vit_tiny_patch16_224'", "vit_tiny_patch_224")
         self.refused("timm has no such architecture; valid: .* more", "?")
         self.refused("timm has no such architecture", "")
 
@@ -347,6 +338,13 @@ class TestMistakes:
         self.refused(r"with other arguments \(init_values\)", weights=str(tmp_path))
         file.write_text(json.dumps({"architecture": "test_vit", "pretrained_cfg": {}}))
         self.refused("has no weights; expected model.safetensors", weights=str(tmp_path))
+
+    def test_a_model_of_dpfed(self, tmp_path):
+        """It is a start, so that what it was trained on is not forgotten."""
+        config = config_of("test_vit")
+        save_encoder(tmp_path, model_of(config), config)
+        for weights in (tmp_path, f"local-dir:{tmp_path}", tmp_path / "model.safetensors"):
+            self.refused("is a model of dpfed, .*: set model.start to it", weights=str(weights))
 
     def test_a_repository_whose_weights_do_not_fit(self, tmp_path, monkeypatch):
         folder = hub_cache(tmp_path, monkeypatch, "a/b")

@@ -19,7 +19,7 @@ FAMILIES = {
     "ViT, adapted": ("test_vit", {"image": "lora", "rank": 4, "image_layers": ("q", "v", "out", "mlp")}),
     "ConvNeXt": ("test_convnext", {}),
     "ConvNeXt, adapted": ("test_convnext", {"image": "lora", "rank": 4, "image_layers": ("mlp",)}),
-    "ConvNeXt V2": ("test_convnext3", {}),
+    "ConvNeXt V2": ("convnextv2_atto", {}),
     "ResNet with GroupNorm": ("resnet50_gn", {}),
     "ResNet with GroupNorm and standardised weights": ("resnetv2_50x1_bit", {}),
 }
