@@ -221,7 +221,21 @@ def _percent(value: Any) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
+def budget() -> str:
+    """Steps that fit into a lifetime budget by its filter, and by what needs plans that were fixed before."""
+    names = ("budget", "sampling rate", "noise multiplier", "filter", "best order, if fixed", "PLD, if fixed")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in figures("budget")["rows"]:
+        pld = "not resolved" if row["pld"] is None else f"{row['pld']:,}"
+        lines.append(
+            f"| ({row['epsilon']}, {round_up(row['delta'])}) | {row['q']:g} | {row['sigma']:g} | {row['filter']:,} | "
+            f"{row['rdp']:,} | {pld} |"
+        )
+    return "\n".join([*lines, "", "Numbers of steps; `python -m benchmarks.budget` counts them."])
+
+
 GUIDES: dict[str, Blocks] = {
+    "budget.md": {"budget": ("budget", budget)},
     "federation.md": {"faults": ("federation-faults", faults), "rounds": ("federation", rounds)},
     "logit-dp.md": {"logit": ("logit", logit)},
     "audit.md": {"membership": ("membership", membership)},

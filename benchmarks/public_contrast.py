@@ -10,8 +10,6 @@ model does before any private record is read: "start".
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from benchmarks.record import write_result
+from benchmarks.trained import measured, trained
 from dpfed.report.style import INK, MUTED, SERIES, figure, png_bytes
 
 FOLDER = Path("runs/public-contrast")
@@ -46,7 +45,7 @@ NAMES = {"group": "DP-GCL, groups of 4 private records", "public": "one private 
 def main(runs: int = 3, processes: int = 1) -> None:
     """Trains what is missing, writes ``benchmarks/results/public-contrast.json`` and ``docs/pictures/public-contrast.png``."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    _train("start", "adapt/shapes-public", {})
+    start = measured(trained(FOLDER / "start", "adapt/shapes-public", {}), METRICS)
     rates = {}
     with ThreadPoolExecutor(processes) as pool:
         tuning = [(method, TUNED_AT, rate, run) for method in SETTINGS for rate in RATES[method] for run in range(runs)]
@@ -65,14 +64,13 @@ def main(runs: int = 3, processes: int = 1) -> None:
         {"method": method, "epsilon": epsilon, "rate": rate, "run": run, **values}
         for (method, epsilon, rate, run), values in every.items()
     ]
-    start = json.loads((FOLDER / "start" / "results.json").read_text(encoding="utf-8"))
     figures = {
         "steps": STEPS,
         "passes": PASSES,
         "rates": rates,
         "plans": {method: _plan(method, rates[method]) for method in SETTINGS},
         "start": next(values["before"] for values in every.values()),
-        "start_on_its_own_colours": {one["name"]: one["value"] for one in start["evaluations"] if one["name"] in METRICS},
+        "start_on_its_own_colours": start["after"],
         "runs": found,
     }
     PICTURE.write_bytes(png_bytes(_chart(figures)))
@@ -90,24 +88,7 @@ def _adapt(wanted: tuple[str, float, float, int]) -> dict[str, Any]:
         "evaluation.every": 0,
         "bounding.engine": "layerwise",
     }
-    results = _train(f"{method}-{epsilon}-{rate:g}-{run}", "adapt/shapes", changes)
-    figures: dict[str, dict[str, float]] = {"before": {}, "after": {}}
-    for one in results["evaluations"]:
-        if one["name"] in METRICS:
-            figures["before" if one["model"] == "untrained" else "after"][one["name"]] = one["value"]
-    return figures
-
-
-def _train(name: str, config: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """What a run's results.json says; it is trained, or resumed, where that is not there yet."""
-    run = FOLDER / name
-    if not (run / "results.json").exists():
-        sets = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
-        asked = ["resume", str(run)] if (run / "ledger.jsonl").exists() else ["pretrain", config, "--run", str(run), *sets]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, "-m", "dpfed", *asked], check=True, env=environment, stdout=subprocess.DEVNULL)
-        print(run, flush=True)
-    return json.loads((run / "results.json").read_text(encoding="utf-8"))
+    return measured(trained(FOLDER / f"{method}-{epsilon}-{rate:g}-{run}", "adapt/shapes", changes), METRICS)
 
 
 def _mean(found: dict[tuple[str, float, float, int], dict[str, Any]], method: str, rate: float, runs: int) -> float:

@@ -82,6 +82,14 @@ def dpfed(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
 
 
 @pytest.fixture(autouse=True)
+def own_shelf(tmp_path_factory, monkeypatch) -> Path:
+    """Lifetime budgets that a test sets are known to no other test, and never to the user who runs them."""
+    folder = tmp_path_factory.mktemp("shelf") / "budgets"
+    monkeypatch.setenv("DPFED_BUDGETS", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
 def same_random_state():
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002

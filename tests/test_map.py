@@ -12,7 +12,7 @@ MAPS = ["docs/architecture.md", "CONTRIBUTING.md"]
 UPWARD = {("dpfed.runs", "dpfed.federation"), ("cluster", "dpfed.cli")}  # docs/architecture.md says why
 ROOMS = (
     "dpfed.errors dpfed.places dpfed.files dpfed.progress dpfed.schema dpfed.objectives dpfed.privacy dpfed.config "
-    "dpfed.data dpfed.models "
+    "dpfed.data dpfed.budgets dpfed.models "
     "dpfed.bounding dpfed.evaluation dpfed.report dpfed.training dpfed.runs dpfed.encoder dpfed.federation dpfed.reproduce "
     "dpfed.audit dpfed.console cluster dpfed.cli clients server"
 ).split()

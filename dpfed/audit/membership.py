@@ -26,6 +26,7 @@ from dpfed.federation.papers import terms_of
 from dpfed.objectives import loss_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher
+from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.outcome import rewrite_papers
@@ -125,6 +126,7 @@ def audit_membership(
     records: int = RECORDS,
     watcher: Watcher | None = None,
     randomness: Randomness | None = None,
+    not_covered: str | None = None,
 ) -> tuple[Path, MembershipAudit]:
     """Attacks a finished run, and writes what comes of it to ``RUN/audit/membership.json``, for its owner's eyes only.
 
@@ -134,16 +136,20 @@ def audit_membership(
         records: at most so many of either side; 0: all.
         watcher: sees the stages.
         randomness: of the choice of records and of their views; default: fresh.
+        not_covered: why an audit may be made of records that have a lifetime budget.
 
     Returns:
         The file, and what is in it.
 
     Raises:
-        UserError: for a run that is unfinished or whose records are elsewhere, or too few records on either side.
+        UserError: for a run that is unfinished or whose records are elsewhere, or too few records on either side; for
+            records with a lifetime budget, without a reason.
     """
     run, watcher = _finished(folder), watcher or Silent()
     parts = assemble(resolve(run.config(), watcher), watcher=watcher, terms=terms_of(run))
     sides = Sides.draw(parts, non_members, records, randomness or Randomness.fresh())
+    for store in {side.store.path: side.store for side in sides.parts}.values():
+        budgeting.not_covered(run, store, "the figures of an audit are exact functions of them", not_covered)
     results = results_in(run.results)
     privacy = results["privacy"]
     promise = Promise(privacy["epsilon"] if privacy["guarantee"] else None, privacy["delta"])

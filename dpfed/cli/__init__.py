@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import dpfed
-from dpfed.cli import audit, config, data, federation, privacy, reproduce, runs, starts, sweep
+from dpfed.cli import audit, budget, config, data, federation, privacy, reproduce, runs, starts, sweep
 from dpfed.console.entry import run
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ reproduce.register(app)
 app.add_typer(config.app, name="config")
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(data.app, name="data")
+app.add_typer(budget.app, name="budget")
 app.add_typer(audit.app, name="audit")
 app.add_typer(federation.federation, name="federation")
 app.add_typer(federation.site, name="site")

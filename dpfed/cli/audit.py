@@ -25,6 +25,10 @@ def membership(
     ] = None,
     records: Annotated[int, typer.Option(min=0, help="At most this many members, and as many non-members; 0: all.")] = RECORDS,
     show: Annotated[bool, typer.Option("--show", help="Print the figures although the records are not public.")] = False,
+    not_covered: Annotated[
+        str | None,
+        typer.Option(metavar="WHY", help="Why an audit may be made of records that have a budget.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
     """Try to find out which records a run was trained on. It reads private records, and its figures are private, too.
@@ -42,7 +46,7 @@ def membership(
         watcher.note("loading PyTorch")
         from dpfed.audit.membership import audit_membership
 
-        path, audit = audit_membership(run, non_members, records, watcher)
+        path, audit = audit_membership(run, non_members, records, watcher, not_covered=not_covered)
     printed = audit.public or show
     if as_json:
         print(path.read_text(encoding="utf-8") if printed else json.dumps({"file": str(path)}), end="" if printed else "\n")

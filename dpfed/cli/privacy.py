@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 _POINTS = 10  # of epsilon over the steps
+_SHOWN = {"event", "day", "steps"}  # of a reservation
 
 app = typer.Typer(
     help="Compute the noise for an epsilon, or the epsilon of a noise. Show what a run spent, and check its card.",
@@ -55,12 +56,14 @@ def ledger(
     run: Annotated[Path, typer.Argument(help="A run directory.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Show what a run spent: every line of its ledger is checked."""
+    """Show what a run spent and what it reserved: every line of its ledger is checked."""
     from dpfed.console.terminal import say
 
     say(f"reading the ledger of {run}", as_json)
+    from dpfed.budgets.refusals import shown, told
     from dpfed.privacy.ledger import Ledger
     from dpfed.privacy.promise import round_up
+    from dpfed.runs.budgeting import reservations, stated
     from dpfed.runs.directory import RunDirectory
 
     folder = RunDirectory.open(run)
@@ -69,6 +72,7 @@ def ledger(
     marks = sorted({charged * part // _POINTS for part in range(1, _POINTS + 1)} - {0})
     curve = [(count, plan.epsilon(count)) for count in marks]
     taken_up = len((folder.provenance or {}).get("environments", [None])) - 1
+    reserved = reservations(folder)
     papers = None if book.papers is None else {"card": book.papers.card, "model": book.papers.model}
     if as_json:
         finite = [[count, epsilon if math.isfinite(epsilon) else None] for count, epsilon in curve]
@@ -80,6 +84,10 @@ def ledger(
             "epsilon": finite,
         }
         facts |= {"resumed": taken_up, "replays": book.replays, "owners": book.owners, "hash": book.head, "papers": papers}
+        facts["reservations"] = [
+            {"budget": id, "known": known is not None, "entries": [entry.model_dump(include=_SHOWN) for entry in entries]}
+            for id, known, entries in reserved
+        ]
         print(json.dumps(facts))
         return
     _print(f"{charged:,} of {plan.steps:,} planned steps are charged; delta {round_up(plan.delta)} ({plan.accountant.upper()})")
@@ -87,6 +95,13 @@ def ledger(
         _print(f"  after {count:>9,} steps   epsilon {round_up(epsilon)}")
     _print(f"resumed {taken_up:,} times; {book.replays:,} paid releases were computed again, bit for bit, at no cost")
     _print(f"data owners that saw sums without noise: at most {book.owners:,}")
+    if not reserved:
+        _print(f"lifetime budget of the records: {stated(folder)}")
+    for id, known, entries in reserved:
+        _print(f"lifetime budget {id}{': its book is gone' if known is None else f', {shown(known)}'}")
+        if known is not None:
+            for entry in entries:
+                _print(f"  {entry.day}  {told(entry, known)}")
     _print(f"hash of all lines: {book.head}" + ("" if papers else "; no card was written yet"))
 
 

@@ -131,6 +131,10 @@ def evaluate(
     run: RunFolder,
     split: Annotated[str | None, typer.Option(help="validation or test; default: the run's own.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="retrieval, zero_shot, knn or linear; may be repeated.")] = None,
+    not_covered: Annotated[
+        str | None,
+        typer.Option(metavar="WHY", help="Why training labels may be used of records that have a budget.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a run's model again, and the model before training."""
@@ -147,7 +151,7 @@ def evaluate(
         watcher.note("loading PyTorch")
         from dpfed.runs.reevaluation import evaluate_run
 
-        figures = evaluate_run(run, split, task, watcher)
+        figures = evaluate_run(run, split, task, watcher, not_covered)
     if as_json:
         print(json.dumps([figure.facts() for figure in figures], indent=2))
         return

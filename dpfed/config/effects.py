@@ -75,7 +75,7 @@ _READERS = ("image-text", "open_clip")  # kinds of models that read captions
 _ALWAYS = """
     name data.source data.size data.resize views.crop_scale views.crop_ratio views.flip views.grayscale views.blur model.kind
     model.start objective.name bounding.method bounding.options bounding.microbatch privacy.unit privacy.batch privacy.steps
-    privacy.seed
+    privacy.seed privacy.not_covered
     optimizer.name optimizer.learning_rate optimizer.weight_decay optimizer.ema training.device training.precision
     training.sharding training.checkpoint_every training.keep evaluation.split diagnostics
 """  # of bounding.options, every method refuses those that it does not have

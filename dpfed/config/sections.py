@@ -259,6 +259,9 @@ class PrivacyConfig(Section):
     per_unit: int = Field(1, ge=1, description="unit = 'user': the most records of a unit that take part in a step")
     batch: int = Field(1024, description="B: expected records (or units) in a step; each is drawn with q = B/N")
     steps: int = Field(100, description="T: noisy steps in the whole run")
+    not_covered: str | None = Field(
+        None, description="under a lifetime budget: why more may be released than it covers (docs/budget.md)"
+    )
     seed: int | None = Field(None, description="for tests only: a seed voids the secrecy of the noise and marks the card")
 
     @field_validator("unit", mode="before")

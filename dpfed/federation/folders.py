@@ -17,6 +17,7 @@ from dpfed.config.toml_file import read_toml
 from dpfed.data.importers import Progress
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from dpfed.federation.budgeting import reserve_site
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.terms import SiteCard, Terms
 from dpfed.files.atomic import create_file, new_folder
@@ -156,7 +157,8 @@ class SiteFolder:
         """Signs up: from now on the site answers to these terms, and to no others.
 
         Raises:
-            UserError: if the site is not in them, has joined others, or does not agree to what they spend.
+            UserError: if the site is not in them, has joined others, does not agree to what they spend, or its store's lifetime
+                budget has no room for it.
         """
         number = terms.number_of(self.identity().signing_key)
         card = _card(self.card)
@@ -180,6 +182,7 @@ class SiteFolder:
             if Ledger.open(self.ledger).charged:
                 raise UserError(f"{self.ledger} has paid for steps of a federation whose terms are gone: restore them.")
             self.ledger.unlink()  # of an attempt that a crash cut short
+        reserve_site(self, terms)
         Ledger.create(self.ledger, plan)
         terms.save(self._terms)
 
@@ -223,9 +226,14 @@ class CoordinatorFolder:
             options: see `Terms.agree`.
 
         Raises:
-            UserError: see `Terms.agree`; also for starting weights that are not there (`dpfed.runs.making.make_start`).
+            UserError: see `Terms.agree`; also for starting weights that are not there (`dpfed.runs.making.make_start`), and for
+                privacy.not_covered.
         """
         folder = cls(Path(path))
+        if config.privacy.not_covered is not None:
+            raise UserError(
+                "privacy.not_covered is for one's own records, and those of a federation are the sites': leave it out."
+            )
         refuse_start(config)
         identity, config = Identity.fresh(), settle(config)
         starting_weights(config)

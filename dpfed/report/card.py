@@ -196,6 +196,8 @@ def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
     yield "Delta", round_up(facts.delta)
     if facts.other_epsilon is not None:
         yield "Cross-check", f"{round_up(facts.other_epsilon)} ({facts.other_accountant})"
+    if facts.budget:
+        yield "Lifetime budget of the records", facts.budget
     yield "Unit of privacy", facts.unit
     yield "Adjacency", facts.adjacency
     yield "Steps charged", f"{facts.steps_charged} of {facts.steps_planned} planned"

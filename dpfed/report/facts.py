@@ -50,6 +50,7 @@ class CardFacts:
         not_protected: what the guarantee leaves out.
         complete: all planned steps are done.
         secrets: what must stay secret, and who has it.
+        budget: the lifetime budget of the records, in words.
         provenance: which run this is, of which records, made with what: names and values.
     """
 
@@ -91,6 +92,7 @@ class CardFacts:
     released: str = ""
     sound: bool = True
     secrets: tuple[str, ...] = ()
+    budget: str = ""
     provenance: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -32,10 +32,10 @@ class RunDirectory:
     Attributes:
         path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
             ``privacy_card.md`` (``no_privacy_card.md`` where the method's claim does not hold), ``report.html``,
-            ``provenance.json``, ``checkpoints/``, ``model/``, and ``disclosures.json`` where more was made of the records than
-            the model; while it is unfinished also ``releases/`` and ``secret.key``, which must stay inside the trust boundary
-            and is deleted at the end. A federation's run also holds ``terms.json``, ``federation.jsonl``, and, if it is
-            simulated, ``simulation.json`` and ``sites/``.
+            ``provenance.json``, ``checkpoints/``, ``model/``, ``disclosures.json`` where more was made of the records than the
+            model, and ``budget.json`` where a lifetime budget holds the plan; while it is unfinished also ``releases/`` and
+            ``secret.key``, which must stay inside the trust boundary and is deleted at the end. A federation's run also holds
+            ``terms.json``, ``federation.jsonl``, and, if it is simulated, ``simulation.json`` and ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
@@ -57,6 +57,7 @@ class RunDirectory:
         self.journal = path / "federation.jsonl"
         self.simulation = path / self.SIMULATION
         self.audits = path / "audit"
+        self.budget = path / "budget.json"
         self._provenance = path / self.PROVENANCE
         self._disclosures = path / "disclosures.json"
         self.sites = path / "sites"

@@ -13,6 +13,7 @@ from dpfed.evaluation.suite import tasks_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
+from dpfed.runs.budgeting import foresee_budget
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee
 from dpfed.runs.origin import origin_of
@@ -90,6 +91,8 @@ def begin(
         foresee(config, owners=owners)  # before anything that takes seconds
     parts = assemble(resolve(config, watcher), randomness, watcher, owners=owners, terms=terms)
     refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
+    if terms is None or RunDirectory.SIMULATION in (files or {}):  # otherwise the records are the sites'
+        foresee_budget(folder, parts.config, parts.store, parts.plan)
     say_what_is_trained(parts, watcher)
     files = {
         RunDirectory.PROVENANCE: began(parts.store, parts.config.data, parts.public, origin_of(parts.config)),

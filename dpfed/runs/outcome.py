@@ -36,6 +36,7 @@ from dpfed.report.marks import (
 )
 from dpfed.runs import provenance
 from dpfed.runs.assembly import Components
+from dpfed.runs.budgeting import stated
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES, uses_labelled_bank
 from dpfed.runs.origin import with_origin
@@ -132,7 +133,7 @@ def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluatio
     facts = with_origin(facts, (run.provenance or {}).get("start"))
     made = provenance.rows(run.identity, run.provenance, federation=institutions)
     proof = ((provenance.LEDGER, ledger.head), (provenance.MODEL, weights_digest(run.model)))
-    return dataclasses.replace(facts, provenance=(*made, *proof))
+    return dataclasses.replace(facts, provenance=(*made, *proof), budget=stated(run))
 
 
 def _evaluations(run: RunDirectory) -> list[dict[str, Any]]:

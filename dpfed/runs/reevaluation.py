@@ -11,6 +11,7 @@ from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, tasks_of
 from dpfed.federation.papers import terms_of
 from dpfed.progress import Silent, Watcher
+from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import LABELLED_FIGURES, uses_labelled_bank
@@ -21,7 +22,11 @@ from dpfed.training.checkpoint import Checkpoints
 
 
 def evaluate_run(
-    folder: str | Path, split: str | None = None, tasks: list[str] | None = None, watcher: Watcher | None = None
+    folder: str | Path,
+    split: str | None = None,
+    tasks: list[str] | None = None,
+    watcher: Watcher | None = None,
+    not_covered: str | None = None,
 ) -> list[Evaluation]:
     """Measures a run's untrained and trained model; a finished run's results, card and report take the new figures in.
 
@@ -33,9 +38,10 @@ def evaluate_run(
         split: ``validation`` or ``test``; the run's own by default.
         tasks: the run's own by default.
         watcher: is told what is done.
+        not_covered: under a lifetime budget, why figures of training labels may be measured; default: the run's own words.
 
     Raises:
-        UserError: if there is nothing to measure, or the mark cannot be written.
+        UserError: if there is nothing to measure, or the mark cannot be written; for such figures without a reason.
     """
     run = RunDirectory.open(folder)
     if isinstance(tasks, str):
@@ -51,6 +57,8 @@ def evaluate_run(
     watcher = watcher or Silent()
     parts = assemble(resolve(read_back(tree, "evaluation"), watcher), watcher=watcher, terms=terms_of(run))
     if not parts.store.public and uses_labelled_bank(tasks_of(parts.store, parts.config)):
+        why = not_covered or parts.config.privacy.not_covered
+        budgeting.not_covered(run, parts.store, "k-NN and linear probe are exact functions of training labels", why)
         run.disclose(LABELLED_FIGURES)
     watcher.note("measuring the model before training")
     parts.load_weights(saved[0])

@@ -16,6 +16,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
+from dpfed.runs.budgeting import hold, settle_at_end
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, alone
 from dpfed.runs.origin import runs_of
@@ -47,6 +48,7 @@ def run_job(
     config, plan = parts.config, parts.plan
     checkpoints = Checkpoints(run.checkpoints, config.training.keep)
     ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints)
+    hold(run, parts, ledger, watcher)
     measured = config.evaluation.split != "none"
     if start == 0 and measured:
         watcher.note("measuring the model before training")
@@ -87,6 +89,7 @@ def run_job(
         save_encoder(run.model, parts.model, config, runs_of(run, parts, ledger))
         write_outcome(run, parts, ledger)
     run.forget_key()
+    settle_at_end(run, parts, ledger, watcher)
     return run
 
 

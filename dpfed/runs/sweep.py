@@ -21,14 +21,20 @@ from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import without_effect
 from dpfed.config.shipped import find_sweep
 from dpfed.config.toml_file import read_toml
+from dpfed.data.sampling import protected_count
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError, nearest
 from dpfed.evaluation.suite import Evaluation
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
 from dpfed.progress import Silent, Watcher
 from dpfed.report.html import write_report
+from dpfed.runs.budgeting import foresee_budget, hold_sweep, may_have_budget
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee, refuse_place, refuse_sharding
 from dpfed.runs.pretraining import pretrain
+from dpfed.runs.records import records_of
+from dpfed.runs.resolution import settle
 from dpfed.runs.resuming import resume
 from dpfed.runs.starts import refuse_start
 from dpfed.runs.view import RunView
@@ -98,6 +104,7 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
             refuse_sharding(config)
             foresee(config)
             refuse_start(config)
+    _reserve({target / name: config for name, config in asked.configs.items() if not _is_there(target / name)})
     advance = watcher.stage("runs", len(asked.configs))
     runs = []
     for name, config in asked.configs.items():
@@ -157,6 +164,28 @@ def joint_promise(runs: list[RunView]) -> str:
         f"several of the models. {meaning(epsilon, delta, one, 'what they released together')} "
         "Evaluation figures are exact, and no epsilon covers them."
     ).strip()
+
+
+def _reserve(configs: dict[Path, Config]) -> None:
+    """Reserves all runs that are to begin with the lifetime budgets of their records, where these have any.
+
+    All runs are published, and their number is fixed. So they are composed: the cheaper accounting of a search that publishes
+    only the best of a random number of runs (Papernot and Steinke 2022) is not for this.
+    """
+    stores: dict[Path, RecordStore] = {}
+    plans: dict[Path, dict[Path, tuple[str, PrivacyPlan]]] = {}
+    for folder, config in configs.items():
+        if not may_have_budget(config):
+            continue
+        settled = settle(config)
+        store = records_of(settled)
+        plan = PrivacyPlan.from_config(protected_count(store, config.privacy), settled)
+        foresee_budget(folder, settled, store, plan)
+        if plan.promises:
+            stores[store.path] = store
+            plans.setdefault(store.path, {})[folder] = (config.name, plan)
+    for path, own in plans.items():
+        hold_sweep(stores[path], own)
 
 
 class _Prefixed:

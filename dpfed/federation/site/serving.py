@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from dpfed.budgets.refusals import percent, shown
 from dpfed.config import Config, DataConfig, EvaluationConfig
 from dpfed.errors import UserError
+from dpfed.federation.budgeting import reserve_site
 from dpfed.federation.folders import SiteFolder, SiteSettings, refuse_too_few
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.local_socket import serve
@@ -52,6 +54,8 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     share = Share(number, parts.store.split("train"), terms.sites[number].groups)
     worker = parts.worker(randomness, share=share)
     ledger = Ledger.open(folder.ledger)
+    for book in reserve_site(folder, terms, parts.store):
+        log(f"lifetime budget {shown(book)}: {percent(book.filter.part(book.spent))} of it is taken")
     if ledger.plan.fingerprint != terms.privacy_plan.fingerprint:
         raise UserError(f"{folder.ledger} was started for another plan than that of the terms: restore the one that was.")
     return SiteWorker(terms, identity, worker, parts.model, ledger, randomness, log)

@@ -1,0 +1,42 @@
+"""A run of a benchmark: a process of its own, trained once, resumed where it was interrupted, and read where it is finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def trained(run: Path, config: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """What a run's results.json says; it is trained, or resumed, where that is not there yet.
+
+    Args:
+        run: its directory.
+        config: the name of a shipped configuration.
+        changes: keys and values, as ``--set`` takes them.
+    """
+    results = run / "results.json"
+    if not results.exists():
+        sets = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+        asked = ["resume", str(run)] if (run / "ledger.jsonl").exists() else ["pretrain", config, "--run", str(run), *sets]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}  # so that processes side by side do not slow each other down
+        subprocess.run([sys.executable, "-m", "dpfed", *asked], check=True, env=environment, stdout=subprocess.DEVNULL)
+        print(run, flush=True)
+    return json.loads(results.read_text(encoding="utf-8"))
+
+
+def measured(results: dict[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    """Of `trained`'s results: ``{"before": {name: value}, "after": ...}``; without evaluations after a step on the way.
+
+    Args:
+        results: of a run.
+        names: the metrics that are wanted.
+    """
+    found: dict[str, dict[str, float]] = {"before": {}, "after": {}}
+    for one in results["evaluations"]:
+        if one["name"] in names:
+            found["before" if one["model"] == "untrained" else "after"][one["name"]] = one["value"]
+    return found

@@ -1,0 +1,109 @@
+"""A copy of a book on disk: JSON lines that only grow, chained like a ledger.
+
+A line without its newline was never acted on: a reservation counts when it is whole and on disk. Only then does a run begin.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dpfed.budgets.book import Book, Entry, Head
+from dpfed.errors import UserError
+from dpfed.files.atomic import write_atomically
+from dpfed.files.json_lines import DamagedLine, GrewElsewhere, append_line, drop_torn_line, read_lines
+from dpfed.privacy.ledger import link
+
+
+def read(path: Path) -> Book | None:
+    """Reads a copy of a book and checks every line; ``None``: there is none, or a crash cut its first line short.
+
+    Raises:
+        UserError: if it is damaged, naming the line.
+    """
+    return _read(path)[0]
+
+
+def write_missing(path: Path, book: Book) -> None:
+    """Adds to a copy what it lacks, or makes it; when this returns, it is on disk.
+
+    Args:
+        path: of the copy; the caller holds its lock.
+        book: all that it should hold.
+
+    Raises:
+        UserError: if the copy is damaged, is of another budget, or cannot be written.
+    """
+    try:
+        known, chain, end = _read(path, mend=True)
+        missing = [entry.model_dump(exclude_none=True) | _cost(entry) for entry in (known or Book(book.head)).lacks(book)]
+        if known is None:  # at once: a head without a budget says nothing
+            write_atomically(path, "".join(json.dumps(line) + "\n" for line in _chained([book.head.model_dump(), *missing])))
+            return
+        for line in _chained(missing, chain):
+            end = append_line(path, line, end)
+    except OSError as error:
+        raise UserError(
+            f"the budget's book {path} cannot be written ({error.strerror or error}), so nothing is begun: a plan must be "
+            "reserved there, on disk, before the first step."
+        ) from error
+    except GrewElsewhere as error:
+        raise UserError(f"{path} was written by another process at the same time: is its storage without locks?") from error
+
+
+def _chained(lines: list[dict[str, Any]], chain: str = "") -> Iterator[dict[str, Any]]:
+    for line in lines:
+        chain = link(chain, line)
+        yield {**line, "chain": chain}
+
+
+def _cost(entry: Entry) -> dict[str, Any]:
+    return {} if entry.cost is None else {"cost": entry.cost}  # with its nulls
+
+
+def _read(path: Path, mend: bool = False) -> tuple[Book | None, str, int]:
+    """A copy, the hash of its last line, and where it ends."""
+    try:
+        lines = read_lines(path)
+    except FileNotFoundError:
+        return None, "", 0
+    except OSError as error:
+        raise UserError(f"the budget's book {path} cannot be read: {error.strerror or error}.") from error
+    except DamagedLine as error:
+        raise UserError(_damaged(path, error.number)) from None
+    if mend:
+        drop_torn_line(path, lines)  # nothing was begun on it
+    parsed = list(_parsed(path, lines.entries))
+    if not parsed:
+        return None, "", lines.end
+    head, chain = parsed[0][0], parsed[-1][1]
+    entries = tuple(model for model, _ in parsed if isinstance(model, Entry))
+    assert isinstance(head, Head)
+    return Book(head, entries), chain, lines.end
+
+
+def _parsed(path: Path, lines: list[dict[str, Any]]) -> Iterator[tuple[Head | Entry, str]]:
+    chain, orders = "", 0
+    for number, line in enumerate(lines, start=1):
+        claimed = line.pop("chain", None)
+        chain = link(chain, line)
+        try:
+            model = (Head if number == 1 else Entry).model_validate(line)
+        except ValidationError:
+            model = None
+        if isinstance(model, Head):
+            orders = len(model.orders)
+        if claimed != chain or model is None or (isinstance(model, Entry) and model.cost and len(model.cost) != orders):
+            raise UserError(_damaged(path, number))
+        yield model, chain
+
+
+def _damaged(path: Path, number: int) -> str:
+    return (
+        f"the budget's book {path} is damaged at line {number}: what was spent is no longer certain, so nothing more is spent. "
+        "Restore it from a backup, or move it away, if `dpfed budget show` then finds its other copy."
+    )

@@ -1,0 +1,159 @@
+"""What a budget does not hold, and the sentences that refuse it, with what would still fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from dpfed.budgets.book import Book, Entry
+from dpfed.budgets.shelf import Found
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.privacy import accounting
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.plan_checks import LEAST_EPSILON
+from dpfed.privacy.promise import round_up
+from dpfed.privacy.relation import ADD_OR_REMOVE
+from dpfed.privacy.renyi_filter import Curve, RenyiFilter, added
+
+_FINER = 1.01  # between two tries of a smaller epsilon
+_HALVINGS = 40
+
+
+def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> None:
+    """Refuses a plan whose cost is not one for what the budget protects.
+
+    Raises:
+        UserError: saying what to change.
+    """
+    if plan.sampler.relation != ADD_OR_REMOVE:
+        raise UserError(
+            f"the budget of {store.path} counts one record added or removed, and bounding.method = '{plan.method_name}' "
+            "promises something for one that is replaced: choose another method."
+        )
+    unit = found.book.head.unit
+    if unit == "user" and found.by_name is not None:
+        raise UserError(
+            f"records of {store.path} have the names of those of {found.book.head.store}, whose budget is for users, and names "
+            "do not tell whose records they are: train on that store. If these are other records, `dpfed budget set --distinct "
+            "WHY` says so."
+        )
+    if unit == plan.unit or (store.units is not None and store.training_units == store.training_records):
+        return  # with one record for each user both are the same
+    if unit == "user":
+        raise UserError(
+            f"the budget of {store.path} is for users with all their records, and this run protects single records, of which a "
+            f"{store.unit_name or 'user'} may have several: set privacy.unit = 'user'."
+        )
+    raise UserError(
+        f"the budget of {store.path} is for single records, and this run draws and clips whole units, whose cost for one "
+        "record among others of its unit is not proven to be less: set privacy.unit = 'record' (`dpfed budget set --unit user` "
+        "sets a budget for users)."
+    )
+
+
+def does_not_fit(budget: RenyiFilter, spent: Curve, plans: Sequence[PrivacyPlan], shown: str, where: str) -> str:
+    """The sentence that refuses plans, with the largest epsilon and the number of steps that still fit.
+
+    Args:
+        budget: the filter.
+        spent: of everything else.
+        plans: what is asked for, together.
+        shown: the budget in words.
+        where: the store.
+    """
+    wanted = added((budget.curve(plan.mechanism, plan.steps) for plan in plans), len(budget.orders))
+    taken, needed = (percent(part) for part in (budget.part(spent), budget.part(wanted)))
+    start = f"the lifetime budget of {where}, {shown}, has no room: {taken} is spent or reserved, and "
+    if len(plans) > 1:
+        return f"{start}these {len(plans)} runs take {needed}: ask for fewer runs, or for more noise. {_SEE}"
+    (plan,) = plans
+    promise = f"epsilon {round_up(plan.epsilon())} over {plan.steps:,} steps takes {needed}."
+    return f"{start}{promise} {_what_fits(budget, spent, plan)} {_SEE}"
+
+
+_SEE = "`dpfed budget show` has the numbers."
+
+
+def _what_fits(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan) -> str:
+    steps, smaller = most_steps(budget, spent, plan), largest_epsilon(budget, spent, plan)
+    if smaller is None:
+        return f"What still fits is {steps:,} steps with the noise of this plan." if steps else "Nothing fits any more."
+    found, sigma = smaller
+    said = f"What still fits at these steps is epsilon {found:g} (noise multiplier {sigma:g})"
+    return said + (f", or {steps:,} steps with the noise of this plan." if steps else ".")
+
+
+def most_steps(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan) -> int:
+    """How many steps of a plan, with its noise, fit beside what is spent."""
+    steps = min(plan.steps, budget.times(spent, budget.curve(plan.mechanism, 1)))
+    while steps and not _fits(budget, spent, plan, steps):  # rounding
+        steps -= 1
+    return steps
+
+
+def largest_epsilon(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan) -> tuple[float, float] | None:
+    """The largest epsilon of a plan that fits at its number of steps, to three digits, and the noise multiplier.
+
+    The noise that is calibrated to this epsilon fits as well.
+
+    Returns:
+        ``None``: none does.
+    """
+    low, high = plan.noise_multiplier, accounting.MOST_NOISE
+    if not _fits(budget, spent, _with(plan, high)):
+        return None
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if _fits(budget, spent, _with(plan, middle)) else (middle, high)
+    sigma = min(accounting.MOST_NOISE, math.ceil(high * 1e4) / 1e4)
+    epsilon = _rounded_down(_epsilon(_with(plan, sigma)))
+    while epsilon >= LEAST_EPSILON:
+        found = accounting.calibrate(epsilon, plan.mechanism, plan.steps, plan.delta, plan.accountant)
+        if _fits(budget, spent, _with(plan, found.noise_multiplier)):
+            return epsilon, found.noise_multiplier
+        epsilon = _rounded_down(epsilon / _FINER)
+    return None
+
+
+def _epsilon(plan: PrivacyPlan) -> float:
+    try:
+        return plan.epsilon()
+    except accounting.Unresolved:
+        return plan.epsilon(accountant="rdp")
+
+
+def _with(plan: PrivacyPlan, sigma: float) -> PrivacyPlan:
+    return dataclasses.replace(plan, noise_multiplier=sigma)
+
+
+def _fits(budget: RenyiFilter, spent: Curve, plan: PrivacyPlan, steps: int | None = None) -> bool:
+    cost = budget.curve(plan.mechanism, plan.steps if steps is None else steps)
+    return budget.admits(added((spent, cost), len(budget.orders)))
+
+
+def _rounded_down(value: float) -> float:
+    if value < LEAST_EPSILON:
+        return 0.0
+    scale = 10.0 ** (2 - math.floor(math.log10(value)))
+    return math.floor(value * scale) / scale
+
+
+def shown(book: Book) -> str:
+    """A budget in a few words."""
+    unit = "record" if book.head.unit == "record" else "user"
+    return f"({book.filter.epsilon!r}, {round_up(book.filter.delta)}) for each {unit}"
+
+
+def told(entry: Entry, book: Book) -> str:
+    """A reservation or a settlement in a few words."""
+    verb = "reserved" if entry.event == "reserve" else "settled"
+    return f"{verb} {entry.steps:,} steps, {percent(book.filter.part(entry.curve))} of the budget"
+
+
+def percent(part: float) -> str:
+    """Of the budget, never below its value."""
+    if not math.isfinite(part):
+        return "more than the whole"
+    return f"{math.ceil(1000 * part) / 10:g} %"

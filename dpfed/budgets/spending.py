@@ -1,0 +1,188 @@
+"""What is done with a budget: it is set, a plan reserves its whole cost, a run that ends settles what it was charged.
+
+Every change is made while the books are held, on what all copies say together, and is on disk in all copies when it returns. So
+two processes cannot both take the last of a budget, and a crash leaves a reservation behind, never a gap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Sequence
+
+from dpfed.budgets.book import Book, Entry, Head, Unit
+from dpfed.budgets.claims import Claim, reserved, settled
+from dpfed.budgets.refusals import percent, refuse_uncountable, shown
+from dpfed.budgets.shelf import Found, budgets_of, held, keep, known_by, opened
+from dpfed.data.store.counting import no_units
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.privacy.plan_checks import require_epsilon
+from dpfed.privacy.promise import round_up
+from dpfed.privacy.renyi_filter import RenyiFilter
+
+
+def set_budget(store: RecordStore, epsilon: float, delta: float, unit: Unit | None = None, distinct: str | None = None) -> Book:
+    """Sets the lifetime budget of a store's records, or changes it.
+
+    Args:
+        store: the records.
+        epsilon: of all that is ever released.
+        delta: its companion, at most 1/N.
+        unit: what is protected; ``None``: as it is set, or a record. It never changes.
+        distinct: why these are other records than those of a known budget, although they have the same names.
+
+    Raises:
+        UserError: for an impossible budget, one below what is spent, or records that another budget holds for.
+    """
+    epsilon, delta = float(epsilon), float(delta)
+    with held(store.path):
+        found = budgets_of(store)
+        own = next((one.book for one in found if one.by_name is None), None)
+        _check_numbers(store, epsilon, delta, own.head.unit if own else unit or "record")
+        others = {one.book.head.id: one for one in found if one.by_name is not None}
+        if distinct is not None and (own is not None or not others):
+            raise UserError(
+                "--distinct says why records are others than those of a known budget, and no other one has their names."
+            )
+        if own is None:
+            if others and distinct is None:
+                raise UserError(_same_names(store, list(others.values())))
+            own = _new(store, epsilon, delta, unit or "record", dict.fromkeys(others, distinct or ""))
+        elif unit not in (None, own.head.unit):
+            raise UserError(
+                f"the budget of {store.path} is for each {own.head.unit}, and stays so: what was spent was counted for that."
+            )
+        number = 1 + max((entry.number for entry in own.sets), default=-1)
+        book = own.with_entries([Entry.new("set", number=number, epsilon=epsilon, delta=delta)])
+        if not book.filter.admits(book.spent):
+            raise UserError(
+                f"({epsilon!r}, {round_up(delta)}) is less than what is spent and reserved of the records of {store.path}: "
+                f"that is {percent(book.filter.part(book.spent))} of it. Set a larger budget, or settle runs that "
+                f"will not go on; `dpfed budget show {store.path}` has the numbers."
+            )
+        keep(book, store)
+        return book
+
+
+def reserve(store: RecordStore, claims: Sequence[Claim], dry: bool = False) -> list[Book]:
+    """Reserves plans with every budget that holds for a store's records: all of them, or none.
+
+    Who has reserved before, and goes on, reserves nothing more. Who was settled takes back what was left.
+
+    Args:
+        store: the records.
+        claims: the plans.
+        dry: only look whether it could be done.
+
+    Returns:
+        The budgets, as they are then; none hold for most stores.
+
+    Raises:
+        UserError: for a plan that does not fit, with the numbers; for one that no budget of this kind can hold; for a copy of a
+            run; if a book cannot be written.
+    """
+    if dry:
+        return [reserved(one, store, claims) for one in budgets_of(store)]
+    with opened(store) as found:
+        books = [reserved(one, store, claims) for one in found]
+        for one, book in zip(found, books, strict=True):
+            keep(book, store if one.by_name is None else None)
+    return books
+
+
+def settle(store: RecordStore | None, ids: Sequence[str], claim: Claim) -> list[Book]:
+    """Writes down that a run takes no further step, and gives back what it did not take.
+
+    Args:
+        store: the records, if they are at hand.
+        ids: of the budgets that the run reserved with; those that hold for the store now count as well.
+        claim: the run, with what its ledger was charged. Charges that were never reserved are written down all the same.
+
+    Raises:
+        UserError: if the ledger is older than what was settled before; for charges that were never reserved and that no budget
+            of this kind can hold; if a book cannot be written.
+    """
+    with held(None if store is None else store.path):
+        found = {} if store is None else {one.book.head.id: one for one in budgets_of(store)}
+        books = [one.book for one in found.values()]
+        books += [book for id in ids if id not in found and (book := known_by(id)) is not None]
+        for one in found.values():
+            if store is not None and claim.charged and claim.id not in one.book.accounts:
+                refuse_uncountable(claim.plan, one, store)
+        after = [settled(book, claim) for book in books]
+        for book in after:
+            own = book.head.id in found and found[book.head.id].by_name is None
+            keep(book, store if own else None)
+    return after
+
+
+def note_uncovered(store: RecordStore, what: str, why: str | None, dry: bool = False) -> bool:
+    """Writes down, before anything is shown, that more is released of records than their budget covers.
+
+    Args:
+        store: the records; nothing happens where no budget holds for them.
+        what: is released, and by which run.
+        why: the operator's words.
+        dry: only look whether there are any.
+
+    Returns:
+        Whether a budget holds for the records.
+
+    Raises:
+        UserError: without any words.
+    """
+    with contextlib.nullcontext(budgets_of(store)) if dry else opened(store) as found:
+        for one in found:
+            if not (why or "").strip():
+                raise UserError(
+                    f"the records of {store.path} have a lifetime budget of {shown(one.book)}, and {what}, which no budget "
+                    "covers: leave it, or say in words why it may be.",
+                    command="On the command line: --not-covered 'WHY'; in a configuration: privacy.not_covered.",
+                )
+            said = f"{what}: {why}"
+            if not dry and said not in {entry.why for entry in one.book.uncovered}:
+                book = one.book.with_entries([Entry.new("uncovered", why=said)])
+                keep(book, store if one.by_name is None else None)
+    return bool(found)
+
+
+def _check_numbers(store: RecordStore, epsilon: float, delta: float, unit: Unit) -> None:
+    require_epsilon("epsilon", epsilon)
+    if unit == "user" and store.units is None:
+        raise no_units(store.name)
+    count = store.training_records if unit == "record" else store.training_units or 0
+    if not count:
+        raise UserError(f"{store.path} has no training records, and a budget is theirs.")
+    if not 0 < delta <= 1 / count:
+        raise UserError(
+            f"delta must be above 0 and at most 1/N = 1/{count:,}, got {round_up(delta) if delta > 0 else delta}: whoever "
+            "published one whole record, drawn at random, would keep a promise with more."
+        )
+    if max(RenyiFilter.of(epsilon, delta).limits) <= 0:
+        raise UserError(f"no run fits into ({epsilon!r}, {delta!r}): raise epsilon or delta.")
+
+
+def _new(store: RecordStore, epsilon: float, delta: float, unit: Unit, distinct: dict[str, str]) -> Book:
+    new = RenyiFilter.of(epsilon, delta)
+    return Book(
+        Head(
+            budget=1,
+            id=secrets.token_hex(8),
+            unit=unit,
+            fingerprint=store.contents,
+            store=str(store.path),
+            orders=list(new.orders),
+            shares=list(new.shares),
+            distinct=distinct,
+        )
+    )
+
+
+def _same_names(store: RecordStore, others: list[Found]) -> str:
+    told = "; ".join(f"{one.by_name or 0:.0%} of those of {one.book.head.store}, {shown(one.book)}" for one in others)
+    return (
+        f"training records of {store.path} have the names of records that have a budget already ({told}). It holds for them "
+        "here, too: a run here is charged to it, and nothing need be set. If these are other records, say why with "
+        "--distinct 'WHY'."
+    )

@@ -1,0 +1,192 @@
+"""`dpfed budget`: what may be released of a record set over its lifetime, and what was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from dpfed.budgets.book import Book, Entry
+    from dpfed.budgets.shelf import Found
+    from dpfed.data.store.records import RecordStore
+
+app = typer.Typer(help="Give a record set a lifetime budget, over all runs, and see what is left of it.", no_args_is_help=True)
+
+Store = Annotated[Path, typer.Argument(help="A record store on this machine.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
+
+
+@app.command("set")
+def set_(
+    store: Store,
+    epsilon: Annotated[float, typer.Option(help="Epsilon of everything that is ever released.", show_default=False)],
+    delta: Annotated[float, typer.Option(help="Its delta, at most 1/N.", show_default=False)],
+    unit: Annotated[
+        Literal["record", "user"] | None, typer.Option(help="What is protected; default: each record.", show_default=False)
+    ] = None,
+    distinct: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHY", help="Why these are not the records of a known budget that have the same names.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Set the lifetime budget of a store's records, or change it.
+
+    From then on every run, sweep, audit and federation reserves its whole plan before its first step. A plan that does not fit
+    is refused.
+    """
+    from dpfed.console.terminal import say
+
+    say(f"opening the records of {store}")
+    from dpfed.budgets.spending import set_budget
+    from dpfed.data.store.records import RecordStore
+
+    opened = RecordStore.open(store)
+    book = set_budget(opened, epsilon, delta, unit, distinct)
+    _print(opened, book)
+
+
+@app.command()
+def show(store: Store, as_json: Json = False) -> None:
+    """Show the budget of a store's records, what is spent and reserved, and what else could have been said of it."""
+    from dpfed.console.terminal import say
+
+    say(f"opening the records of {store}", as_json)
+    opened, found = _found(store)
+    if as_json:
+        print(json.dumps([_facts(one.book) | {"found_by_name": one.by_name} for one in found]))
+        return
+    for one in found:
+        _note(opened, one)
+        _print(opened, one.book)
+
+
+@app.command()
+def history(store: Store, as_json: Json = False) -> None:
+    """Show everything that the budget's book says, in the order in which it was written."""
+    from dpfed.console.terminal import say
+
+    say(f"opening the records of {store}", as_json)
+    _, found = _found(store)
+    for one in found:
+        for entry in one.book.entries:
+            if as_json:
+                print(entry.model_dump_json(exclude_none=True))
+            else:
+                _line(entry.day, _told(entry, one.book))
+
+
+@app.command()
+def settle(
+    run: Annotated[
+        Path, typer.Argument(help="A run that will not go on, a sweep's folder, or a site's folder.", show_default=False)
+    ],
+) -> None:
+    """Give back what a run reserved and will not spend. What its ledger was charged stays spent."""
+    from dpfed.console.terminal import say
+
+    say(f"reading the ledger of {run}")
+    from dpfed.budgets.refusals import percent, shown
+    from dpfed.errors import UserError
+
+    if (run / "site.toml").is_file():
+        from dpfed.federation.budgeting import settle_site
+        from dpfed.federation.folders import SiteFolder
+
+        books = settle_site(SiteFolder.open(run))
+    else:
+        from dpfed.runs.budgeting import settle_run
+
+        books = settle_run(run)
+    if not books:
+        raise UserError(f"no budget knows of {run}, and the records have none: `dpfed budget set STORE` sets one.")
+    for book in {book.head.id: book for book in books}.values():
+        _line("budget", f"{shown(book)}: {percent(book.filter.part(book.spent))} is taken")
+
+
+def _found(store: Path) -> tuple[RecordStore, list[Found]]:
+    from dpfed.budgets.shelf import budgets_of
+    from dpfed.data.store.records import RecordStore
+    from dpfed.errors import UserError
+
+    opened = RecordStore.open(store)
+    found = budgets_of(opened)
+    if not found:
+        raise UserError(f"the records of {store} have no budget: `dpfed budget set {store} --epsilon E --delta D` sets one.")
+    return opened, found
+
+
+def _note(store: RecordStore, one: Found) -> None:
+    if one.missing:
+        _line("note", f"{store.path} has no copy of the book; what follows is from the shelf, and the next run writes a copy")
+    if one.by_name is not None:
+        said = f"{one.by_name:.0%} of the names of {one.book.head.store} are here, so this budget is taken to hold for both"
+        _line("note", f"{said}; if these are other records, `dpfed budget set --distinct WHY` says so")
+
+
+def _print(store: RecordStore, book: Book) -> None:
+    from dpfed.budgets.refusals import percent
+
+    facts = _facts(book)
+    sides = "record" if book.head.unit == "record" else f"{store.unit_name or 'user'} with all records"
+    _line("budget", f"epsilon {facts['epsilon']!r}, delta {facts['delta']!r}, for each {sides}, over all runs")
+    _line("book", f"{book.head.id}, in the store and on the shelf; runs: {len(book.accounts)}, entries: {len(book.entries)}")
+    _line("taken", f"{percent(facts['taken'])}, by the filter: runs may be chosen from the results of earlier ones")
+    for name, what in (("spent", True), ("reserved", False)):
+        own = [account for account in book.accounts.values() if account.settled == what]
+        steps = sum(account.steps for account in own)
+        if own:
+            _line(name, f"{percent(facts[name])}, {len(own)} {'runs' if len(own) > 1 else 'run'}, {steps:,} steps")
+    if facts["fixed"]:
+        said = ", ".join(f"epsilon {value} by {name.upper()}" for name, value in facts["fixed"].items())
+        _line("if fixed", f"{said}, at the same delta: what would hold if all plans had been fixed before the first result")
+        _line("summed", f"epsilon {facts['summed'][0]}, delta {facts['summed'][1]}: the sums of the runs' own promises")
+    if book.uncovered:
+        _line("not covered", f"{len(book.uncovered)}: released beside the budget, see `dpfed budget history`")
+
+
+def _facts(book: Book) -> dict[str, Any]:
+    from dpfed.budgets.comparison import if_fixed, summed
+    from dpfed.privacy.renyi_filter import added
+
+    def part(settled: bool) -> float:
+        costs = [account.cost for account in book.accounts.values() if account.settled == settled]
+        return book.filter.part(added(costs, len(book.head.orders)))
+
+    return {
+        "id": book.head.id,
+        "unit": book.head.unit,
+        "epsilon": book.filter.epsilon,
+        "delta": book.filter.delta,
+        "taken": book.filter.part(book.spent),
+        "spent": part(True),
+        "reserved": part(False),
+        "fixed": if_fixed(book),
+        "summed": summed(book),
+        "not_covered": len(book.uncovered),
+        "orders": book.head.orders,
+        "limits": list(book.filter.limits),
+        "cost": [value if value < float("inf") else None for value in book.spent],
+    }
+
+
+def _told(entry: Entry, book: Book) -> str:
+    """An entry for people."""
+    if entry.event == "set":
+        return f"set: epsilon {entry.epsilon!r}, delta {entry.delta!r}"
+    if entry.event == "uncovered":
+        return f"not covered: {entry.why}"
+    from dpfed.budgets.refusals import told
+
+    return f"{told(entry, book)}: {entry.what} {entry.name} at {entry.place} ({str(entry.of)[:16]})"
+
+
+def _line(name: str, value: str) -> None:
+    from dpfed.console.terminal import console
+    from dpfed.data.reasons import visible
+
+    console.print(f"{name:>11}  {visible(value)}", markup=False, emoji=False, highlight=False, soft_wrap=True)

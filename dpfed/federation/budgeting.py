@@ -1,0 +1,63 @@
+"""A site under its store's lifetime budget: what it joins is reserved, whole, whatever other federations and runs reserved."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpfed.budgets.book import Book
+from dpfed.budgets.claims import Claim
+from dpfed.budgets.shelf import possible
+from dpfed.budgets.spending import reserve, settle
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.privacy.ledger import Ledger
+
+if TYPE_CHECKING:
+    from dpfed.federation.folders import SiteFolder
+    from dpfed.federation.protocol.terms import Terms
+
+_LETTERS = 16
+
+
+def reserve_site(folder: SiteFolder, terms: Terms, store: RecordStore | None = None) -> list[Book]:
+    """Reserves the whole plan of a federation with the budgets of a site's records; again, it changes nothing.
+
+    Args:
+        folder: of the site.
+        terms: of the federation.
+        store: the records, if they are open.
+
+    Raises:
+        UserError: if the plan does not fit, with the numbers; if the folder is a copy of one that is there as well.
+    """
+    place = Path(folder.settings().store)
+    if not possible(place):
+        return []
+    return reserve(RecordStore.open(place) if store is None else store, [_claim(folder, terms)])
+
+
+def settle_site(folder: SiteFolder) -> list[Book]:
+    """Gives back what a site reserved and will not be asked for.
+
+    Raises:
+        UserError: if the site is served, or its ledger has lost lines.
+    """
+    with folder.locked():
+        return settle(RecordStore.open(folder.settings().store), (), _claim(folder, folder.terms()))
+
+
+def _claim(folder: SiteFolder, terms: Terms) -> Claim:
+    key = folder.identity().signing_key
+    id = hashlib.sha256(f"{terms.fingerprint}/{key}".encode()).hexdigest()[:_LETTERS]
+    name = f"{terms.sites[terms.number_of(key)].name}, terms {terms.fingerprint[:_LETTERS]}"
+    charged = Ledger.open(folder.ledger).charged if folder.ledger.exists() else 0
+
+    def is_at(place: Path) -> bool:
+        try:
+            return type(folder).open(place).identity().signing_key == key
+        except UserError:
+            return False
+
+    return Claim(id, "site", name, folder.path.resolve(), terms.privacy_plan, charged, is_at=is_at)

@@ -1,0 +1,283 @@
+"""A run under a lifetime budget: it reserves its whole plan before the first step, and settles what it was charged.
+
+What no budget covers, such as figures of training labels, is refused unless the operator says why. It is then written into the
+budget's book.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpfed.budgets.book import Book, Entry
+from dpfed.budgets.claims import Claim
+from dpfed.budgets.refusals import percent, shown
+from dpfed.budgets.shelf import BOOK, budgets_of, known_by, possible, shelf
+from dpfed.budgets.spending import note_uncovered, reserve, settle
+from dpfed.config import Config
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.evaluation.suite import tasks_of
+from dpfed.places import is_store, is_url
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.progress import Watcher
+from dpfed.runs.assembly import Components
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.disclosures import uses_labelled_bank
+
+_ID = 16  # letters of a run's identity, as its card shows them
+_NONE = "none was set (`dpfed budget set STORE`): other runs on the same records are not counted here"
+_AT_SITES = "each site's own matter: `dpfed budget show STORE` tells it there"
+
+
+def foresee_budget(folder: str | Path, config: Config, store: RecordStore, plan: PrivacyPlan) -> None:
+    """Refuses a run that its records' budget does not hold, before anything is written. `hold` decides.
+
+    Args:
+        folder: where the run will be.
+        config: resolved.
+        store: the records.
+        plan: of the run.
+
+    Raises:
+        UserError: see `dpfed.budgets.spending.reserve` and `note_uncovered`; for a reason that nobody asked for.
+    """
+    why, asked = config.privacy.not_covered, False
+    for what in _uncovered(config, store, plan):
+        asked |= note_uncovered(store, what, why, dry=True)
+    if why is not None and not asked:
+        raise UserError(
+            "privacy.not_covered says why more may be released than a lifetime budget covers, and here either the records have "
+            "none, or nothing more is released: leave it out."
+        )
+    if plan.promises:
+        reserve(store, [Claim("", "run", config.name, Path(folder).resolve(), plan)], dry=True)
+
+
+def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher) -> None:
+    """Reserves what a run may spend, before its first step, with every budget of its records; again, it changes nothing.
+
+    Args:
+        run: its directory, locked by the caller.
+        parts: of the run.
+        ledger: of the run.
+        watcher: is told how much of the budget is taken.
+
+    Raises:
+        UserError: see `dpfed.budgets.spending.reserve`.
+    """
+    if _of_institutions(run):
+        return
+    config, store = parts.config, parts.store
+    for what in _uncovered(config, store, parts.plan):
+        note_uncovered(store, f"{_called(run, config)}: {what}", config.privacy.not_covered)
+    if not parts.plan.promises:
+        return
+    claim = _claim(run, config.name, ledger)
+    books = reserve(store, [claim], dry=True)
+    if gone := set(claim.reserved_with) - {book.head.id for book in books}:
+        raise UserError(
+            f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run)['store']}, and neither "
+            f"{store.path} nor the shelf {shelf()} has its book any more: restore `{BOOK}` there."
+        )
+    if not books:
+        return
+    # First this: a run that has taken steps, and whose reservation a book does not know, tells that the book has lost lines.
+    _write(run, store, books)
+    for book in reserve(store, [claim]):
+        taken = f"{percent(book.filter.part(book.spent))} of it is taken"
+        watcher.note(f"reserved with the lifetime budget of {book.head.store}, {shown(book)}: {taken}")
+
+
+def may_have_budget(config: Config) -> bool:
+    """Whether the records of a configuration may have a budget; answers without opening them."""
+    path = config.data.path
+    own = Path(path).expanduser() if path and not is_url(path) else None
+    return possible(own or shelf())
+
+
+def hold_sweep(store: RecordStore, plans: dict[Path, tuple[str, PrivacyPlan]]) -> None:
+    """Reserves the runs of a sweep that have not begun: all of them, or none. Each takes its own over when it begins.
+
+    Args:
+        store: the records.
+        plans: folder of a run -> its name and its plan.
+
+    Raises:
+        UserError: see `dpfed.budgets.spending.reserve`.
+    """
+    # The account of a run that has not begun is named after its place, so that a sweep which goes on finds it again.
+    places = {folder.resolve(): named for folder, named in plans.items()}
+    reserve(store, [Claim(f"sweep {place}", "sweep", name, place, plan) for place, (name, plan) in places.items()])
+
+
+def settle_at_end(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher) -> None:
+    """Settles a run behind its last step. One that began before its records had a budget is written down as well.
+
+    Args:
+        run: locked by the caller.
+        parts: of the run.
+        ledger: of the run.
+        watcher: is told why such a run cannot be written down.
+    """
+    if run.budget.is_file():
+        settled(run, ledger, parts.store)
+    elif parts.plan.promises and not _of_institutions(run):
+        try:
+            if budgets_of(parts.store):
+                settled(run, ledger, parts.store)
+        except UserError as error:
+            watcher.note(f"this run is not in the lifetime budget that was set while it trained: {error}")
+
+
+def reservations(run: RunDirectory) -> list[tuple[str, Book | None, list[Entry]]]:
+    """What the books of the budgets that a run reserved with say of it.
+
+    Returns:
+        Of each: its id, the book, if it is there still, and the entries about the run.
+    """
+    noted, id = _noted(run), run.identity[:_ID]
+    books = {one: known_by(one, Path(noted["store"])) for one in _ids(noted)}
+    return [(one, book, [entry for entry in book.entries if entry.of == id] if book else []) for one, book in books.items()]
+
+
+def settle_run(folder: str | Path) -> list[Book]:
+    """Settles a run that will not go on, or the runs of a sweep that have not begun.
+
+    Args:
+        folder: of the run, or of the sweep.
+
+    Returns:
+        The budgets.
+
+    Raises:
+        UserError: if the run is in use; if its ledger has lost lines; if no budget knows of it.
+    """
+    if not (Path(folder) / "config.toml").exists() and (books := _settle_sweep(Path(folder).resolve())):
+        return books
+    run = RunDirectory.open(folder)
+    if _of_institutions(run):
+        raise UserError(
+            f"{folder} is the coordinator's run: the records are the sites', and `dpfed budget settle SITE` is theirs."
+        )
+    with run.locked():
+        return settled(run, Ledger.open(run.ledger))
+
+
+def settled(run: RunDirectory, ledger: Ledger, store: RecordStore | None = None) -> list[Book]:
+    """Writes down what a run was charged, after its last step.
+
+    Args:
+        run: locked by the caller.
+        ledger: of the run.
+        store: its records, if they are open.
+
+    Raises:
+        UserError: see `dpfed.budgets.spending.settle`.
+    """
+    last = max((int(path.stem.removeprefix("step-")) for path in run.checkpoints.glob("step-*.safetensors")), default=0)
+    if last > ledger.charged:
+        raise UserError(f"{run.ledger} holds {ledger.charged} steps, and a checkpoint is of step {last}: restore the ledger.")
+    noted = _noted(run)
+    if store is None and noted and is_store(noted["store"]):
+        store = RecordStore.open(noted["store"])
+    if store is None and not noted:
+        config = run.config()
+        store = RecordStore.open(config.data.path) if config.data.path and is_store(config.data.path) else None
+    return settle(store, _ids(noted), _claim(run, run.config().name, ledger))
+
+
+def not_covered(run: RunDirectory, store: RecordStore, what: str, why: str | None) -> None:
+    """Refuses an exact figure of records under a budget, or notes it with the operator's words.
+
+    Args:
+        run: whose figure it is.
+        store: the records.
+        what: is released.
+        why: the operator's words.
+
+    Raises:
+        UserError: without any.
+    """
+    note_uncovered(store, f"{_called(run, run.config())}: {what}", why)
+
+
+def stated(run: RunDirectory) -> str:
+    """The records' lifetime budget, for the card of a run."""
+    if _of_institutions(run):
+        return _AT_SITES
+    noted = _noted(run)
+    if not noted:
+        return _NONE
+    return "; ".join(one["budget"] for one in noted["budgets"]) + ", over all runs (docs/budget.md says who keeps it)"
+
+
+def _uncovered(config: Config, store: RecordStore, plan: PrivacyPlan) -> Iterator[str]:
+    """What a run releases of its training records that no epsilon covers."""
+    if not plan.private:
+        yield "a run without privacy releases exact functions of them"
+    elif not plan.method.sound:
+        yield f"the claim of bounding.method = '{plan.method_name}' does not hold"
+    if config.privacy.seed is not None and plan.private:
+        yield "privacy.seed is fixed, so anybody can subtract the noise"
+    if config.diagnostics == "raw":
+        yield "diagnostics = 'raw' writes losses and norms without noise"
+    if not store.public and uses_labelled_bank(tasks_of(store, config)):
+        yield "k-NN and linear probe (evaluation.tasks) are exact functions of training labels"
+
+
+def _of_institutions(run: RunDirectory) -> bool:
+    """Whether the training records are at the sites of a federation, which reserve for themselves."""
+    return run.terms.is_file() and not run.simulation.is_file()
+
+
+def _called(run: RunDirectory, config: Config) -> str:
+    return f"{config.name} ({run.identity[:_ID]})"
+
+
+def _claim(run: RunDirectory, name: str, ledger: Ledger) -> Claim:
+    def is_at(place: Path) -> bool:
+        return bool(run.identity) and RunDirectory(place).identity == run.identity
+
+    place, ids = run.path.resolve(), tuple(_ids(_noted(run)))
+    return Claim(run.identity[:_ID] or str(place), "run", name, place, ledger.plan, ledger.charged, ids, is_at)
+
+
+def _settle_sweep(folder: Path) -> list[Book]:
+    """Gives back what a sweep reserved for runs that have not begun."""
+    changed = []
+    for path in sorted(shelf().glob("*.jsonl")):
+        book = known_by(path.stem)
+        for one in book.accounts.values() if book is not None else ():
+            place = Path(one.place)
+            if one.what == "sweep" and not one.settled and place.parent == folder and RunDirectory.unused(place):
+                changed += settle(None, [path.stem], Claim(one.id, "sweep", one.name, place, one.plan))
+    return changed
+
+
+def _noted(run: RunDirectory) -> dict[str, Any]:
+    """What ``budget.json`` says; empty where there is none."""
+    try:
+        noted = json.loads(run.budget.read_text(encoding="utf-8")) if run.budget.is_file() else {}
+        if noted and not (isinstance(noted["store"], str) and all(isinstance(one["id"], str) for one in noted["budgets"])):
+            raise ValueError("other keys than those that were written")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{run.budget} is damaged ({error}): restore it.") from error
+    return noted
+
+
+def _ids(noted: dict[str, Any]) -> Sequence[str]:
+    return [one["id"] for one in noted.get("budgets", ())]
+
+
+def _write(run: RunDirectory, store: RecordStore, books: Sequence[Book]) -> None:
+    known = _noted(run)
+    budgets = {one["id"]: one for one in known.get("budgets", ())} | {
+        book.head.id: {"id": book.head.id, "budget": shown(book)} for book in books
+    }
+    text = json.dumps({"store": str(store.path), "budgets": list(budgets.values())}, indent=1) + "\n"
+    if not run.budget.is_file() or run.budget.read_text(encoding="utf-8") != text:
+        run.write(run.budget, text)

@@ -1,0 +1,160 @@
+"""The book: append-only, checked line by line, and the same whatever the order of its entries."""
+
+import json
+import os
+import random
+
+import pytest
+
+from dpfed.budgets.book import Book, Entry, Head
+from dpfed.budgets.copies import read, write_missing
+from dpfed.errors import UserError
+from dpfed.privacy.renyi_filter import RenyiFilter
+from tests.budgets.conftest import PLAN
+
+
+def head():
+    budget = RenyiFilter.of(10, 1e-6)
+    return Head(
+        budget=1, id="0" * 16, unit="record", fingerprint="f", store="s", orders=list(budget.orders), shares=list(budget.shares)
+    )
+
+
+def entry(event, number=0, of="a", steps=10, **more):
+    cost = [float(steps)] * 8
+    return Entry.new(
+        event, number=number, of=of, what="run", name=of, place=f"/{of}", plan=PLAN.as_dict(), steps=steps, cost=cost, **more
+    )
+
+
+ENTRIES = [
+    Entry.new("set", epsilon=10.0, delta=1e-6),
+    entry("reserve"),
+    entry("reserve", of="b", steps=7),
+    entry("settle", 1, steps=4),
+    Entry.new("set", number=1, epsilon=12.0, delta=1e-6),
+    entry("reserve", of="c", steps=3, instead="b"),
+    Entry.new("uncovered", why="an audit: because"),
+]
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "budget.jsonl"
+    for count in range(1, len(ENTRIES) + 1):
+        write_missing(path, Book(head(), tuple(ENTRIES[:count])))
+    return path
+
+
+def test_it_reads_back_what_was_written(path):
+    book = read(path)
+    assert book == Book(head(), tuple(ENTRIES))
+    assert (book.filter.epsilon, book.filter.delta) == (12.0, 1e-6)
+    assert {id: (one.steps, one.settled, one.least) for id, one in book.accounts.items()} == {
+        "a": (4, True, 4),
+        "c": (3, False, 0),
+    }
+    assert book.spent == (7.0,) * 8 and len(book.uncovered) == 1 and read(path.with_name("other")) is None
+
+
+def test_what_follows_does_not_depend_on_the_order_of_entries():
+    """Two machines whose clocks disagree write copies that are put together in any order."""
+    book = Book(head(), tuple(ENTRIES))
+    for seed in range(20):
+        shuffled = Book(head(), tuple(random.Random(seed).sample(ENTRIES, len(ENTRIES))))
+        assert shuffled.accounts == book.accounts and shuffled.filter == book.filter and shuffled.spent == book.spent
+
+
+def test_copies_that_grew_apart_become_one_by_what_each_lacks(tmp_path):
+    one, other = Book(head(), tuple(ENTRIES[:3])), Book(head(), (*ENTRIES[:2], *ENTRIES[4:]))
+    together = one.with_entries(one.lacks(other))
+    backward = other.with_entries(other.lacks(one))
+    assert together.accounts == backward.accounts and {e.id for e in together.entries} == {e.id for e in backward.entries}
+    path = tmp_path / "book"
+    write_missing(path, one)
+    write_missing(path, together)
+    assert read(path) == together
+
+
+def test_a_run_that_went_on_in_two_places_costs_what_was_settled_most(path):
+    """Its copy elsewhere settled 8 steps; here it settled 4, went on, and settled 5."""
+    here = [ENTRIES[0], entry("reserve"), entry("settle", 1, steps=4), entry("reserve", 2), entry("settle", 3, steps=5)]
+    book = Book(head(), (*here, entry("settle", 1, steps=8)))
+    account = book.accounts["a"]
+    assert (account.steps, account.cost, account.settled, account.least) == (8, (8.0,) * 8, True, 8)
+
+
+def test_a_book_without_the_line_that_set_the_budget_is_a_sentence(path):
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(UserError, match="has lost the line that set it"):
+        assert read(path).filter
+
+
+def test_a_write_that_a_crash_cut_short_counts_for_nothing_wherever_it_was_cut(path):
+    whole = path.read_bytes()
+    last = entry("reserve", of="d")
+    write_missing(path, Book(head(), (*ENTRIES, last)))
+    line = path.read_bytes()[len(whole) :]
+    for cut in range(0, len(line), 7):
+        path.write_bytes(whole + line[:cut])
+        assert read(path) == Book(head(), tuple(ENTRIES))
+        write_missing(path, Book(head(), (*ENTRIES, last)))  # onto a line of its own
+        assert read(path).entries[-1] == last
+
+
+def test_every_changed_byte_is_noticed_by_its_line(path):
+    content = path.read_bytes()
+    starts = [0, *(place + 1 for place, byte in enumerate(content) if byte == ord("\n"))]
+    for place in range(0, len(content), 13):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        number = sum(start <= place for start in starts)
+        if content[place] == ord("\n") and place == len(content) - 1:  # the last line then looks torn
+            continue
+        with pytest.raises(UserError, match=f"damaged at line ({number}|{number + 1})"):
+            read(path)
+        with pytest.raises(UserError, match="damaged"):
+            write_missing(path, Book(head(), tuple(ENTRIES)))
+        assert path.read_bytes() == bytes(changed)
+
+
+def test_lines_that_are_left_out_or_change_places_are_noticed(path):
+    lines = path.read_text().splitlines(keepends=True)
+    for damaged in (lines[:2] + lines[3:], [lines[0], lines[2], lines[1], *lines[3:]], lines[1:]):
+        path.write_text("".join(damaged))
+        with pytest.raises(UserError, match="damaged at line"):
+            read(path)
+
+
+def test_a_line_of_another_kind_is_noticed_although_its_hash_is_right(path):
+    from dpfed.privacy.ledger import link
+
+    chain = json.loads(path.read_text().splitlines()[-1])["chain"]
+    line = {"id": "1" * 16, "event": "refund", "day": "2026-01-01"}
+    path.write_text(path.read_text() + json.dumps({**line, "chain": link(chain, line)}) + "\n")
+    with pytest.raises(UserError, match=f"damaged at line {len(ENTRIES) + 2}"):
+        read(path)
+
+
+def test_an_entry_is_on_disk_when_the_call_returns(path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(path.read_bytes()))
+    write_missing(path, Book(head(), (*ENTRIES, entry("reserve", of="d"))))
+    assert synced[-1] == path.read_bytes() and b'"d"' in synced[-1]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system")])
+def test_a_book_that_cannot_be_written_is_a_sentence(path, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("dpfed.budgets.copies.append_line", fail)
+    with pytest.raises(UserError, match=f"{error.strerror}.*nothing is begun"):
+        write_missing(path, Book(head(), (*ENTRIES, entry("reserve", of="d"))))
+
+
+def test_an_infinite_cost_is_read_back_as_one(path):
+    unknown = entry("reserve", of="d").model_copy(update={"cost": [None] * 7 + [1.0]})
+    write_missing(path, Book(head(), (*ENTRIES, unknown)))
+    assert read(path).spent == (float("inf"),) * 7 + (8.0,)

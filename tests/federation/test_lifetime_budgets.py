@@ -1,0 +1,123 @@
+"""Federations over one site's records are composed by the store's lifetime budget, whatever folders they use."""
+
+import shutil
+
+import pytest
+
+from dpfed.budgets.shelf import budgets_of
+from dpfed.budgets.spending import set_budget
+from dpfed.config import parse_config
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.federation.budgeting import settle_site
+from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.site.serving import load_site
+from dpfed.privacy.ledger import Ledger, Release
+from dpfed.runs.pretraining import pretrain
+
+
+@pytest.fixture
+def store(shapes, tmp_path):
+    return RecordStore.open(shutil.copytree(shapes.path, tmp_path / "store"))
+
+
+@pytest.fixture
+def config(tiny, store):
+    tiny["data"]["path"] = str(store.path)
+    tiny["evaluation"] = {"split": "none"}
+    tiny["privacy"] |= {"epsilon": 2.0, "delta": 1e-5, "accountant": "rdp"}
+    return tiny
+
+
+@pytest.fixture
+def join(config, store, tmp_path):
+    """Makes a federation of two sites, of which the first has the store, and has it join."""
+
+    def make(number, **privacy):
+        sites = [SiteFolder.create(tmp_path / f"{name}-{number}", name, store.path) for name in ("ours", "theirs")]
+        config["privacy"] |= privacy
+        cards = [site.card for site in sites]
+        folder = CoordinatorFolder.create(tmp_path / f"federation-{number}", parse_config(config), cards)
+        sites[0].join(Terms.load(folder.terms))
+        return sites[0]
+
+    return make
+
+
+def book_of(store):
+    (found,) = budgets_of(store)
+    return found.book
+
+
+def test_two_federations_and_a_run_over_one_store_share_its_budget(store, join, config, tmp_path):
+    budget = set_budget(store, 3, 1e-5)
+    first = join(1)
+    plan = first.terms().privacy_plan
+    one = budget.filter.curve(plan.mechanism, plan.steps)
+    assert book_of(store).spent == one
+    number = 1
+    with pytest.raises(UserError, match="has no room"):
+        for number in range(2, 9):
+            join(number)
+    assert number > 2 and len(book_of(store).accounts) == number - 1
+    late = SiteFolder.open(tmp_path / f"ours-{number}")
+    assert not late.ledger.exists()
+    with pytest.raises(UserError, match="joined no federation"):
+        late.terms()
+    with pytest.raises(UserError, match="has no room"):
+        pretrain(parse_config(config), tmp_path / "run")
+    settle_site(first)  # its coordinator never came
+    assert len([account for account in book_of(store).accounts.values() if not account.settled]) == number - 2
+    late.join(Terms.load(tmp_path / f"federation-{number}" / "terms.json"))
+
+
+def test_a_site_that_is_served_again_reserves_nothing_more_and_a_copy_of_it_is_refused(store, join, tmp_path):
+    set_budget(store, 10, 1e-5)
+    site = join(1)
+    spent = book_of(store).spent
+    for _ in range(2):
+        load_site(site, print)
+    assert book_of(store).spent == spent and len(book_of(store).entries) == 2
+    copy = SiteFolder.open(shutil.copytree(site.path, tmp_path / "copy"))
+    with pytest.raises(UserError, match="is a copy of"):
+        load_site(copy, print)
+
+
+def test_another_name_of_a_site_s_folder_is_no_copy(store, join, tmp_path):
+    set_budget(store, 10, 1e-5)
+    site = join(1)
+    (tmp_path / "other-name").symlink_to(site.path)
+    load_site(SiteFolder.open(tmp_path / "other-name"), print)
+    assert len(book_of(store).entries) == 2
+
+
+def test_words_about_records_of_the_sites_are_refused(join):
+    with pytest.raises(UserError, match="privacy.not_covered is for one's own records"):
+        join(1, not_covered="because")
+
+
+def test_a_site_that_joined_before_the_budget_was_set_is_counted_when_it_is_served(store, join):
+    site = join(1)
+    Ledger.open(site.ledger).charge(Release(0, "digest"))
+    budget = set_budget(store, 10, 1e-5)
+    load_site(site, print)
+    plan = site.terms().privacy_plan
+    assert book_of(store).spent == budget.filter.curve(plan.mechanism, plan.steps)
+
+
+def test_a_settled_site_is_served_again_only_where_there_is_room(store, join):
+    budget = set_budget(store, 3, 1e-5)
+    site = join(1)
+    plan = site.terms().privacy_plan
+    Ledger.open(site.ledger).charge(Release(0, "digest"))
+    settle_site(site)
+    assert book_of(store).spent == budget.filter.curve(plan.mechanism, 1)
+    load_site(site, print)
+    assert book_of(store).spent == budget.filter.curve(plan.mechanism, plan.steps)
+    settle_site(site)
+    with pytest.raises(UserError, match="has no room"):
+        for number in range(2, 9):
+            join(number)
+    with pytest.raises(UserError, match="has no room"):
+        load_site(site, print)

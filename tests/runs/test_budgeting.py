@@ -1,0 +1,352 @@
+"""Runs, sweeps, audits and simulated federations under a lifetime budget of their records."""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+
+import pytest
+
+from dpfed.budgets.copies import read
+from dpfed.budgets.shelf import BOOK, budgets_of, shelf
+from dpfed.budgets.spending import set_budget
+from dpfed.config import parse_config
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.privacy.ledger import Ledger
+from dpfed.runs import running
+from dpfed.runs.budgeting import settle_run
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import pretrain
+from dpfed.runs.reevaluation import evaluate_run
+from dpfed.runs.resuming import resume
+from dpfed.runs.sweep import sweep
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def store(shapes, tmp_path):
+    return RecordStore.open(shutil.copytree(shapes.path, tmp_path / "store"))
+
+
+@pytest.fixture
+def config(tiny, store):
+    """A run of six steps at epsilon 2, of which a budget of (4, 1e-5) holds three."""
+    tiny["data"]["path"] = str(store.path)
+    tiny["evaluation"] = {"split": "none"}
+    tiny["privacy"] |= {"epsilon": 2.0, "delta": 1e-5}
+    return tiny
+
+
+@pytest.fixture
+def budget(store):
+    return set_budget(store, 6, 1e-5)
+
+
+def book_of(store):
+    (found,) = budgets_of(store)
+    return found.book
+
+
+def stopped_after(monkeypatch, steps):
+    real = running.train
+
+    def train(transport, coordinator, numbers, observers):
+        real(transport, coordinator, list(numbers)[:steps], observers)
+        raise Stopped
+
+    monkeypatch.setattr(running, "train", train)
+
+
+def test_a_run_reserves_its_plan_before_the_first_step_and_settles_it(config, store, budget, tmp_path, monkeypatch):
+    seen = []
+    charge = Ledger.charge
+    monkeypatch.setattr(Ledger, "charge", lambda ledger, release: (seen.append(book_of(store).spent), charge(ledger, release)))
+    run = pretrain(parse_config(config), tmp_path / "run")
+    plan = Ledger.open(run.ledger).plan
+    (account,) = book_of(store).accounts.values()
+    assert seen == [budget.filter.curve(plan.mechanism, 6)] * 6
+    assert (account.id, account.steps, account.settled) == (run.identity[:16], 6, True)
+    assert "(6.0, 1.00e-5) for each record, over all runs" in run.card.read_text()
+
+
+def test_the_card_of_a_run_without_a_budget_says_that_there_is_none(config, tmp_path):
+    run = pretrain(parse_config(config), tmp_path / "run")
+    assert "| Lifetime budget of the records | none was set" in run.card.read_text() and not run.budget.exists()
+
+
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(config, store, tmp_path):
+    budget = set_budget(store, 4, 1e-5)
+    for number in range(5):
+        try:
+            pretrain(parse_config(config), tmp_path / f"run-{number}")
+        except UserError as error:
+            refusal = str(error)
+            break
+    assert number > 0 and "has no room" in refusal and "What still fits at these steps is epsilon" in refusal
+    assert not (tmp_path / f"run-{number}").exists() and len(book_of(store).accounts) == number
+    fitting = float(refusal.split("at these steps is epsilon ")[1].split()[0])
+    config["privacy"]["epsilon"] = fitting
+    pretrain(parse_config(config), tmp_path / "fitting")
+    assert budget.filter.admits(book_of(store).spent)
+
+
+def test_a_run_that_goes_on_reserves_nothing_more(config, store, budget, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 3)
+        with pytest.raises(Stopped):
+            pretrain(parse_config(config), tmp_path / "run")
+    before = book_of(store)
+    assert [account.settled for account in before.accounts.values()] == [False]
+    resume(tmp_path / "run")
+    assert book_of(store).spent == before.spent and len(book_of(store).entries) == len(before.entries) + 1
+
+
+def _killed(config, folder, after):
+    running.train = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    pretrain(config, folder)
+
+
+def test_a_run_that_is_killed_before_its_first_step_keeps_what_it_reserved(config, store, budget, tmp_path):
+    process = multiprocessing.get_context("fork").Process(target=_killed, args=(parse_config(config), tmp_path / "run", 0))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    (account,) = book_of(store).accounts.values()
+    assert (account.steps, account.settled) == (6, False) and Ledger.open(tmp_path / "run" / "ledger.jsonl").charged == 0
+    resume(tmp_path / "run")
+    assert book_of(store).spent == account.cost
+
+
+def test_a_run_that_is_given_up_gives_back_the_steps_that_it_did_not_take(config, store, budget, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 4)
+        with pytest.raises(Stopped):
+            pretrain(parse_config(config), tmp_path / "run")
+    plan = Ledger.open(tmp_path / "run" / "ledger.jsonl").plan
+    settle_run(tmp_path / "run")
+    assert book_of(store).spent == budget.filter.curve(plan.mechanism, 4)
+    resume(tmp_path / "run")  # it may go on after all, where there is room
+    assert book_of(store).spent == budget.filter.curve(plan.mechanism, 6)
+
+
+def test_a_run_whose_ledger_lost_lines_is_not_settled(config, store, budget, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 4)
+        with pytest.raises(Stopped):
+            pretrain(parse_config(config), tmp_path / "run")
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:2]))
+    with pytest.raises(UserError, match="holds 1 steps, and a checkpoint is of step 4"):
+        settle_run(tmp_path / "run")
+
+
+def test_a_copy_of_an_unfinished_run_does_not_spend_the_reservation_twice(config, store, budget, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 3)
+        with pytest.raises(Stopped):
+            pretrain(parse_config(config), tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    shutil.copytree(tmp_path / "run", tmp_path / "later")
+    with pytest.raises(UserError, match="copy is a copy of .*run, which is there as well"):
+        resume(tmp_path / "copy")
+    resume(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(UserError, match="older copy of a run that has settled 6"):
+        resume(tmp_path / "later")
+
+
+def test_a_book_that_lost_a_run_s_reservation_is_noticed(config, store, budget, tmp_path, monkeypatch, own_shelf):
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 3)
+        with pytest.raises(Stopped):
+            pretrain(parse_config(config), tmp_path / "run")
+    for path in (store.path / BOOK, own_shelf / f"{budget.head.id}.jsonl"):
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UserError, match="the book has lost lines"):
+        resume(tmp_path / "run")
+    for path in (store.path / BOOK, own_shelf / f"{budget.head.id}.jsonl"):
+        path.unlink()
+    with pytest.raises(UserError, match=f"reserved with the budget {budget.head.id} .* restore `budget.jsonl` there"):
+        resume(tmp_path / "run")
+
+
+def test_a_run_that_was_edited_into_a_larger_one_before_its_first_step_is_refused(config, store, budget, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 0)
+        with pytest.raises(Stopped):
+            pretrain(parse_config(config), tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    shutil.rmtree(run.checkpoints)
+    run.ledger.unlink()
+    settings = run.path / "config.toml"
+    settings.write_text(settings.read_text().replace("steps = 6", "steps = 60"))
+    with pytest.raises(UserError, match="has reserved another plan than it has now .6 steps"):
+        resume(run.path)
+    assert [account.steps for account in book_of(store).accounts.values()] == [6]
+
+
+def test_a_run_that_was_there_before_the_budget_is_written_down_when_it_ends(config, store, tmp_path, monkeypatch):
+    real, set_ = running.train, []
+
+    def train(*args):
+        real(*args)
+        set_.append(set_budget(store, 6, 1e-5))
+
+    monkeypatch.setattr(running, "train", train)
+    run = pretrain(parse_config(config), tmp_path / "run")
+    plan = Ledger.open(run.ledger).plan
+    assert book_of(store).spent == set_[0].filter.curve(plan.mechanism, 6) and not run.budget.exists()
+
+
+def test_the_ledger_s_command_shows_what_the_books_say(config, store, budget, tmp_path, monkeypatch, dpfed):
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 4)
+        with pytest.raises(Stopped):
+            pretrain(parse_config(config), tmp_path / "run")
+    settle_run(tmp_path / "run")
+    code, said, _ = dpfed("privacy", "ledger", tmp_path / "run")
+    lines = said.splitlines()
+    place = lines.index(f"lifetime budget {budget.head.id}, (6.0, 1.00e-5) for each record")
+    assert code == 0 and "reserved 6 steps" in lines[place + 1] and "settled 4 steps" in lines[place + 2]
+    (told,) = json.loads(dpfed("privacy", "ledger", tmp_path / "run", "--json")[1])["reservations"]
+    assert (told["budget"], [entry["steps"] for entry in told["entries"]]) == (budget.head.id, [6, 4])
+    for path in (store.path / BOOK, shelf() / f"{budget.head.id}.jsonl"):
+        path.unlink()
+    assert "its book is gone" in dpfed("privacy", "ledger", tmp_path / "run")[1]
+
+
+WITHOUT = {"bounding": {"method": "none", "group_size": 4}, "privacy": {"epsilon": None, "delta": None}}
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"privacy": {"seed": 1}}, "privacy.seed is fixed"),
+        ({"diagnostics": "raw"}, "diagnostics = 'raw'"),
+        (WITHOUT, "a run without privacy releases exact functions"),
+    ],
+)
+def test_what_no_epsilon_covers_is_refused_unless_said_in_words(config, store, budget, tmp_path, changes, said):
+    for section, value in changes.items():
+        config[section] = {**config[section], **value} if isinstance(value, dict) else value
+    with pytest.raises(UserError, match=f"{said}.*which no budget covers"):
+        pretrain(parse_config(config), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    config["privacy"]["not_covered"] = "a test of ours"
+    pretrain(parse_config(config), tmp_path / "run")
+    assert [entry.why.endswith("a test of ours") for entry in book_of(store).uncovered] == [True]
+
+
+def test_words_that_nobody_asked_for_are_refused(config, tmp_path):
+    config["privacy"]["not_covered"] = "because"
+    with pytest.raises(UserError, match="privacy.not_covered says why"):
+        pretrain(parse_config(config), tmp_path / "run")
+
+
+def test_figures_of_training_labels_want_words(config, store, tmp_path, monkeypatch):
+    header = json.loads((store.path / "store.json").read_text())
+    (store.path / "store.json").write_text(json.dumps({**header, "public": False}))
+    private = RecordStore.open(store.path)
+    set_budget(private, 6, 1e-5)
+    run = pretrain(parse_config(config), tmp_path / "run")
+    with pytest.raises(UserError, match="k-NN and linear probe are exact functions of training labels, which no budget covers"):
+        evaluate_run(run.path, "test", ["knn"])
+    assert not run.disclosures
+    evaluate_run(run.path, "test", ["knn"], not_covered="a board's question")
+    (entry,) = book_of(private).uncovered
+    assert entry.why.endswith("training labels: a board's question") and run.identity[:16] in entry.why
+
+
+def test_an_audit_wants_words(config, store, budget, tmp_path):
+    from dpfed.audit.membership import audit_membership
+
+    run = pretrain(parse_config(config), tmp_path / "run")
+    with pytest.raises(UserError, match="figures of an audit are exact functions of them, which no budget covers"):
+        audit_membership(run.path, records=200)
+    assert not run.audits.exists()
+
+
+SWEEP = """
+name = "two"
+[[run]]
+name = "one"
+set = {"optimizer.learning_rate" = 1e-3}
+[[run]]
+name = "other"
+set = {"optimizer.learning_rate" = 2e-3}
+"""
+
+
+def test_a_sweep_reserves_all_its_runs_before_the_first_one(config, store, tmp_path, monkeypatch):
+    """So its last run is not refused after the first ones are trained."""
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    set_budget(store, 3.5, 1e-5)
+    with pytest.raises(UserError, match="these 2 runs take"):
+        sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
+    assert not (tmp_path / "runs" / "two").exists() and not book_of(store).accounts
+    set_budget(store, 10, 1e-5)
+    with monkeypatch.context() as patch:
+        stopped_after(patch, 3)
+        with pytest.raises(Stopped):
+            sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
+    spent = book_of(store).spent
+    assert sorted(account.what for account in book_of(store).accounts.values()) == ["run", "sweep"]
+    sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
+    assert book_of(store).spent == spent and all(account.settled for account in book_of(store).accounts.values())
+
+
+def test_a_sweep_that_is_given_up_gives_back_the_runs_that_have_not_begun(config, store, tmp_path, monkeypatch):
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    book = set_budget(store, 10, 1e-5)
+    stopped_after(monkeypatch, 3)
+    with pytest.raises(Stopped):
+        sweep(parse_config(config), tmp_path / "sweep.toml", tmp_path / "runs")
+    settle_run(tmp_path / "runs" / "two")
+    plan = Ledger.open(tmp_path / "runs" / "two" / "one" / "ledger.jsonl").plan
+    assert book_of(store).spent == book.filter.curve(plan.mechanism, 6)
+
+
+def test_a_simulated_federation_reserves_like_a_run(config, store, budget, tmp_path):
+    from dpfed.federation.simulated import Simulation
+    from dpfed.federation.simulation import simulate
+
+    run = simulate(parse_config(config), tmp_path / "run", Simulation(sites=2, skew=0.0))
+    (account,) = book_of(store).accounts.values()
+    assert account.steps == Ledger.open(run.ledger).charged == 6 and account.settled
+
+
+def test_the_commands_say_what_is_taken(config, store, tmp_path, dpfed):
+    code, said, _ = dpfed("budget", "show", store.path)
+    assert code == 2
+    code, said, _ = dpfed("budget", "set", store.path, "--epsilon", 6, "--delta", 1e-5)
+    assert code == 0 and "epsilon 6.0, delta 1e-05, for each record" in said and "taken  0 %" in said
+    run = pretrain(parse_config(config), tmp_path / "run")
+    _, said, _ = dpfed("budget", "show", store.path)
+    assert "1 run, 6 steps" in said and "by PLD" in said and "epsilon 2.00, delta 1.00e-5: the sums" in said
+    _, shown, _ = dpfed("budget", "show", store.path, "--json")
+    (facts,) = json.loads(shown)
+    assert facts["taken"] == facts["spent"] == pytest.approx(book_of(store).filter.part(book_of(store).spent))
+    assert float(facts["fixed"]["pld"]) <= float(facts["fixed"]["rdp"])
+    _, said, _ = dpfed("budget", "history", store.path)
+    assert [line.split()[1] for line in said.splitlines()[1:]] == ["set:", "reserved", "settled"]
+    code, said, _ = dpfed("budget", "settle", run.path)
+    assert code == 0 and "is taken" in said
+    code, _, error = dpfed("budget", "settle", tmp_path)
+    assert code == 2 and "is not a run" in error
+
+
+def test_a_run_elsewhere_on_the_same_records_is_settled_into_a_budget(config, store, tmp_path):
+    """A run that was made before the budget was set counts when it is brought in."""
+    run = pretrain(parse_config(config), tmp_path / "run")
+    budget = set_budget(store, 6, 1e-5)
+    settle_run(run.path)
+    plan = Ledger.open(run.ledger).plan
+    assert book_of(store).spent == budget.filter.curve(plan.mechanism, 6) == read(store.path / BOOK).spent
+    assert dataclasses.replace(plan) == next(iter(book_of(store).accounts.values())).plan
+    assert RunDirectory(run.path).finished
