@@ -37,6 +37,9 @@ def build(name, adaptation, size=32):
             for stage in net.stages:
                 stage.blocks = stage.blocks[:1]
         model.head[0] = nn.Linear(512, 16)
+    elif name == "convnextv2_atto":
+        for stage in net.stages:
+            stage.blocks = stage.blocks[:1]
     for parameter in model.parameters():  # scales and adapters start near zero, where little can be seen
         if parameter.requires_grad and parameter.dim() and parameter.abs().max() < 1e-3:
             nn.init.normal_(parameter, std=0.1)
