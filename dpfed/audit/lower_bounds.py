@@ -1,0 +1,132 @@
+"""From the scores of canaries to lower bounds on epsilon, in two forms each.
+
+`Shown.epsilon` holds for every mechanism: none with a smaller epsilon, at the same delta, is compatible with the outcome.
+`Shown.noise` is the f-DP form: an upper bound on sigma, in the family of the plan's own mechanism. It uses the whole trade-off
+function, which the plan claims, and so says more.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpfed.audit import one_run
+from dpfed.audit.rates import best_threshold, clopper_pearson, least_epsilon
+from dpfed.audit.trade_off import Family, TradeOff, trade_off
+
+# Guesses of a run: what share of the canaries, and whether from both ends of the scores or the upper one only.
+_GUESSES = ((1.0, True), (0.5, True), (0.25, True), (0.125, True), (0.5, False), (0.25, False), (0.125, False))
+_THRESHOLDS = 200
+_FIRST = 0.6  # of the error, for the noisy sums themselves
+_SAME = 1e-2  # of two scores, which are logarithms of likelihood ratios
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A lower bound.
+
+    Attributes:
+        channel: where it was seen.
+        epsilon: at the delta that was asked for; 0: nothing.
+        noise: an upper bound on the noise multiplier; infinity: nothing.
+        guesses: how many were made, or experiments measured.
+        right: how many were right, or the threshold's true positive rate.
+    """
+
+    channel: str
+    epsilon: float
+    noise: float
+    guesses: int
+    right: float
+
+
+def shares(scores: Mapping[str, np.ndarray], error: float) -> dict[str, tuple[np.ndarray, float]]:
+    """The channels that are looked at, each with its share of the error: the first gets most.
+
+    One that says what the first says, as an optimizer's first moment does in a sound run, is not looked at twice.
+    """
+    first, *others = scores
+    other = [name for name in others if np.abs(scores[name] - scores[first]).max() > _SAME]
+    parts = {first: _FIRST if other else 1.0, **dict.fromkeys(other, (1 - _FIRST) / max(1, len(other)))}
+    return {name: (scores[name], error * part) for name, part in parts.items()}
+
+
+def of_one_run(scores: Mapping[str, np.ndarray], coins: np.ndarray, family: Family, delta: float, error: float) -> list[Shown]:
+    """What the canaries of one run show, by Steinke et al. and by Mahloujifar et al.; see `dpfed.audit.one_run`.
+
+    Args:
+        scores: ``(m,)`` for each channel.
+        coins: ``(m,)`` bool.
+        family: the claim, for all steps of the run.
+        delta: of the claim.
+        error: probability that any result of a form is too high.
+    """
+    found = []
+    for channel, (values, part) in shares(scores, error).items():
+        each = part / len(_GUESSES)
+        order = np.argsort(-values, kind="stable")
+        outcomes = [_guessed(coins[order], *guess) for guess in _GUESSES]
+        count = len(coins)
+        epsilon, guesses, right = max((one_run.epsilon_shown(count, r, v, delta, each), r, v) for r, v in outcomes)
+        noise = family.noise_shown(functools.partial(_all_compatible, outcomes=outcomes, canaries=count, error=each))
+        found.append(Shown(channel, epsilon, noise, guesses, right))
+    return found
+
+
+def _all_compatible(curve: TradeOff, outcomes: list[tuple[int, int]], canaries: int, error: float) -> bool:
+    return all(one_run.compatible(curve, canaries, guesses, right, error) for guesses, right in outcomes)
+
+
+def _guessed(ordered: np.ndarray, share: float, both: bool) -> tuple[int, int]:
+    """Number of guesses, and of right ones, of coins in the order of their scores."""
+    count = max(1, int(len(ordered) * share) // (2 if both else 1))
+    right = ordered[:count].sum() + ((~ordered[-count:]).sum() if both else 0)
+    return count * (2 if both else 1), int(right)
+
+
+def of_repetitions(
+    scores: Mapping[str, np.ndarray], there: np.ndarray, known: np.ndarray, family: Family, delta: float, error: float
+) -> list[Shown]:
+    """What repeated experiments show: a threshold is chosen on a part of them, and its rates are measured on the rest.
+
+    Args:
+        scores: ``(n,)`` for each channel; experiments do not depend on each other.
+        there: ``(n,)`` bool, whether the canary was there.
+        known: ``(n,)`` bool, the part on which the threshold is chosen.
+        family: the claim, for one experiment.
+        delta: of the claim.
+        error: probability that any result of a form is too high.
+    """
+    found = []
+    for channel, (values, each) in shares(scores, error).items():
+        fit, measured = ([values[half & side] for side in (there, ~there)] for half in (known, ~known))
+        threshold = best_threshold(*fit, delta, each)
+        epsilon = float(least_epsilon(*_counts(*measured, threshold), delta, each))
+        true, members, false, others = _counts(*measured, _telling(*fit, family, each))
+        low, high = _rates(true, members, false, others, each)
+        noise = family.noise_shown(lambda curve, low=low, high=high: bool(low <= curve.most_tpr(high)))
+        found.append(Shown(channel, epsilon, noise, members + others, true / max(1, members)))
+    return found
+
+
+def _counts(yes: np.ndarray, no: np.ndarray, threshold: float) -> tuple[int, int, int, int]:
+    return int((yes > threshold).sum()), len(yes), int((no > threshold).sum()), len(no)
+
+
+def _rates(true: np.ndarray | int, members: int, false: np.ndarray | int, others: int, error: float) -> tuple:
+    """Lower bound of the true positive rate, upper bound of the false positive rate."""
+    return clopper_pearson(true, members, error / 2)[0], clopper_pearson(false, others, error / 2)[1]
+
+
+def _telling(yes: np.ndarray, no: np.ndarray, family: Family, error: float) -> float:
+    """The threshold at which these scores rule out the most noise."""
+    pooled = np.unique(np.concatenate([yes, no]))
+    thresholds = pooled[np.unique(np.linspace(0, len(pooled) - 1, _THRESHOLDS).astype(int))]
+    true, false = (len(x) - np.searchsorted(np.sort(x), thresholds, side="right") for x in (yes, no))
+    low, high = _rates(true, len(yes), false, len(no), error)
+    least = family.noise_shown(lambda curve: bool((low <= curve.most_tpr(high)).all()))
+    margin = low - trade_off(min(least, family.most), family.rate, family.steps).most_tpr(high)
+    return float(thresholds[margin.argmax()])

@@ -1,0 +1,284 @@
+"""The audit of a claim: attacks on the run's own mechanism, and whether what they show contradicts its epsilon.
+
+Three looks at the same code, which trains on generated records around a model of canaries:
+
+* neighbours: how far a record moves the sum, beside the sensitivity;
+* one run, with the plan's rate, noise and steps: Steinke et al. 2023, and its f-DP form;
+* repeated experiments, one step each: Clopper-Pearson, and the f-DP form. They give the tight figure.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dpfed.audit.boards import Board, arrangement_of
+from dpfed.audit.lower_bounds import Shown, of_one_run, of_repetitions
+from dpfed.audit.neighbours import most_moved
+from dpfed.audit.trade_off import Family, trade_off
+from dpfed.audit.under_test import Scale, UnderTest
+from dpfed.audit.white_box import Scores, score
+from dpfed.config import Config
+from dpfed.errors import UserError
+from dpfed.federation.protocol.trust import Mode
+from dpfed.privacy import accounting
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent, Watcher
+
+CONFIDENCE = 0.95  # of what is shown
+CERTAINTY = 0.999  # of an accusation
+_ROOM = 1e-3  # of rounding, in a sensitivity or an epsilon
+_GROUP_SIZE = 4
+_RATE = 0.5  # least of the repeated experiments: a canary that is hardly ever drawn shows nothing in thousands of them
+_RECORDS = 20_000  # at most, in one run
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried.
+
+    Attributes:
+        canaries: of the one run, m.
+        steps: of the one run, at most.
+        experiments: repeated ones, about.
+    """
+
+    canaries: int = 400
+    steps: int = 400
+    experiments: int = 3000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one attack shows.
+
+    Attributes:
+        attack: ``one run`` or ``repeated``.
+        steps: of the mechanism that it saw.
+        rate: at which its canaries were drawn.
+        tries: canaries, or experiments.
+        channel: where the most was seen.
+        claim: epsilon that is claimed for these steps at this rate.
+        epsilon: lower bound on it, for every mechanism.
+        noise: upper bound on the noise multiplier, f-DP form; infinity: nothing is shown.
+        epsilon_f_dp: lower bound on epsilon of the whole run, from `noise`.
+        contradicts: with `CERTAINTY`, the claim does not hold.
+    """
+
+    attack: str
+    steps: int
+    rate: float
+    tries: int
+    channel: str
+    claim: float
+    epsilon: float
+    noise: float
+    epsilon_f_dp: float
+    contradicts: bool
+
+
+@dataclass(frozen=True)
+class PrivacyAudit:
+    """Result of an audit. It is public: no record of the run's own has a part in it.
+
+    Attributes:
+        name: of the configuration.
+        method: of bounding.
+        owners: workers, or sites.
+        claim: epsilon of the run.
+        delta: of the run.
+        noise_multiplier: sigma, as claimed.
+        sensitivity: as claimed, of the mechanism under test.
+        moved: most that a record moved its sum; 0: not known.
+        findings: of the attacks.
+    """
+
+    name: str
+    method: str
+    owners: int
+    claim: float
+    delta: float
+    noise_multiplier: float
+    sensitivity: float
+    moved: float
+    findings: tuple[Finding, ...]
+
+    @property
+    def too_far(self) -> bool:
+        """Whether a record moved the sum by more than the sensitivity."""
+        return self.moved > self.sensitivity * (1 + _ROOM)
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether the claim does not hold."""
+        return self.too_far or any(finding.contradicts for finding in self.findings)
+
+    @property
+    def shown(self) -> float:
+        """The highest lower bound on the run's epsilon."""
+        return max((max(one.epsilon, one.epsilon_f_dp) for one in self.findings), default=0.0)
+
+
+def audit_claim(
+    config: Config,
+    plan: PrivacyPlan,
+    owners: int = 1,
+    trust: Mode | None = None,
+    effort: Effort | None = None,
+    watcher: Watcher | None = None,
+) -> PrivacyAudit:
+    """Attacks the mechanism of a plan.
+
+    Args:
+        config: of the run.
+        plan: of the run.
+        owners: workers, or sites, that share the records.
+        trust: between sites; ``None``: they are workers of one organisation.
+        effort: how much is tried.
+        watcher: sees the stages.
+
+    Raises:
+        UserError: for a plan that claims nothing.
+    """
+    effort, watcher = effort or Effort(), watcher or Silent()
+    if not plan.promises:
+        raise UserError(
+            f"bounding.method = '{plan.method_name}' claims no privacy that an audit could contradict: choose a method with a "
+            "guarantee (docs/methods.md)."
+        )
+    with tempfile.TemporaryDirectory(prefix="dpfed-audit-") as place:
+        trial = _Trial(config, plan, owners, trust, effort, watcher, Path(place))
+        near, moved = trial.neighbours()
+        rates = dict.fromkeys((1.0, max(_RATE, min(1.0, plan.sampling_rate))))
+        findings = [trial.repeated(rate) for rate in rates]
+        if arrangement_of(plan.method) != "one":
+            findings.append(trial.one_run())
+    return PrivacyAudit(
+        name=config.name,
+        method=plan.method_name,
+        owners=owners,
+        claim=plan.epsilon(),
+        delta=plan.delta,
+        noise_multiplier=plan.noise_multiplier,
+        sensitivity=near,
+        moved=moved,
+        findings=tuple(findings),
+    )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    config: Config
+    plan: PrivacyPlan
+    owners: int
+    trust: Mode | None
+    effort: Effort
+    watcher: Watcher
+    place: Path
+
+    def _under(self, name: str, rate: float, batch: int, steps: int, canaries: int) -> UnderTest:
+        folder = self.place / name
+        folder.mkdir()
+        scale = Scale.of(rate, batch, _GROUP_SIZE, steps)
+        return UnderTest.build(self.config, self.plan, scale, canaries, folder, self.owners, self.trust)
+
+    def neighbours(self) -> tuple[float, float]:
+        """Sensitivity, and most that a record moved the sum."""
+        self.watcher.note("how far one record moves the sum")
+        under = self._under("neighbours", 1.0, 8 * _GROUP_SIZE, 6, 1)
+        return under.parts.plan.sensitivity, most_moved(under)
+
+    def repeated(self, rate: float) -> Finding:
+        """Experiments of a step each.
+
+        Args:
+            rate: at which records are drawn, 1 for the tightest figure.
+        """
+        self.watcher.note(f"repeated experiments of one step, sampling rate {rate:g}")
+        tries, name = self.effort.experiments, f"repeated-{rate:g}"
+        arrangement = arrangement_of(self.plan.method)
+        if arrangement == "one":
+            under = self._under(name, rate, 8, math.ceil(tries / 6), 1)
+            coins = [np.full(1, there) for there in (True, False)]
+        else:
+            groups, canaries, each = (128, 128, 0.35) if arrangement == "group" else (32, 100, 1.0)
+            under = self._under(name, rate, groups * _GROUP_SIZE, math.ceil(tries / (canaries * each)), canaries)
+            coins = [np.arange(canaries) % 2 == 0]
+        which, scores = _joined([score(Board.build(under), own, *_secrets(), self.watcher) for own in coins])
+        there, known = which[:, 2] == 1, (which[:, 0] // 2 + which[:, 1]) % 4 == 0
+
+        def shown(family: Family, error: float) -> list[Shown]:
+            return of_repetitions(scores, there, known, family, self.plan.delta, error)
+
+        return self._finding("repeated", under, 1, len(there), shown)
+
+    def one_run(self) -> Finding:
+        """One run with the plan's rate, noise and steps."""
+        rate, steps = self.plan.sampling_rate, min(self.plan.steps, self.effort.steps)
+        self.watcher.note(f"one run of {steps} steps")
+        batch = max(2 * _GROUP_SIZE, min(512, int(_RECORDS * rate)))
+        canaries = min(
+            self.effort.canaries, int(batch / _GROUP_SIZE / rate)
+        )  # half of them are there: every other group meets one
+        under = self._under("one-run", rate, batch, steps, canaries)
+        owners, noise = _secrets()
+        keys = under.parts.store.keys[: under.canaries]
+        # A canary's coin is a function of its key, as all that is drawn for a record.
+        coins = Randomness.fresh().per_record("coin", 0, keys, 1)[:, 0] < 0.5
+        scores = score(Board.build(under), coins, owners, noise, self.watcher)
+
+        def shown(family: Family, error: float) -> list[Shown]:
+            return of_one_run(scores.of_runs(), coins, family, self.plan.delta, error)
+
+        return self._finding("one run", under, steps, len(coins), shown)
+
+    def _finding(self, attack: str, under: UnderTest, steps: int, tries: int, shown) -> Finding:  # noqa: ANN001
+        small, delta = under.parts.plan, self.plan.delta
+        family = Family(*_poisson(small, steps))
+        claim = accounting.epsilon(small.mechanism, steps, delta, small.accountant)
+        likely, certain = shown(family, 1 - CONFIDENCE), shown(family, 1 - CERTAINTY)
+        best = max(likely, key=lambda one: (-one.noise, one.epsilon))
+        noise, sure = best.noise, min(one.noise for one in certain)
+        whole = self.plan.epsilon()
+        contradicts = max(one.epsilon for one in certain) > claim * (1 + _ROOM) or self._cost(sure) > whole * (1 + _ROOM)
+        return Finding(
+            attack=attack,
+            steps=steps,
+            rate=small.sampling_rate,
+            tries=tries,
+            channel=best.channel,
+            claim=claim,
+            epsilon=max(one.epsilon for one in likely),
+            noise=noise,
+            epsilon_f_dp=self._cost(noise),
+            contradicts=contradicts,
+        )
+
+    def _cost(self, noise: float) -> float:
+        """Epsilon of the whole run with so much noise; rounded down."""
+        if not math.isfinite(noise):
+            return 0.0
+        _, rate, steps = _poisson(self.plan, self.plan.steps)
+        return trade_off(noise, rate, steps).epsilon(self.plan.delta)
+
+
+def _poisson(plan: PrivacyPlan, steps: int) -> tuple[float, float, int]:
+    same = plan.mechanism.poisson_steps(steps)
+    if same is None:
+        raise UserError(f"bounding.method = '{plan.method_name}' draws no Poisson samples, and no audit is made for others.")
+    return same
+
+
+def _secrets() -> tuple[Randomness, Randomness]:
+    return Randomness.fresh(), Randomness.fresh()
+
+
+def _joined(runs: list[Scores]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The experiments of several runs."""
+    which, scores = zip(*(run.of_blocks(1) for run in runs), strict=True)
+    return np.concatenate(which), {name: np.concatenate([one[name] for one in scores]) for name in scores[0]}

@@ -1,0 +1,117 @@
+"""What a promise leaves to any attack: the highest true positive rate at every false positive rate.
+
+A mechanism is (epsilon, delta(epsilon))-private for every epsilon at once. Each pair bounds an attack by a line (Kairouz et
+al. 2015), and all of them together are the mechanism's trade-off function (f-DP; Dong, Roth and Su 2022). An attack that does
+better than the trade-off function of a claim contradicts the claim, at whichever rate it does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpfed.privacy.loss_grid import fitting_interval
+
+_EPSILONS = np.concatenate([[0.0], np.geomspace(1e-3, 700.0, 1200)])
+_NOTCHES = 64  # of noise multipliers from one to its double: about a hundredth each
+_LEAST, _MOST = -3 * _NOTCHES, 4 * _NOTCHES  # from an eighth of the claimed noise to sixteen times as much
+_INTERVAL, _POINTS = 1e-3, 1 << 20  # of the grid of privacy losses
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """A promise for every epsilon: see the module.
+
+    Attributes:
+        epsilons: ``(n,)``, at least 0.
+        deltas: ``(n,)``, the delta that goes with each.
+    """
+
+    epsilons: np.ndarray
+    deltas: np.ndarray
+
+    def most_tpr(self, fpr: float | np.ndarray) -> np.ndarray:
+        """The highest true positive rate at a false positive rate, in the shape of `fpr`."""
+        with np.errstate(over="ignore"):
+            a, grown, shrunk = np.asarray(fpr, float)[..., None], np.exp(self.epsilons), np.exp(-self.epsilons)
+            bounds = np.minimum(a * grown + self.deltas, 1 - shrunk * (1 - self.deltas - a))
+        return np.minimum(bounds.min(-1), 1.0)
+
+    def least_fpr(self, tpr: float) -> float:
+        """The lowest false positive rate at a true positive rate: the inverse of `most_tpr`."""
+        below = np.exp(-self.epsilons) * (tpr - self.deltas)
+        above = 1 - self.deltas - np.exp(self.epsilons) * (1 - tpr) if tpr < 1 else 1 - self.deltas
+        return max(float(below.max()), float(above.max()), 0.0)
+
+    def epsilon(self, delta: float) -> float:
+        """The epsilon that goes with a delta, rounded down to the grid."""
+        above = np.flatnonzero(self.deltas > delta)
+        return float(self.epsilons[above[-1]]) if len(above) else 0.0
+
+
+@functools.lru_cache(maxsize=128)
+def trade_off(noise_multiplier: float, rate: float, steps: int) -> TradeOff:
+    """The trade-off function of Poisson-sampled Gaussian steps; too generous to attacks, if anything.
+
+    Args:
+        noise_multiplier: sigma.
+        rate: q.
+        steps: T.
+    """
+    from dp_accounting.pld import privacy_loss_distribution as losses
+
+    interval = fitting_interval(noise_multiplier, rate, steps, _INTERVAL, _POINTS) or 64 * _INTERVAL
+    one = losses.from_gaussian_mechanism(noise_multiplier, value_discretization_interval=interval, sampling_prob=rate)
+    composed = one if steps == 1 else one.self_compose(steps)
+    return TradeOff(_EPSILONS, np.clip(composed.get_delta_for_epsilon(_EPSILONS), 0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class Family:
+    """A mechanism as it is claimed, and the same with more noise or less.
+
+    Attributes:
+        noise_multiplier: sigma, as claimed.
+        rate: q, as accounted for.
+        steps: T.
+    """
+
+    noise_multiplier: float
+    rate: float
+    steps: int
+
+    @property
+    def claimed(self) -> TradeOff:
+        """What the claim leaves to attacks."""
+        return self.at(0)
+
+    @property
+    def most(self) -> float:
+        """The most noise that is tried."""
+        return self._multiplier(_MOST)
+
+    def at(self, notch: int) -> TradeOff:
+        """The trade-off function with 2^(notch/64) times the claimed noise."""
+        return trade_off(self._multiplier(notch), self.rate, self.steps)
+
+    def _multiplier(self, notch: int) -> float:
+        return self.noise_multiplier * 2 ** (notch / _NOTCHES)
+
+    def noise_shown(self, compatible: Callable[[TradeOff], bool]) -> float:
+        """The most noise that an outcome leaves room for: an upper bound, rounded up; infinity where it shows nothing.
+
+        Args:
+            compatible: whether an outcome can be, under a trade-off function; with less noise it can be all the more.
+        """
+        low, high = (0, _MOST) if compatible(self.claimed) else (_LEAST, 0)
+        if compatible(self.at(_MOST)):
+            return np.inf
+        if high == 0 and not compatible(self.at(_LEAST)):
+            return self._multiplier(_LEAST)
+        while high - low > 1:  # compatible at low, and not at high
+            middle = (low + high) // 2
+            low, high = (middle, high) if compatible(self.at(middle)) else (low, middle)
+        return self._multiplier(high)

@@ -1,0 +1,210 @@
+"""The mechanism of a run at a small scale: its plan, workers, transport, coordinator and ledger, around a model of canaries.
+
+Sampling rate, noise multiplier, clip norm, method, optimizer and the number of owners are the run's own. N, B and the groups
+shrink, which neither noise nor epsilon depend on.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from dpfed.audit.canaries import SIDE, CanaryModel, write_canaries
+from dpfed.audit.leaving import Kept, Leaving, Watched
+from dpfed.audit.sites import agreed, connected
+from dpfed.config import Config, parse_config
+from dpfed.data.sampling import owner_keys
+from dpfed.federation.protocol.trust import Mode
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import Components, Share, assemble
+from dpfed.runs.resolution import resolve
+from dpfed.training.trainer import InProcess, Transport, train
+from dpfed.training.worker import indices_of_owner
+
+_BOUNDING = ("method", "clip_norm", "options", "engine", "microbatch")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much smaller than the run.
+
+    Attributes:
+        records: N, of fillers and canaries together (or their units).
+        batch: B, which makes the sampling rate.
+        group_size: S.
+        steps: T.
+    """
+
+    records: int
+    batch: int
+    group_size: int
+    steps: int
+
+    @classmethod
+    def of(cls, rate: float, batch: int, group_size: int, steps: int) -> Scale:
+        """So many records that the rate is as close to the wanted one as whole numbers allow, and not above."""
+        return cls(max(batch, int(np.ceil(batch / rate - 1e-9))), batch, group_size, steps)
+
+
+@dataclass(frozen=True)
+class UnderTest:
+    """A mechanism that is ready to be attacked.
+
+    Attributes:
+        parts: of a small run, with a model of canaries.
+        fillers: F, records that are always there; before them come the canaries.
+        canaries: m.
+        owners: workers, or sites, that share the records.
+        folder: for ledgers.
+    """
+
+    parts: Components
+    fillers: int
+    canaries: int
+    owners: int
+    folder: Path
+
+    @classmethod
+    def build(
+        cls,
+        config: Config,
+        plan: PrivacyPlan,
+        scale: Scale,
+        canaries: int,
+        folder: Path,
+        owners: int = 1,
+        trust: Mode | None = None,
+    ) -> UnderTest:
+        """A small run after the image of another one.
+
+        Args:
+            config: of the run.
+            plan: of the run.
+            scale: of the small one.
+            canaries: among its records.
+            folder: for its records and ledgers.
+            owners: workers, or sites, that share the records.
+            trust: between sites; ``None``: there are none.
+        """
+        by_unit = plan.unit == "user"
+        copies = plan.per_unit + 1 if by_unit else 1
+        store = write_canaries(folder / "records", scale.records - canaries, canaries, copies)
+        write_canaries(folder / "public", 64, 0, seed=1)
+        bounding, method = config.bounding.model_dump(include=set(_BOUNDING)), plan.method
+        if bounding["engine"] == "auto" and method.picks_engine:
+            bounding["engine"] = "loop"
+        if method.picks_engine and not method.public_records:
+            bounding["group_size"] = scale.group_size
+        if method.capped:
+            bounding["max_batch"] = scale.batch  # noise goes by the cap, so no room is left below it
+        tree = {
+            "name": "audit",
+            "data": {"source": "store", "path": str(store.path), "size": SIDE},
+            "model": {"kind": "image", "width": 4, "embedding": 4, "head_hidden": 4},
+            "objective": {"temperature": plan.options.get("temperature", 1.0)},
+            "bounding": bounding,
+            "privacy": {
+                **{"noise_multiplier": plan.noise_multiplier, "delta": plan.delta, "accountant": plan.accountant},
+                **{"batch": scale.batch, "steps": scale.steps},
+                **({"unit": "user", "per_unit": plan.per_unit} if by_unit else {}),
+            },
+            "optimizer": config.optimizer.model_dump(exclude={"warmup", "ema"}),
+            "training": {"device": "cpu"},
+            "evaluation": {"split": "none"},
+        }
+        if method.public_records:
+            public = {"records": plan.options["public_records"], "centring": 0.0, "path": str(folder / "public")}
+            tree["public"] = public
+        parts = assemble(resolve(parse_config(tree)), Randomness.from_seed(0))
+        under = cls(parts, scale.records - canaries, canaries, owners, folder)
+        if trust is None:
+            return under
+        units = [len(np.unique(store.units[share.indices])) for share in under.shares(np.arange(len(store)))]
+        return dataclasses.replace(under, parts=dataclasses.replace(parts, terms=agreed(parts, trust, units)))
+
+    def present(self, coins: np.ndarray) -> np.ndarray:
+        """The rows of the records that are there: all fillers, and the canaries whose coin says so.
+
+        Args:
+            coins: ``(m,)`` bool.
+        """
+        copies = (len(self.parts.store) - self.fillers) // max(1, self.canaries)
+        return np.flatnonzero(np.concatenate([np.repeat(coins, copies), np.ones(self.fillers, bool)]))
+
+    def with_model(self, model: CanaryModel, engine: str | None = None) -> UnderTest:
+        """The same with another model of canaries, and perhaps another engine."""
+        config = self.parts.config
+        if engine is not None and self.parts.plan.method.picks_engine:
+            config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
+        return dataclasses.replace(self, parts=dataclasses.replace(self.parts, model=model, config=config))
+
+    def sums(self, present: np.ndarray, randomness: Randomness) -> Iterator[Tensor]:
+        """The sums of all steps without noise, ``(P,)`` each: what an adversary who knows all these records can compute.
+
+        Args:
+            present: rows of the records that are there.
+            randomness: the owners'.
+        """
+        model = copy.deepcopy(self.parts.model)
+        transport = self._workers(present, randomness, model)
+        for step in range(self.parts.plan.steps):
+            _turn([model], step)
+            yield transport.collect(step).values.double()
+
+    def live(self, present: np.ndarray, randomness: Randomness, noise: Randomness) -> Iterator[Leaving]:
+        """Trains, and yields after each step what left the mechanism.
+
+        Args:
+            present: rows of the records that are there.
+            randomness: the owners'.
+            noise: the coordinator's.
+        """
+        model, kept = copy.deepcopy(self.parts.model), Kept()
+        parts = dataclasses.replace(self.parts, model=model)
+        ledger = Ledger.create(self.folder / f"{secrets.token_hex(8)}.jsonl", parts.plan)
+        coordinator = parts.coordinator(noise, ledger, kept)
+        transport: Transport = self._workers(present, randomness, model)
+        models = [model]
+        if parts.terms is not None:
+            transport, of_sites = connected(parts, self.shares(present), randomness, noise, ledger, self.folder)
+            models += of_sites
+        watched = Watched(coordinator, model, parts.plan.divisor)
+        for step in range(parts.plan.steps):
+            _turn(models, step)
+            train(transport, coordinator, [step])
+            yield {"noisy sums": kept.taken(), **watched.step()}
+
+    def shares(self, present: np.ndarray) -> list[Share]:
+        """What is whose, of the records that are there."""
+        keys, terms, owners = owner_keys(self.parts.store, self.parts.config.privacy), self.parts.terms, self.owners
+        groups = [
+            self.parts.plan.groups_of(owner, owners) if terms is None else terms.sites[owner].groups for owner in range(owners)
+        ]
+        return [Share(owner, indices_of_owner(present, keys, owner, owners), groups[owner]) for owner in range(owners)]
+
+    def _workers(self, present: np.ndarray, randomness: Randomness, model: CanaryModel) -> InProcess:
+        workers = []
+        for share in self.shares(present):
+            parts = dataclasses.replace(self.parts, owner=share.owner, owners=self.owners, model=model)
+            workers.append(parts.worker(randomness, share=share))
+        return InProcess(workers)
+
+
+def _turn(models: list[CanaryModel], step: int) -> None:
+    """Turns all gradients round from step to step: noise that repeats itself then cancels in the scores."""
+    for model in models:
+        model.sign.fill_(sign_of(step))
+
+
+def sign_of(step: int) -> float:
+    """Which way the canaries point in a step."""
+    return 1.0 - 2.0 * (step % 2)
