@@ -97,7 +97,7 @@ class Board:
 
     @functools.cached_property
     def _seen(self) -> tuple[np.ndarray, np.ndarray]:
-        parts, model = self.under.parts, self.under.parts.model
+        parts, model = self.under.parts, self.under.model
         number, hashed = model.read(parts.views.plain(parts.read(np.arange(len(parts.store)))))
         return number.numpy().astype(int), hashed.numpy()
 

@@ -74,6 +74,9 @@ class CanaryModel(nn.Module):
     ) -> None:
         super().__init__()
         self.along = nn.Linear(coordinates, 1, bias=False)
+        self.sign: Tensor
+        self.temperature: Tensor
+        self._hash: Tensor
         nn.init.zeros_(self.along.weight)
         self._fillers, self._arrangement, self._scrambled = fillers, arrangement, scrambled
         self._lengths = _FILLER, -_CANARY if against else _CANARY

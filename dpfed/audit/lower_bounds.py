@@ -102,21 +102,27 @@ def of_repetitions(
     """
     found = []
     for channel, (values, each) in shares(scores, error).items():
-        fit, measured = ([values[half & side] for side in (there, ~there)] for half in (known, ~known))
-        threshold = best_threshold(*fit, delta, each)
-        epsilon = float(least_epsilon(*_counts(*measured, threshold), delta, each))
-        true, members, false, others = _counts(*measured, _telling(*fit, family, each))
+        yes, no = values[known & there], values[known & ~there]
+        measured = values[~known & there], values[~known & ~there]
+        epsilon = float(least_epsilon(*_counts(*measured, best_threshold(yes, no, delta, each)), delta, each))
+        true, members, false, others = _counts(*measured, _telling(yes, no, family, each))
         low, high = _rates(true, members, false, others, each)
-        noise = family.noise_shown(lambda curve, low=low, high=high: bool(low <= curve.most_tpr(high)))
+        noise = family.noise_shown(functools.partial(_reachable, low, high))
         found.append(Shown(channel, epsilon, noise, members + others, true / max(1, members)))
     return found
+
+
+def _reachable(tpr: np.ndarray, fpr: np.ndarray, curve: TradeOff) -> bool:
+    return bool((tpr <= curve.most_tpr(fpr)).all())
 
 
 def _counts(yes: np.ndarray, no: np.ndarray, threshold: float) -> tuple[int, int, int, int]:
     return int((yes > threshold).sum()), len(yes), int((no > threshold).sum()), len(no)
 
 
-def _rates(true: np.ndarray | int, members: int, false: np.ndarray | int, others: int, error: float) -> tuple:
+def _rates(
+    true: np.ndarray | int, members: int, false: np.ndarray | int, others: int, error: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Lower bound of the true positive rate, upper bound of the false positive rate."""
     return clopper_pearson(true, members, error / 2)[0], clopper_pearson(false, others, error / 2)[1]
 
@@ -127,6 +133,6 @@ def _telling(yes: np.ndarray, no: np.ndarray, family: Family, error: float) -> f
     thresholds = pooled[np.unique(np.linspace(0, len(pooled) - 1, _THRESHOLDS).astype(int))]
     true, false = (len(x) - np.searchsorted(np.sort(x), thresholds, side="right") for x in (yes, no))
     low, high = _rates(true, len(yes), false, len(no), error)
-    least = family.noise_shown(lambda curve: bool((low <= curve.most_tpr(high)).all()))
+    least = family.noise_shown(functools.partial(_reachable, low, high))
     margin = low - trade_off(min(least, family.most), family.rate, family.steps).most_tpr(high)
     return float(thresholds[margin.argmax()])

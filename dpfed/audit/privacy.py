@@ -65,6 +65,7 @@ class Finding:
         channel: where the most was seen.
         claim: epsilon that is claimed for these steps at this rate.
         epsilon: lower bound on it, for every mechanism.
+        of_run: whether that bounds epsilon of the run as well: the steps are some of its own, at no higher rate.
         noise: upper bound on the noise multiplier, f-DP form; infinity: nothing is shown.
         epsilon_f_dp: lower bound on epsilon of the whole run, from `noise`.
         contradicts: with `CERTAINTY`, the claim does not hold.
@@ -77,6 +78,7 @@ class Finding:
     channel: str
     claim: float
     epsilon: float
+    of_run: bool
     noise: float
     epsilon_f_dp: float
     contradicts: bool
@@ -121,7 +123,7 @@ class PrivacyAudit:
     @property
     def shown(self) -> float:
         """The highest lower bound on the run's epsilon."""
-        return max((max(one.epsilon, one.epsilon_f_dp) for one in self.findings), default=0.0)
+        return max(max(one.epsilon_f_dp, one.epsilon if one.of_run else 0.0) for one in self.findings)
 
 
 def audit_claim(
@@ -254,6 +256,7 @@ class _Trial:
             channel=best.channel,
             claim=claim,
             epsilon=max(one.epsilon for one in likely),
+            of_run=small.sampling_rate <= self.plan.sampling_rate * (1 + _ROOM) and steps <= self.plan.steps,
             noise=noise,
             epsilon_f_dp=self._cost(noise),
             contradicts=contradicts,

@@ -47,12 +47,19 @@ def agreed(parts: Components, trust: Mode, units: Sequence[int]) -> Terms:
 
 
 def connected(
-    parts: Components, shares: Sequence[Share], randomness: Randomness, noise: Randomness, ledger: Ledger, folder: Path
+    parts: Components,
+    model: CanaryModel,
+    shares: Sequence[Share],
+    randomness: Randomness,
+    noise: Randomness,
+    ledger: Ledger,
+    folder: Path,
 ) -> tuple[Federation, list[CanaryModel]]:
     """The coordinator's transport, and the sites' models.
 
     Args:
         parts: of the mechanism, with its terms.
+        model: the coordinator's, of which every site gets a copy.
         shares: of the sites.
         randomness: the sites', of their draws.
         noise: what the sites' shares of the noise come from.
@@ -64,14 +71,14 @@ def connected(
     coordinator, *parties = _identities(len(shares))
     sites, models = {}, []
     for share, party in zip(shares, parties, strict=True):
-        model = copy.deepcopy(parts.model)
+        replica = copy.deepcopy(model)
         own = Ledger.create(folder / f"{secrets.token_hex(8)}.jsonl", parts.plan)
-        worker = parts.worker(randomness, None, model, share=share)
+        worker = parts.worker(randomness, None, replica, share=share)
         secret = Randomness(noise.key("shares", share.owner))
-        sites[f"site-{share.owner}"] = SiteWorker(terms, party, worker, model, own, secret, _ignore)
-        models.append(model)
+        sites[f"site-{share.owner}"] = SiteWorker(terms, party, worker, replica, own, secret, _ignore)
+        models.append(replica)
     journal = Journal(folder / f"{secrets.token_hex(8)}.jsonl")
-    return Federation(terms, coordinator, InProcessChannel(sites), parts.model, journal, ledger, _ignore), models
+    return Federation(terms, coordinator, InProcessChannel(sites), model, journal, ledger, _ignore), models
 
 
 def _identities(sites: int) -> list[Identity]:

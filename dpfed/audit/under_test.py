@@ -60,7 +60,8 @@ class UnderTest:
     """A mechanism that is ready to be attacked.
 
     Attributes:
-        parts: of a small run, with a model of canaries.
+        parts: of a small run.
+        model: of canaries, in the place of the run's.
         fillers: F, records that are always there; before them come the canaries.
         canaries: m.
         owners: workers, or sites, that share the records.
@@ -68,6 +69,7 @@ class UnderTest:
     """
 
     parts: Components
+    model: CanaryModel
     fillers: int
     canaries: int
     owners: int
@@ -125,9 +127,11 @@ class UnderTest:
             public = {"records": plan.options["public_records"], "centring": 0.0, "path": str(folder / "public")}
             tree["public"] = public
         parts = assemble(resolve(parse_config(tree)), Randomness.from_seed(0))
-        under = cls(parts, scale.records - canaries, canaries, owners, folder)
+        fillers = scale.records - canaries
+        under = cls(parts, CanaryModel(fillers, 1, "one"), fillers, canaries, owners, folder)
         if trust is None:
             return under
+        assert store.units is not None  # `write_canaries` names them
         units = [len(np.unique(store.units[share.indices])) for share in under.shares(np.arange(len(store)))]
         return dataclasses.replace(under, parts=dataclasses.replace(parts, terms=agreed(parts, trust, units)))
 
@@ -145,7 +149,7 @@ class UnderTest:
         config = self.parts.config
         if engine is not None and self.parts.plan.method.picks_engine:
             config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": engine})})
-        return dataclasses.replace(self, parts=dataclasses.replace(self.parts, model=model, config=config))
+        return dataclasses.replace(self, parts=dataclasses.replace(self.parts, config=config), model=model)
 
     def sums(self, present: np.ndarray, randomness: Randomness) -> Iterator[Tensor]:
         """The sums of all steps without noise, ``(P,)`` each: what an adversary who knows all these records can compute.
@@ -154,7 +158,7 @@ class UnderTest:
             present: rows of the records that are there.
             randomness: the owners'.
         """
-        model = copy.deepcopy(self.parts.model)
+        model = copy.deepcopy(self.model)
         transport = self._workers(present, randomness, model)
         for step in range(self.parts.plan.steps):
             _turn([model], step)
@@ -168,14 +172,14 @@ class UnderTest:
             randomness: the owners'.
             noise: the coordinator's.
         """
-        model, kept = copy.deepcopy(self.parts.model), Kept()
+        model, kept = copy.deepcopy(self.model), Kept()
         parts = dataclasses.replace(self.parts, model=model)
         ledger = Ledger.create(self.folder / f"{secrets.token_hex(8)}.jsonl", parts.plan)
         coordinator = parts.coordinator(noise, ledger, kept)
         transport: Transport = self._workers(present, randomness, model)
         models = [model]
         if parts.terms is not None:
-            transport, of_sites = connected(parts, self.shares(present), randomness, noise, ledger, self.folder)
+            transport, of_sites = connected(parts, model, self.shares(present), randomness, noise, ledger, self.folder)
             models += of_sites
         watched = Watched(coordinator, model, parts.plan.divisor)
         for step in range(parts.plan.steps):

@@ -65,7 +65,8 @@ def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness
     # Statistics that a method releases besides have noise of their own, in which the two sums would differ.
     known = plan.method.gradient_share(plan) == 1
     advance = (watcher or Silent()).stage("steps", plan.steps)
-    alone, taken, channels, rest = [], [], {}, []
+    alone, taken, rest = [], [], []
+    channels: dict[str, list[np.ndarray]] = {}
     without = under.sums(under.present(np.zeros_like(coins)), owners)
     for step, seen in enumerate(under.live(under.present(coins), owners, noise)):
         places, free = board.places(step, owners)
@@ -84,8 +85,8 @@ def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness
     ]
     shows = np.stack(taken) >= 0
     scored = {}
-    for name, values in channels.items():
-        moved = np.stack(values)
+    for name, parts in channels.items():
+        moved = np.stack(parts)
         scored[name] = np.where(shows, moved if name == WEIGHTS else _log_ratio(moved, board), 0.0)
     return Scores(coins, np.stack(alone), scored)
 

@@ -1,10 +1,10 @@
-"""`dpfed audit membership`: what a run's weights give away, tried by whoever holds its records."""
+"""`dpfed audit`: what a run's weights give away, and whether the mechanism keeps what it claims."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from dpfed.audit.membership import MembershipAudit, Outcome
     from dpfed.audit.rates import Rate
 
-app = typer.Typer(help="Attack a finished run, to see what its weights give away.", no_args_is_help=True)
+app = typer.Typer(help="Attack a run: what its weights give away, and whether its claim holds.", no_args_is_help=True)
+
+_CONTRADICTED = 3  # exit code
 
 
 @app.command()
@@ -56,6 +58,100 @@ def membership(
     else:
         console.print("The records are not public, so nothing is printed without --show.", highlight=False)
     console.print(f"[dim]private: figures of training records[/]  {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def privacy(
+    config: Annotated[
+        Path, typer.Argument(help="A configuration (a file, or a shipped name), or a finished run.", show_default=False)
+    ],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the configuration.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the result; default: audits/NAME, or the run.")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Attack a mechanism of so many workers.")] = 1,
+    federated: Annotated[int, typer.Option(min=0, max=64, help="Attack a federation of so many sites.")] = 0,
+    trust: Annotated[str, typer.Option(help="Between the sites: central, distributed, secure or local.")] = "central",
+    experiments: Annotated[int, typer.Option(min=400, help="Repeated experiments: more of them show more.")] = 6000,
+    canaries: Annotated[int, typer.Option(min=16, help="Canaries of the one run.")] = 400,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the one run, at most.")] = 400,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
+) -> None:
+    """Attack the mechanism of a plan with canaries, and compare what they show with the epsilon that is claimed.
+
+    It reads no private record: canaries and all other records are generated. The exit code is 3 if the claim is contradicted.
+    """
+    from dpfed.console.terminal import chosen_config, console, say, watching
+    from dpfed.errors import UserError, nearest
+
+    say(f"attacking the claim of {config}", as_json)
+    modes = ("central", "distributed", "secure", "local")
+    if trust not in modes:
+        raise UserError(f"--trust: expected one of {', '.join(modes)}, got '{trust}'; {nearest(trust, modes)}")
+    if federated == 1 or (federated and workers > 1) or (trust != "central" and not federated):
+        raise UserError("give either --workers N, or --federated N, at least 2 sites, and --trust with the latter.")
+    run = config if (config / "config.toml").is_file() else None
+    if run is not None and (assignments or out):
+        raise UserError(f"{run} is a run, whose configuration and place are fixed: leave --set and --out out.")
+    given = None if run else chosen_config(config, assignments)
+    with watching(as_json) as watcher:
+        watcher.note("loading PyTorch")
+        from dpfed.audit.privacy import Effort
+        from dpfed.audit.publishing import Trial, audit_config, audit_run
+
+        trial, effort = Trial(federated or workers, trust if federated else None), Effort(canaries, steps, experiments)  # type: ignore[arg-type]
+        if given is None:
+            path, audit = audit_run(config, trial, effort, watcher)
+        else:
+            path, audit = audit_config(given, out or Path("audits") / given.name, trial, effort, watcher)
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        _show_claim(facts)
+        console.print(f"[dim]result, picture[/]  {path}, {path.with_suffix('.png')}", highlight=False, soft_wrap=True)
+    if audit.contradicted:
+        raise typer.Exit(_CONTRADICTED)
+
+
+def _show_claim(facts: dict[str, Any]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from dpfed.console.terminal import console
+    from dpfed.privacy.promise import round_down, round_up
+    from dpfed.report.audit import label, verdict
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("attack")
+    for column in (
+        "canaries or experiments",
+        "epsilon shown",
+        "of claimed",
+        "noise shown at most",
+        "epsilon of the run (f-DP)",
+    ):
+        table.add_column(column, justify="right")
+    for one in facts["findings"]:
+        noise = "" if one["noise"] is None else f"{one['noise']:.3g}"
+        shown = round_down(one["epsilon"]), round_up(one["claim"]), noise, round_down(one["epsilon_f_dp"])
+        table.add_row(label(one), f"{one['tries']:,}", *shown)
+    console.print(table)
+    moved = f"{facts['moved']:.4f}" if facts["moved"] else "not known (the method also releases statistics)"
+    console.print(
+        f"Noise multiplier claimed: {facts['noise_multiplier']:.4g}. Most that a record moved the sum: {moved}; sensitivity "
+        f"{facts['sensitivity']:.4f}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    style = "bold red" if facts["contradicted"] else "bold"
+    console.print(f"[{style}]{escape(verdict(facts))}[/]", highlight=False, soft_wrap=True)
+    console.print(
+        "A lower bound says what these attacks found. It is no estimate of epsilon, and no proof: that is the accountant's.",
+        style="dim",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _show(audit: MembershipAudit) -> None:

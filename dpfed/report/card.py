@@ -198,6 +198,8 @@ def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
         yield "Cross-check", f"{round_up(facts.other_epsilon)} ({facts.other_accountant})"
     if facts.budget:
         yield "Lifetime budget of the records", facts.budget
+    if facts.audit:
+        yield "Audit of the claim (`dpfed audit privacy`)", facts.audit
     yield "Unit of privacy", facts.unit
     yield "Adjacency", facts.adjacency
     yield "Steps charged", f"{facts.steps_charged} of {facts.steps_planned} planned"

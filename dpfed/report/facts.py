@@ -51,6 +51,7 @@ class CardFacts:
         complete: all planned steps are done.
         secrets: what must stay secret, and who has it.
         budget: the lifetime budget of the records, in words.
+        audit: what attacks on the claim showed, in words; empty: nobody attacked it.
         provenance: which run this is, of which records, made with what: names and values.
     """
 
@@ -93,6 +94,7 @@ class CardFacts:
     sound: bool = True
     secrets: tuple[str, ...] = ()
     budget: str = ""
+    audit: str = ""
     provenance: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -18,6 +18,7 @@ from dpfed.errors import UserError
 from dpfed.evaluation.intervals import apart
 from dpfed.places import path_of
 from dpfed.privacy.promise import round_up
+from dpfed.report.audit_plot import audit_plot
 from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, progress_plot
 from dpfed.report.results import Result, headlines, label, shown, within
 from dpfed.report.style import inline_svg, palette, uri
@@ -85,6 +86,8 @@ def _single(run: RunView) -> dict:
     steps = {item["step"] for item in run.evaluations if item["model"] == "trained"}
     if first and len(steps) > 1:
         plots.insert(0, ("Evaluation over steps", progress_plot(run.evaluations, [item.name for item in first])))
+    if run.audit is not None:
+        plots.append(("Attacks on the claim: what canaries show", audit_plot(run.audit)))
     bars = [item for item in table if item.is_fraction]
     if bars:
         tall = len(plots) == 2

@@ -62,6 +62,12 @@ UNSOUND = Mark(
 )
 
 
+CONTRADICTED = Mark(
+    "An audit contradicts the claim: attacks on the mechanism found out more than its epsilon allows (`privacy_audit.json`).",
+    voids=True,
+)
+
+
 def started_privately(run: str, data: str, epsilon: str, delta: str) -> Mark:
     """For a run that starts from the weights of another private run."""
     return Mark(

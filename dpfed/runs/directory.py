@@ -24,6 +24,7 @@ from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.places import path_of
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
+from dpfed.report.audit import is_audit
 
 
 class RunDirectory:
@@ -33,12 +34,14 @@ class RunDirectory:
         path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
             ``privacy_card.md`` (``no_privacy_card.md`` where the method's claim does not hold), ``report.html``,
             ``provenance.json``, ``checkpoints/``, ``model/``, ``disclosures.json`` where more was made of the records than the
-            model, and ``budget.json`` where a lifetime budget holds the plan; while it is unfinished also ``releases/`` and
-            ``secret.key``, which must stay inside the trust boundary and is deleted at the end. A federation's run also holds
+            model, ``budget.json`` where a lifetime budget holds the plan, and ``privacy_audit.json`` where its claim was
+            attacked; while it is unfinished also ``releases/`` and ``secret.key``, which must stay inside the trust boundary
+            and is deleted at the end. A federation's run also holds
             ``terms.json``, ``federation.jsonl``, and, if it is simulated, ``simulation.json`` and ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
+    PRIVACY_AUDIT = "privacy_audit.json"
 
     def __init__(self, path: str | Path) -> None:
         self.path = path = path_of(path, "the folder of a run")
@@ -59,6 +62,7 @@ class RunDirectory:
         self.audits = path / "audit"
         self.budget = path / "budget.json"
         self._provenance = path / self.PROVENANCE
+        self._privacy_audit = path / self.PRIVACY_AUDIT
         self._disclosures = path / "disclosures.json"
         self.sites = path / "sites"
         self._config = path / "config.toml"
@@ -204,6 +208,18 @@ class RunDirectory:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"{self._disclosures} is damaged: expected a list of names; restore it.")
         return set(names)
+
+    @property
+    def privacy_audit(self) -> dict[str, Any] | None:
+        """What attacks on the claim showed, see `dpfed.audit.publishing`; ``None``: nobody attacked it.
+
+        Raises:
+            UserError: if the file is damaged.
+        """
+        facts = _json_of(self._privacy_audit)
+        if facts is not None and not is_audit(facts):
+            raise UserError(f"{self._privacy_audit} is damaged: restore it, or delete it and audit again.")
+        return facts
 
     def disclose(self, what: str) -> None:
         """Writes down, before anything is shown, that more will be known of the private records than epsilon covers.

@@ -17,12 +17,14 @@ from dpfed.models.folder import weights_digest
 from dpfed.models.summary import Trained, trained_part
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.report.audit import verdict
 from dpfed.report.card import card_digest, is_void, privacy_card
 from dpfed.report.facts import CardFacts
 from dpfed.report.gallery import Gallery, build_gallery
 from dpfed.report.html import write_report
 from dpfed.report.marks import (
     AUDITS,
+    CONTRADICTED,
     FIXED_SEED,
     LABELLED_BANK,
     NOT_PRIVATE,
@@ -107,7 +109,8 @@ def _write_papers(run: RunDirectory, facts: CardFacts, results: dict[str, Any], 
     run.write(run.card if facts.sound else run.no_card, card)
     gallery = Gallery.read(run.gallery) if run.gallery.is_dir() else None
     config = run.config()
-    write_report(run.report, [RunView(config.name, str(run.path), config.dump(), results, run.metric_lines(), card, gallery)])
+    about = config.name, str(run.path), config.dump(), results, run.metric_lines(), card, gallery, run.privacy_audit
+    write_report(run.report, [RunView(*about)])
     ledger.note_papers(card_digest(card), weights_digest(run.model))
 
 
@@ -133,7 +136,11 @@ def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluatio
     facts = with_origin(facts, (run.provenance or {}).get("start"))
     made = provenance.rows(run.identity, run.provenance, federation=institutions)
     proof = ((provenance.LEDGER, ledger.head), (provenance.MODEL, weights_digest(run.model)))
-    return dataclasses.replace(facts, provenance=(*made, *proof), budget=stated(run))
+    facts = dataclasses.replace(facts, provenance=(*made, *proof), budget=stated(run))
+    if (audit := run.privacy_audit) is not None:
+        marks = (CONTRADICTED, *facts.marks) if audit["contradicted"] else facts.marks
+        facts = dataclasses.replace(facts, audit=f"{audit['day']}: {verdict(audit)}", marks=marks)
+    return facts
 
 
 def _evaluations(run: RunDirectory) -> list[dict[str, Any]]:

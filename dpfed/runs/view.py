@@ -35,6 +35,7 @@ class RunView:
         metrics: lines of metrics.jsonl, each with ``step`` and, once a step was taken, ``epsilon``: null where it is infinite.
         card_markdown: the privacy card.
         gallery: pictures; only for public or generated records.
+        audit: what attacks on the claim showed, if there were any.
     """
 
     name: str
@@ -44,6 +45,7 @@ class RunView:
     metrics: list[dict[str, Any]]
     card_markdown: str
     gallery: Gallery | None = None
+    audit: dict[str, Any] | None = None
 
     @property
     def epsilon(self) -> float:
@@ -141,6 +143,7 @@ class RunView:
             metrics=RunDirectory(folder).metric_lines(),
             card_markdown=card,
             gallery=Gallery.read(pictures) if pictures.is_dir() else None,
+            audit=RunDirectory(folder).privacy_audit,
         )
 
 

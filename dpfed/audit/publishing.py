@@ -1,0 +1,127 @@
+"""Where the audit of a claim begins and ends: a configuration or a run in, a file, a picture and the run's papers out."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfed.audit.privacy import CERTAINTY, CONFIDENCE, Effort, PrivacyAudit, audit_claim
+from dpfed.config import Config
+from dpfed.errors import UserError
+from dpfed.federation.papers import terms_of
+from dpfed.federation.protocol.trust import Mode
+from dpfed.files.atomic import write_atomically
+from dpfed.privacy.ledger import Ledger
+from dpfed.progress import Silent, Watcher
+from dpfed.report.audit_plot import audit_plot
+from dpfed.report.style import png_bytes
+from dpfed.runs.assembly import assemble
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.foresight import foresee
+from dpfed.runs.outcome import rewrite_papers
+from dpfed.runs.resolution import resolve
+from dpfed.runs.view import results_in
+
+_WAIT = 30.0  # seconds for another process to write what it found
+_PICTURE = "privacy_audit.png"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Who shares the work of the mechanism that is attacked.
+
+    Attributes:
+        owners: workers, or sites.
+        trust: between sites; ``None``: they are workers of one organisation.
+    """
+
+    owners: int = 1
+    trust: Mode | None = None
+
+
+def audit_config(
+    config: Config, folder: Path, trial: Trial, effort: Effort, watcher: Watcher | None = None
+) -> tuple[Path, PrivacyAudit]:
+    """Audits the mechanism that a configuration describes.
+
+    Args:
+        config: of a run that need not be there.
+        folder: gets the file and the picture.
+        trial: who shares the work.
+        effort: how much is tried.
+        watcher: sees the stages.
+
+    Returns:
+        The file, and what is in it.
+
+    Raises:
+        UserError: for a plan that cannot be, or that claims nothing; where only an import can tell the number of records.
+    """
+    plan = foresee(config, watcher, trial.owners)
+    if plan is None:
+        raise UserError(
+            f"the number of records of data.source = '{config.data.source}' is known after an import only, and the plan "
+            "follows from it: import them (`dpfed data import`), and set data.source = 'store'."
+        )
+    folder.mkdir(parents=True, exist_ok=True)  # before minutes of work
+    audit = audit_claim(config, plan, trial.owners, trial.trust, effort, watcher)
+    return _write(folder, audit), audit
+
+
+def audit_run(folder: Path, trial: Trial, effort: Effort, watcher: Watcher | None = None) -> tuple[Path, PrivacyAudit]:
+    """Audits the mechanism of a finished run; its card and report then say so.
+
+    Args:
+        folder: of the run.
+        trial: who shares the work.
+        effort: how much is tried.
+        watcher: sees the stages.
+
+    Returns:
+        The file, and what is in it.
+
+    Raises:
+        UserError: for a run that is unfinished, or whose records are elsewhere: its papers could not be written again.
+    """
+    run, watcher = RunDirectory.open(folder), watcher or Silent()
+    if not run.finished:
+        raise UserError(f"{folder} is not finished: `dpfed resume {folder}` goes on with it; or audit its configuration.")
+    if run.terms.is_file() and not run.simulation.is_file():
+        raise UserError(f"{folder} is the run of a federation, whose records are at the sites: audit its configuration.")
+    config, plan = run.config(), Ledger.open(run.ledger).plan
+    results = results_in(run.results)
+    parts = assemble(resolve(config, watcher), watcher=watcher, terms=terms_of(run))
+    audit = audit_claim(config, plan, trial.owners, trial.trust, effort, watcher)
+    with run.locked(wait=_WAIT):
+        path = _write(run.path, audit)
+        if audit.contradicted:
+            results["privacy"]["guarantee"] = False
+            run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
+        rewrite_papers(run, parts, results)
+    return path, audit
+
+
+def as_json(audit: PrivacyAudit) -> dict[str, Any]:
+    """What the file holds; infinity is null."""
+    facts = dataclasses.asdict(audit) | {
+        "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "shown": audit.shown,
+        "contradicted": audit.contradicted,
+        "confidence": CONFIDENCE,
+        "certainty": CERTAINTY,
+    }
+    facts["findings"] = [{key: None if value == math.inf else value for key, value in one.items()} for one in facts["findings"]]
+    return facts
+
+
+def _write(folder: Path, audit: PrivacyAudit) -> Path:
+    facts = as_json(audit)
+    path = folder / RunDirectory.PRIVACY_AUDIT
+    write_atomically(path, json.dumps(facts, indent=2, allow_nan=False) + "\n")
+    write_atomically(folder / _PICTURE, png_bytes(audit_plot(facts)))
+    return path

@@ -1,0 +1,58 @@
+"""What the audit of a claim says on paper, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpfed.privacy.promise import round_down, round_up
+
+
+def is_audit(facts: Any) -> bool:
+    """Whether a file's content is what an audit writes, as far as it is read."""
+    numbers = ("claim", "delta", "shown", "moved", "sensitivity", "confidence", "certainty")
+    of_finding = ("epsilon", "epsilon_f_dp", "rate", "steps")
+    try:
+        found = facts["findings"]
+        values = [facts[name] for name in numbers] + [one[name] for one in found for name in of_finding]
+        words = [facts["day"], *(one[name] for one in found for name in ("attack", "channel"))]
+        flags = [facts["contradicted"], *(one[name] for one in found for name in ("contradicts", "of_run"))]
+    except (TypeError, LookupError):
+        return False
+    return bool(found) and all(
+        [
+            *(isinstance(value, int | float) and not isinstance(value, bool) for value in values),
+            *(isinstance(word, str) for word in words),
+            *(isinstance(flag, bool) for flag in flags),
+        ]
+    )
+
+
+def label(finding: dict[str, Any]) -> str:
+    """Which attack it is, in a word or two."""
+    steps = "1 step" if finding["steps"] == 1 else f"{finding['steps']:,} steps"
+    return f"{finding['attack']}, {steps} at q = {finding['rate']:.3g}"
+
+
+def verdict(audit: dict[str, Any]) -> str:
+    """What came of it, in a sentence or two."""
+    claim = f"epsilon {round_up(audit['claim'])}, delta {round_up(audit['delta'])}"
+    reasons = []
+    if audit["moved"] > audit["sensitivity"] * 1.001:
+        moved, claimed = f"{audit['moved']:.4g}", f"{audit['sensitivity']:.4g}"
+        reasons.append(f"one record moved the sum by {moved}, and the sensitivity is claimed to be {claimed}")
+    for one in audit["findings"]:
+        if one["contradicts"]:
+            worth = max(one["epsilon_f_dp"], one["epsilon"] if one["of_run"] else 0.0)
+            reasons.append(f"{label(one)}: at least epsilon {round_down(worth)}, seen in the {one['channel']}")
+    if reasons:
+        return f"The claim ({claim}) is contradicted: {'; '.join(reasons)}. Do not use this run, nor this installation."
+    if audit["shown"] > audit["claim"]:
+        return (
+            f"Canaries show at least epsilon {round_down(audit['shown'])}, above the claim ({claim}), but not with "
+            f"{audit['certainty']:.1%} confidence. Up to {1 - audit['confidence']:.0%} of the audits of a sound mechanism "
+            "end like this: audit again, with more experiments."
+        )
+    return (
+        f"Canaries show at least epsilon {round_down(audit['shown'])}, with {audit['confidence']:.0%} confidence; the claim is "
+        f"{claim}. Nothing contradicts it."
+    )
