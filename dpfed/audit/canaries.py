@@ -28,7 +28,12 @@ _FILLER, _CANARY = 1e3, 1e6  # lengths of gradients before clipping: a canary pr
 Arrangement = Literal["group", "own", "one"]
 
 
-def write_canaries(path: Path, fillers: int, canaries: int, copies: int = 1, seed: int = 0) -> RecordStore:
+def write_public(path: Path, count: int) -> RecordStore:
+    """Writes records that join others' groups: all of them have the number 0."""
+    return _write(path, np.zeros(count, int), "public", 1)
+
+
+def write_canaries(path: Path, fillers: int, canaries: int, copies: int = 1) -> RecordStore:
     """Writes a public store: first the canaries, with numbers from F on, then the F fillers, with those below.
 
     Args:
@@ -36,15 +41,18 @@ def write_canaries(path: Path, fillers: int, canaries: int, copies: int = 1, see
         fillers: records that are always there.
         canaries: units whose presence is to be guessed.
         copies: records of each canary's unit.
-        seed: of the pictures' other pixels, and of the names.
     """
-    generator = np.random.default_rng(seed)
     numbers = np.concatenate([np.repeat(np.arange(fillers, fillers + canaries), copies), np.arange(fillers)])
+    return _write(path, numbers, "record", 0)
+
+
+def _write(path: Path, numbers: np.ndarray, kind: str, seed: int) -> RecordStore:
+    generator = np.random.default_rng(seed)
     images = 255 * generator.integers(0, 2, (len(numbers), SIDE * SIDE, 3), dtype=np.uint8)
     images[:, :_DIGITS, 0] = 255 * ((numbers[:, None] >> np.arange(_DIGITS)) & 1)
     with StoreWriter(path, name="canaries", kind="image", size=SIDE, public=True, unit_name="unit") as writer:
         for row, (number, image) in enumerate(zip(numbers, images, strict=True)):
-            name = f"{seed} {number}"  # a record's key, and so its draws, follow from its name
+            name = f"{kind} {number}"  # a record's key, and so its draws, follow from its name
             writer.add(RecordInput(f"{name} {row}", image.reshape(SIDE, SIDE, 3), unit=name))
     return RecordStore.open(path)
 

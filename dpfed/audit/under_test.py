@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from dpfed.audit.canaries import SIDE, CanaryModel, write_canaries
+from dpfed.audit.canaries import SIDE, CanaryModel, write_canaries, write_public
 from dpfed.audit.leaving import Kept, Leaving, Watched
 from dpfed.audit.sites import agreed, connected
 from dpfed.config import Config, parse_config
@@ -30,6 +30,7 @@ from dpfed.runs.resolution import resolve
 from dpfed.training.trainer import InProcess, Transport, train
 from dpfed.training.worker import indices_of_owner
 
+_PUBLIC = 64  # records that join the groups of public contrast
 _BOUNDING = ("method", "clip_norm", "options", "engine", "microbatch")
 
 
@@ -100,7 +101,8 @@ class UnderTest:
         by_unit = plan.unit == "user"
         copies = plan.per_unit + 1 if by_unit else 1
         store = write_canaries(folder / "records", scale.records - canaries, canaries, copies)
-        write_canaries(folder / "public", 64, 0, seed=1)
+        if plan.method.public_records:
+            write_public(folder / "public", _PUBLIC)
         bounding, method = config.bounding.model_dump(include=set(_BOUNDING)), plan.method
         if bounding["engine"] == "auto" and method.picks_engine:
             bounding["engine"] = "loop"

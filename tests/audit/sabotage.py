@@ -1,0 +1,127 @@
+"""Mechanisms that are broken on purpose, each by one change to the real code."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from dpfed.bounding.methods import group
+from dpfed.data.sampling import StepDraw, draw_step
+from dpfed.federation.protocol.trust import Trust
+from dpfed.privacy.method import method_named
+from dpfed.privacy.noise import GaussianNoise, KeyedNoise
+from dpfed.privacy.randomness import Randomness
+from dpfed.privacy.samplers import PoissonSampler
+from dpfed.training import worker as worker_room
+from dpfed.training.coordinator import Coordinator
+from dpfed.training.worker import Worker
+
+
+def half_the_noise(patch):
+    real = GaussianNoise.add_
+    halved = lambda self, *rest: real(GaussianNoise(self.std / 2), *rest)  # noqa: E731
+    patch.setattr(GaussianNoise, "add_", halved)
+
+
+def no_noise_on_one_site(patch):
+    real = KeyedNoise.add_
+
+    def add_(self, values, step, of=None):
+        return values if (self._purpose, self._owner) == ("share", 0) else real(self, values, step, of)
+
+    patch.setattr(KeyedNoise, "add_", add_)
+
+
+def half_the_noise_on_every_site(patch):
+    real = Trust.share_std
+    patch.setattr(Trust, "share_std", lambda self, plan: real(self, plan) / 2)
+
+
+def sensitivity_c(patch):
+    patch.setattr(group, "METHOD", dataclasses.replace(group.METHOD, sensitivity=lambda plan: plan.clip_norm))
+    method_named.cache_clear()
+
+
+def shuffled_chunks(patch):
+    def chunks(plan, randomness, step, indices, keys, groups, units=None):
+        drawn = draw_step(plan, randomness, step, indices, keys, groups, units).indices
+        order = np.random.default_rng(step).permutation(len(drawn))
+        starts = np.minimum(np.arange(0, len(drawn) + plan.group_size, plan.group_size), len(drawn))
+        return StepDraw(np.sort(drawn)[order], starts)
+
+    patch.setattr(worker_room, "draw_step", chunks)
+
+
+def draws_by_position(patch):
+    real = Randomness.per_record
+
+    def per_record(self, purpose, step, keys, columns):
+        return real(self, purpose, step, np.arange(len(keys), dtype=np.uint64), columns)
+
+    patch.setattr(Randomness, "per_record", per_record)
+
+
+def accounts_for_half_the_rate(patch):
+    patch.setattr(PoissonSampler, "poisson_steps", lambda self, steps: (self.rate / 2, steps))
+
+
+def draws_at_twice_the_rate(patch):
+    patch.setattr(PoissonSampler, "draw", lambda self, *rest: np.flatnonzero(rest[-1] < 2 * self.rate))
+
+
+def fixed_noise(patch):
+    real = Randomness.add_normal_
+
+    def add_normal_(self, out, scale, purpose, step, owner=0, context=""):
+        real(self, out, scale, purpose, 0, owner, "")
+
+    patch.setattr(Randomness, "add_normal_", add_normal_)
+
+
+def noise_in_every_other_step(patch):
+    real = KeyedNoise.add_
+    patch.setattr(KeyedNoise, "add_", lambda self, values, step, of=None: values if step % 2 else real(self, values, step, of))
+
+
+def clean_optimizer_state(patch):
+    real = Coordinator.apply
+
+    def apply(self, step, total):
+        clean = (total.values / self._plan.divisor).clone()
+        before = [self.optimizer.state[p].get("exp_avg", 0 * p).clone() for p in self._vector.parameters]
+        summary = real(self, step, total)
+        for parameter, old, part in zip(self._vector.parameters, before, self._vector.split(clean), strict=True):
+            self.optimizer.state[parameter]["exp_avg"] = 0.9 * old + 0.1 * part
+        return summary
+
+    patch.setattr(Coordinator, "apply", apply)
+
+
+def weights_from_the_clean_sum(patch):
+    real = Coordinator._release
+
+    def release(self, step, total):
+        clean = total.values.clone()
+        real(self, step, total)
+        return clean
+
+    patch.setattr(Coordinator, "_release", release)
+
+
+def clip_after_summing(patch, bound=lambda plan: plan.groups * plan.clip_norm):
+    real = Worker.bounded_sum
+
+    def bounded_sum(self, step):
+        self._clip_norm = math.inf
+        total = real(self, step)
+        factor = min(1.0, bound(self._plan) / max(total.values.norm().item(), 1e-30))
+        return dataclasses.replace(total, values=total.values * factor)
+
+    patch.setattr(Worker, "bounded_sum", bounded_sum)
+
+
+def sum_clipped_to_c(patch):
+    """Not broken: one clipped vector becomes another one, which is 2C."""
+    clip_after_summing(patch, lambda plan: plan.clip_norm * 0.999)

@@ -1,0 +1,111 @@
+"""The matrix of docs/audit.md: audits catch mechanisms that are broken on purpose, and do not accuse sound ones."""
+
+import itertools
+
+import pytest
+import torch
+
+from dpfed.audit.privacy import Effort, audit_claim
+from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.privacy import accounting
+from dpfed.privacy.method import method_named
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from tests.audit import sabotage
+
+EFFORT = Effort(canaries=128, steps=8, experiments=3000)
+SITES = {"owners": 2, "trust": "distributed"}
+BROKEN = {
+    "half the noise": (sabotage.half_the_noise, {}, {}),
+    "half the noise, public contrast": (sabotage.half_the_noise, {"method": "public"}, {}),
+    "half the noise, clipped batch": (sabotage.half_the_noise, {"method": "batch"}, {}),
+    "no noise on one site of two": (sabotage.no_noise_on_one_site, {}, {**SITES, "experiments": 9000}),
+    "half the noise on every site": (sabotage.half_the_noise_on_every_site, {}, SITES),
+    "sensitivity C instead of 2C": (sabotage.sensitivity_c, {}, {}),
+    "shuffled chunks": (sabotage.shuffled_chunks, {}, {}),
+    "draws by position": (sabotage.draws_by_position, {}, {}),
+    "accounts for half the rate": (sabotage.accounts_for_half_the_rate, {"rate": 0.5, "sigma": 0.7}, {"experiments": 6000}),
+    "draws at twice the rate": (sabotage.draws_at_twice_the_rate, {"rate": 0.5, "sigma": 0.7}, {"experiments": 6000}),
+    "fixed noise": (sabotage.fixed_noise, {}, {}),
+    "noise in every other step": (sabotage.noise_in_every_other_step, {}, {}),
+    "clean optimizer state": (sabotage.clean_optimizer_state, {}, {}),
+    "weights from the clean sum": (sabotage.weights_from_the_clean_sum, {"optimizer": "sgd"}, {}),
+    "clip after summing, to K C": (sabotage.clip_after_summing, {}, {}),
+}
+REFUSED = {"half the noise on every site": "standard deviation"}
+SOUND = {
+    "group": ({}, {}),
+    "group, loop, sampled": ({"rate": 0.3, "engine": "loop"}, {}),
+    "group, layerwise, SGD": ({"engine": "layerwise", "optimizer": "sgd"}, {}),
+    "group, two workers": ({}, {"owners": 2}),
+    "group, users": ({"unit": "user", "per_unit": 2}, {}),
+    "public": ({"method": "public"}, {}),
+    "batch": ({"method": "batch"}, {}),
+    "sample": ({"method": "sample"}, {}),
+    "logit": ({"method": "logit"}, {}),
+    "released": ({"method": "released"}, {}),
+    "two sites, distributed": ({}, SITES),
+    "two sites, secure": ({}, {"owners": 2, "trust": "secure"}),
+    "two sites, local": ({}, {"owners": 2, "trust": "local"}),
+}
+
+
+def claim_of(method="group", rate=1.0, sigma=1.0, engine="auto", optimizer="adam", **privacy):
+    tree = {
+        "name": "claim",
+        "bounding": {"method": method, **({} if engine == "auto" else {"engine": engine})},
+        "privacy": {"noise_multiplier": sigma, "batch": int(2000 * rate), "steps": 8, **privacy},
+        "optimizer": {"name": optimizer, "learning_rate": 0.1},
+        **({"public": {"source": "shapes"}} if method == "public" else {}),
+    }
+    config = parse_config(tree)
+    return config, PrivacyPlan.from_config(2000, config)
+
+
+@pytest.fixture(autouse=True)
+def repeatable(monkeypatch):
+    """The same secrets in every test run, and no cache of what a broken mechanism would cost or be."""
+    seeds, threads = itertools.count(), torch.get_num_threads()
+    monkeypatch.setattr(Randomness, "fresh", lambda: Randomness.from_seed(next(seeds)))
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    monkeypatch.undo()
+    method_named.cache_clear()
+    accounting.epsilon.cache_clear()
+
+
+def audited(of, how):
+    accounting.epsilon.cache_clear()
+    effort = Effort(EFFORT.canaries, EFFORT.steps, how.get("experiments", EFFORT.experiments))
+    return audit_claim(*claim_of(**of), how.get("owners", 1), how.get("trust"), effort)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_mechanism_is_caught(name, monkeypatch):
+    break_it, of, how = BROKEN[name]
+    break_it(monkeypatch)
+    if name in REFUSED:
+        with pytest.raises(UserError, match=REFUSED[name]):
+            audited(of, how)
+        return
+    audit = audited(of, how)
+    print(name, audit)
+    assert audit.contradicted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_mechanism_is_not_accused(name):
+    audit = audited(*SOUND[name])
+    print(name, audit)
+    assert not audit.contradicted
+    assert audit.moved <= audit.sensitivity * (1 + 1e-6)
+
+
+@pytest.mark.slow
+def test_a_sum_that_is_clipped_to_c_keeps_the_claim(monkeypatch):
+    sabotage.sum_clipped_to_c(monkeypatch)
+    assert not audited({}, {}).contradicted

@@ -1,0 +1,108 @@
+"""Canaries move the real sum by as much as a record can, where the auditor looks, and nothing else does."""
+
+import numpy as np
+import pytest
+import torch
+
+from dpfed.audit.boards import Board
+from dpfed.audit.canaries import CanaryModel
+from dpfed.audit.lower_bounds import of_one_run, of_repetitions
+from dpfed.audit.neighbours import most_moved
+from dpfed.audit.trade_off import Family
+from dpfed.audit.under_test import Scale, UnderTest, sign_of
+from dpfed.config import parse_config
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+
+OWNERS, NOISE = Randomness.from_seed(1), Randomness.from_seed(2)
+
+
+def under(folder, method="group", rate=0.5, batch=64, canaries=24, owners=1, **privacy) -> UnderTest:
+    tree = {
+        "name": "canaries",
+        "bounding": {"method": method, "clip_norm": 0.7},
+        "privacy": {"noise_multiplier": 0.9, "batch": 1000, "steps": 4, **privacy},
+        **({"public": {"source": "shapes"}} if method == "public" else {}),
+    }
+    config = parse_config(tree)
+    plan = PrivacyPlan.from_config(2000, config)
+    return UnderTest.build(config, plan, Scale.of(rate, batch, 4, 6), canaries, folder, owners)
+
+
+@pytest.mark.parametrize("kind", [{}, {"owners": 2}, {"unit": "user", "per_unit": 2}, {"method": "public", "batch": 16}])
+def test_a_canary_that_is_alone_moves_its_place_by_the_shift_or_not_at_all(tmp_path, kind):
+    board = Board.build(under(tmp_path, **kind))
+    case, count = board.under, board.under.canaries
+    assert board.shift == pytest.approx(case.parts.plan.sensitivity)
+    everyone = list(case.sums(case.present(np.ones(count, bool)), OWNERS))
+    nobody = list(case.sums(case.present(np.zeros(count, bool)), OWNERS))
+    moved, free = [], []
+    for step, (with_, without) in enumerate(zip(everyone, nobody, strict=True)):
+        places, alone = board.places(step, OWNERS)
+        moved += list(sign_of(step) * (with_ - without).numpy()[places[alone]])
+        free += list(alone)
+    drawn = np.isclose(moved, board.shift, rtol=2e-3)
+    assert np.all(drawn | np.isclose(moved, 0, atol=1e-2 * board.shift))
+    assert np.mean(drawn) == pytest.approx(0.5, abs=0.2) and np.mean(free) > 0.1
+
+
+@pytest.mark.parametrize("method", ["group", "public", "batch", "sample"])
+def test_neighbours_reach_the_sensitivity_and_stay_within(tmp_path, method):
+    case = under(tmp_path, method, rate=1.0, batch=32, canaries=1)
+    found, most = most_moved(case), case.parts.plan.sensitivity
+    assert 0.9 * most <= found <= most * (1 + 1e-6)
+
+
+def test_the_plan_under_test_has_the_runs_rate_noise_and_clip_norm(tmp_path):
+    plan = under(tmp_path, rate=0.3, batch=30).parts.plan
+    assert (plan.noise_multiplier, plan.clip_norm, plan.noise_std) == (0.9, 0.7, pytest.approx(0.9 * 1.4))
+    assert plan.sampling_rate == pytest.approx(0.3, rel=0.01) and plan.sampling_rate <= 0.3
+
+
+def test_embeddings_do_not_depend_on_the_weights_and_keep_records_apart():
+    model = CanaryModel(fillers=5, coordinates=3, arrangement="own")
+    images = torch.randn(6, 2, 3, 8, 8)
+    before = model({"image": images})["image"]
+    model.along.weight.data.fill_(9.0)
+    after = model({"image": images.flip(0)})["image"].flip(0)
+    assert torch.equal(before, after) and torch.allclose(before.norm(dim=-1), torch.ones(6, 2))
+
+
+def scores(count: int, shift: float, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    generator = np.random.default_rng(seed)
+    there = np.arange(count) % 2 == 0
+    return {"noisy sums": generator.normal(size=count) + shift * there}, there
+
+
+@pytest.mark.parametrize("noise, wrong", [(1.0, False), (0.5, True)])
+def test_repetitions_show_the_noise_that_there_is(noise, wrong):
+    """Against normal numbers, whose noise is known."""
+    found, there = scores(3000, 1 / noise)
+    known = np.arange(3000) // 2 % 4 == 0
+    (shown,) = of_repetitions(found, there, known, Family(1.0, 1.0, 1), 1e-5, 0.001)
+    assert noise <= shown.noise <= 1.6 * noise and (shown.noise < 1) == wrong
+
+
+def test_repetitions_of_a_sound_mechanism_hardly_ever_show_too_little_noise():
+    family, known, wrong = Family(1.0, 1.0, 1), np.arange(400) // 2 % 4 == 0, 0
+    for seed in range(30):
+        found, there = scores(400, 1.0, seed)
+        wrong += of_repetitions(found, there, known, family, 1e-5, 0.05)[0].noise < 1
+    assert wrong <= 4
+
+
+def test_one_run_shows_less_than_the_claim_and_more_where_there_is_no_noise():
+    family = Family(1.0, 1.0, 1)
+    sound, leaking = (of_one_run(*scores(200, shift), family, 1e-5, 0.001)[0] for shift in (1.0, 50.0))
+    assert 4 * leaking.noise < sound.noise and leaking.noise < 1 < sound.noise
+    assert sound.epsilon + 1.5 < leaking.epsilon
+
+
+def test_noise_makes_all_the_difference_to_what_leaves(tmp_path):
+    board = Board.build(under(tmp_path, rate=1.0, batch=16, canaries=2))
+    case, present = board.under, board.under.present(np.ones(2, bool))
+    clean = list(case.sums(present, OWNERS))
+    for left, total in zip(case.live(present, OWNERS, NOISE), clean, strict=True):
+        assert torch.allclose(left["exp_avg"], left["noisy sums"], atol=1e-4)
+        spread = (left["noisy sums"] - total).std().item()
+        assert spread == pytest.approx(case.parts.plan.noise_std, rel=0.6)

@@ -1,0 +1,149 @@
+"""`dpfed audit privacy`: what it finds, says, writes and refuses."""
+
+import itertools
+import json
+import math
+import shutil
+
+import pytest
+import torch
+
+from dpfed.audit import publishing
+from dpfed.audit.privacy import Effort, Finding, PrivacyAudit, audit_claim
+from dpfed.audit.publishing import Trial, audit_run
+from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.report.audit import verdict
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.verification import verify
+from tests.audit import sabotage
+
+QUICK = Effort(canaries=32, steps=2, experiments=800)
+
+
+def tree(**bounding):
+    privacy = {"noise_multiplier": 1.0, "batch": 500, "steps": 4}
+    return {"name": "claim", "data": {"source": "shapes", "records": 1000}, "bounding": bounding, "privacy": privacy}
+
+
+@pytest.fixture(autouse=True)
+def repeatable(monkeypatch):
+    seeds, threads = itertools.count(), torch.get_num_threads()
+    monkeypatch.setattr(Randomness, "fresh", lambda: Randomness.from_seed(next(seeds)))
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def claim(**changes) -> PrivacyAudit:
+    facts = dict(attack="repeated", steps=1, rate=1.0, tries=800, channel="noisy sums", claim=4.0, epsilon=1.0, of_run=False)
+    found = Finding(**{**facts, "noise": 1.2, "epsilon_f_dp": 5.0, "contradicts": False, **changes})
+    run = Finding(
+        **{**facts, "attack": "one run", "of_run": True, "noise": math.inf, "epsilon_f_dp": 0.0, "contradicts": False}
+    )
+    return PrivacyAudit("claim", "group", 1, 8.0, 1e-5, 1.0, 2.0, 2.0, (found, run))
+
+
+def config_and_plan(**bounding):
+    config = parse_config(tree(**bounding))
+    return config, PrivacyPlan.from_config(1000, config)
+
+
+def test_a_sound_mechanism_is_not_accused_and_no_noise_is_caught(monkeypatch):
+    sound = audit_claim(*config_and_plan(), effort=QUICK)
+    assert not sound.contradicted and 0 < sound.shown < sound.claim
+    assert sound.moved == pytest.approx(2.0, rel=1e-3)
+    sabotage.fixed_noise(monkeypatch)
+    broken = audit_claim(*config_and_plan(), effort=QUICK)
+    assert broken.contradicted and broken.shown > broken.claim
+
+
+def test_what_moves_the_sum_too_far_is_caught_without_any_statistics(monkeypatch):
+    sabotage.shuffled_chunks(monkeypatch)
+    broken = audit_claim(*config_and_plan(), effort=Effort(16, 1, 400))
+    assert broken.too_far and "moved the sum by" in verdict(publishing.as_json(broken))
+
+
+@pytest.mark.parametrize("method", ["none", "dpcl"])
+def test_what_claims_nothing_is_refused(method):
+    changes = tree(method=method)
+    if method == "none":
+        del changes["privacy"]["noise_multiplier"]
+    config = parse_config(changes)
+    with pytest.raises(UserError, match="claims no privacy"):
+        audit_claim(config, PrivacyPlan.from_config(1000, config))
+
+
+def test_only_a_bound_of_the_run_itself_is_compared_with_the_claim():
+    audit = claim(epsilon=100.0)  # of one step at a rate that is not the run's
+    assert audit.shown == 5.0 and not audit.contradicted
+    said = verdict(publishing.as_json(audit))
+    assert "at least epsilon 5.00, with 95% confidence; the claim is epsilon 8.00" in said and "Nothing contradicts" in said
+    assert "audit again" in verdict(publishing.as_json(claim(epsilon_f_dp=8.5)))
+
+
+def test_the_command_writes_a_file_and_a_picture_and_ends_with_3_if_the_claim_is_contradicted(dpfed, tmp_path, monkeypatch):
+    for number, (audit, ends) in enumerate([(claim(), 0), (claim(contradicts=True, epsilon_f_dp=20.0), 3)]):
+        monkeypatch.setattr(publishing, "audit_claim", lambda *_, audit=audit, **__: audit)
+        place = tmp_path / "deep" / str(number)
+        code, out, _ = dpfed("audit", "privacy", "quickstart", "--out", place)
+        assert code == ends
+        assert ("is contradicted" in out) == (ends == 3) and "no proof" in out
+        facts = json.loads((place / "privacy_audit.json").read_text())
+        assert facts["contradicted"] == (ends == 3) and facts["findings"][1]["noise"] is None
+        assert (place / "privacy_audit.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = dpfed("audit", "privacy", "quickstart", "--out", tmp_path / "again", "--json")
+    assert code == 3 and json.loads(out)["claim"] == 8.0
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--trust", "secret"], "did you mean 'secure'"),
+        (["--trust", "secure"], "--federated"),
+        (["--federated", 2, "--workers", 2], "either"),
+        (["--workers", 60, "--set", "privacy.batch=64"], "use at most"),
+    ],
+)
+def test_the_command_refuses_what_does_not_go_together(dpfed, tmp_path, words, says):
+    code, _, error = dpfed("audit", "privacy", "quickstart", "--out", tmp_path / "out", *words)
+    assert code == 2 and says in error and not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def run(audited, tmp_path) -> RunDirectory:
+    shutil.copytree(audited.path, tmp_path / "run", ignore=shutil.ignore_patterns("audit"))
+    return RunDirectory(tmp_path / "run")
+
+
+def test_card_and_report_of_a_run_state_its_audit(run, monkeypatch):
+    monkeypatch.setattr(publishing, "audit_claim", lambda *_, **__: claim())
+    path, _ = audit_run(run.path, Trial(), QUICK)
+    assert path == run.path / "privacy_audit.json"
+    card, report = run.card.read_text(), run.report.read_text()
+    assert "| Audit of the claim (`dpfed audit privacy`) | 20" in card and "at least epsilon 5.00" in card
+    assert "Attacks on the claim" in report
+    assert not any(check.wrong for check in verify(run.card, run.path))
+
+
+def test_a_contradicted_claim_voids_the_card(run, monkeypatch):
+    monkeypatch.setattr(publishing, "audit_claim", lambda *_, **__: claim(contradicts=True))
+    audit_run(run.path, Trial(), QUICK)
+    assert "no privacy guarantee holds" in run.card.read_text().partition("\n")[0]
+    assert json.loads(run.results.read_text())["privacy"]["guarantee"] is False
+    assert not any(check.wrong for check in verify(run.card, run.path))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"findings": []}', '{"findings": [{"epsilon": "much"}]}'])
+def test_a_damaged_audit_is_a_sentence(run, text):
+    (run.path / "privacy_audit.json").write_text(text)
+    with pytest.raises(UserError, match="damaged"):
+        run.privacy_audit  # noqa: B018
+
+
+def test_an_unfinished_run_is_refused(run):
+    run.results.unlink()
+    with pytest.raises(UserError, match="not finished"):
+        audit_run(run.path, Trial(), QUICK)

@@ -1,0 +1,52 @@
+"""Trade-off functions against closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from dpfed.audit.trade_off import Family, trade_off
+from dpfed.privacy import accounting
+from dpfed.privacy.mechanism import Mechanism
+from dpfed.privacy.samplers import PoissonSampler
+
+RATES = np.array([1e-4, 0.01, 0.1, 0.3, 0.5, 0.8, 0.99])
+
+
+@pytest.mark.parametrize("sigma, steps", [(1.0, 1), (0.7, 1), (2.0, 9)])
+def test_without_sampling_it_is_the_gaussian_one(sigma, steps):
+    exact = norm.cdf(norm.ppf(RATES) + math.sqrt(steps) / sigma)
+    found = trade_off(sigma, 1.0, steps).most_tpr(RATES)
+    assert np.all(found >= exact - 1e-9) and np.allclose(found, exact, atol=2e-3)
+
+
+def test_with_sampling_no_threshold_test_does_better_and_one_comes_near():
+    sigma, rate = 0.5, 0.2
+    thresholds = np.linspace(-2, 4, 400)
+    fpr = norm.sf(thresholds / sigma)
+    tpr = (1 - rate) * fpr + rate * norm.sf((thresholds - 1) / sigma)
+    room = trade_off(sigma, rate, 1).most_tpr(fpr) - tpr
+    assert room.min() >= -1e-9 and room[fpr < 0.2].max() < 0.01
+
+
+@pytest.mark.parametrize("tpr", [0.0, 0.03, 0.5, 0.9, 1.0])
+def test_the_inverse_is_the_inverse(tpr):
+    curve = trade_off(1.0, 0.5, 3)
+    fpr = curve.least_fpr(tpr)
+    assert curve.most_tpr(fpr) >= tpr - 1e-9
+    assert fpr == 0 or curve.most_tpr(fpr * 0.999) < tpr
+
+
+def test_epsilon_at_a_delta_is_the_accountants_or_a_little_less():
+    exact = accounting.epsilon(Mechanism(PoissonSampler(0.3), 1.2), 20, 1e-5)
+    assert 0.985 * exact <= trade_off(1.2, 0.3, 20).epsilon(1e-5) <= exact
+
+
+@pytest.mark.parametrize("true", [0.5, 0.97, 1.9])
+def test_the_noise_shown_is_the_most_that_an_outcome_allows(true):
+    family = Family(1.0, 1.0, 1)
+    tpr = float(norm.cdf(norm.ppf(0.1) + 1 / true))
+    shown = family.noise_shown(lambda curve: bool(tpr <= curve.most_tpr(0.1)))
+    assert true * 0.99 <= shown <= true * 1.03
+    assert family.noise_shown(lambda curve: True) == math.inf
