@@ -6,6 +6,7 @@ import numpy as np
 
 from dpfed.audit.canaries import CanaryModel
 from dpfed.audit.under_test import UnderTest
+from dpfed.bounding.engines import ENGINES
 from dpfed.privacy.randomness import Randomness
 
 _TAKEN_OUT = 4  # records, one after the other
@@ -27,6 +28,8 @@ def most_moved(under: UnderTest) -> float:
     nobody = under.present(np.zeros(under.canaries, bool))
     cases = [(under.with_model(CanaryModel(under.fillers, 1, "one", against)), [nobody]) for against in (True, False)]
     if plan.method.picks_engine:
+        # Whichever engine the run will have.
+        cases += [(under.with_model(CanaryModel(under.fillers, 1, "one"), engine), [nobody]) for engine in ENGINES]
         # Whatever depends on others than a record's own group shows in the hash of all groups. One group at a time.
         scrambled = under.with_model(CanaryModel(under.fillers, 1, "one", scrambled=True), "loop")
         rows = np.linspace(0, under.fillers - 1, _TAKEN_OUT).astype(int)

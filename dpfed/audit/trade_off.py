@@ -8,10 +8,12 @@ better than the trade-off function of a claim contradicts the claim, at whicheve
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from dpfed.privacy.loss_grid import fitting_interval
 
@@ -61,12 +63,34 @@ def trade_off(noise_multiplier: float, rate: float, steps: int) -> TradeOff:
         rate: q.
         steps: T.
     """
+    if steps == 1:
+        return TradeOff(_EPSILONS, _deltas_of_one(noise_multiplier, rate))
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     interval = fitting_interval(noise_multiplier, rate, steps, _INTERVAL, _POINTS) or 64 * _INTERVAL
     one = losses.from_gaussian_mechanism(noise_multiplier, value_discretization_interval=interval, sampling_prob=rate)
-    composed = one if steps == 1 else one.self_compose(steps)
-    return TradeOff(_EPSILONS, np.clip(composed.get_delta_for_epsilon(_EPSILONS), 0.0, 1.0))
+    return TradeOff(_EPSILONS, np.clip(one.self_compose(steps).get_delta_for_epsilon(_EPSILONS), 0.0, 1.0))
+
+
+def _deltas_of_one(sigma: float, rate: float) -> np.ndarray:
+    """Delta of one step at every epsilon, in closed form, when a record is added or removed.
+
+    The mixture (1 - q) N(0, sigma^2) + q N(1, sigma^2) and N(0, sigma^2) have a monotone likelihood ratio, so that the worst
+    set of outcomes is a half-line, from where the ratio is e^epsilon.
+    """
+
+    def mixed(tail: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+        return (1 - rate) * tail(x / sigma) + rate * tail((x - 1) / sigma)
+
+    # log((e^epsilon - 1 + q) / q), which does not overflow.
+    above = 0.5 + sigma**2 * (_EPSILONS + np.log1p(-(1 - rate) * np.exp(-_EPSILONS)) - math.log(rate))
+    removed = mixed(stats.norm.sf, above) - np.exp(_EPSILONS + stats.norm.logsf(above / sigma))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        below = 0.5 + sigma**2 * np.log(np.maximum(np.exp(-_EPSILONS) - 1 + rate, 0.0) / rate)
+        added = np.where(
+            np.isfinite(below), stats.norm.cdf(below / sigma) - np.exp(_EPSILONS) * mixed(stats.norm.cdf, below), 0
+        )
+    return np.clip(np.maximum(removed, added), 0.0, 1.0)
 
 
 @dataclass(frozen=True)

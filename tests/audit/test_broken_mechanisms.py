@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from dpfed.audit.privacy import Effort, audit_claim
+from dpfed.audit.publishing import as_json
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.report.audit import verdict
 from tests.audit import sabotage
 
 EFFORT = Effort(canaries=128, steps=8, experiments=3000)
@@ -19,14 +21,14 @@ SITES = {"owners": 2, "trust": "distributed"}
 BROKEN = {
     "half the noise": (sabotage.half_the_noise, {}, {}),
     "half the noise, public contrast": (sabotage.half_the_noise, {"method": "public"}, {}),
-    "half the noise, clipped batch": (sabotage.half_the_noise, {"method": "batch"}, {}),
+    "half the noise, clipped batch": (sabotage.half_the_noise, {"method": "batch"}, {"experiments": 2000}),
     "no noise on one site of two": (sabotage.no_noise_on_one_site, {}, {**SITES, "experiments": 9000}),
     "half the noise on every site": (sabotage.half_the_noise_on_every_site, {}, SITES),
     "sensitivity C instead of 2C": (sabotage.sensitivity_c, {}, {}),
     "shuffled chunks": (sabotage.shuffled_chunks, {}, {}),
     "draws by position": (sabotage.draws_by_position, {}, {}),
-    "accounts for half the rate": (sabotage.accounts_for_half_the_rate, {"rate": 0.5, "sigma": 0.7}, {"experiments": 6000}),
-    "draws at twice the rate": (sabotage.draws_at_twice_the_rate, {"rate": 0.5, "sigma": 0.7}, {"experiments": 6000}),
+    "accounts for half the rate": (sabotage.accounts_for_half_the_rate, {"rate": 0.5, "sigma": 0.7}, {"experiments": 5000}),
+    "draws at twice the rate": (sabotage.draws_at_twice_the_rate, {"rate": 0.5, "sigma": 0.7}, {"experiments": 5000}),
     "fixed noise": (sabotage.fixed_noise, {}, {}),
     "noise in every other step": (sabotage.noise_in_every_other_step, {}, {}),
     "clean optimizer state": (sabotage.clean_optimizer_state, {}, {}),
@@ -41,10 +43,10 @@ SOUND = {
     "group, two workers": ({}, {"owners": 2}),
     "group, users": ({"unit": "user", "per_unit": 2}, {}),
     "public": ({"method": "public"}, {}),
-    "batch": ({"method": "batch"}, {}),
-    "sample": ({"method": "sample"}, {}),
-    "logit": ({"method": "logit"}, {}),
-    "released": ({"method": "released"}, {}),
+    "batch": ({"method": "batch"}, {"experiments": 1500}),
+    "sample": ({"method": "sample"}, {"experiments": 1500}),
+    "logit": ({"method": "logit"}, {"experiments": 1500}),
+    "released": ({"method": "released"}, {"experiments": 1500}),
     "two sites, distributed": ({}, SITES),
     "two sites, secure": ({}, {"owners": 2, "trust": "secure"}),
     "two sites, local": ({}, {"owners": 2, "trust": "local"}),
@@ -92,7 +94,7 @@ def test_a_broken_mechanism_is_caught(name, monkeypatch):
             audited(of, how)
         return
     audit = audited(of, how)
-    print(name, audit)
+    print(f"{name}: {verdict(as_json(audit))}")
     assert audit.contradicted
 
 
@@ -100,7 +102,7 @@ def test_a_broken_mechanism_is_caught(name, monkeypatch):
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_mechanism_is_not_accused(name):
     audit = audited(*SOUND[name])
-    print(name, audit)
+    print(f"{name}: {verdict(as_json(audit))}")
     assert not audit.contradicted
     assert audit.moved <= audit.sensitivity * (1 + 1e-6)
 

@@ -25,7 +25,7 @@ QUICK = Effort(canaries=32, steps=2, experiments=800)
 
 def tree(**bounding):
     privacy = {"noise_multiplier": 1.0, "batch": 500, "steps": 4}
-    return {"name": "claim", "data": {"source": "shapes", "records": 1000}, "bounding": bounding, "privacy": privacy}
+    return {"name": "claim", "data": {"source": "shapes", "records": 500}, "bounding": bounding, "privacy": privacy}
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def claim(**changes) -> PrivacyAudit:
 
 def config_and_plan(**bounding):
     config = parse_config(tree(**bounding))
-    return config, PrivacyPlan.from_config(1000, config)
+    return config, PrivacyPlan.from_config(500, config)
 
 
 def test_a_sound_mechanism_is_not_accused_and_no_noise_is_caught(monkeypatch):
@@ -73,7 +73,7 @@ def test_what_claims_nothing_is_refused(method):
         del changes["privacy"]["noise_multiplier"]
     config = parse_config(changes)
     with pytest.raises(UserError, match="claims no privacy"):
-        audit_claim(config, PrivacyPlan.from_config(1000, config))
+        audit_claim(config, PrivacyPlan.from_config(500, config))
 
 
 def test_only_a_bound_of_the_run_itself_is_compared_with_the_claim():

@@ -38,9 +38,12 @@ def test_the_inverse_is_the_inverse(tpr):
     assert fpr == 0 or curve.most_tpr(fpr * 0.999) < tpr
 
 
-def test_epsilon_at_a_delta_is_the_accountants_or_a_little_less():
-    exact = accounting.epsilon(Mechanism(PoissonSampler(0.3), 1.2), 20, 1e-5)
-    assert 0.985 * exact <= trade_off(1.2, 0.3, 20).epsilon(1e-5) <= exact
+@pytest.mark.parametrize("steps", [1, 20])
+@pytest.mark.parametrize("sigma, rate", [(1.2, 0.3), (0.5, 1.0), (0.3, 0.01)])
+def test_epsilon_at_a_delta_is_the_accountants_or_a_little_less(sigma, rate, steps):
+    for delta in (1e-5, 1e-3):
+        exact = accounting.epsilon(Mechanism(PoissonSampler(rate), sigma), steps, delta)
+        assert 0.985 * exact <= trade_off(sigma, rate, steps).epsilon(delta) <= exact * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("true", [0.5, 0.97, 1.9])
