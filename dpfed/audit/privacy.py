@@ -1,21 +1,25 @@
 """The audit of a claim: attacks on the run's own mechanism, and whether what they show contradicts its epsilon.
 
-Three looks at the same code, which trains on generated records around a model of canaries:
+Three looks at the same code, which runs on generated records around a model of canaries:
 
 * neighbours: how far a record moves the sum, beside the sensitivity;
 * one run, with the plan's rate, noise and steps: Steinke et al. 2023, and its f-DP form;
 * repeated experiments, one step each: Clopper-Pearson, and the f-DP form. They give the tight figure.
+
+On request a fourth, in the black box (`dpfed.audit.black_box`), which trains the run's own model.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from dpfed.audit.black_box import black_box
 from dpfed.audit.boards import Board, arrangement_of
 from dpfed.audit.lower_bounds import Shown, of_one_run, of_repetitions
 from dpfed.audit.neighbours import most_moved
@@ -36,6 +40,7 @@ _ROOM = 1e-3  # of rounding, in a sensitivity or an epsilon
 _GROUP_SIZE = 4
 _RATE = 0.5  # least of the repeated experiments: a canary that is hardly ever drawn shows nothing in thousands of them
 _RECORDS = 20_000  # at most, in one run
+_PAIRS = 2000  # records in the black box, about
 
 
 @dataclass(frozen=True)
@@ -46,11 +51,13 @@ class Effort:
         canaries: of the one run, m.
         steps: of the one run, at most.
         experiments: repeated ones, about.
+        black_box: also trains the run's own model, with canaries among generated records.
     """
 
     canaries: int = 400
     steps: int = 400
-    experiments: int = 3000
+    experiments: int = 6000
+    black_box: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Finding:
     """What one attack shows.
 
     Attributes:
-        attack: ``one run`` or ``repeated``.
+        attack: ``one run``, ``repeated`` or ``black box``.
         steps: of the mechanism that it saw.
         rate: at which its canaries were drawn.
         tries: canaries, or experiments.
@@ -160,6 +167,8 @@ def audit_claim(
         findings = [trial.repeated(rate) for rate in rates]
         if arrangement_of(plan.method) != "one":
             findings.append(trial.one_run())
+        if effort.black_box:
+            findings.append(trial.black_box())
     return PrivacyAudit(
         name=config.name,
         method=plan.method_name,
@@ -217,7 +226,7 @@ class _Trial:
         def shown(family: Family, error: float) -> list[Shown]:
             return of_repetitions(scores, there, known, family, self.plan.delta, error)
 
-        return self._finding("repeated", under, 1, len(there), shown)
+        return self._finding("repeated", under.parts.plan, 1, len(there), shown)
 
     def one_run(self) -> Finding:
         """One run with the plan's rate, noise and steps."""
@@ -237,10 +246,28 @@ class _Trial:
         def shown(family: Family, error: float) -> list[Shown]:
             return of_one_run(scores.of_runs(), coins, family, self.plan.delta, error)
 
-        return self._finding("one run", under, steps, len(coins), shown)
+        return self._finding("one run", under.parts.plan, steps, len(coins), shown)
 
-    def _finding(self, attack: str, under: UnderTest, steps: int, tries: int, shown) -> Finding:  # noqa: ANN001
-        small, delta = under.parts.plan, self.plan.delta
+    def black_box(self) -> Finding:
+        """One run of the configuration's own model."""
+        rate, steps = self.plan.sampling_rate, min(self.plan.steps, self.effort.steps)
+        self.watcher.note(f"the configuration's own model, {steps} steps")
+        folder = self.place / "black-box"
+        folder.mkdir()
+        batch = max(2 * self.plan.group_size, min(self.plan.batch, int(_PAIRS * rate)))
+        scale = Scale.of(rate, batch, self.plan.group_size, steps)
+        canaries = min(self.effort.canaries, scale.records // 2)
+        small, coins, closer = black_box(self.config, self.plan, scale, canaries, folder, self.watcher)
+
+        def shown(family: Family, error: float) -> list[Shown]:
+            return of_one_run({"embeddings": closer}, coins, family, self.plan.delta, error)
+
+        return self._finding("black box", small, steps, len(coins), shown)
+
+    def _finding(
+        self, attack: str, small: PrivacyPlan, steps: int, tries: int, shown: Callable[[Family, float], list[Shown]]
+    ) -> Finding:
+        delta = self.plan.delta
         family = Family(*_poisson(small, steps))
         claim = accounting.epsilon(small.mechanism, steps, delta, small.accountant)
         likely, certain = shown(family, 1 - CONFIDENCE), shown(family, 1 - CERTAINTY)
