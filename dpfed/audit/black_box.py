@@ -1,4 +1,4 @@
-"""Canaries in the black box: pairs of image and text as unlike all others as can be, and the trained model's embeddings of them.
+"""Canaries in the black box: pairs of image and text as unlike all others as can be, and the model's embeddings of them.
 
 The run's own model, loss and views are trained once, on generated shapes and canaries: pictures of random blocks with captions
 of made-up words. Only training can have brought a canary's image and caption (or its two views) together, so the score is how
@@ -96,7 +96,7 @@ def _config(config: Config, plan: PrivacyPlan, scale: Scale, store: RecordStore)
             "data": DataConfig(source="store", path=str(store.path), size=config.data.size, resize=config.data.resize),
             "privacy": config.privacy.model_copy(update={**privacy, "batch": scale.batch, "steps": scale.steps, "seed": None}),
             "evaluation": EvaluationConfig(split="none"),
-            "diagnostics": "off",
+            "diagnostics": "none",
         }
     )
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from dpfed.audit.black_box import black_box
 from dpfed.audit.boards import Board, arrangement_of
+from dpfed.audit.findings import CERTAINTY, CONFIDENCE, ROOM, Effort, Finding, PrivacyAudit
 from dpfed.audit.lower_bounds import Shown, of_one_run, of_repetitions
 from dpfed.audit.neighbours import most_moved
 from dpfed.audit.trade_off import Family, trade_off
@@ -34,103 +35,10 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher
 
-CONFIDENCE = 0.95  # of what is shown
-CERTAINTY = 0.999  # of an accusation
-_ROOM = 1e-3  # of rounding, in a sensitivity or an epsilon
 _GROUP_SIZE = 4
 _RATE = 0.5  # least of the repeated experiments: a canary that is hardly ever drawn shows nothing in thousands of them
 _RECORDS = 20_000  # at most, in one run
 _PAIRS = 2000  # records in the black box, about
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is tried.
-
-    Attributes:
-        canaries: of the one run, m.
-        steps: of the one run, at most.
-        experiments: repeated ones, about.
-        black_box: also trains the run's own model, with canaries among generated records.
-    """
-
-    canaries: int = 400
-    steps: int = 400
-    experiments: int = 6000
-    black_box: bool = False
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one attack shows.
-
-    Attributes:
-        attack: ``one run``, ``repeated`` or ``black box``.
-        steps: of the mechanism that it saw.
-        rate: at which its canaries were drawn.
-        tries: canaries, or experiments.
-        channel: where the most was seen.
-        claim: epsilon that is claimed for these steps at this rate.
-        epsilon: lower bound on it, for every mechanism.
-        of_run: whether that bounds epsilon of the run as well: the steps are some of its own, at no higher rate.
-        noise: upper bound on the noise multiplier, f-DP form; infinity: nothing is shown.
-        epsilon_f_dp: lower bound on epsilon of the whole run, from `noise`.
-        contradicts: with `CERTAINTY`, the claim does not hold.
-    """
-
-    attack: str
-    steps: int
-    rate: float
-    tries: int
-    channel: str
-    claim: float
-    epsilon: float
-    of_run: bool
-    noise: float
-    epsilon_f_dp: float
-    contradicts: bool
-
-
-@dataclass(frozen=True)
-class PrivacyAudit:
-    """Result of an audit. It is public: no record of the run's own has a part in it.
-
-    Attributes:
-        name: of the configuration.
-        method: of bounding.
-        owners: workers, or sites.
-        claim: epsilon of the run.
-        delta: of the run.
-        noise_multiplier: sigma, as claimed.
-        sensitivity: as claimed, of the mechanism under test.
-        moved: most that a record moved its sum; 0: not known.
-        findings: of the attacks.
-    """
-
-    name: str
-    method: str
-    owners: int
-    claim: float
-    delta: float
-    noise_multiplier: float
-    sensitivity: float
-    moved: float
-    findings: tuple[Finding, ...]
-
-    @property
-    def too_far(self) -> bool:
-        """Whether a record moved the sum by more than the sensitivity."""
-        return self.moved > self.sensitivity * (1 + _ROOM)
-
-    @property
-    def contradicted(self) -> bool:
-        """Whether the claim does not hold."""
-        return self.too_far or any(finding.contradicts for finding in self.findings)
-
-    @property
-    def shown(self) -> float:
-        """The highest lower bound on the run's epsilon."""
-        return max(max(one.epsilon_f_dp, one.epsilon if one.of_run else 0.0) for one in self.findings)
 
 
 def audit_claim(
@@ -274,7 +182,7 @@ class _Trial:
         best = max(likely, key=lambda one: (-one.noise, one.epsilon))
         noise, sure = best.noise, min(one.noise for one in certain)
         whole = self.plan.epsilon()
-        contradicts = max(one.epsilon for one in certain) > claim * (1 + _ROOM) or self._cost(sure) > whole * (1 + _ROOM)
+        contradicts = max(one.epsilon for one in certain) > claim * (1 + ROOM) or self._cost(sure) > whole * (1 + ROOM)
         return Finding(
             attack=attack,
             steps=steps,
@@ -283,7 +191,7 @@ class _Trial:
             channel=best.channel,
             claim=claim,
             epsilon=max(one.epsilon for one in likely),
-            of_run=small.sampling_rate <= self.plan.sampling_rate * (1 + _ROOM) and steps <= self.plan.steps,
+            of_run=small.sampling_rate <= self.plan.sampling_rate * (1 + ROOM) and steps <= self.plan.steps,
             noise=noise,
             epsilon_f_dp=self._cost(noise),
             contradicts=contradicts,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfed.audit.privacy import CERTAINTY, CONFIDENCE, Effort, PrivacyAudit, audit_claim
+from dpfed.audit.findings import CERTAINTY, CONFIDENCE, Effort, PrivacyAudit
+from dpfed.audit.privacy import audit_claim
 from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.federation.papers import terms_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 app = typer.Typer(help="Attack a run: what its weights give away, and whether its claim holds.", no_args_is_help=True)
 
 _CONTRADICTED = 3  # exit code
+Trust = Literal["central", "distributed", "secure", "local"]
 
 
 @app.command()
@@ -71,7 +72,7 @@ def privacy(
     out: Annotated[Path | None, typer.Option(help="Folder of the result; default: audits/NAME, or the run.")] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Attack a mechanism of so many workers.")] = 1,
     federated: Annotated[int, typer.Option(min=0, max=64, help="Attack a federation of so many sites.")] = 0,
-    trust: Annotated[str, typer.Option(help="Between the sites: central, distributed, secure or local.")] = "central",
+    trust: Annotated[Trust, typer.Option(help="Between the sites: who adds the noise.")] = "central",
     experiments: Annotated[int, typer.Option(min=400, help="Repeated experiments: more of them show more.")] = 6000,
     canaries: Annotated[int, typer.Option(min=16, help="Canaries of the one run.")] = 400,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the one run, at most.")] = 400,
@@ -83,12 +84,9 @@ def privacy(
     It reads no private record: canaries and all other records are generated. The exit code is 3 if the claim is contradicted.
     """
     from dpfed.console.terminal import chosen_config, console, say, watching
-    from dpfed.errors import UserError, nearest
+    from dpfed.errors import UserError
 
     say(f"attacking the claim of {config}", as_json)
-    modes = ("central", "distributed", "secure", "local")
-    if trust not in modes:
-        raise UserError(f"--trust: expected one of {', '.join(modes)}, got '{trust}'; {nearest(trust, modes)}")
     if federated == 1 or (federated and workers > 1) or (trust != "central" and not federated):
         raise UserError("give either --workers N, or --federated N, at least 2 sites, and --trust with the latter.")
     run = config if (config / "config.toml").is_file() else None
@@ -97,13 +95,11 @@ def privacy(
     given = None if run else chosen_config(config, assignments)
     with watching(as_json) as watcher:
         watcher.note("loading PyTorch")
-        from dpfed.audit.privacy import Effort
+        from dpfed.audit.findings import Effort
         from dpfed.audit.publishing import Trial, audit_config, audit_run
 
-        trial, effort = (
-            Trial(federated or workers, trust if federated else None),
-            Effort(canaries, steps, experiments, black_box),
-        )  # type: ignore[arg-type]
+        trial = Trial(federated or workers, trust if federated else None)
+        effort = Effort(canaries, steps, experiments, black_box)
         if given is None:
             path, audit = audit_run(config, trial, effort, watcher)
         else:

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from dpfed.audit.privacy import Effort, audit_claim
+from dpfed.audit.findings import Effort
+from dpfed.audit.privacy import audit_claim
 from dpfed.audit.publishing import as_json
 from dpfed.config import parse_config
 from dpfed.errors import UserError

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dpfed.audit import publishing
-from dpfed.audit.privacy import Effort, Finding, PrivacyAudit, audit_claim
+from dpfed.audit.findings import Effort, Finding, PrivacyAudit
+from dpfed.audit.privacy import audit_claim
 from dpfed.audit.publishing import Trial, audit_run
 from dpfed.config import parse_config
 from dpfed.errors import UserError
@@ -101,7 +102,7 @@ def test_the_command_writes_a_file_and_a_picture_and_ends_with_3_if_the_claim_is
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["--trust", "secret"], "did you mean 'secure'"),
+        (["--trust", "secret"], "'secure'"),
         (["--trust", "secure"], "--federated"),
         (["--federated", 2, "--workers", 2], "either"),
         (["--workers", 60, "--set", "privacy.batch=64"], "use at most"),
