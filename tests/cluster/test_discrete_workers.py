@@ -1,5 +1,6 @@
 """Discrete noise in a cluster: one training step, whoever carries the sums."""
 
+import pytest
 import torch
 
 from cluster.torchrun import take_part
@@ -28,6 +29,7 @@ def watch(rank, config, folder):
     torch.save(seen, folder / f"{rank}.pt")
 
 
+@pytest.mark.slow
 def test_workers_sums_get_the_noise_of_one_process_once(discrete, tmp_path):
     discrete["privacy"] |= {"seed": 11, "steps": 2}
     discrete["evaluation"] = {"split": "none"}

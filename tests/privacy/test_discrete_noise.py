@@ -38,6 +38,8 @@ def test_the_grid_leaves_sigma_of_continuous_noise_over_the_sensitivity_with_rou
     noise = DiscreteGaussianNoise(sensitivity, multiplier)
     moved = Fraction(sensitivity) * Fraction(noise.scale) + 2**16  # in steps
     assert (2**31) ** 2 - 16 >= (Fraction(multiplier) * moved) ** 2
+    longest = float(2**24 - 1)  # of a float32's digits
+    assert Fraction(longest * noise.scale) == Fraction(longest) * Fraction(noise.scale)
     finer = Fraction(noise.scale) * (1 + Fraction(1, 2**27))  # as fine as its digits allow
     assert (2**31) ** 2 < (Fraction(multiplier) * (Fraction(sensitivity) * finer + 2**16)) ** 2
     assert noise.std >= multiplier * noise.rounded_sensitivity * (1 - 1e-15)
