@@ -38,7 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "public.half": "first",
     },
 }
-RATES = {"group": (2e-3, 4e-3, 8e-3), "public": (2e-3, 4e-3, 8e-3)}
+RATES = {"group": (4e-3, 8e-3), "public": (4e-3, 8e-3)}
 NAMES = {"group": "DP-GCL, groups of 4 private records", "public": "one private record and 3 public ones"}
 
 
@@ -85,6 +85,7 @@ def _adapt(wanted: tuple[str, float, float, int]) -> dict[str, Any]:
         "privacy.epsilon": epsilon,
         "privacy.steps": STEPS,
         "optimizer.learning_rate": rate,
+        "optimizer.schedule": "cosine",
         "evaluation.every": 0,
         "bounding.engine": "layerwise",
     }

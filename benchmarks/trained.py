@@ -6,24 +6,31 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
-def trained(run: Path, config: str, changes: dict[str, Any]) -> dict[str, Any]:
+def trained(
+    run: Path, config: str, changes: dict[str, Any], code: Path | None = None, switches: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """What a run's results.json says; it is trained, or resumed, where that is not there yet.
 
     Args:
-        run: its directory.
+        run: its directory; absolute, if the code is another one.
         config: the name of a shipped configuration.
         changes: keys and values, as ``--set`` takes them.
+        code: another copy of dpfed, whose folder is where the run begins; default: this one.
+        switches: further environment variables.
     """
     results = run / "results.json"
     if not results.exists():
         sets = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
         asked = ["resume", str(run)] if (run / "ledger.jsonl").exists() else ["pretrain", config, "--run", str(run), *sets]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}  # so that processes side by side do not slow each other down
-        subprocess.run([sys.executable, "-m", "dpfed", *asked], check=True, env=environment, stdout=subprocess.DEVNULL)
+        # One thread, so that processes side by side do not slow each other down.
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | (switches or {})
+        command = [sys.executable, "-m", "dpfed", *asked]
+        subprocess.run(command, check=True, env=environment, cwd=code, stdout=subprocess.DEVNULL)
         print(run, flush=True)
     return json.loads(results.read_text(encoding="utf-8"))
 

@@ -117,11 +117,12 @@ _RULES = (
     Rule("views.saturation views.hue", "views.grayscale", lambda c: c.views.grayscale < 1, "no image has a colour; lower it"),
     Rule("views.blur_sigma", "views.blur", lambda c: c.views.blur > 0, "set views.blur, the probability of blur"),
     needs("text_views.sentence_swap text_views.word_swap text_views.word_delete", "model.kind", *_READERS),
-    needs(
-        "model.architecture model.weights model.digest model.tokenizer adaptation.image adaptation.text adaptation.rank "
-        "adaptation.alpha adaptation.image_layers adaptation.text_layers",
-        "model.kind",
-        "open_clip",
+    needs("model.architecture model.tokenizer adaptation.text adaptation.text_layers", "model.kind", "open_clip"),
+    Rule(
+        "model.weights model.digest adaptation.image adaptation.rank adaptation.alpha adaptation.image_layers",
+        "model.kind model.image",
+        lambda c: c.model.external,
+        "set model.kind = 'open_clip' or model.image = 'timm/NAME'",
     ),
     needs(
         "model.image model.stem model.width model.features model.normalisation model.weight_standardisation model.anchors "
@@ -131,6 +132,12 @@ _RULES = (
         "image",
         "image-text",
         why="an open_clip architecture has its own; ",
+    ),
+    Rule(
+        "model.width model.features model.normalisation model.weight_standardisation model.anchors model.anchor_count",
+        "model.image",
+        lambda c: c.model.timm is None,
+        "a timm encoder has its own; set model.image = 'cnn' or 'resnet18'",
     ),
     Rule("model.weights", "model.start", lambda c: c.model.start is None, "the start has the weights; choose one of both"),
     Rule("model.start_digest", "model.start", lambda c: c.model.start is not None, "set model.start"),
@@ -145,10 +152,21 @@ _RULES = (
     Rule(
         "adaptation.rank adaptation.alpha",
         "adaptation.image adaptation.text",
-        lambda c: "lora" in (c.adaptation.image, c.adaptation.text),
+        lambda c: c.model.timm is not None or "lora" in (c.adaptation.of_images(c.model.kind), c.adaptation.text),
         "set one of them to 'lora'",
     ),
-    needs("adaptation.image_layers", "adaptation.image", "lora"),
+    Rule(
+        "adaptation.rank adaptation.alpha adaptation.image_layers",
+        "model.image adaptation.image",
+        lambda c: c.model.timm is None or c.adaptation.image == "lora",
+        "a timm encoder is trained in full by default; set adaptation.image = 'lora'",
+    ),
+    Rule(
+        "adaptation.image_layers",
+        "adaptation.image",
+        lambda c: c.adaptation.of_images(c.model.kind) == "lora",
+        "set adaptation.image = 'lora'",
+    ),
     needs("adaptation.text_layers", "adaptation.text", "lora"),
     *_of_losses(),
     *(rule for loss in OBJECTIVES.values() for rule in loss.rules),

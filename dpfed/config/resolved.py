@@ -12,7 +12,7 @@ class ResolvedConfig(Config):
     """What runs take: a configuration in which nothing is left to choose. `dpfed.runs.resolution.resolve` makes one.
 
     Paths are absolute. The size of the images, the way to make them square, the device, the engine, the bias of a loss that has
-    one, and the digest of an open_clip architecture are there.
+    one, the digest of an open_clip or timm architecture, and what of its image tower is trained are there.
     """
 
     @model_validator(mode="after")
@@ -24,7 +24,8 @@ class ResolvedConfig(Config):
             "training.device": self.training.device == "auto",
             "bounding.engine": self.bounding.engine == "auto" and not own_engine,
             "objective.bias": self.objective.loss.bias is not None and self.objective.bias is None,
-            "model.digest": self.model.kind == "open_clip" and self.model.digest is None,
+            "model.digest": self.model.external and self.model.digest is None,
+            "adaptation.image": self.model.external and self.adaptation.image == "auto",
         }
         if names := [name for name, is_left in left.items() if is_left]:
             raise ValueError(f"{', '.join(names)} left to choose: dpfed.runs.resolution.resolve does it")

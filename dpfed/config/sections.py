@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, create_model, field_validator, model_validator
 
+from dpfed.errors import nearest
 from dpfed.objectives import OBJECTIVES, Objective, keys_of_losses
 from dpfed.privacy.method import METHODS
 from dpfed.schema.section import Items, Pair, Section
@@ -30,7 +31,7 @@ class DataConfig(Section):
     test: int = Field(0, ge=0, description="training records held out for test when importing a source without a test split")
     half: Literal["all", "first", "second"] = Field("all", description="half of the colours (shapes) or classes (scenes)")
     size: int | None = Field(
-        None, ge=8, le=4096, description="side of the square images, pixels; default 32, or what open_clip expects"
+        None, ge=8, le=4096, description="side of the square images, pixels; default 32, or what open_clip or timm expects"
     )
     resize: Literal["model", "crop", "squash", "pad"] = Field("model", description="how an image becomes square")
     stores: str = Field("stores", description="folder for record stores imported on the way")
@@ -71,6 +72,10 @@ class TextViewsConfig(Section):
     word_delete: float = Field(0.0, ge=0, le=1, description="probability of each word to be left out; the paper: 0.2")
 
 
+_ENCODERS = ("cnn", "resnet18", "resnet34", "resnet50")
+_TIMM = "timm/"
+
+
 class ModelConfig(Section):
     """The encoder that is trained."""
 
@@ -78,14 +83,19 @@ class ModelConfig(Section):
         "image", description="one tower with a projection head, two small towers, or the two towers of an open_clip model"
     )
     architecture: str | None = Field(None, description="a name that open_clip knows, a JSON file, or 'local-dir:DIR'")
-    weights: str | None = Field(None, description="a pretrained tag or a local file; none: random, or local-dir's own")
-    digest: str | None = Field(None, description="a run writes it: the hash of its open_clip architecture")
+    weights: str | None = Field(
+        None, description="a file, a pretrained tag, or (timm) a folder or 'hf-hub:ORG/NAME'; none: random, or local-dir's own"
+    )
+    digest: str | None = Field(None, description="a run writes it: the hash of its open_clip or timm architecture")
     start: str | None = Field(
         None, description="starting weights: 'procedural' (`dpfed start`), or a run, its model/ or a file; none: random"
     )
     start_digest: str | None = Field(None, description="a run writes it: the hash of its starting weights")
     tokenizer: Literal["own", "words"] = Field("own", description="the model's own, or hashed words (random weights)")
-    image: Literal["cnn", "resnet18", "resnet34", "resnet50"] = Field("cnn", description="image encoder")
+    image: str = Field(
+        "cnn",
+        description="'cnn', 'resnet18', 'resnet34', 'resnet50', or 'timm/NAME', a timm encoder that keeps records apart",
+    )
     stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
     width: int = Field(32, ge=4, le=4096, description="channels of the first stage of 'cnn', or 64 for a standard ResNet")
     features: Literal["last", "pyramid"] = Field(
@@ -113,6 +123,25 @@ class ModelConfig(Section):
         """Whether there is a text tower."""
         return self.kind != "image"
 
+    @property
+    def timm(self) -> str | None:
+        """timm's name of the image encoder, where it is one of timm's."""
+        ours = self.kind != "open_clip" and self.image.startswith(_TIMM)
+        return self.image.removeprefix(_TIMM) if ours else None
+
+    @property
+    def external(self) -> bool:
+        """Whether the image tower is one of open_clip's or timm's."""
+        return self.kind == "open_clip" or self.timm is not None
+
+    @field_validator("image")
+    @classmethod
+    def _known(cls, image: str) -> str:
+        if image not in _ENCODERS and not image.startswith(_TIMM):
+            hint = f"did you mean '{_TIMM}{image}'?" if "_" in image else nearest(image, _ENCODERS)
+            raise ValueError(f"expected one of {', '.join(_ENCODERS)}, or timm/NAME such as timm/vit_tiny_patch16_224; {hint}")
+        return image
+
     @model_validator(mode="after")
     def _named(self) -> ModelConfig:
         if self.kind == "open_clip" and self.architecture is None:
@@ -125,14 +154,20 @@ Training = Literal["full", "lora", "frozen"]
 
 
 class AdaptationConfig(Section):
-    """What of an open_clip model is trained. What is frozen costs no gradient, no noise and no traffic."""
+    """What of an open_clip model or a timm encoder is trained. What is frozen costs no gradient, no noise and no traffic."""
 
-    image: Training = Field("lora", description="image tower: all weights, low-rank adapters, or nothing (LiT)")
+    image: Literal["auto", "full", "lora", "frozen"] = Field(
+        "auto", description="image tower: all weights, low-rank adapters, or nothing (LiT); auto: lora (open_clip), full (timm)"
+    )
     text: Training = Field("lora", description="text tower: the same choice")
     rank: int = Field(16, ge=1, le=4096, description="r of the adapters B A (Hu et al. 2022)")
     alpha: float = Field(16.0, gt=0, description="the adapters count alpha / rank times")
     image_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")
     text_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the text tower gets adapters")
+
+    def of_images(self, kind: str) -> Training:
+        """What of the image tower is trained in a model of a kind, with the choice of ``auto`` made."""
+        return self.image if self.image != "auto" else "lora" if kind == "open_clip" else "full"
 
     @field_validator("image_layers", "text_layers")
     @classmethod

@@ -47,7 +47,7 @@ def read_lines(path: Path) -> Lines:
     """Reads the complete lines of a file.
 
     Raises:
-        DamagedLine: at the first line that is no JSON object.
+        DamagedLine: at the first line that is no JSON object, or at an incomplete one that no crash of ours can have left.
         OSError: if the file cannot be read.
     """
     content = read_bytes(path)
@@ -61,6 +61,9 @@ def read_lines(path: Path) -> Lines:
         if not isinstance(entry, dict):
             raise DamagedLine(number)
         entries.append(entry)
+    rest = content[end:]
+    if rest.strip(b"\0") and not rest.startswith(b"{"):  # blocks that were never written read as zeros
+        raise DamagedLine(len(entries) + 1)
     return Lines(entries, end, torn=end < len(content))
 
 

@@ -21,12 +21,21 @@ from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
 from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, group_norm, layer_norm, standardise_weights
 from dpfed.models.starting import StartingWeights
 from dpfed.models.text import TextTransformer
+from dpfed.models.timm_blueprints import timm_blueprint
+from dpfed.models.timm_encoders import TimmEncoder, adapt_timm, build_timm
 from dpfed.models.towers import ClipModel, adapt, build_clip
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
 Model = SimCLRModel | TwoTowerModel | ClipModel
 Tokenizer = WordTokenizer | ClipTokenizer
+
+
+def default_size(model: ModelConfig) -> int:
+    """Side of the images, pixels, where the user does not say: the architecture's own, or 32."""
+    if model.kind == "open_clip":
+        return blueprint(model).size
+    return SIZE if model.timm is None else timm_blueprint(model).size
 
 
 def image_size(config: Config) -> int:
@@ -38,7 +47,10 @@ def image_size(config: Config) -> int:
 
 def preprocessing_of(config: Config) -> Preprocessing:
     """What the image tower expects; ``data.resize`` wins where it is not ``model``."""
-    found = blueprint(config.model).preprocessing if config.model.kind == "open_clip" else Preprocessing()
+    if config.model.kind == "open_clip":
+        found = blueprint(config.model).preprocessing
+    else:
+        found = Preprocessing() if config.model.timm is None else timm_blueprint(config.model).preprocessing
     return found if config.data.resize == "model" else dataclasses.replace(found, resize=config.data.resize)
 
 
@@ -65,16 +77,18 @@ def build_model(
     """Makes a model before training; random weights are drawn from torch's global generator.
 
     Args:
-        model: encoders and their sizes, or an open_clip architecture.
+        model: encoders and their sizes, or an open_clip or timm architecture.
         objective: temperature and bias, which live in the model.
-        adaptation: what of an open_clip model is trained; by default adapters on q and v of both towers.
-        size: side of the images, pixels; by default the architecture's own (open_clip), or 32.
-        load_weights: False leaves open_clip weights random, and anchors empty, for a checkpoint to be loaded over them.
-        start: weights in the place of the random ones (or of open_clip's).
+        adaptation: what of an open_clip model is trained, by default adapters on q and v of both towers; and what of a timm
+            encoder, by default all.
+        size: side of the images, pixels; by default the architecture's own (open_clip, timm), or 32.
+        load_weights: False leaves the weights of open_clip and timm random, and anchors empty, for a checkpoint to be loaded
+            over them.
+        start: weights in the place of the random ones (or of open_clip's or timm's).
 
     Raises:
-        UserError: if the widths do not fit together, the objective wants another kind of model, an open_clip model or the
-            anchors cannot be had, or the starting weights are those of another model.
+        UserError: if the widths do not fit together, the objective wants another kind of model, an open_clip model, a timm
+            encoder or the anchors cannot be had, or the starting weights are those of another model.
     """
     kinds = {"model": (model, ModelConfig), "objective": (objective, ObjectiveConfig)}
     for section, (given, kind) in kinds.items():
@@ -85,21 +99,27 @@ def build_model(
             f"objective.name = '{objective.name}' compares two views of an image and needs model.kind = 'image', got "
             f"'{model.kind}'."
         )
+    adaptation = adaptation or AdaptationConfig()
     if model.kind == "open_clip":
         spec = blueprint(model)
         clip = build_clip(spec, objective, size or spec.size, load_weights, start)
-        adapt(clip, adaptation or AdaptationConfig(), objective)
+        adapt(clip, adaptation, objective)
         return clip
     own = _byol if objective.loss.target_network else _small
-    built = own(model, objective, size or SIZE, load_weights)
+    built = own(model, objective, size, load_weights)
     if start is not None:
         start.load_into(built)
+    if model.timm is not None:
+        encoder = built.image_encoder if isinstance(built, TwoTowerModel) else built.encoder
+        adapt_timm(encoder, adaptation, model.kind)
+        if isinstance(built, BYOLModel) and adaptation.of_images(model.kind) == "lora":
+            built.copy_to_target()
     return built
 
 
-def _small(model: ModelConfig, objective: ObjectiveConfig, size: int, load_anchors: bool) -> SimCLRModel | TwoTowerModel:
+def _small(model: ModelConfig, objective: ObjectiveConfig, size: int | None, load_weights: bool) -> SimCLRModel | TwoTowerModel:
     """A model of dpfed's own: an image encoder, and a projection head or a text tower."""
-    encoder = _image_encoder(model, size, load_anchors)
+    encoder = _image_encoder(model, size, load_weights)
     bias = None if objective.loss.bias is None else objective.bias or 0.0
     rest: dict[str, Any] = {
         "temperature": objective.temperature,
@@ -120,9 +140,9 @@ def _small(model: ModelConfig, objective: ObjectiveConfig, size: int, load_ancho
     return TwoTowerModel(encoder, text, nn.Linear(encoder.features_dim, model.embedding, bias=False), **rest)
 
 
-def _byol(model: ModelConfig, objective: ObjectiveConfig, size: int, load_anchors: bool) -> BYOLModel:
+def _byol(model: ModelConfig, objective: ObjectiveConfig, size: int | None, load_weights: bool) -> BYOLModel:
     """An image encoder with a projection head and a predictor, both with LayerNorm where the paper has BatchNorm."""
-    encoder = _image_encoder(model, size, load_anchors)
+    encoder = _image_encoder(model, size, load_weights)
 
     def perceptron(inputs: int) -> nn.Module:
         hidden = model.head_hidden
@@ -131,7 +151,12 @@ def _byol(model: ModelConfig, objective: ObjectiveConfig, size: int, load_anchor
     return BYOLModel(encoder, perceptron(encoder.features_dim), perceptron(model.embedding), objective.momentum)
 
 
-def _image_encoder(model: ModelConfig, size: int, load_anchors: bool) -> SmallCNN | ResNet | AnchoredEncoder:
+def _image_encoder(
+    model: ModelConfig, size: int | None, load_weights: bool
+) -> SmallCNN | ResNet | AnchoredEncoder | TimmEncoder:
+    if model.timm is not None:
+        return build_timm(model, size, load_weights)
+    size = size or SIZE
     norms: dict[str, Norm] = {"group": group_norm, "layer": layer_norm, "batch": AnchoredBatchNorm}
     norm = norms[model.normalisation]
     if model.image == "cnn":
@@ -143,7 +168,7 @@ def _image_encoder(model: ModelConfig, size: int, load_anchors: bool) -> SmallCN
         standardise_weights(encoder)
     if norm is not AnchoredBatchNorm:
         return encoder
-    if load_anchors:
+    if load_weights:
         anchors = anchor_images(model.anchors, model.anchor_count, size)
     else:
         anchors = torch.zeros(model.anchor_count, 3, size, size, dtype=torch.uint8)

@@ -31,7 +31,12 @@ class BYOLModel(SimCLRModel):
     def __init__(self, encoder: nn.Module, head: nn.Module, predictor: nn.Module, momentum: float) -> None:
         super().__init__(encoder, head)
         self.predictor, self.momentum = predictor, momentum
-        self.target = _with_buffers(nn.Sequential(OrderedDict(encoder=copy.deepcopy(encoder), head=copy.deepcopy(head))))
+        self.copy_to_target()
+
+    def copy_to_target(self) -> None:
+        """Makes the target network a copy of encoder and head as they are now, adapters included."""
+        parts = OrderedDict(encoder=copy.deepcopy(self.encoder), head=copy.deepcopy(self.head))
+        self.target = _with_buffers(nn.Sequential(parts))
 
     def forward(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
         """``{"image": (S, V, 3, H, W)}`` -> ``{"image": (S, V, D), "target": (S, V, D)}`` of unit length: predictions, and what

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from dpfed.config import ModelConfig
 from dpfed.errors import UserError
 from dpfed.files.reading import read_bytes
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 
 FORMAT = 1
-WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+WEIGHTS, DESCRIPTION, HEAD = "model.safetensors", "model.json", "head.safetensors"
+TIMM_CONFIG = "config.json"  # timm's description of weights
 _KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256")
 
 
@@ -21,8 +23,9 @@ def describe(folder: str | Path) -> dict[str, Any]:
 
     Returns:
         The keys ``format, model, objective, image_size`` (pixels)``, normalisation`` (mean and std per channel, of pixels in
-        [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number), ``sha256`` (of the weights) and, unless
-        an earlier version of dpfed wrote it, ``digest`` (of all else that is said) and ``trained`` (the runs that made it).
+        [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number), ``sha256`` (of the weights), of a timm
+        encoder ``sha256_head`` (of what is beside it) and, unless an earlier version of dpfed wrote it, ``digest`` (of all else
+        that is said) and ``trained`` (the runs that made it).
 
     Raises:
         UserError: if there is no description, or it is damaged or of another version.
@@ -41,6 +44,42 @@ def describe(folder: str | Path) -> dict[str, Any]:
     if "digest" in description and description["digest"] != digest_of(description):
         raise UserError(f"{path} is damaged or was edited: its digest is not that of its content; copy the folder again.")
     return description
+
+
+class Part(NamedTuple):
+    """A file with weights of a model.
+
+    Attributes:
+        file: its name.
+        hash: the key under which the description has its SHA-256.
+        prefix: what the names of its tensors begin with in the model, and not in the file.
+    """
+
+    file: str
+    hash: str = "sha256"
+    prefix: str = ""
+
+    def read(self, folder: Path, description: dict[str, Any]) -> bytes:
+        """What the file in a model folder holds.
+
+        Raises:
+            UserError: if it is missing, or another one than is described.
+        """
+        content = read_file(folder / self.file)
+        if hashlib.sha256(content).hexdigest() != description.get(self.hash):
+            raise UserError(
+                f"{folder / self.file} is damaged or not the file that {DESCRIPTION} describes: copy the folder again."
+            )
+        return content
+
+
+def weight_parts(model: ModelConfig) -> tuple[Part, ...]:
+    """The files with the weights of a model; stock open_clip and timm read the first."""
+    if model.kind == "open_clip":
+        return (Part(CLIP_WEIGHTS),)
+    if model.timm is None:
+        return (Part(WEIGHTS),)
+    return (Part(WEIGHTS, prefix=f"{'image_encoder' if model.reads_text else 'encoder'}.timm."), Part(HEAD, "sha256_head"))
 
 
 def digest_of(description: dict[str, Any]) -> str:

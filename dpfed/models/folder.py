@@ -2,6 +2,9 @@
 
 model.json              what the model is, how images must be prepared, and the weights' digest
 model.safetensors       weights of our own models
+model.safetensors, config.json, head.safetensors
+                        a timm encoder with its adapters merged in: ``timm.create_model("local-dir:FOLDER", pretrained=True)``,
+                        and what stands behind or beside it in training
 open_clip_model.safetensors, open_clip_config.json
                         an open_clip model with its adapters merged in: ``open_clip.create_model("local-dir:FOLDER")``
 adapters.safetensors    the adapters alone, where there are some
@@ -33,8 +36,9 @@ from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.building import Model, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import without_centres
 from dpfed.models.clip_tokenizer import ClipTokenizer
-from dpfed.models.description import DESCRIPTION, FORMAT, WEIGHTS, describe, digest_of, read_file
+from dpfed.models.description import DESCRIPTION, FORMAT, HEAD, TIMM_CONFIG, WEIGHTS, describe, digest_of, weight_parts
 from dpfed.models.lora import merged_state
+from dpfed.models.timm_encoders import TimmEncoder, local_dir_config
 from dpfed.models.towers import ClipModel
 
 ADAPTERS = "adapters.safetensors"
@@ -54,10 +58,13 @@ def save_encoder(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(model, ClipModel):
-        weights = _save_clip(folder, model, config)
+        files = _save_clip(folder, model, config)
+    elif config.model.timm is not None:
+        files = _save_timm(model, config)
     else:
-        weights = save(_portable(without_centres(model.state_dict())))
-        write_atomically(folder / WEIGHTS, weights)
+        files = {WEIGHTS: save(_portable(without_centres(model.state_dict())))}
+    for name, content in files.items():
+        write_atomically(folder / name, content)
     preprocessing = preprocessing_of(config)
     description = {
         "format": FORMAT,
@@ -68,25 +75,40 @@ def save_encoder(
         "resize": preprocessing.resize,
         "interpolation": preprocessing.interpolation,
         "parameters": sum(value.numel() for value in without_centres(dict(model.named_parameters())).values()),
-        "sha256": hashlib.sha256(weights).hexdigest(),
+        **{part.hash: hashlib.sha256(files[part.file]).hexdigest() for part in weight_parts(config.model)},
         **({} if trained is None else {"trained": list(trained)}),
     }
     description["digest"] = digest_of(description)
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
 
 
-def _save_clip(folder: Path, model: ClipModel, config: ResolvedConfig) -> bytes:
-    """Writes what stock open_clip reads, and the adapters alone; returns the bytes of the merged weights."""
+def _save_clip(folder: Path, model: ClipModel, config: ResolvedConfig) -> dict[str, bytes]:
+    """Writes the tokenizer; returns what stock open_clip reads, and the adapters alone, by the names of the files."""
     stock = {"model_cfg": model.model_cfg, "preprocess_cfg": preprocess_cfg(preprocessing_of(config), image_size(config))}
-    write_atomically(folder / CLIP_CONFIG, json.dumps(stock, indent=2) + "\n")
-    weights = save(_portable(merged_state(model.clip)))
-    write_atomically(folder / CLIP_WEIGHTS, weights)
-    if alone := adapter_bytes(model.clip):
-        write_atomically(folder / ADAPTERS, alone)
     tokenizer = tokenizer_for(config.model)
     if isinstance(tokenizer, ClipTokenizer):
         tokenizer.save_files(folder)
-    return weights
+    files = {CLIP_CONFIG: _text(stock), CLIP_WEIGHTS: save(_portable(merged_state(model.clip)))}
+    alone = adapter_bytes(model.clip)
+    return files | ({ADAPTERS: alone} if alone else {})
+
+
+def _save_timm(model: nn.Module, config: ResolvedConfig) -> dict[str, bytes]:
+    """What stock timm reads, the rest of the model, and the adapters alone, by the names of the files."""
+    prefix = weight_parts(config.model)[0].prefix
+    encoder = model.get_submodule(prefix.removesuffix(".timm."))
+    assert isinstance(encoder, TimmEncoder)
+    stock = local_dir_config(encoder, str(config.model.timm), preprocessing_of(config), image_size(config))
+    state = _portable(without_centres(merged_state(model)))
+    own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    rest = {name: tensor for name, tensor in state.items() if not name.startswith(prefix)}
+    files = {TIMM_CONFIG: _text(stock), WEIGHTS: save(own), HEAD: save(rest)}
+    alone = adapter_bytes(encoder.timm)
+    return files | ({ADAPTERS: alone} if alone else {})
+
+
+def _text(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def _portable(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -113,18 +135,18 @@ def load_encoder(folder: str | Path) -> Model:
         objective = ObjectiveConfig.model_validate(description["objective"])
     except ValidationError as error:
         raise _unknown(folder) from error
-    path = folder / (CLIP_WEIGHTS if config.kind == "open_clip" else WEIGHTS)
-    weights = read_file(path)
-    if hashlib.sha256(weights).hexdigest() != description["sha256"]:
-        raise UserError(f"{path} is damaged or not the file that {DESCRIPTION} describes: copy the folder again.")
-    try:
-        tensors = load(weights)
-    except SafetensorError as error:
-        raise UserError(f"{path} is not a safetensors file: {error}.") from error
+    tensors: dict[str, torch.Tensor] = {}
+    for part in weight_parts(config):
+        path = folder / part.file
+        try:
+            found = load(part.read(folder, description))
+        except SafetensorError as error:
+            raise UserError(f"{path} is not a safetensors file: {error}.") from error
+        tensors |= {f"{part.prefix}{name}": tensor for name, tensor in found.items()}
     model = _skeleton(config, objective, description["image_size"])
     target = model.clip if isinstance(model, ClipModel) else model
-    _compare(target.state_dict(), tensors, path)
-    target.load_state_dict(tensors, assign=not isinstance(model, ClipModel))
+    _compare(target.state_dict(), tensors, folder / weight_parts(config)[0].file)
+    target.load_state_dict(tensors, assign=not config.external)
     return model.requires_grad_(True).eval()
 
 
@@ -136,16 +158,14 @@ def weights_digest(folder: str | Path) -> str:
     """
     folder = Path(folder)
     description = describe(folder)
-    path = folder / (CLIP_WEIGHTS if description["model"].get("kind") == "open_clip" else WEIGHTS)
-    found = hashlib.sha256(read_file(path)).hexdigest()
-    if found != description["sha256"]:
-        raise UserError(f"{path} is damaged or not the file that {DESCRIPTION} describes: copy the folder again.")
-    return found
+    for part in weight_parts(model_config(folder)):
+        part.read(folder, description)
+    return str(description["sha256"])
 
 
 def _skeleton(config: ModelConfig, objective: ObjectiveConfig, size: int) -> Model:
     """The model before its weights are read, without touching the random state of the process."""
-    if config.kind == "open_clip":  # has constants that are computed when it is built, so it cannot be made of meta tensors
+    if config.external:  # has constants that are computed when it is built, so it cannot be made of meta tensors
         whole = AdaptationConfig(image="full", text="full")
         with torch.random.fork_rng(devices=[]):
             return build_model(config, objective, whole, size, load_weights=False)

@@ -19,7 +19,7 @@ from dpfed.errors import UserError
 from dpfed.files.reading import open_regular, read_text
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
-from dpfed.models.description import DESCRIPTION, WEIGHTS, describe, read_file
+from dpfed.models.description import DESCRIPTION, HEAD, WEIGHTS, Part, describe, read_file, weight_parts
 from dpfed.places import path_of
 from dpfed.schema.wording import shown
 
@@ -45,7 +45,7 @@ class StartingWeights:
     """A file of weights, found.
 
     Attributes:
-        path: of the safetensors file.
+        path: of the safetensors file; in a folder of a timm encoder, of the first of two.
         digest: its SHA-256, hexadecimal.
         description: what its model folder says (`describe`); ``None``: the file stands alone.
     """
@@ -110,13 +110,24 @@ class StartingWeights:
         from safetensors import SafetensorError
         from safetensors.torch import load
 
-        content = read_file(self.path)
-        if hashlib.sha256(content).hexdigest() != self.digest:
-            raise UserError(f"model.start: {self.path} is damaged, or not the file that its {DESCRIPTION} describes.")
-        try:
-            return load(content)
-        except SafetensorError as error:
-            raise UserError(f"model.start: {self.path} is not a safetensors file: {error}.") from error
+        tensors: dict[str, Tensor] = {}
+        for part, digest in self._parts():
+            path = self.path.with_name(part.file)
+            content = read_file(path)
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise UserError(f"model.start: {path} is damaged, or not the file that its {DESCRIPTION} describes.")
+            try:
+                tensors |= {f"{part.prefix}{name}": tensor for name, tensor in load(content).items()}
+            except SafetensorError as error:
+                raise UserError(f"model.start: {path} is not a safetensors file: {error}.") from error
+        return tensors
+
+    def _parts(self) -> list[tuple[Part, str | None]]:
+        """The files of weights, each with its hash; one that stands alone is the whole model."""
+        if self.description is None:
+            return [(Part(self.path.name), self.digest)]
+        first, *others = weight_parts(_model_in(self.description))
+        return [(first, self.digest), *((part, self.description.get(part.hash)) for part in others)]
 
     def _refuse(self, differences: dict[str, tuple[str, str]]) -> None:
         """Refuses weights of which something is one thing there and another one here."""
@@ -147,7 +158,7 @@ def find_start(given: str | Path) -> StartingWeights:
         if run and not os.path.isfile(folder / DESCRIPTION):
             raise UserError(f"model.start: the run {path} has no model yet: `dpfed resume {path}` trains it to its end.")
         return _in_folder(folder)
-    if path.name in (WEIGHTS, CLIP_WEIGHTS) and os.path.isfile(path.with_name(DESCRIPTION)):
+    if path.name in (WEIGHTS, CLIP_WEIGHTS, HEAD) and os.path.isfile(path.with_name(DESCRIPTION)):
         return _in_folder(path.parent)
     if not os.path.lexists(path):
         raise MissingStart(f"model.start: there is nothing at {path}; expected 'procedural', {_EXPECTED}.")
@@ -169,10 +180,17 @@ def _in_folder(folder: Path) -> StartingWeights:
     description = describe(folder)
     if not isinstance(description["model"], dict) or not isinstance(description["sha256"], str):
         raise UserError(f"model.start: {folder / DESCRIPTION} is damaged: copy the folder again.")
-    name = CLIP_WEIGHTS if description["model"].get("kind") == "open_clip" else WEIGHTS
-    if not os.path.isfile(folder / name):
-        raise UserError(f"model.start: {folder} has no {name}: copy the folder again.")
-    return StartingWeights(folder / name, description["sha256"], description)
+    names = [part.file for part in weight_parts(_model_in(description))]
+    for name in names:
+        if not os.path.isfile(folder / name):
+            raise UserError(f"model.start: {folder} has no {name}: copy the folder again.")
+    return StartingWeights(folder / names[0], description["sha256"], description)
+
+
+def _model_in(description: dict[str, Any]) -> ModelConfig:
+    """What of a description says where its weights are; the rest of it may be of another version."""
+    there = {key: description["model"].get(key) for key in ("kind", "image")}
+    return ModelConfig().model_copy(update={key: value for key, value in there.items() if isinstance(value, str)})
 
 
 def _is_setting(name: str) -> bool:

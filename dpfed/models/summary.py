@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
 from dpfed.config import Config
-from dpfed.config.sections import PROCEDURAL
+from dpfed.config.sections import PROCEDURAL, Training
 from dpfed.models.blueprints import blueprint
 from dpfed.models.parameters import TrainableVector
+from dpfed.models.timm_blueprints import timm_blueprint
 
 
 @dataclass(frozen=True)
@@ -46,23 +48,30 @@ def trained_part(model: nn.Module, config: Config) -> Trained:
 
 
 def _how(config: Config) -> str:
-    if config.model.kind != "open_clip":
-        return "both towers in full" if config.model.reads_text else "encoder and head in full"
-    adaptation = config.adaptation
-    towers = {"image": (adaptation.image, adaptation.image_layers), "text": (adaptation.text, adaptation.text_layers)}
-    words = []
-    for name, (training, layers) in towers.items():
+    model, adaptation = config.model, config.adaptation
+    if not model.external:
+        return "both towers in full" if model.reads_text else "encoder and head in full"
+
+    def tower(name: str, training: Training, layers: Sequence[str]) -> str:
         if training == "lora":
-            words.append(f"{name} tower: LoRA of rank {adaptation.rank} on {', '.join(layers)}")
-        else:
-            words.append(f"{name} tower: {'in full' if training == 'full' else 'frozen'}")
-    return "; ".join(words)
+            return f"{name}: LoRA of rank {adaptation.rank} on {', '.join(layers)}"
+        return f"{name}: {'in full' if training == 'full' else 'frozen'}"
+
+    images = adaptation.of_images(model.kind), adaptation.image_layers
+    if model.kind == "open_clip":
+        return f"{tower('image tower', *images)}; {tower('text tower', adaptation.text, adaptation.text_layers)}"
+    return f"{tower(model.image, *images)}; {'text tower and projection' if model.reads_text else 'head'}: in full"
 
 
 def start_of(config: Config) -> str:
     """Where the weights of a configuration come from, in words; ``random``: from nowhere."""
     if config.model.start is not None:
         return "procedural images" if config.model.start == PROCEDURAL else f"'{'/'.join(Path(config.model.start).parts[-2:])}'"
+    if config.model.timm is not None:
+        encoder = timm_blueprint(config.model)
+        if encoder.file is not None:
+            return f"'{'/'.join(Path(str(config.model.weights)).parts[-2:])}'"
+        return f"'{config.model.weights}'" if encoder.published else "random"
     if config.model.kind != "open_clip":
         return "random"
     spec = blueprint(config.model)

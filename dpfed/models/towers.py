@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import tempfile
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,11 @@ from torch import nn
 
 from dpfed.config import AdaptationConfig, ObjectiveConfig
 from dpfed.errors import UserError
-from dpfed.files.reading import open_regular
 from dpfed.models.blueprints import CONFIG, LOCAL_DIR, Blueprint, quiet
 from dpfed.models.contrastive import MIN_TEMPERATURE, per_view
 from dpfed.models.lora import add_adapters
 from dpfed.models.starting import StartingWeights
+from dpfed.models.weight_files import reading_weights, words
 
 _NOT_TEXT = ("visual.", "logit_", "text_decoder.")
 
@@ -121,7 +119,7 @@ def build_clip(
                 force_patch_dropout=None if "timm_model_name" in spec.model_cfg["vision_cfg"] else 0.0,
             )
         except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, ImportError) as error:
-            raise UserError(f"open_clip cannot build this architecture: {_words(error)}.") from error
+            raise UserError(f"open_clip cannot build this architecture: {words(error)}.") from error
     model_cfg = dict(spec.model_cfg, vision_cfg=dict(spec.model_cfg["vision_cfg"], image_size=size))
     if start is not None:
         start.refuse_other_towers(spec.model_cfg)
@@ -140,18 +138,19 @@ def adapt(model: ClipModel, adaptation: AdaptationConfig, objective: ObjectiveCo
     clip = model.clip
     model.requires_grad_(False)
     text = [(name, parameter) for name, parameter in clip.named_parameters() if not name.startswith(_NOT_TEXT)]
-    if adaptation.image == "full":
+    images = adaptation.of_images("open_clip")
+    if images == "full":
         clip.visual.requires_grad_(True)
     if adaptation.text == "full":
         for _, parameter in text:
             parameter.requires_grad_(True)
     scale = adaptation.alpha / adaptation.rank
-    if adaptation.image == "lora":
+    if images == "lora":
         add_adapters(clip.visual, "image", adaptation.image_layers, adaptation.rank, scale)
     if adaptation.text == "lora":
         tower = clip.text if hasattr(clip, "text") else clip.transformer
         add_adapters(tower, "text", adaptation.text_layers, adaptation.rank, scale)
-    if "lora" in (adaptation.image, adaptation.text):
+    if "lora" in (images, adaptation.text):
         # The fused inference kernel of nn.MultiheadAttention looks its weight up several times per call, and each look merges.
         torch.backends.mha.set_fastpath_enabled(False)
     if objective.learn_temperature:
@@ -172,41 +171,12 @@ def _fetched(spec: Blueprint) -> Path:
             return Path(download_pretrained(published))
     except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
         raise UserError(
-            f"the weights '{spec.tag}' of {spec.name} cannot be fetched ({_words(error)}); set model.weights to a file."
+            f"the weights '{spec.tag}' of {spec.name} cannot be fetched ({words(error)}); set model.weights to a file."
         ) from error
 
 
 def _load(clip: nn.Module, path: Path) -> None:
     from open_clip.factory import load_checkpoint
-    from safetensors import SafetensorError
 
-    _check_kind(path)
-    try:
-        with quiet():
-            load_checkpoint(clip, str(path), strict=True, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UserError(f"{path} holds more than tensors, and loading it could run code: save it as safetensors.") from error
-    except (OSError, SafetensorError, EOFError) as error:
-        raise UserError(f"cannot read the weights in {path}: {_words(error)}.") from error
-    except RuntimeError as error:
-        raise UserError(f"the weights in {path} do not fit the architecture: {_misfit(error)}.") from error
-    except (KeyError, ValueError, TypeError, AttributeError, StopIteration) as error:
-        raise UserError(f"{path} does not hold the weights of an open_clip model: expected tensors by name.") from error
-
-
-def _check_kind(path: Path) -> None:
-    """Refuses a file that is neither safetensors nor written by torch (a zip archive, or a pickle) nor by numpy."""
-    with open_regular(path) as file:
-        start = file.read(2)
-    if path.suffix not in (".safetensors", ".npz", ".npy") and not start.startswith((b"PK", b"\x80")):
-        raise UserError(f"{path} is not a file of weights: expected .safetensors, or what torch.save writes.")
-
-
-def _misfit(error: Exception) -> str:
-    """The first thing that `load_state_dict` complains about."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return textwrap.shorten(lines[min(1, len(lines) - 1)] if lines else "", 200, placeholder=" ...").rstrip(".")
-
-
-def _words(error: Exception) -> str:
-    return textwrap.shorten(str(error) or type(error).__name__, 200, placeholder=" ...").rstrip(".")
+    with reading_weights(path, "an open_clip model"), quiet():
+        load_checkpoint(clip, str(path), strict=True, weights_only=True)

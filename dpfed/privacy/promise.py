@@ -19,14 +19,14 @@ def protected_by(unit: str) -> str:
 
 
 def round_up(value: float) -> str:
-    """A privacy loss for people: two decimals, or three significant digits when small, and never below its value."""
+    """A privacy loss for people: two decimals, or three significant digits when small or huge; never below its value."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     # repr() is the number that was meant: 1e-05, not the 1.00000000000000008e-05 that the machine holds.
     exact = Decimal(repr(float(value)))
-    last = -2 if value >= 0.1 else exact.adjusted() - 2
+    last = -2 if 0.1 <= value < 1e9 else exact.adjusted() - 2
     rounded = exact.quantize(Decimal(1).scaleb(last), rounding=ROUND_CEILING)
-    if value >= 1e-3:
+    if 1e-3 <= value < 1e9:
         return f"{rounded:f}"
     mantissa, _, exponent = f"{rounded:e}".partition("e")
     return f"{mantissa}e{int(exponent)}"

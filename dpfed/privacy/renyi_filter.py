@@ -97,6 +97,8 @@ def limit(epsilon: float, delta: float, order: float) -> float:
 
     Canonne, Kamath and Steinke (2020), proposition 12, solved for the divergence.
     """
+    if delta == 0:  # a share of the smallest float
+        return -math.inf
     return epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1)
 
 

@@ -180,7 +180,7 @@ def differences(request: Request, planned: list[Planned]) -> str:
 
 
 def _size(config: Config) -> str:
-    model = config.model.architecture or f"{config.model.image} of width {config.model.width}"
+    model = config.model.architecture or config.model.timm or f"{config.model.image} of width {config.model.width}"
     return f"{model}, B = {config.privacy.batch:,}, T = {config.privacy.steps:,}"
 
 

@@ -15,7 +15,7 @@ from dpfed.runs.directory import RunDirectory
 
 
 def export_model(folder: str | Path, dest: str | Path, adapters: bool = False) -> list[Path]:
-    """Copies the model of a finished run.
+    """Copies the model of a finished run; the copy has the time of copying.
 
     Args:
         folder: a run directory.
@@ -43,6 +43,8 @@ def export_model(folder: str | Path, dest: str | Path, adapters: bool = False) -
         else:
             with new_folder(dest) as draft:
                 shutil.copytree(source, draft, dirs_exist_ok=True)
+                for path in (draft, *draft.rglob("*")):
+                    os.utime(path)  # when training ended tells how long its steps took, which no epsilon covers
     except OSError as error:
         raise UserError(f"cannot write {dest}: {error.strerror or error}.") from error
     return [dest] if adapters else sorted(dest.iterdir())

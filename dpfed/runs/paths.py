@@ -10,6 +10,7 @@ from dpfed.config.effects import without_effect
 from dpfed.config.sections import PROCEDURAL
 from dpfed.config.shipped import find_tower
 from dpfed.models.blueprints import LOCAL_DIR
+from dpfed.models.description import TIMM_CONFIG
 from dpfed.places import is_url, path_of
 
 
@@ -21,8 +22,10 @@ def with_absolute_paths(config: Config) -> Config:
     if "data.stores" not in without_effect(config):
         data = data.model_copy(update={"stores": str(path_of(data.stores, "data.stores").expanduser().resolve())})
     model = config.model
-    if model.weights is not None and Path(model.weights).expanduser().is_file():
-        model = model.model_copy(update={"weights": str(Path(model.weights).expanduser().resolve())})
+    if model.weights is not None:
+        place = Path(model.weights.removeprefix(LOCAL_DIR)).expanduser()
+        if place.is_file() or model.timm is not None and (place / TIMM_CONFIG).is_file():
+            model = model.model_copy(update={"weights": str(place.resolve())})
     if model.anchors is not None:
         model = model.model_copy(update={"anchors": str(Path(model.anchors).expanduser().resolve())})
     if model.start is not None and model.start != PROCEDURAL:

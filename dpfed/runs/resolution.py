@@ -1,7 +1,8 @@
 """Where a configuration is completed: `resolve` makes every choice that the user left open, once.
 
-`settle` makes those that are the same on every machine: paths, image size, the way to make images square, a loss's bias, the
-digests of an architecture, of starting weights and of public records. `resolve` also makes the machine's: device and engine.
+`settle` makes those that are the same on every machine: paths, image size, the way to make images square, a loss's bias, what
+of an image tower is trained, the digests of an architecture, of starting weights and of public records. `resolve` also makes
+the machine's: device and engine.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from dpfed.config import Config, ModelConfig
 from dpfed.config.resolved import ResolvedConfig
 from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
-from dpfed.models.building import SIZE, build_model, image_size, preprocessing_of, tokenizer_for
+from dpfed.models.building import build_model, default_size, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import add_centres
 from dpfed.models.starting import MissingStart
+from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.models.validation import validate
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
@@ -60,6 +62,7 @@ def settle(config: Config) -> Config:
             weights or public records.
     """
     config, objective = settle_model(with_absolute_paths(config)), config.objective
+    model = config.model
     chosen: dict[str, object] = {}
     if objective.loss.bias is not None and objective.bias is None:
         chosen["bias"] = objective.loss.bias(method_named(config.bounding.method).contrasted(config))
@@ -68,19 +71,18 @@ def settle(config: Config) -> Config:
         data={"resize": preprocessing_of(config).resize},
         objective=chosen,
         model={"start_digest": _start_digest(config)},
+        adaptation={"image": config.adaptation.of_images(model.kind)} if model.external else {},
         public={"digest": public_digest(config)},
     )
 
 
 def settle_model(config: Config) -> Config:
-    """The configuration with the size of its images and the digest of its open_clip architecture.
+    """The configuration with the size of its images and the digest of its open_clip or timm architecture.
 
     Raises:
         UserError: see `settle`.
     """
-    size = config.data.size
-    if size is None:
-        size = blueprint(config.model).size if config.model.kind == "open_clip" else SIZE
+    size = config.data.size or default_size(config.model)
     return _with(config, data={"size": size}, model={"digest": _digest(config.model)})
 
 
@@ -99,15 +101,15 @@ def _with(config: Config, **sections: dict[str, object]) -> Config:
 
 
 def _digest(model: ModelConfig) -> str | None:
-    """Of an open_clip architecture: a run must not go on with another one of the same name."""
-    if model.kind != "open_clip":
+    """Of an open_clip or timm architecture: a run must not go on with another one of the same name."""
+    if model.kind == "open_clip":
+        found, name, where = blueprint(model).digest, model.architecture, "the file (or the version of open_clip)"
+    elif model.timm is not None:
+        found, name, where = timm_blueprint(model).digest, model.image, "the version of timm and model.weights"
+    else:
         return model.digest
-    found = blueprint(model).digest
     if model.digest not in (None, found):
-        raise UserError(
-            f"the architecture {model.architecture} is no longer the one that the run was started with: restore the file "
-            "(or the version of open_clip)."
-        )
+        raise UserError(f"the architecture {name} is no longer the one that the run was started with: restore {where}.")
     return found
 
 

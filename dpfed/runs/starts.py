@@ -26,7 +26,7 @@ _LOCAL_DIR = "local-dir:"
 
 
 def starting_weights(config: Config) -> StartingWeights | None:
-    """The weights that a configuration starts from; ``None``: random ones, or those of its open_clip model.
+    """The weights that a configuration starts from; ``None``: random ones, or those of its open_clip or timm model.
 
     Args:
         config: whose model is settled (`dpfed.runs.resolution.settle_model`) if the start is procedural.

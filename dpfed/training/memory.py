@@ -38,7 +38,7 @@ def require_memory(config: Config, device: torch.device) -> None:
     try:
         parameters, trained, outputs = _count(config)
     except (UserError, RuntimeError):
-        if config.model.kind == "open_clip":  # it has models that cannot be built without memory
+        if config.model.external:  # there are models that cannot be built without memory
             return
         raise
     there = memory_of(device)
@@ -46,7 +46,7 @@ def require_memory(config: Config, device: torch.device) -> None:
     if least > there:
         raise UserError(
             f"a model with {parameters:,} parameters takes at least {_size(least)} in training, and there are {_size(there)} "
-            "of memory: choose a smaller model (model.architecture, model.width, model.embedding, model.text_width, ...)."
+            "of memory: choose a smaller model (model.architecture, model.image, model.width, model.text_width, ...)."
         )
     method = method_named(config.bounding.method)
     records = 2 if method.whole_batch else max(2, method.contrasted(config))

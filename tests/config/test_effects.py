@@ -128,6 +128,7 @@ IMAGE = {"kind": "image", "width": 8, "embedding": 16, "head_hidden": 16}
 CLASSES = {"tasks": ["knn"], "records": 40, "bank": 60}
 WHOLE = {"method": "batch", "microbatch": 32}
 FREE = {"batch": 40, "steps": 2, "seed": 1}
+TIMM = {"kind": "image", "image": "timm/test_vit", "embedding": 16, "head_hidden": 16}
 RESNET = {**IMAGE, "image": "resnet18", "width": 4}
 SLOWING = {"name": "sgd", "schedule": "cosine", "learning_rate": 3e-3}
 BASES = {
@@ -140,6 +141,7 @@ BASES = {
         "public": {"source": "shapes", "generated": 40},
     },
     "vicreg": {"model": IMAGE, "objective": {"name": "vicreg", "variance": 0.0}, "evaluation": CLASSES},
+    "timm": {"model": TIMM, "adaptation": {"image": "lora", "rank": 2}, "evaluation": CLASSES},
     "byol": {"model": IMAGE, "objective": {"name": "byol"}, "evaluation": {"split": "none"}},
     "barlow": {"model": RESNET, "objective": {"name": "barlow_twins"}, "evaluation": CLASSES},
 }
@@ -221,6 +223,13 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant):
         ({"data": {"source": "folder", "path": "x", "half": "first"}}, "set data.source = 'shapes' or 'scenes'"),
         ({"views": {"hue": 0.2}}, "'views.hue' has no effect with views.jitter = 0.0 (the default)"),
         ({"text_views": {"word_swap": 0.3}}, "set model.kind = 'image-text' or 'open_clip', or leave it out"),
+        ({"model": {"image": "timm/test_vit", "width": 8}}, "a timm encoder has its own; set model.image = 'cnn'"),
+        (
+            {"model": {"image": "timm/test_vit"}, "adaptation": {"rank": 3}},
+            "is trained in full by default; set",
+        ),
+        ({"model": {"image": "timm/test_vit"}, "adaptation": {"text": "full"}}, "set model.kind = 'open_clip'"),
+        ({"model": {"weights": "w.safetensors"}}, "set model.kind = 'open_clip' or model.image = 'timm/NAME'"),
         ({"model": {"architecture": "ViT-B-32"}}, "'model.architecture' has no effect with model.kind = 'image'"),
         ({"model": {"kind": "open_clip", "architecture": "a", "context": 10}}, "an open_clip architecture has its own"),
         ({"adaptation": {"rank": 3, "image": "full"}}, "'adaptation.image' and 'adaptation.rank' have no effect"),
@@ -255,6 +264,7 @@ def of(section, **values) -> dict:
 
 PARQUET, STORE = of("data", source="parquet", path="/nowhere"), of("data", source="store", path="/nowhere")
 PAIRS, CLIP = of("model", kind="image-text"), of("model", kind="open_clip", architecture="a")
+ENCODER = of("model", image="timm/test_vit")
 NO_COLOUR = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
 STEPS_OF = [  # from one configuration to another: which keys lose their effect
     (PARQUET, {}, "data.path data.public data.test data.validation"),
@@ -291,6 +301,9 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
         "adaptation.alpha adaptation.image_layers adaptation.rank",
     ),
     (CLIP, CLIP | of("adaptation", text="full"), "adaptation.text_layers"),
+    ({}, ENCODER, "model.features model.normalisation model.weight_standardisation model.width"),
+    (ENCODER, {}, "adaptation.image model.digest model.weights"),
+    (ENCODER | of("adaptation", image="lora"), ENCODER, "adaptation.alpha adaptation.image_layers adaptation.rank"),
     (
         of("objective", name="siglip"),
         of("objective", name="barlow_twins"),

@@ -17,7 +17,7 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.models.adapter_file import apply_adapters
 from dpfed.models.blueprints import blueprint
 from dpfed.models.folder import ADAPTERS, DESCRIPTION, describe
-from dpfed.models.towers import _check_kind
+from dpfed.models.weight_files import reading_weights
 from dpfed.privacy.ledger import Ledger
 from dpfed.report.gallery import INDEX, Gallery, _tile
 from dpfed.runs import export
@@ -42,7 +42,7 @@ def authority(pipe):
 READERS = {
     "a configuration": ("c.toml", load_config),
     "an architecture": ("a.json", lambda path: blueprint(ModelConfig(kind="open_clip", architecture=str(path)))),
-    "weights": ("w.pt", _check_kind),
+    "weights": ("w.pt", lambda path: reading_weights(path, "a model").__enter__()),
     "adapters": ("a.safetensors", lambda path: apply_adapters(nn.Linear(1, 1), path)),
     "a model": (DESCRIPTION, lambda path: describe(path.parent)),
     "a checkpoint": ("step-00000001.safetensors", lambda path: load_weights(path, nn.Linear(1, 1), [])),

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +21,7 @@ from hypothesis.strategies import SearchStrategy, tuples
 from dpfed.errors import UserError
 
 SECONDS = 10  # what takes longer hangs, as far as a person can tell
-_WAITS = 0.2  # what computes for a smaller part of the time waits for something
+_WAITS = 0.5  # who is neither on a core nor queueing for one for a larger part of the time waits for something
 _BACKSTOP = 60  # a call that Python cannot interrupt: every thread's stack is printed, and the process ends
 
 
@@ -67,12 +68,12 @@ def answered_in_time(seconds: float = SECONDS) -> Iterator[None]:
 
     A block that has computed for less, because the machine is busy, gets the rest of its time. One that waits does not.
     """
-    started = time.process_time()
+    started, began, ready = time.process_time(), time.monotonic(), _ready()
 
     def ring(*_: object) -> None:
-        computed = time.process_time() - started
-        if not _WAITS * seconds < computed < 0.99 * seconds:
-            raise Hang(f"no answer within {seconds} s")
+        computed, lasted = time.process_time() - started, time.monotonic() - began
+        if _ready() - ready < (1 - _WAITS) * lasted or computed > 0.99 * seconds:
+            raise Hang(f"no answer within {seconds} s (it computed for {computed:.1f} s in {lasted:.1f} s)")
         signal.setitimer(signal.ITIMER_REAL, seconds - computed)
 
     before = signal.signal(signal.SIGALRM, ring)
@@ -84,6 +85,15 @@ def answered_in_time(seconds: float = SECONDS) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def _ready() -> float:
+    """Seconds that this thread was on a core, or could have been and had to queue for one."""
+    try:
+        on_a_core, queueing, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    except OSError:  # not Linux
+        return time.process_time()
+    return (int(on_a_core) + int(queueing)) / 1e9
 
 
 def answer(call: Callable[[], object]) -> object | UserError:

@@ -98,7 +98,17 @@ def _type(words: list[str], desk: Path) -> tuple[int, str, str]:
 
 PLACES = st.one_of(
     st.sampled_from(["store", "images", "table.csv", "tiny.toml", "sweep.toml", "done", "half", "new", "new/er", ".", ""]),
-    st.sampled_from(["done/model", "done/ledger.jsonl", "store/manifest.json", "/dev/null", "/proc/self/mem", "tiny.toml/x"]),
+    st.sampled_from(
+        [
+            "done/model",
+            "done/ledger.jsonl",
+            "done/privacy_card.md",
+            "store/manifest.json",
+            "/dev/null",
+            "/proc/self/mem",
+            "tiny.toml/x",
+        ]
+    ),
     TEXTS,
 )
 ANYTHING = st.one_of(PLACES, NUMBERS.map(spelt), TEXTS)
@@ -122,6 +132,7 @@ _WHOLE = st.one_of(st.sampled_from(["0", "-1", "1", "3", "100000", "10000000000"
 _CLUSTER, _TASK = st.sampled_from(["torchrun", "", "slurm"]), st.one_of(TEXTS, st.sampled_from(["knn", "zero_shot"]))
 _NEW = st.sampled_from(["new", "store", "done", "tiny.toml", "new/er", "/proc/x", ""])
 _ADAPTERS = st.sampled_from([[], ["--adapters"]])
+_JSON = st.sampled_from([[], ["--json"]])
 COMMANDS = st.one_of(
     _command(
         "pretrain", PLACES, _option("--run", PLACES), _option("--set", _SETS), _option("--set", _SETS), _option("--set", TEXTS)
@@ -171,6 +182,12 @@ COMMANDS = st.one_of(
     _command("site", st.sampled_from(["join", "status"]), PLACES, _option("--x", TEXTS)),
     _command("federation", "create", PLACES, PLACES, PLACES, _option("--deadline", _WHOLE), _option("--drops", _WHOLE)),
     _command("federation", "show", PLACES),
+    _command("budget", "set", st.sampled_from(["done", "new", "", "tiny.toml"]), "--epsilon", _WHOLE, "--delta", _WHOLE),
+    _command("budget", st.sampled_from(["show", "history", "settle"]), PLACES, _JSON),
+    _command("privacy", "ledger", PLACES, _JSON),
+    _command("privacy", "verify", PLACES, PLACES),
+    _command("config", st.sampled_from(["show", "list", "keys"]), TEXTS),
+    _command("start", st.sampled_from(["store", "done", "table.csv", "new", "images", "nothing of this name"])),
     st.lists(ANYTHING, max_size=4),
 )
 _MADE = ("new", "stores", "runs", "comparison.html")  # where a command that works may put something

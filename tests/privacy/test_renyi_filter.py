@@ -172,3 +172,7 @@ def test_a_larger_budget_admits_whatever_a_smaller_one_admits():
         budget = RenyiFilter.of(epsilon, delta)
         raised = RenyiFilter(2 * epsilon, delta, budget.orders, budget.shares)
         assert raised.part(budget.curve(mechanism, steps)) <= budget.part(budget.curve(mechanism, steps))
+
+
+def test_the_smallest_delta_leaves_no_room():
+    assert not RenyiFilter.of(0.3, 5e-324).admits((1e-9,) * 8)

@@ -58,6 +58,7 @@ class LayerwiseEngine(Engine):
         self._loss, self._group_size = LossOfViews(model, precision, loss), group_size
         self._records = records or (_CPU_RECORDS if self._vector.device.type == "cpu" else 1 << 30)
         self._lanes = Lanes(model, self._vector)
+        self._rows_are_checked = False
 
     def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
         """See `Engine`.
@@ -68,8 +69,26 @@ class LayerwiseEngine(Engine):
         with parametrize.cached():
             reading = _Reading(self._sources(), [_Scalar(self._vector, scalar) for scalar in self._loss.scalars()])
             lanes = self._lanes.count
+            if not self._rows_are_checked:
+                self._check_rows(batch.views, reading.sources)
+                self._rows_are_checked = True
             chunks = _chunks(batch, self._records, lanes)
             return self._lanes.add(lambda k, part: self._lane(batch, chunks[k::lanes], clip_norm, part, reading), into)
+
+    def _check_rows(self, views: Views, sources: list[tuple[Tensor, Source]]) -> None:
+        """Refuses layers that have no rows of records: a table may have as many rows as there are records by chance.
+
+        Such a layer has as many rows for two records as for one. The records are blank.
+        """
+        rows: list[list[int]] = []
+        device = self._vector.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            for records in (1, 2):
+                with Recorder(sources, Grouping([records], device, self._exact)) as recorder:
+                    self._loss.embed({name: view.new_zeros(records, *view.shape[1:]) for name, view in views.items()})
+                rows.append(recorder.rows)
+        if rows[1] != [2 * number for number in rows[0]]:
+            raise Unsupported("a layer does not have its records in the first dimension")
 
     def _sources(self) -> list[tuple[Tensor, Source]]:
         """What layers read: trainable parameters, and weights with adapters, which are merged once for all passes."""

@@ -1,4 +1,4 @@
-"""Parameters that are added to every record (positions) or handed to every record (class tokens)."""
+"""Parameters that are added to every record (positions), multiply it (layer scale) or are handed to it (class tokens)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,48 @@ def view(recorder: Recorder, func: Callable, tensor: Tensor, *args: Any, **kwarg
 
 def add(recorder: Recorder, _: Any, first: Tensor, second: Any, alpha: float = 1) -> Any:
     """``x + parameters`` on ``(n k, ...)``, either way round; the parameters have no dimension of records."""
-    ours, x = (first, second) if recorder.source(first) is not None else (second, first)
-    if not isinstance(x, Tensor) or recorder.source(x) is not None or alpha != 1:
+    pair = _parameters_and_records(recorder, first, second)
+    if pair is None or alpha != 1:
         return NotImplemented
-    if ours.dim() > x.dim() or ours.dim() == x.dim() and len(ours) > 1:
-        return NotImplemented
-    target = recorder.target(ours)
-    if target is None:
-        return NotImplemented
+    target, ours, x = pair
     return recorder.collect(x + ours.detach(), None, lambda g: [_sum(target, g, ours.shape, recorder)])
+
+
+def multiply(recorder: Recorder, _: Any, first: Tensor, second: Any) -> Any:
+    """``x * parameters`` on ``(n k, ...)``, either way round: the scale of a layer, of each channel."""
+    pair = _parameters_and_records(recorder, first, second)
+    if pair is None:
+        return NotImplemented
+    target, ours, x = pair
+    seen = x.detach()
+    return recorder.collect(x * ours.detach(), seen, lambda g: [_sum(target, g * seen, ours.shape, recorder)])
+
+
+def add_product(recorder: Recorder, _: Any, shift: Tensor, scale: Tensor, x: Tensor, value: float = 1) -> Any:
+    """``torch.addcmul(shift, scale, x)`` of parameters, each with one row for all records: global response normalisation."""
+    targets = recorder.target(shift), recorder.target(scale)
+    fits = all(ours.dim() <= x.dim() and (ours.dim() < x.dim() or len(ours) == 1) for ours in (shift, scale))
+    if value != 1 or recorder.source(x) is not None or not fits:
+        return NotImplemented
+    seen = x.detach()
+
+    def terms(gradient: Tensor) -> list[Term]:
+        parts = (gradient, shift), (gradient * seen, scale)
+        pairs = zip(targets, parts, strict=True)
+        return [_sum(target, part, ours.shape, recorder) for target, (part, ours) in pairs if target is not None]
+
+    return recorder.collect(torch.addcmul(shift.detach(), scale.detach(), x), seen, terms)
+
+
+def _parameters_and_records(recorder: Recorder, first: Any, second: Any) -> tuple[Target, Tensor, Tensor] | None:
+    """Where the gradient of the watched operand goes, that operand, and the other one, which has the records in front."""
+    ours, x = (first, second) if recorder.source(first) is not None else (second, first)
+    if not isinstance(x, Tensor) or recorder.source(x) is not None:
+        return None
+    if ours.dim() > x.dim() or ours.dim() == x.dim() and len(ours) > 1:
+        return None
+    target = recorder.target(ours)
+    return None if target is None else (target, ours, x)
 
 
 def expand(recorder: Recorder, _: Any, tensor: Tensor, *sizes: Any) -> Any:

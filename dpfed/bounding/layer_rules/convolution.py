@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpfed.bounding import foreach
 from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.bounding.layer_rules.standardised import StandardisedWeight
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term, gram_is_cheaper, gram_squares
 
 if TYPE_CHECKING:
@@ -35,10 +36,15 @@ def convolution(
         return NotImplemented
     output = func(input, weight.detach(), None if bias is None else bias.detach(), stride, padding, dilation, groups)
     geometry = Geometry(_pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation), groups)
-    weights, biases, x = recorder.target(weight), recorder.target(bias), input.detach()
+    weights, biases, x = recorder.source(weight), recorder.target(bias), input.detach()
+    if not isinstance(weights, StandardisedWeight):
+        weights = recorder.target(weight)
 
     def terms(gradient: Tensor) -> Iterator[Term]:
-        if weights is not None:
+        if isinstance(weights, StandardisedWeight):
+            kernels = geometry.weight_gradients(x.float(), gradient, weight.detach(), recorder.grouping)
+            yield Materialised(weights.plain, weights.pulled_back(torch.stack(kernels)), recorder.grouping)
+        elif weights is not None:
             yield ConvolutionWeight(weights, x.float(), gradient, weight.detach(), geometry, recorder.grouping)
         if biases is not None:
             yield Materialised(biases, recorder.grouping.sums(gradient.sum((2, 3), dtype=torch.float32)), recorder.grouping)
@@ -67,6 +73,11 @@ class Geometry:
         only_weight = [False, True, False]
         moves = (list(self.stride), list(self.padding), list(self.dilation), False, [0, 0], self.groups)
         return backward(gradients, inputs, weight, None, *moves, only_weight)[1]
+
+    def weight_gradients(self, inputs: Tensor, gradients: Tensor, weight: Tensor, grouping: Grouping) -> list[Tensor]:
+        """The same of every group by itself."""
+        ranges = grouping.ranges(inputs)
+        return [self.weight_gradient(inputs[first:end], gradients[first:end], weight) for first, end in ranges]
 
     def taps(self, size: tuple[int, int], positions: tuple[int, int]) -> list[tuple[int, int]]:
         """The places of the kernel that meet the image somewhere, and not padding alone.
@@ -129,10 +140,7 @@ class ConvolutionWeight:
                 self._input_gram(), self._gradient_gram(), (entries, weight.shape[0]), grouping.exact
             )
         else:
-            self._kernels = [
-                geometry.weight_gradient(inputs[first:end], gradients[first:end], weight)
-                for first, end in grouping.ranges(inputs)
-            ]
+            self._kernels = geometry.weight_gradients(inputs, gradients, weight, grouping)
             self.squares = foreach.norms(self._kernels, grouping.exact).square()
 
     def drop(self, groups: Tensor) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def linear(recorder: Recorder, _: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.linear`` on ``(n k, ..., d)``; the weight may be adapted."""
     output = F.linear(input, weight.detach(), None if bias is None else bias.detach())
-    weights, biases, x = recorder.source(weight), recorder.target(bias), input.detach()
+    weights, biases, x = _source(recorder, weight), recorder.target(bias), input.detach()
 
     def terms(gradient: Tensor) -> Iterator[Term]:
         if isinstance(weights, AdaptedWeight):
@@ -30,6 +30,11 @@ def linear(recorder: Recorder, _: Any, input: Tensor, weight: Tensor, bias: Tens
             yield shift_term(biases, gradient, recorder)
 
     return recorder.collect(output, x, terms)
+
+
+def _source(recorder: Recorder, weight: Tensor) -> Target | AdaptedWeight | None:
+    source = recorder.source(weight)
+    return source if isinstance(source, AdaptedWeight) else recorder.target(weight)
 
 
 def matmul(recorder: Recorder, _: Any, input: Tensor, other: Tensor) -> Any:

@@ -17,9 +17,10 @@ from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.lora import AdaptedWeight
 from dpfed.bounding.layer_rules.refusal import Unsupported
 from dpfed.bounding.layer_rules.rules import RULES
+from dpfed.bounding.layer_rules.standardised import StandardisedWeight
 from dpfed.bounding.layer_rules.term import Target, Term
 
-Source = Target | AdaptedWeight
+Source = Target | AdaptedWeight | StandardisedWeight
 Terms = Callable[[Tensor], Iterable[Term]]
 
 
@@ -32,6 +33,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         terms: of every layer, complete after the backward pass.
+        rows: of the leading dimension of every layer's output.
         grouping: see above.
     """
 
@@ -39,6 +41,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.grouping = grouping
         self.terms: list[Term] = []
+        self.rows: list[int] = []
         # The tensors are kept with their ids, which would otherwise be given out again.
         self._sources = {id(tensor): (tensor, source) for tensor, source in sources}
 
@@ -60,19 +63,34 @@ class Recorder(TorchFunctionMode):
         return None if tensor is None else self._sources.get(id(tensor), (None, None))[1]
 
     def target(self, tensor: Tensor | None) -> Target | None:
-        """The same for rules that know no adapters."""
+        """The same for rules that know no adapters and no standardised weights; they detach what is not watched.
+
+        Raises:
+            Unsupported: for such a weight, and for one that is computed from activations: its gradient would be lost.
+        """
         source = self.source(tensor)
         if isinstance(source, AdaptedWeight):
             raise Unsupported("adapters on this kind of layer")
+        if isinstance(source, StandardisedWeight):
+            raise Unsupported("standardised weights in this kind of layer")
+        if source is None and tensor is not None and tensor.requires_grad:
+            raise Unsupported("a weight that is computed from activations")
         return source
+
+    def watch(self, tensor: Tensor, source: Source) -> Tensor:
+        """Watches a tensor that was computed from parameters alone."""
+        self._sources[id(tensor)] = (tensor, source)
+        return tensor
 
     def alias(self, seen: Tensor, tensor: Tensor, view: Callable[[Tensor], Tensor]) -> Tensor:
         """Watches ``seen = view(tensor)``, a view of a watched tensor, as well."""
+        source = self.source(tensor)
+        if isinstance(source, StandardisedWeight):  # it knows its own shape
+            return self.watch(seen, source)
         target = self.target(tensor)
         if target is None:
             raise Unsupported("a view of something that is not watched")
-        self._sources[id(seen)] = (seen, target.through(view))
-        return seen
+        return self.watch(seen, target.through(view))
 
     def collect(self, output: Tensor, inputs: Tensor | None, terms: Terms) -> Tensor:
         """Registers a layer.
@@ -85,6 +103,7 @@ class Recorder(TorchFunctionMode):
         Returns:
             The output, through which a gradient will come.
         """
+        self.rows.append(len(output))
         if not output.requires_grad:
             output.requires_grad_()
         waiting = [(inputs, None if inputs is None else inputs._version, terms)]

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpfed.bounding.layer_rules.attention import attention
-from dpfed.bounding.layer_rules.broadcast import add, expand, view
+from dpfed.bounding.layer_rules.broadcast import add, add_product, expand, multiply, view
 from dpfed.bounding.layer_rules.convolution import convolution
 from dpfed.bounding.layer_rules.embedding import embedding
 from dpfed.bounding.layer_rules.linear import linear, matmul
 from dpfed.bounding.layer_rules.normalisation import group_norm, layer_norm
+from dpfed.bounding.layer_rules.standardised import standardise
 
 # A rule is called with the recorder, the function, and the function's arguments; NotImplemented: it does not cover these.
 RULES: dict[Callable, Callable[..., Any]] = {
@@ -28,9 +29,13 @@ RULES: dict[Callable, Callable[..., Any]] = {
     Tensor.matmul: matmul,
     Tensor.__matmul__: matmul,
     Tensor.add: add,
+    Tensor.mul: multiply,
+    torch.addcmul: add_product,
+    F.batch_norm: standardise,
     Tensor.expand: expand,
     Tensor.__getitem__: view,
     Tensor.view: view,
     Tensor.reshape: view,
+    Tensor.reshape_as: view,
     Tensor.unsqueeze: view,
 }

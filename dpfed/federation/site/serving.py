@@ -85,4 +85,6 @@ def site_config(terms: Terms, settings: SiteSettings) -> Config:
 
 def _freezes(config: Config) -> bool:
     """Whether weights of the model never change: they do not travel, so a site needs its own copy."""
-    return config.model.kind == "open_clip" and {config.adaptation.image, config.adaptation.text} != {"full"}
+    model, adaptation = config.model, config.adaptation
+    towers = {adaptation.of_images(model.kind), *([adaptation.text] if model.kind == "open_clip" else [])}
+    return model.external and towers != {"full"}

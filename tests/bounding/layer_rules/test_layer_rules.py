@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from timm.layers import LayerNorm2d, LayerScale, LayerScale2d, StdConv2d
+from timm.layers.grn import GlobalResponseNorm
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -68,6 +70,12 @@ def adapted_attention():
     return layer
 
 
+def response_norm(channels):
+    layer = GlobalResponseNorm(channels)
+    nn.init.normal_(layer.weight)
+    return layer
+
+
 IMAGE, TOKENS, ROWS = (4, 5, 6), (5, 4), (4,)
 LAYERS = {
     "linear": (lambda: nn.Linear(4, 3), ROWS),
@@ -82,6 +90,12 @@ LAYERS = {
     "3x3, stride 2, on 2x2": (lambda: nn.Conv2d(4, 3, 3, stride=2, padding=1), (4, 2, 2)),
     "patches": (lambda: nn.Conv2d(4, 3, 5, stride=5), (4, 10, 5)),
     "depthwise": (lambda: nn.Conv2d(4, 8, 3, padding=1, groups=4), IMAGE),
+    "standardised 3x3": (lambda: StdConv2d(4, 3, 3, padding=1, bias=True), IMAGE),
+    "standardised, stride 2, in groups": (lambda: StdConv2d(4, 6, 3, stride=2, groups=2), IMAGE),
+    "scale of tokens": (lambda: LayerScale(4, init_values=0.5), TOKENS),
+    "scale of channels": (lambda: LayerScale2d(4, init_values=0.5), IMAGE),
+    "global response norm": (lambda: response_norm(4), (5, 6, 4)),
+    "LayerNorm of channels": (lambda: LayerNorm2d(4), IMAGE),
     "GroupNorm": (lambda: nn.GroupNorm(2, 4), IMAGE),
     "LayerNorm": (lambda: nn.LayerNorm(4), TOKENS),
     "LayerNorm of rows": (lambda: nn.LayerNorm(4), ROWS),
@@ -225,8 +239,15 @@ def overwritten(x, weight):
     return y
 
 
+def kernel_of(weight):
+    return nn.functional.batch_norm(weight.reshape(1, 4, -1), None, None, training=True).reshape_as(weight)
+
+
 ODD = {
-    "elementwise product": lambda x, weight: x * weight[0],
+    "computed weight, trained shift": lambda x, weight: nn.functional.linear(x, (x @ weight)[:4], weight[0]),
+    "product of parameters": lambda x, weight: x * (weight[0] * weight[1]),
+    "normalised by records": lambda x, weight: nn.functional.batch_norm(x * weight[0, 0], None, None, weight[0], training=True),
+    "standardised, in a linear layer": lambda x, weight: nn.functional.linear(x, kernel_of(weight)),
     "standardised": lambda x, weight: nn.functional.linear(x, weight - weight.mean()),
     "of a view": lambda x, weight: nn.functional.linear(x, weight[:3].exp()),
     "from the left": lambda x, weight: weight @ x[:4],

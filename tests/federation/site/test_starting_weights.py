@@ -24,6 +24,12 @@ from tests.models.conftest import SMALL
 MODELS = {
     "own": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16},
     "lora": {"kind": "open_clip", "tokenizer": "words"},
+    "timm": {
+        "kind": "image-text",
+        "image": "timm/test_vit",
+        **dict.fromkeys(("text_width", "embedding"), 16),
+        "vocabulary": 256,
+    },
 }
 
 
@@ -45,7 +51,8 @@ def agreed(tiny, tmp_path, request):
     if request.param == "lora":
         pytest.importorskip("open_clip")
         model["architecture"] = str(architecture)
-        tiny |= {"adaptation": {"rank": 2}}
+    if request.param != "own":
+        tiny |= {"adaptation": {"rank": 2, "image": "lora"}}
         tiny["data"] = {**tiny["data"], "size": 32}
     tree = {**tiny, "model": model}
     torch.manual_seed(3)
@@ -69,7 +76,7 @@ def test_where_all_weights_travel_a_site_needs_no_copy(agreed):
     assert frozen_digest(site.model) == frozen_digest(coordinator.model)
 
 
-@pytest.mark.parametrize("agreed", ["lora"], indirect=True)
+@pytest.mark.parametrize("agreed", ["lora", "timm"], indirect=True)
 def test_where_a_tower_is_frozen_a_site_needs_its_own_copy_of_the_same_weights(agreed, tmp_path):
     config, terms, settings = agreed
     with pytest.raises(UserError, match="there is nothing at .*start"):

@@ -1,0 +1,97 @@
+"""Ways to use a noisy sum better, as prototypes: each against the same run without it, on three tasks at epsilon 1 and 8.
+
+python -m benchmarks.tried DATA [PROCESSES]      DATA: CIFAR-10 as Parquet; what is there is not trained again
+
+What gains is built; the rest stays a patch (`benchmarks/tried.patch`, switches are environment variables), which is applied to
+the commit that it was made for. The runs are in runs/tried, one of each.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import write_result
+from benchmarks.trained import measured, trained
+
+COMMIT = "a4cdda2d"
+PATCH = Path(__file__).parent / "tried.patch"
+FOLDER = Path("runs/tried").absolute()
+METRICS = ("image_to_text_R@10", "text_to_image_R@10", "knn200_accuracy", "linear_probe_accuracy")
+EPSILONS = (1, 8)
+COSINE = {"optimizer.schedule": "cosine"}
+TASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "scratch": ("quickstart", COSINE),
+    "adaptation": ("adapt/shapes", COSINE | {"optimizer.learning_rate": 4e-3}),
+    "cifar10": ("cifar10-cpu", COSINE | {"bounding.group_size": 4, "privacy.steps": 100, "optimizer.learning_rate": 1e-3}),
+}
+# Changes, and the prototype's switch. Two views of a record take twice the time, so there are half as many records.
+TRIED: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "as it is": ({}, {}),
+    "two views of a record, losses averaged, half the batch": ({"privacy.batch": 1024}, {"EXP_MULT": "2"}),
+    "automatic clipping": ({}, {"EXP_AUTOCLIP": "1"}),
+    "one-gradient DiSK, filter 0.7": ({}, {"EXP_DISK": "0.7"}),
+    "bias-corrected Adam": ({}, {"EXP_ADAMBC": "0.1"}),
+    "constant rate": ({"optimizer.schedule": "constant"}, {}),
+    "constant rate, average of the weights 0.95": ({"optimizer.schedule": "constant", "optimizer.ema": 0.95}, {}),
+    "groups of 8": ({"bounding.group_size": 8}, {}),
+    "A of the adapters frozen": ({}, {"EXP_FREEZE_A": "1"}),
+    "adapters on k, too": (
+        {"adaptation.image_layers": '["q","k","v"]', "adaptation.text_layers": '["q","k","v"]'},
+        {},
+    ),
+}
+OF_ADAPTERS = ("A of the adapters frozen", "adapters on k, too")
+
+
+def main(data: str, processes: int = 1) -> None:
+    """Trains what is missing, and writes ``benchmarks/results/tried.json``."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    code = _prototypes()
+    trained(FOLDER / "public", "adapt/shapes-public", {}, code)
+
+    def run(one: tuple[str, str, int]) -> dict[str, Any]:
+        what, task, epsilon = one
+        changes, switches = TRIED[what]
+        config, base = TASKS[task]
+        own = {
+            "scratch": {},
+            "adaptation": {"model.architecture": f"local-dir:{FOLDER}/public/model"},
+            "cifar10": {"data.path": str(Path(data).absolute())},
+        }[task]
+        asked = base | own | {"privacy.epsilon": epsilon, "evaluation.every": 0} | changes
+        name = f"{task}-{list(TRIED).index(what)}-{epsilon}"
+        return measured(trained(FOLDER / name, config, asked, code, switches), METRICS)
+
+    wanted = [
+        (what, task, epsilon)
+        for what in TRIED
+        for epsilon in EPSILONS
+        for task in TASKS
+        if task == "adaptation" or what not in OF_ADAPTERS
+    ]
+    with ThreadPoolExecutor(processes) as pool:
+        found = list(pool.map(run, wanted))
+    runs = [
+        {"tried": what, "task": task, "epsilon": epsilon, **values}
+        for (what, task, epsilon), values in zip(wanted, found, strict=True)
+    ]
+    # The noise is secret and fresh in every run, so there is no seed to give.
+    print(write_result("tried", {"patched": COMMIT, "runs": runs}, seeds=[]))
+
+
+def _prototypes() -> Path:
+    """The code with the prototypes: a work tree beside the runs."""
+    place = FOLDER / "code"
+    if not place.exists():
+        root = PATCH.parents[1]
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", place, COMMIT], cwd=root, check=True)
+        subprocess.run(["git", "apply", PATCH], cwd=place, check=True)
+    return place
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,0 +1,241 @@
+"""What a timm encoder is made of before it is built: architecture, preprocessing, and where its weights are.
+
+Weights are a tag that timm knows, a repository of the Hugging Face hub, or a local file or folder. Nothing is downloaded unless
+a tag or a repository asks for it. An encoder must keep records apart, so BatchNorm is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import importlib.util
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dpfed.config import ModelConfig
+from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.errors import UserError, nearest
+from dpfed.files.reading import read_text
+from dpfed.models.blueprints import LOCAL_DIR, quiet
+from dpfed.models.description import DESCRIPTION, TIMM_CONFIG, WEIGHTS
+from dpfed.models.weight_files import words
+
+HUB = "hf-hub:"
+_FILES = (WEIGHTS, "pytorch_model.bin", "pytorch_model.pth", "model.pth")  # of weights in a folder, the first wins
+_SIZES = ("img_size", "in_chans", "num_classes")  # arguments that leave the layers between the first and the last alone
+RESIZE = {"center": "crop", "squash": "squash", "border": "pad"}  # timm's crop_mode, and our word
+
+
+@dataclass(frozen=True)
+class TimmBlueprint:
+    """A timm encoder that can be built.
+
+    Attributes:
+        name: of the architecture.
+        cfg: timm's ``pretrained_cfg`` of the weights, or of the architecture.
+        preprocessing: what the weights expect; without weights dpfed's own.
+        published: the weights are to be fetched by timm, which knows them.
+        repository: of the hub, from which they are to be fetched otherwise.
+        file: local weights, or ``None``; with none of these, weights are random.
+    """
+
+    name: str
+    cfg: dict[str, Any]
+    preprocessing: Preprocessing
+    published: bool = False
+    repository: str | None = None
+    file: Path | None = None
+
+    @property
+    def size(self) -> int:
+        """Side of the images that the architecture is made for, pixels."""
+        return int(self.cfg["input_size"][-1])
+
+    @property
+    def digest(self) -> str:
+        """Hash of architecture and preprocessing, not of the weights.
+
+        Raises:
+            UserError: if the architecture cannot be built, or mixes records.
+        """
+        text = json.dumps([self.name, _shapes(self.name), asdict(self.preprocessing)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
+    """Looks up what a configuration names; builds nothing, and fetches nothing but the description of a repository.
+
+    Raises:
+        UserError: for an unknown architecture, unknown weights, or a missing package.
+    """
+    name, weights = model.timm or "", model.weights
+    if importlib.util.find_spec("timm") is None:
+        raise UserError(f"model.image = '{model.image}' needs the package timm: install it (`pip install timm`).")
+    import timm
+
+    known = timm.list_models()
+    if name not in known:
+        base, _, tag = name.partition(".")
+        hint = f"set model.image = 'timm/{base}' and model.weights = '{tag}'." if base in known else _near(name, known)
+        raise UserError(f"unknown model.image = '{model.image}': timm has no such architecture; {hint}")
+    own = _cfg_of(name)
+    if weights is None:
+        return TimmBlueprint(name, own, Preprocessing())
+    if weights.startswith(HUB):
+        repository = weights.removeprefix(HUB)
+        cfg = own | _described(name, weights, _of_repository(repository))
+        return TimmBlueprint(name, cfg, _preprocessing(cfg), repository=repository)
+    cfgs = {full.partition(".")[2]: cfg for full, cfg in timm.models.get_arch_pretrained_cfgs(name).items()}
+    tags = [tag for tag, cfg in cfgs.items() if cfg.has_weights]
+    if weights in tags:
+        cfg = cfgs[weights].to_dict()
+        return TimmBlueprint(name, cfg, _preprocessing(cfg), published=True)
+    place = Path(weights.removeprefix(LOCAL_DIR)).expanduser()
+    if place.name == WEIGHTS and (place.parent / DESCRIPTION).is_file() or (place / DESCRIPTION).is_file():
+        raise UserError(
+            f"model.weights: {place} is a model of dpfed, which says what it was trained on: set model.start to it, and the "
+            "privacy card will say so, too."
+        )
+    if place.is_dir():
+        cfg = own | _described(name, str(place), _of_folder(place))
+        return TimmBlueprint(name, cfg, _preprocessing(cfg), file=_file_in(place))
+    if not place.is_file():
+        what = nearest(weights, tags) if tags else "timm knows no weights for it."
+        raise UserError(f"model.weights = {weights!r} is neither a file, a folder nor a tag of timm/{name}; {what}")
+    return TimmBlueprint(name, own, _preprocessing(own), file=place)
+
+
+def _near(name: str, known: list[str]) -> str:
+    return nearest(name, known).replace("did you mean '", "did you mean 'timm/")
+
+
+def _of_repository(repository: str) -> dict[str, Any]:
+    """What the description in a repository of the hub says."""
+    from timm.models import load_model_config_from_hf
+
+    try:
+        with quiet():
+            cfg, architecture, arguments = load_model_config_from_hf(repository)
+    except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
+        raise UserError(
+            f"model.weights = '{HUB}{repository}' cannot be had ({words(error)}); give a local file or folder."
+        ) from error
+    return {"architecture": architecture, "model_args": arguments, "pretrained_cfg": cfg}
+
+
+def _of_folder(folder: Path) -> dict[str, Any]:
+    """What the description in a folder says."""
+    try:
+        return dict(json.loads(read_text(folder / TIMM_CONFIG)))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"model.weights: {folder} has no {TIMM_CONFIG} as timm writes it ({words(error)}); give a file of weights."
+        ) from error
+
+
+def _file_in(folder: Path) -> Path:
+    found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    if found is None:
+        raise UserError(f"model.weights: {folder} has no weights; expected {', '.join(_FILES)}.")
+    return found
+
+
+def _described(name: str, where: str, description: dict[str, Any]) -> dict[str, Any]:
+    """The ``pretrained_cfg`` of a description that must be one of the architecture as timm builds it by name.
+
+    Raises:
+        UserError: for another architecture, or a changed one.
+    """
+    architecture, arguments = description.get("architecture"), description.get("model_args") or {}
+    cfg = description.get("pretrained_cfg", description)
+    if not isinstance(architecture, str) or not isinstance(arguments, dict) or not isinstance(cfg, dict):
+        raise UserError(f"model.weights: {where} has no {TIMM_CONFIG} as timm writes it; give a file of weights.")
+    if architecture != name:
+        raise UserError(f"'{where}' holds weights of {architecture}: set model.image = 'timm/{architecture}'.")
+    if changed := [key for key in arguments if key not in _SIZES]:
+        raise UserError(
+            f"'{where}' holds weights of {name} with other arguments ({', '.join(changed)}), and dpfed builds it as timm does "
+            "by name: give other weights."
+        )
+    kept = ("mean", "std", "interpolation", "crop_mode", "input_size")
+    return {key: cfg[key] for key in kept if cfg.get(key) is not None}
+
+
+def _preprocessing(cfg: dict[str, Any]) -> Preprocessing:
+    interpolation = cfg.get("interpolation")
+    return Preprocessing(
+        tuple(cfg.get("mean", (0.485, 0.456, 0.406))),
+        tuple(cfg.get("std", (0.229, 0.224, 0.225))),
+        RESIZE.get(cfg.get("crop_mode", "center"), "crop"),
+        interpolation if interpolation in ("bicubic", "bilinear") else "bicubic",
+    )
+
+
+def create(spec: TimmBlueprint, pretrained: bool, options: dict[str, Any]) -> nn.Module:
+    """The model without its classifier.
+
+    Args:
+        spec: names it.
+        pretrained: fetch the published weights; otherwise they are drawn from torch's global generator.
+        options: further arguments of timm's ``create_model``.
+
+    Raises:
+        UserError: if it cannot be built so, or its weights cannot be had.
+    """
+    from timm import create_model
+
+    try:
+        with quiet():
+            return create_model(spec.name, pretrained=pretrained, pretrained_cfg=dict(spec.cfg), num_classes=0, **options)
+    except Exception as error:  # a download can raise anything, and so can the constructors of a thousand models
+        if pretrained:
+            raise UserError(
+                f"the weights '{spec.cfg.get('tag')}' of timm/{spec.name} cannot be had ({words(error)}); set "
+                "model.weights to a local file or folder."
+            ) from error
+        what = f" for images of {options['img_size']} pixels (data.size)" if options else ""
+        raise UserError(f"timm cannot build {spec.name}{what}: {words(error)}.") from error
+
+
+def refuse_batch_norm(name: str, net: nn.Module) -> None:
+    """Refuses BatchNorm by name, before the layers are looked at one by one (`dpfed.models.validation`)."""
+    place = next((path for path, module in net.named_modules() if isinstance(module, _BatchNorm)), None)
+    if place is None:
+        return
+    import timm
+
+    siblings = [known for known in timm.list_models("*_gn") if not known.startswith("test_")]
+    near = difflib.get_close_matches(f"{name}_gn", siblings, n=1)
+    hint = f"'timm/{near[0]}', " if near else ""
+    raise UserError(
+        f"model.image = 'timm/{name}' has BatchNorm (at '{place}'), which mixes records: take {hint}another timm model whose "
+        "name ends in _gn, a ConvNeXt or a ViT."
+    )
+
+
+@functools.cache
+def _shapes(name: str) -> dict[str, list[int]]:
+    """The names and shapes of an architecture's tensors, which tell one version of timm from another."""
+    spec = TimmBlueprint(name, _cfg_of(name), Preprocessing())
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                net = create(spec, False, {})
+        except UserError:  # some constructors compute constants
+            net = create(spec, False, {})
+    refuse_batch_norm(name, net)
+    return {path: list(tensor.shape) for path, tensor in net.state_dict().items()}
+
+
+def _cfg_of(name: str) -> dict[str, Any]:
+    """timm's description of an architecture with its first weights."""
+    from timm.models import PretrainedCfg, get_pretrained_cfg
+
+    return (get_pretrained_cfg(name) or PretrainedCfg()).to_dict()

@@ -1,0 +1,189 @@
+"""Image encoders of timm (``model.image = "timm/NAME"``): built at the run's size, trained as asked, saved as timm
+reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfed.config import AdaptationConfig, ModelConfig
+from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.errors import UserError
+from dpfed.models.blueprints import quiet
+from dpfed.models.lora import add_adapters
+from dpfed.models.timm_blueprints import HUB, RESIZE, TimmBlueprint, create, refuse_batch_norm, timm_blueprint
+from dpfed.models.weight_files import fitting_weights, reading_weights, words
+
+
+class TimmEncoder(nn.Module):
+    """A timm model without its classifier, as an image encoder.
+
+    Args:
+        timm: normalised images ``(n, 3, H, W)`` -> features ``(n, F)``.
+        features_dim: F.
+    """
+
+    def __init__(self, timm: nn.Module, features_dim: int) -> None:
+        super().__init__()
+        self.timm, self.features_dim = timm, features_dim
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalised images ``(n, 3, H, W)`` -> ``(n, features_dim)``."""
+        return self.timm(images)
+
+
+def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) -> TimmEncoder:
+    """Builds an encoder; random weights are drawn from torch's global generator.
+
+    Args:
+        model: names it.
+        size: side of the images, pixels; default: the architecture's own. Position embeddings are resized.
+        load_weights: fetch or read the weights that the configuration names.
+
+    Raises:
+        UserError: if the architecture mixes records or does not take such images, or the weights cannot be had or do not fit.
+    """
+    spec = timm_blueprint(model)
+    size = size or spec.size
+    options = {"img_size": size} if spec.cfg.get("fixed_input_size") else {}
+    if load_weights and spec.file is not None:
+        net = _with(spec, _read(spec.file), str(spec.file), options)
+    elif load_weights and spec.repository is not None:
+        net = _with(spec, _fetched(spec.repository), f"{HUB}{spec.repository}", options)
+    else:
+        net = create(spec, spec.published and load_weights, options)
+    refuse_batch_norm(spec.name, net)
+    for module in net.modules():
+        if getattr(module, "inplace", False):  # neither torch.func nor hooks on gradients allow it
+            module.inplace = False  # type: ignore[assignment]
+        _draw_nothing(module)
+    return TimmEncoder(net, _features_dim(spec.name, net, size))
+
+
+def adapt_timm(encoder: nn.Module, adaptation: AdaptationConfig, kind: str) -> None:
+    """Freezes what of an encoder is not to be trained, and adds adapters.
+
+    Args:
+        encoder: of `build_timm`, with its starting weights.
+        adaptation: what of it is trained.
+        kind: of the model that it is in.
+
+    Raises:
+        UserError: if a layer that should get adapters is not there.
+    """
+    training = adaptation.of_images(kind)
+    encoder.requires_grad_(training == "full")
+    if training == "lora":
+        add_adapters(encoder, "image", adaptation.image_layers, adaptation.rank, adaptation.alpha / adaptation.rank)
+
+
+def _draw_nothing(module: nn.Module) -> None:
+    """Turns dropout and stochastic depth off: torch's global generator is no part of a run, and engines could not agree."""
+    from timm.layers import DropBlock2d, DropPath, PatchDropout
+
+    if isinstance(module, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, DropPath, DropBlock2d, PatchDropout)):
+        for rate in ("p", "drop_prob", "prob"):
+            if hasattr(module, rate):
+                setattr(module, rate, 0.0)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    from timm.models import load_state_dict
+
+    with reading_weights(file, "a timm model"), quiet():
+        return load_state_dict(str(file), weights_only=True)
+
+
+def _fetched(repository: str) -> dict[str, Tensor]:
+    from timm.models import load_state_dict_from_hf
+
+    try:
+        with quiet():
+            return load_state_dict_from_hf(repository, weights_only=True)
+    except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
+        raise UserError(
+            f"the weights in '{HUB}{repository}' cannot be had ({words(error)}); set model.weights to a local file or folder."
+        ) from error
+
+
+def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: dict[str, Any]) -> nn.Module:
+    """With given weights, all of which must fit; a classifier among them is taken off.
+
+    Args:
+        spec: names the architecture.
+        state: the weights.
+        where: they are from, for messages.
+        options: further arguments of timm's ``create_model``.
+    """
+    from timm import create_model
+
+    with fitting_weights(where, "a timm model"), quiet():
+        places = spec.cfg.get("classifier") or ()
+        heads = [state.get(f"{place}.weight") for place in ((places,) if isinstance(places, str) else places)]
+        classes = next((len(head) for head in heads if head is not None), 0)
+        # With as many classes as the file has, timm wants every tensor to be there and to fit.
+        given = {"state_dict": state, "num_classes": classes, "label_offset": 0, "custom_load": False}
+        net: Any = create_model(spec.name, pretrained=True, pretrained_cfg_overlay=given, num_classes=classes, **options)
+        net.reset_classifier(0)
+    net.pretrained_cfg.pop("state_dict")
+    return net
+
+
+@torch.no_grad()
+def _features_dim(name: str, net: nn.Module, size: int) -> int:
+    """Runs a black image, to see whether the encoder takes it and what comes out.
+
+    Raises:
+        UserError: if it does not, or does not give one vector.
+    """
+    patch = getattr(getattr(net, "patch_embed", None), "patch_size", None)
+    patch = patch[0] if isinstance(patch, (tuple, list)) else patch
+    if isinstance(patch, int) and size % patch:
+        near = max(patch, size // patch * patch)
+        raise UserError(
+            f"timm/{name} cuts images into patches of {patch} pixels, and data.size = {size} is no multiple of that: set it to "
+            f"{near} or {near + patch}."
+        )
+    weight = next(net.parameters())
+    try:
+        features = net.eval()(weight.new_zeros(1, 3, size, size))
+    except Exception as error:  # whatever a model says of an image that is too small or too large
+        raise UserError(f"timm/{name} takes no images of {size} pixels ({words(error)}): try another data.size.") from error
+    finally:
+        net.train()
+    if not isinstance(features, Tensor) or features.dim() != 2:
+        raise UserError(f"timm/{name} does not give one vector per image: choose another model.image.")
+    return features.shape[1]
+
+
+def local_dir_config(encoder: TimmEncoder, name: str, preprocessing: Preprocessing, size: int) -> dict[str, Any]:
+    """What timm reads in ``config.json`` beside the weights: ``timm.create_model("local-dir:DIR", pretrained=True)``.
+
+    Args:
+        encoder: trained, with adapters or without.
+        name: of the architecture.
+        preprocessing: of the images in training.
+        size: their side, pixels.
+    """
+    cfg: Any = encoder.timm.pretrained_cfg
+    modes = {ours: theirs for theirs, ours in RESIZE.items()}
+    return {
+        "architecture": name,
+        "num_classes": 0,
+        "num_features": encoder.features_dim,
+        "pretrained_cfg": {
+            "input_size": [3, size, size],
+            "fixed_input_size": bool(cfg.get("fixed_input_size")),
+            "mean": list(preprocessing.mean),
+            "std": list(preprocessing.std),
+            "interpolation": preprocessing.interpolation,
+            "crop_pct": 1.0,
+            "crop_mode": modes[preprocessing.resize],
+            "num_classes": 0,
+            "first_conv": cfg.get("first_conv"),
+            "classifier": cfg.get("classifier"),
+        },
+    }

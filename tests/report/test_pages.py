@@ -1,0 +1,80 @@
+"""What the pages for officers and boards say is what the code computes, and what a card shows."""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+from dp_accounting.pld import PLDAccountant
+
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.promise import factor, guess, percent_up
+from dpfed.report.card import privacy_card, table_rows
+from dpfed.runs import provenance
+
+ROOT = Path(__file__).resolve().parents[2]
+BOARDS = (ROOT / "docs" / "for-ethics-boards.md").read_text(encoding="utf-8")
+OFFICERS = (ROOT / "docs" / "for-data-protection-officers.md").read_text(encoding="utf-8")
+REAL = (ROOT / "benchmarks" / "results" / "quickstart.card.md").read_text(encoding="utf-8")
+FACTS = {
+    "began": "2026-01-01",
+    "data": {"name": "some", "generated": None, "fingerprint": "0", "keyed": True},
+    "public": {"name": "others", "records": 5, "fingerprint": "0"},
+    "start": {"weights": "those of a file", "sha256": "0", "trained": None},
+    "environments": [{"commit": "0", "hardware": "one core", "versions": {"dpfed": "0"}}],
+}
+
+
+def odds():
+    lines = re.findall(r"^\| ([\d.]+ \|.*) \|$", BOARDS, re.MULTILINE)
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return {float(row[0]): row[1:] for row in rows}
+
+
+def test_the_odds_for_boards_are_those_of_the_numbers():
+    assert list(odds()) == [0.25, 1.0, 3.0, 8.0]
+    for epsilon, (times, telling, average, suspicion, sigma) in odds().items():
+        plan = PrivacyPlan.of_numbers(
+            records=20_000, batch=2048, steps=100, delta=None, noise_multiplier=float(sigma), accountant="pld"
+        )
+        assert 0.98 * epsilon < plan.epsilon() <= epsilon  # the example's noise is that of its epsilon
+        assert times == factor(epsilon) and telling == guess(epsilon, plan.delta)
+        # Over all results: half of one and the total variation between the two worlds, which is delta at epsilon 0.
+        steps = PLDAccountant(plan.mechanism.sampler.relation.of_accountants, value_discretization_interval=1e-3)
+        variation = steps.compose(plan.mechanism.event(plan.steps)).get_delta(0.0)
+        assert average == percent_up((1 + variation) / 2)
+        assert suspicion == percent_up(1 / (1 + 99 * math.exp(-epsilon)))
+
+
+def test_the_example_for_boards_is_the_real_run():
+    rows, (*_, sigma) = table_rows(REAL), odds()[8.0]
+    assert rows["Noise multiplier sigma"] == sigma and rows["Epsilon spent"].startswith("8.00")
+    assert rows["Training records N (public)"] == "20,000" and rows["Steps charged"].startswith("100 of 100")
+    assert rows["Sampler"].endswith("expected batch 2,048")
+    assert f"--records 20000 --batch 2048 --steps 100 --noise-multiplier {sigma}" in OFFICERS
+
+
+def test_every_heading_and_every_row_of_a_card_is_explained_to_officers(facts):
+    both = [name for federation in (False, True) for name in provenance.rows("0", FACTS, federation)]
+    facts = dataclasses.replace(
+        facts,
+        protected="record",
+        **{name: "something" for name in ("budget", "options", "released")},
+        **{name: ("something",) for name in ("secrets", "sites")},
+        provenance=(*both, (provenance.LEDGER, "0"), (provenance.MODEL, "0")),
+    )
+    card = privacy_card(facts)
+    shown = {*table_rows(card), *re.findall(r"^## (.+)$", card, re.MULTILINE)}
+    cells = [cell for cell in re.findall(r"^\| ([^|]+) \|", OFFICERS, re.MULTILINE) if cell[0].isupper()]
+    explained = {name for cell in cells for name in ([cell] if cell in shown else cell.split(", "))}
+    assert explained == shown
+
+
+def test_what_is_quoted_to_officers_stands_on_the_real_card():
+    plain = REAL.replace("**", "")
+    for quoted in (
+        "(8.00, 5.05e-6)-differentially private for one record",
+        "The bound alone is weak",
+        "What to ask before you rely on this card",
+    ):
+        assert quoted in OFFICERS.replace("\n", " ") and quoted in plain
