@@ -189,7 +189,7 @@ class RunDirectory:
         facts = _json_of(self._provenance)
         if facts is not None and (wrong := wrong_provenance(facts)):
             raise UserError(
-                f"{self._provenance} is damaged: it does not say what the run was made with (see '{wrong}'); restore or delete it."
+                f"{self._provenance} is damaged: '{wrong}' is not what a run writes; restore or delete it."
             )
         return facts
 
