@@ -188,9 +188,7 @@ class RunDirectory:
         """Which run this is and what it was made with, see `dpfed.runs.provenance`; ``None``: an older dpfed began it."""
         facts = _json_of(self._provenance)
         if facts is not None and (wrong := wrong_provenance(facts)):
-            raise UserError(
-                f"{self._provenance} is damaged: '{wrong}' is not what a run writes; restore or delete it."
-            )
+            raise UserError(f"{self._provenance} is damaged: '{wrong}' is not what a run writes; restore or delete it.")
         return facts
 
     def note_environment(self, environment: dict[str, Any]) -> None:
