@@ -14,8 +14,14 @@ _LONGEST, _LONGEST_PART = 4095, 255  # bytes of a path and of each name in it, o
 
 
 def local_path(given: str | os.PathLike[str], what: str) -> Path:
-    """The absolute path of a place, see `path_of`."""
-    return path_of(given, what).absolute()
+    """The absolute path of a place, see `path_of`; ``a/..`` means what it says whether or not there is an ``a``."""
+    path = path_of(given, what).absolute()
+    if ".." not in path.parts:
+        return path
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # links in a circle: whoever opens it says so
+        return path
 
 
 def path_of(given: str | os.PathLike[str], what: str) -> Path:

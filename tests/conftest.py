@@ -46,6 +46,13 @@ def tiny(shapes) -> dict:
     }
 
 
+@pytest.fixture
+def discrete(tiny) -> dict:
+    """The same with discrete noise."""
+    tiny["privacy"] |= {"noise": "discrete", "epsilon": None, "noise_multiplier": 1.0, "accountant": "rdp"}
+    return tiny
+
+
 @pytest.fixture(scope="session")
 def public_store(tmp_path_factory) -> RecordStore:
     """60 generated records that are no records of `shapes`."""

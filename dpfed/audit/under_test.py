@@ -117,7 +117,8 @@ class UnderTest:
             "objective": {"temperature": plan.options.get("temperature", 1.0)},
             "bounding": bounding,
             "privacy": {
-                **{"noise_multiplier": plan.noise_multiplier, "delta": plan.delta, "accountant": plan.accountant},
+                **{"noise_multiplier": plan.noise_multiplier, "noise": plan.noise_kind},
+                **{"delta": plan.delta, "accountant": plan.accountant},
                 **{"batch": scale.batch, "steps": scale.steps},
                 **({"unit": "user", "per_unit": plan.per_unit} if by_unit else {}),
             },

@@ -200,7 +200,7 @@ _RULES = (
     needs("bounding.engine", "bounding.method", "group", "public", "none", why="it has its own engine; "),
     needs("bounding.engine", "training.sharding", "none", why="a sharded model has its own engine; "),
     Rule(
-        "bounding.clip_norm privacy.epsilon privacy.noise_multiplier privacy.delta privacy.accountant",
+        "bounding.clip_norm privacy.epsilon privacy.noise_multiplier privacy.noise privacy.delta privacy.accountant",
         "bounding.method",
         lambda c: _method(c).private,
         "nothing is clipped, added or promised; set bounding.method = 'group'",

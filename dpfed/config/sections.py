@@ -254,6 +254,10 @@ class PrivacyConfig(Section):
     epsilon: float | None = Field(None, description="the promise for the whole run: smaller is more private, noisier")
     noise_multiplier: float | None = Field(None, description="sigma: standard deviation of the noise over the sensitivity")
     delta: float | None = Field(None, description="default 1/(N ln N)")
+    noise: Literal["gaussian", "discrete"] = Field(
+        "gaussian",
+        description="gaussian: fast, in floating point; discrete: proven to the last bit, on a grid",
+    )
     accountant: Literal["pld", "rdp"] = Field("pld", description="how epsilon is computed; pld is tighter, rdp the papers' way")
     unit: Literal["record", "user"] = Field("record", description="what is protected: a record, or all records of one unit")
     per_unit: int = Field(1, ge=1, description="unit = 'user': the most records of a unit that take part in a step")

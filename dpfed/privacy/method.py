@@ -105,6 +105,8 @@ class Method:
         picks_engine: ``bounding.engine`` chooses among `dpfed.bounding.engines`; otherwise the method has one of its own.
         units: whether the sensitivity also holds for units of several records.
         private: whether there is clipping and noise at all.
+        proven_in_floats: whether the sensitivity is proven for the sum as it is computed, which discrete noise builds upon
+            (docs/guarantee.md, Noise to the last bit).
         accountants: that can account for its sampler; the first is the default where a configuration's cannot.
         sampler: who takes part in a step, of a plan; by default every record is drawn independently.
     """
@@ -127,6 +129,7 @@ class Method:
     picks_engine: bool = False
     units: bool = False
     private: bool = True
+    proven_in_floats: bool = False
     accountants: tuple[Accountant, ...] = ("pld", "rdp")
     sampler: Callable[[PrivacyPlan], Sampler] = _independently
 

@@ -1,4 +1,4 @@
-"""Gaussian noise: how much, as a value of the plan, and the one way in which any party adds it.
+"""Noise: how much, as a value of the plan, and the one way in which any party adds it.
 
 The noise is a pseudo-random function of a secret key, of public context, of the step, and of the clean numbers themselves. The
 same numbers, as in an exact replay, get the same noise. Numbers that differ in their last bit get independent noise: with the
@@ -7,14 +7,30 @@ same noise the two could be subtracted from each other.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+
+from dpfed.errors import UserError
+from dpfed.privacy.discrete_gaussian import Coins, discrete_gaussian
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused without it
     from torch import Tensor
 
     from dpfed.privacy.randomness import Randomness
+
+
+NoiseKind = Literal["gaussian", "discrete"]
+_BITS = 31  # of the discrete noise: 2^31 steps of its grid are one standard deviation
+_ROUNDING = 1 << 16  # steps by which rounding a vector may move neighbours apart: the square root of the most numbers in it
+_SCALE_DIGITS = 29  # binary ones, so that the product with a float32 (24) has 53, and is exact in float64
+_FARTHEST = 2**62  # steps
+_CHUNK = 1 << 17  # numbers at a time: bounds the workspace
 
 
 class Noise(Protocol):
@@ -39,6 +55,70 @@ class GaussianNoise:
     def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> None:
         """See `Noise`."""
         randomness.add_normal_(values, self.std, purpose, step, owner, context)
+
+
+@dataclass(frozen=True)
+class DiscreteGaussianNoise:
+    """The sum is rounded to a grid, and integers are added to it: what is promised holds for the bits that are released.
+
+    docs/guarantee.md has the proof (Noise to the last bit). The grid follows from the numbers of the plan alone.
+
+    Args:
+        sensitivity: most that one record moves the sum, L2.
+        multiplier: sigma.
+    """
+
+    sensitivity: float
+    multiplier: float
+
+    @functools.cached_property
+    def scale(self) -> float:
+        """Steps of the grid in a unit: the finest grid on which 2^31 steps are sigma times the sensitivity, rounding included.
+
+        One step less than 2^31 is asked for, which leaves room for the difference between discrete and continuous.
+        """
+        exact = ((2**_BITS - 1) / Fraction(self.multiplier) - _ROUNDING) / Fraction(self.sensitivity)
+        exponent = math.frexp(float(exact))[1] - _SCALE_DIGITS
+        return math.ldexp(math.floor(exact / Fraction(2) ** exponent), exponent)
+
+    @property
+    def std(self) -> float:
+        """See `Noise`."""
+        return 2**_BITS / self.scale
+
+    @property
+    def rounded_sensitivity(self) -> float:
+        """Most that one record moves the rounded sum, L2."""
+        return self.sensitivity + _ROUNDING / self.scale
+
+    def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> None:
+        """See `Noise`; the values are float32."""
+        import torch
+
+        if values.dtype != torch.float32:
+            raise TypeError(f"discrete noise is for sums in float32, got {values.dtype}")
+        if values.numel() > _ROUNDING**2:
+            raise UserError(
+                f"privacy.noise = 'discrete' is for up to {_ROUNDING**2:,} trained numbers, got {values.numel():,}: train "
+                "fewer, or set privacy.noise = 'gaussian'."
+            )
+        coins = Coins(randomness.stream(purpose, step, owner, context))
+        for start in range(0, values.numel(), _CHUNK):
+            part = values[start : start + _CHUNK]
+            steps = self.rounded(part.cpu().numpy())
+            steps += discrete_gaussian(coins, len(steps), _BITS)
+            part.copy_(torch.from_numpy((steps / self.scale).astype(np.float32)))
+
+    def rounded(self, values: np.ndarray) -> np.ndarray:
+        """The nearest points of the grid, as integers; no further away from zero than 2^62.
+
+        Args:
+            values: ``(n,)`` float32.
+
+        Returns:
+            ``(n,)`` int64.
+        """
+        return np.rint(values.astype(np.float64) * self.scale).clip(-_FARTHEST, _FARTHEST).astype(np.int64)
 
 
 class KeyedNoise:

@@ -19,7 +19,7 @@ from dpfed.privacy import accounting
 from dpfed.privacy.accounting import Accountant
 from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.method import Method, method_named
-from dpfed.privacy.noise import GaussianNoise, Noise
+from dpfed.privacy.noise import DiscreteGaussianNoise, GaussianNoise, Noise, NoiseKind
 from dpfed.privacy.plan_checks import (
     MOST_RECORDS,
     NUMBER,
@@ -72,6 +72,7 @@ class PrivacyPlan:
         method_name: of bounding, one of `dpfed.privacy.method.METHODS`; ``none``: no clipping, no noise, no privacy.
         max_batch: at most so many of the drawn records take part, where the method needs such a cap; otherwise ``None``.
         options: the method's own public numbers.
+        noise_kind: ``gaussian``, in floating point, or ``discrete``, exact on a grid (`dpfed.privacy.noise`).
 
     Raises:
         UserError: if the numbers cannot describe a plan.
@@ -92,6 +93,7 @@ class PrivacyPlan:
     method_name: str = "group"
     max_batch: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    noise_kind: NoiseKind = "gaussian"
 
     def __post_init__(self) -> None:
         for name, kind, optional in NUMBERS:
@@ -110,6 +112,8 @@ class PrivacyPlan:
         given = dict(fields)
         if "method" in given:
             given["method_name"] = given.pop("method")
+        if "noise" in given:
+            given["noise_kind"] = given.pop("noise")
         if given.get("unit") == "unit":
             given["unit"] = "user"
         return cls(**given)
@@ -119,6 +123,9 @@ class PrivacyPlan:
         fields = dataclasses.asdict(self)
         fields["method"] = fields.pop("method_name")
         fields["unit"] = "unit" if self.unit == "user" else "record"
+        noise = fields.pop("noise_kind")
+        if noise != "gaussian":  # a federation's terms hash all fields, and older ones have none for it
+            fields["noise"] = noise
         return fields
 
     @classmethod
@@ -225,6 +232,7 @@ class PrivacyPlan:
             method_name=bounding.method,
             max_batch=max_batch,
             options=method.public_numbers(config),
+            noise_kind=privacy.noise,
         )
 
     def _calibrated(self) -> PrivacyPlan:
@@ -323,6 +331,12 @@ class PrivacyPlan:
         return self.method.sensitivity(self)
 
     @property
+    def rounded_sensitivity(self) -> float:
+        """Most that one record (or unit) can move what the noise is added to: the sum, rounded to a grid where that is done."""
+        noise = self.noise
+        return noise.rounded_sensitivity if isinstance(noise, DiscreteGaussianNoise) else self.sensitivity
+
+    @property
     def sampler(self) -> Sampler:
         """Who takes part in a step."""
         return self.method.sampler(self)
@@ -340,6 +354,8 @@ class PrivacyPlan:
         """
         if not self.private:
             return GaussianNoise(0.0)
+        if self.noise_kind == "discrete":
+            return DiscreteGaussianNoise(self.sensitivity, self.noise_multiplier)
         return GaussianNoise(self.noise_multiplier * self.sensitivity / math.sqrt(self.method.gradient_share(self)))
 
     @property

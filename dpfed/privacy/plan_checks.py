@@ -9,7 +9,7 @@ import numpy as np
 
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
-from dpfed.privacy.method import METHODS
+from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.promise import round_up
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MOST_RECORDS, MOST_STEPS = 10**12, 10**9  # beyond these, accounting in numbers of 64 bits means nothing
 LEAST_EPSILON = 1e-3  # losses are added up on a grid of 1e-5 at best
+_MOST_DISCRETE = 1e3
 WHOLE, NUMBER = "a whole number", "a number"
 NUMBERS = (  # field, what it must be, whether it may be None
     ("records", WHOLE, False),
@@ -100,6 +101,19 @@ def _check_noise(plan: PrivacyPlan) -> None:
         sigma <= accounting.MOST_NOISE,
         f"noise_multiplier must be at most {accounting.MOST_NOISE:g} (more leaves nothing to learn), got {sigma}",
     )
+    require(plan.noise_kind in ("gaussian", "discrete"), f"noise must be 'gaussian' or 'discrete', got {plan.noise_kind!r}")
+    if plan.noise_kind == "discrete":
+        proven = [name for name in METHODS if method_named(name).proven_in_floats]
+        require(
+            plan.method.proven_in_floats,
+            f"noise = 'discrete' promises what is proven for floating point, too, which method '{plan.method_name}' is not: "
+            f"use noise = 'gaussian', or one of the methods {', '.join(proven)}",
+        )
+        require(
+            sigma <= _MOST_DISCRETE,
+            f"with noise = 'discrete' noise_multiplier must be at most {_MOST_DISCRETE:g} (the grid grows with it, and "
+            f"rounding would cost more than 3 %), got {sigma}",
+        )
 
 
 def refuse_large_delta(plan: PrivacyPlan) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,6 +100,18 @@ class Randomness:
         """A 63-bit seed for a library generator (dropout, weight initialisation): never for noise or sampling."""
         return int.from_bytes(self._key(purpose, step, owner)[:8], "little") >> 1
 
+    def stream(self, purpose: str, step: int, owner: int = 0, context: str = "") -> Callable[[int], bytes]:
+        """Uniform random bytes: a function that gives the next so many of them.
+
+        Args:
+            purpose: what they are for.
+            step: training step.
+            owner: who draws them.
+            context: other contexts give independent bytes.
+        """
+        cipher = Cipher(algorithms.AES(self._key(purpose, step, owner, context)), modes.CTR(bytes(16))).encryptor()
+        return lambda count: cipher.update(bytes(count))
+
     def add_normal_(self, out: torch.Tensor, scale: float, purpose: str, step: int, owner: int = 0, context: str = "") -> None:
         """Adds Gaussian noise of standard deviation `scale` to `out` in place.
 
@@ -112,20 +125,13 @@ class Randomness:
         """
         import torch
 
-        stream = _Keystream(self._key(purpose, step, owner, context))
+        stream = self.stream(purpose, step, owner, context)
         exact = torch.device("cpu") if out.device.type == "mps" else out.device  # mps has no float64
         for start in range(0, out.numel(), _CHUNK):
             part = out[start : start + _CHUNK]
-            noise = _box_muller(stream.words(2 * -(-part.numel() // 2)), exact)[: part.numel()]
+            words = np.frombuffer(stream(16 * -(-part.numel() // 2)), dtype=np.uint64)
+            noise = _box_muller(words, exact)[: part.numel()]
             part.copy_(part.to(exact, torch.float64).add_(noise, alpha=scale))
-
-
-class _Keystream:
-    def __init__(self, key: bytes) -> None:
-        self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-
-    def words(self, count: int) -> np.ndarray:
-        return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype=np.uint64)
 
 
 def _box_muller(words: np.ndarray, device: torch.device) -> torch.Tensor:

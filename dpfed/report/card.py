@@ -222,6 +222,7 @@ def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
         yield "Clip norm C", f"{facts.clip_norm:g}"
         yield "Sensitivity of the sum" + ("" if facts.sound else ", as claimed"), f"{facts.sensitivity:g}"
         yield "Noise multiplier sigma", f"{facts.noise_multiplier:.6g}"
+        yield "Noise", facts.noise
         yield "Noise standard deviation", f"{facts.noise_std:.6g} on the sum, {facts.noise_from}"
         if facts.released:
             yield "Released statistics", facts.released

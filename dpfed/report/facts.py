@@ -43,6 +43,7 @@ class CardFacts:
         sensitivity: most that one record or unit moves the sum, L2; normally 2C.
         noise_std: sigma times the sensitivity.
         trust_mode: who sees what.
+        noise: its kind, such as ``Gaussian, in floating point``.
         noise_from: who adds the noise, such as ``added once a step``.
         sites: of a federation, a line each.
         outputs: what leaves the trust boundary.
@@ -84,6 +85,7 @@ class CardFacts:
     noise_std: float
     trust_mode: str
     outputs: tuple[str, ...]
+    noise: str = "Gaussian, in floating point"
     noise_from: str = "added once a step"
     sites: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()

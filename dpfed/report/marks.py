@@ -16,14 +16,22 @@ PUBLIC_RECORDS = (
     "The public records that join every group: the model may remember them. That they were chosen without looking at the "
     "training records is up to whoever chose them."
 )
+LAST_BITS = (
+    "The last bits of the noise: the proof is about real numbers, and the Gaussian noise is in floating point. dpfed claims no "
+    "defence against attacks on these bits. privacy.noise = 'discrete' closes this gap."
+)
+ASSUMED_OF_BITS = (
+    "A device that computes otherwise than assumed: the proof is about the bits that were released. It takes for granted that "
+    "a group's gradient comes out the same, up to a millionth of C, whichever other groups there are, and that nobody can tell "
+    "the bits of AES-256 from uniform ones."
+)
 NOT_PROTECTED = (
     "Evaluation figures: they are exact functions of held-out records and labels.",
     "Other runs on the same records, such as a search for good settings, even if they were thrown away: they spend budget "
     "that this card does not count.",
     "The public figures: N, q, K, T, C and sigma are known to everyone.",
     "Anything, against somebody who has a copy of the run's secret key: they can compute the noise again and subtract it.",
-    "The last bits of the noise: the proof is about real numbers, and the Gaussian noise is in floating point. dpfed claims no "
-    "defence against attacks on these bits.",
+    LAST_BITS,
     "Timing: how long a step takes can depend on the records that it drew. Somebody who watches the machine, or sees the times "
     "of the run's files, may learn that.",
     "Stops: a record that can no longer be read, or that makes a worker crash, stops the run in a step that draws it. The stop "

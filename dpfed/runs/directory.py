@@ -25,6 +25,7 @@ from dpfed.files.reading import read_bytes, read_text
 from dpfed.places import path_of
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.report.audit import is_audit
+from dpfed.runs.recorded import wrong_provenance
 
 
 class RunDirectory:
@@ -190,8 +191,8 @@ class RunDirectory:
     def provenance(self) -> dict[str, Any] | None:
         """Which run this is and what it was made with, see `dpfed.runs.provenance`; ``None``: an older dpfed began it."""
         facts = _json_of(self._provenance)
-        if facts is not None and not (isinstance(facts, dict) and facts.keys() >= {"began", "data", "environments"}):
-            raise UserError(f"{self._provenance} is damaged: it does not say what the run was made with; restore or delete it.")
+        if facts is not None and (wrong := wrong_provenance(facts)):
+            raise UserError(f"{self._provenance} is damaged: '{wrong}' is not what a run writes; restore or delete it.")
         return facts
 
     def note_environment(self, environment: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ def foresee(config: Config, watcher: Watcher | None = None, owners: int = 1) -> 
         UserError: for an impossible plan.
     """
     refuse_many_owners(PrivacyPlan.sketch(config), owners)
+    refuse_inexact(config)
     records = known_count(config.data, config.privacy)
     if records is None:
         return None
@@ -55,6 +56,26 @@ def foresee(config: Config, watcher: Watcher | None = None, owners: int = 1) -> 
     plan = PrivacyPlan.from_config(records, config)
     plan.require_finite()
     return plan
+
+
+def refuse_inexact(config: Config) -> None:
+    """Refuses discrete noise where the sum that it is added to is not proven to move by the sensitivity alone.
+
+    Raises:
+        UserError: saying what to do.
+    """
+    if config.privacy.noise != "discrete":
+        return
+    said = "privacy.noise = 'discrete' promises what is proven for floating point, too, and "
+    if config.bounding.engine in ("vmap", "layerwise"):
+        raise UserError(
+            f"{said}bounding.engine = '{config.bounding.engine}' passes several groups at once. How far a record moves "
+            "the rounding of others' gradients is measured then, and not proven: leave bounding.engine out, or take 'loop'."
+        )
+    if config.training.sharding != "none":
+        raise UserError(f"{said}a sharded model adds gradients up in float32: set training.sharding = 'none'.")
+    if config.training.device == "mps":
+        raise UserError(f"{said}mps computes norms in float32: set training.device = 'cpu'.")
 
 
 def refuse_sharding(config: Config, why: str | None = None) -> None:

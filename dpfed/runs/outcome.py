@@ -16,6 +16,7 @@ from dpfed.federation.papers import facts_of_federation, terms_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.summary import Trained, trained_part
 from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.noise import DiscreteGaussianNoise
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.report.audit import verdict
 from dpfed.report.card import card_digest, is_void, privacy_card
@@ -23,10 +24,12 @@ from dpfed.report.facts import CardFacts
 from dpfed.report.gallery import Gallery, build_gallery
 from dpfed.report.html import write_report
 from dpfed.report.marks import (
+    ASSUMED_OF_BITS,
     AUDITS,
     CONTRADICTED,
     FIXED_SEED,
     LABELLED_BANK,
+    LAST_BITS,
     NOT_PRIVATE,
     NOT_PROTECTED,
     PUBLIC_RECORDS,
@@ -170,6 +173,7 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
         "divisor": plan.divisor,
         "clip_norm": plan.bound,
         "noise_std": plan.noise_std,
+        "noise": plan.noise_kind,
         "sound": plan.method.sound,
         "max_batch": plan.max_batch,
         "options": plan.options,
@@ -249,7 +253,19 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         complete=ledger.charged >= plan.steps,
         options=", ".join(f"{name} = {value}" for name, value in plan.options.items()),
         released=_released(plan),
+        noise=_noise(plan),
         sound=plan.method.sound,
+    )
+
+
+def _noise(plan: PrivacyPlan) -> str:
+    """The kind of the noise, in words."""
+    if not isinstance(plan.noise, DiscreteGaussianNoise):
+        return "Gaussian, in floating point"
+    spacing = 1 / plan.noise.scale
+    return (
+        f"discrete Gaussian, drawn exactly, on multiples of {spacing:.3g}. The sum is rounded to these first. A record then "
+        f"moves it by up to {plan.rounded_sensitivity:.9g}, and the noise goes by that"
     )
 
 
@@ -285,7 +301,9 @@ def _not_protected(parts: Components, trained: Trained, disclosed: Collection[st
         return ("All records.",)
     starting: tuple[str, ...] = () if trained.start == "random" else (STARTING_WEIGHTS,)
     starting += (PUBLIC_RECORDS,) * parts.plan.method.public_records
-    return (*starting, *NOT_PROTECTED, *([AUDITS] if AUDITED in disclosed else []))
+    discrete = parts.plan.noise_kind == "discrete"
+    always = (ASSUMED_OF_BITS if discrete and said is LAST_BITS else said for said in NOT_PROTECTED)
+    return (*starting, *always, *([AUDITS] if AUDITED in disclosed else []))
 
 
 def _secrets(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tuple[str, ...]:

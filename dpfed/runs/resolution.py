@@ -23,6 +23,7 @@ from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher
 from dpfed.runs.dummy_batch import dummy_batch
+from dpfed.runs.foresight import refuse_inexact
 from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.records import public_digest
 from dpfed.runs.starts import starting_weights
@@ -47,8 +48,9 @@ def resolve(config: Config, watcher: Watcher | None = None) -> ResolvedConfig:
     _refuse_engine(config)
     engine: str = config.bounding.engine
     if engine == "auto" and method_named(config.bounding.method).picks_engine and config.training.sharding == "none":
-        engine = _fastest(config, device, watcher or Silent())
+        engine = "loop" if config.privacy.noise == "discrete" else _fastest(config, device, watcher or Silent())
     config = _with(config, training={"device": device.type}, bounding={"engine": engine})
+    refuse_inexact(config)
     return ResolvedConfig(**{name: getattr(config, name) for name in Config.model_fields})
 
 

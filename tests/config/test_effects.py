@@ -89,6 +89,7 @@ OTHERS = {
     "public.generated": (32, 48),
     "public.half": ("first", "second"),
     "privacy.delta": (1e-7,),
+    "privacy.noise": ("discrete",),
     "privacy.accountant": ("rdp",),
     "optimizer.momentum": (0.3,),
     "optimizer.schedule": ("cosine",),
@@ -327,7 +328,7 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
     (
         {},
         of("bounding", method="none"),
-        "bounding.clip_norm privacy.accountant privacy.delta privacy.epsilon privacy.noise_multiplier",
+        "bounding.clip_norm privacy.accountant privacy.delta privacy.epsilon privacy.noise privacy.noise_multiplier",
     ),
     (of("bounding", method="released"), of("bounding", method="dpcl"), "privacy.accountant"),
     ({}, of("training", sharding="fsdp"), "bounding.engine"),

@@ -34,4 +34,5 @@ METHOD = Method(
     capped=True,
     divisor=lambda plan: 1,
     units=True,
+    proven_in_floats=True,
 )

@@ -32,4 +32,5 @@ METHOD = Method(
     engine=group_engine,
     picks_engine=True,
     units=True,
+    proven_in_floats=True,
 )

@@ -59,5 +59,6 @@ METHOD = Method(
     public_records=True,
     picks_engine=True,
     units=True,
+    proven_in_floats=True,
     numbers=_numbers,
 )

@@ -98,7 +98,7 @@ class ParquetImporter(Importer):
                 _refuse_repeated(files, columns.id)
             by_path = functools.cache(lambda: any(_lacks_bytes(file, columns.image) for file in opened))
             unread = found.unread(lambda file: suffix(file) in EXTENSIONS and by_path())
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the Parquet files of {path} ({_first_line(error)}); are they complete?") from error
         return Source(
             kind="image-text" if columns.captions else "image",
@@ -223,7 +223,7 @@ def _records(files: list[tuple[str, Path]], columns: _Columns) -> Iterator[Item]
                 for row in batch.to_pylist():
                     yield _record(f"{split}/{rows[split]}", row, columns, split, path.parent)
                     rows[split] += 1
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path} is damaged after row {rows[split]:,} of {split} ({_first_line(error)}).") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -20,12 +21,18 @@ def refuse_existing(path: Path) -> None:
 
 
 def check_destination(path: Path) -> None:
-    """Finds out whether a directory could be made, before anything is read that takes long.
+    """Finds out whether a directory could be made, before anything is read that takes long; leaves nothing behind.
 
     Raises:
         UserError: when `path` exists or nothing can be written there.
     """
-    start_directory(path).rmdir()
+    missing = [folder for folder in path.parents if not os.path.lexists(folder)]
+    try:
+        start_directory(path).rmdir()
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # it holds something: it is a way up, or somebody else's by now
+                folder.rmdir()
 
 
 def start_directory(path: Path) -> Path:

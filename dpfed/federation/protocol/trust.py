@@ -97,7 +97,7 @@ class Trust:
         """Noise over sensitivity of what the server sees of one site; infinity where it sees nothing of one site."""
         if self.mode == "secure":
             return math.inf
-        return self.share_std(plan) / plan.sensitivity
+        return self.share_std(plan) / plan.rounded_sensitivity
 
     def __str__(self) -> str:
         return _SAID[self.mode].format(sites=self.sites, least=self.least, honest=self.honest, colluders=self.colluders)

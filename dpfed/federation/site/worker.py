@@ -161,10 +161,11 @@ class SiteWorker:
         plan, trust = self._terms.privacy_plan, self._terms.trust_model
         if not (std := trust.share_std(plan)):
             return encoded(values)
-        share = KeyedNoise(GaussianNoise(std), self._randomness, "share", self._terms.fingerprint, self._number)
-        noisy = share.add_(values.cpu().double(), step, of=values)  # the grid of secure sums is finer than float32
+        noise = GaussianNoise(std) if trust.shared else plan.noise
+        share = KeyedNoise(noise, self._randomness, "share", self._terms.fingerprint, self._number)
         if self._masking is None:
-            return encoded(noisy.float())
+            return encoded(share.add_(values.cpu(), step))
+        noisy = share.add_(values.cpu().double(), step, of=values)  # the grid of secure sums is finer than float32
         ring = grid_of(self._terms).encode(noisy.numpy())
         try:
             return self._masking.mask(step, ring, offers).astype("<u4", copy=False).tobytes()

@@ -231,3 +231,10 @@ def test_a_damaged_footer_never_ends_the_process(tmp_path: Path) -> None:
     )
     assert asked.returncode == 0, asked.stderr[-500:]
     assert int(asked.stdout) > 100
+
+
+def test_a_column_whose_name_is_no_text_is_refused(tmp_path: Path, pictures) -> None:
+    file = write(tmp_path / "train.parquet", pictures, 2, meta=None, qzqzqz=[1, 2])
+    file.write_bytes(file.read_bytes().replace(b"qzqzqz", b"\x80zqzqz"))
+    with pytest.raises(UserError, match="cannot read the Parquet files"):
+        import_records(file, tmp_path / "s")

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from dpfed.data.store.new_directory import check_destination
+from dpfed.errors import UserError
+from dpfed.places import local_path
+
+
+@pytest.mark.parametrize("place", ["store", "deep/er/store", "a/../../b", "a/b/../c/store"])
+def test_whether_a_store_could_be_made_is_found_out_and_nothing_is_left(tmp_path, place):
+    home = tmp_path / "home"
+    home.mkdir()
+    check_destination(home / place)
+    assert list(tmp_path.iterdir()) == [home] and not list(home.iterdir())
+
+
+def test_where_none_can_be_made_nothing_is_left_either(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write the record store"):
+        check_destination(tmp_path / "new/../file/store")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_way_up_is_the_same_with_and_without_the_folder_below(tmp_path):
+    place = tmp_path / "home" / "a" / ".." / ".." / "b"
+    assert local_path(place, "the place") == tmp_path / "b"
+    (tmp_path / "home" / "a").mkdir(parents=True)
+    assert local_path(place, "the place") == tmp_path / "b"
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    local_path(tmp_path / "circle" / ".." / "b", "the place")
