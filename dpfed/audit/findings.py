@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CONFIDENCE = 0.95  # of what is shown
-CERTAINTY = 0.999  # of an accusation
+from dpfed.federation.protocol.trust import Mode
+
+CONFIDENCE = 0.95  # of all that an audit shows, together
+CERTAINTY = 0.999  # of an accusation, by whichever of its attacks
 ROOM = 1e-3  # of rounding, in a sensitivity or an epsilon
 
 
@@ -65,6 +67,7 @@ class PrivacyAudit:
         name: of the configuration.
         method: of bounding.
         owners: workers, or sites.
+        trust: between sites; ``None``: they are workers of one organisation.
         claim: epsilon of the run.
         delta: of the run.
         noise_multiplier: sigma, as claimed.
@@ -76,6 +79,7 @@ class PrivacyAudit:
     name: str
     method: str
     owners: int
+    trust: Mode | None
     claim: float
     delta: float
     noise_multiplier: float

@@ -11,6 +11,7 @@ On request a fourth, in the black box (`dpfed.audit.black_box`), which trains th
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
 from collections.abc import Callable
@@ -37,6 +38,8 @@ from dpfed.progress import Silent, Watcher
 
 _GROUP_SIZE = 4
 _RATE = 0.5  # least of the repeated experiments: a canary that is hardly ever drawn shows nothing in thousands of them
+_STEPS = 40  # at least, of the repeated experiments: what repeats itself is then a median over many of them
+_FORMS = 2  # of a lower bound
 _RECORDS = 20_000  # at most, in one run
 _PAIRS = 2000  # records in the black box, about
 
@@ -71,16 +74,12 @@ def audit_claim(
     with tempfile.TemporaryDirectory(prefix="dpfed-audit-") as place:
         trial = _Trial(config, plan, owners, trust, effort, watcher, Path(place))
         near, moved = trial.neighbours()
-        rates = dict.fromkeys((1.0, max(_RATE, min(1.0, plan.sampling_rate))))
-        findings = [trial.repeated(rate) for rate in rates]
-        if arrangement_of(plan.method) != "one":
-            findings.append(trial.one_run())
-        if effort.black_box:
-            findings.append(trial.black_box())
+        findings = [attack() for attack in trial.attacks()]
     return PrivacyAudit(
         name=config.name,
         method=plan.method_name,
         owners=owners,
+        trust=trust,
         claim=plan.epsilon(),
         delta=plan.delta,
         noise_multiplier=plan.noise_multiplier,
@@ -100,10 +99,23 @@ class _Trial:
     watcher: Watcher
     place: Path
 
+    def attacks(self) -> list[Callable[[], Finding]]:
+        """Those that the plan and the effort call for."""
+        rates = dict.fromkeys((1.0, max(_RATE, min(1.0, self.plan.sampling_rate))))
+        attacks: list[Callable[[], Finding]] = [functools.partial(self.repeated, rate) for rate in rates]
+        if arrangement_of(self.plan.method) != "one":
+            attacks.append(self.one_run)
+        return [*attacks, self.black_box] if self.effort.black_box else attacks
+
+    @property
+    def least_batch(self) -> int:
+        """Two groups for each owner."""
+        return 2 * _GROUP_SIZE * self.owners
+
     def _under(self, name: str, rate: float, batch: int, steps: int, canaries: int) -> UnderTest:
         folder = self.place / name
         folder.mkdir()
-        scale = Scale.of(rate, batch, _GROUP_SIZE, steps)
+        scale = Scale.of(rate, max(batch, self.least_batch), _GROUP_SIZE, steps)
         return UnderTest.build(self.config, self.plan, scale, canaries, folder, self.owners, self.trust)
 
     def neighbours(self) -> tuple[float, float]:
@@ -122,11 +134,13 @@ class _Trial:
         tries, name = self.effort.experiments, f"repeated-{rate:g}"
         arrangement = arrangement_of(self.plan.method)
         if arrangement == "one":
-            under = self._under(name, rate, 8, math.ceil(tries / 6), 1)
+            under = self._under(name, rate, 8, _even(tries / 6), 1)
             coins = [np.full(1, there) for there in (True, False)]
         else:
             groups, canaries, each = (128, 128, 0.35) if arrangement == "group" else (32, 100, 1.0)
-            under = self._under(name, rate, groups * _GROUP_SIZE, math.ceil(tries / (canaries * each)), canaries)
+            fewer = min(1.0, tries / (_STEPS * canaries * each))
+            groups, canaries = math.ceil(groups * fewer), math.ceil(canaries * fewer)
+            under = self._under(name, rate, groups * _GROUP_SIZE, _even(tries / (canaries * each)), canaries)
             coins = [np.arange(canaries) % 2 == 0]
         which, scores = _joined([score(Board.build(under), own, *_secrets(), self.watcher) for own in coins])
         there, known = which[:, 2] == 1, (which[:, 0] // 2 + which[:, 1]) % 4 == 0
@@ -138,9 +152,10 @@ class _Trial:
 
     def one_run(self) -> Finding:
         """One run with the plan's rate, noise and steps."""
-        rate, steps = self.plan.sampling_rate, min(self.plan.steps, self.effort.steps)
+        steps = min(self.plan.steps, self.effort.steps)
         self.watcher.note(f"one run of {steps} steps")
-        batch = max(2 * _GROUP_SIZE, min(512, int(_RECORDS * rate)))
+        batch = max(self.least_batch, min(512, int(_RECORDS * self.plan.sampling_rate)))
+        rate = max(self.plan.sampling_rate, batch / _RECORDS)
         canaries = min(
             self.effort.canaries, int(batch / _GROUP_SIZE / rate)
         )  # half of them are there: every other group meets one
@@ -158,11 +173,12 @@ class _Trial:
 
     def black_box(self) -> Finding:
         """One run of the configuration's own model."""
-        rate, steps = self.plan.sampling_rate, min(self.plan.steps, self.effort.steps)
+        steps = min(self.plan.steps, self.effort.steps)
         self.watcher.note(f"the configuration's own model, {steps} steps")
         folder = self.place / "black-box"
         folder.mkdir()
-        batch = max(2 * self.plan.group_size, min(self.plan.batch, int(_PAIRS * rate)))
+        batch = min(self.plan.batch, max(2 * self.plan.group_size, int(_PAIRS * self.plan.sampling_rate)))
+        rate = max(self.plan.sampling_rate, min(1.0, batch / _RECORDS))
         scale = Scale.of(rate, batch, self.plan.group_size, steps)
         canaries = min(self.effort.canaries, scale.records // 2)
         small, coins, closer = black_box(self.config, self.plan, scale, canaries, folder, self.watcher)
@@ -178,7 +194,8 @@ class _Trial:
         delta = self.plan.delta
         family = Family(*_poisson(small, steps))
         claim = accounting.epsilon(small.mechanism, steps, delta, small.accountant)
-        likely, certain = shown(family, 1 - CONFIDENCE), shown(family, 1 - CERTAINTY)
+        bounds = _FORMS * len(self.attacks())  # all of them hold together
+        likely, certain = (shown(family, (1 - sure) / bounds) for sure in (CONFIDENCE, CERTAINTY))
         best = max(likely, key=lambda one: (-one.noise, one.epsilon))
         noise, sure = best.noise, min(one.noise for one in certain)
         whole = self.plan.epsilon()
@@ -210,6 +227,11 @@ def _poisson(plan: PrivacyPlan, steps: int) -> tuple[float, float, int]:
     if same is None:
         raise UserError(f"bounding.method = '{plan.method_name}' draws no Poisson samples, and no audit is made for others.")
     return same
+
+
+def _even(steps: float) -> int:
+    """So many steps, or one or two more: half of them point either way."""
+    return 2 * math.ceil(steps / 2)
 
 
 def _secrets() -> tuple[Randomness, Randomness]:

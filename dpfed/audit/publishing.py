@@ -15,6 +15,7 @@ from dpfed.audit.privacy import audit_claim
 from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.federation.papers import terms_of
+from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.trust import Mode
 from dpfed.files.atomic import write_atomically
 from dpfed.privacy.ledger import Ledger
@@ -23,7 +24,7 @@ from dpfed.report.audit_plot import audit_plot
 from dpfed.report.style import png_bytes
 from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.foresight import foresee
+from dpfed.runs.foresight import foresee, refuse_many_owners
 from dpfed.runs.outcome import rewrite_papers
 from dpfed.runs.resolution import resolve
 from dpfed.runs.view import results_in
@@ -87,16 +88,24 @@ def audit_run(folder: Path, trial: Trial, effort: Effort, watcher: Watcher | Non
         The file, and what is in it.
 
     Raises:
-        UserError: for a run that is unfinished, or whose records are elsewhere: its papers could not be written again.
+        UserError: for a run that is unfinished, or whose records are elsewhere: its papers could not be written again; for one
+            that had other owners; for one whose claim was contradicted before.
     """
     run, watcher = RunDirectory.open(folder), watcher or Silent()
     if not run.finished:
         raise UserError(f"{folder} is not finished: `dpfed resume {folder}` goes on with it; or audit its configuration.")
     if run.terms.is_file() and not run.simulation.is_file():
         raise UserError(f"{folder} is the run of a federation, whose records are at the sites: audit its configuration.")
-    config, plan = run.config(), Ledger.open(run.ledger).plan
+    if (before := run.privacy_audit) is not None and before["contradicted"]:
+        raise UserError(
+            f"an audit of {before['day']} contradicted the claim of {folder}, and no other audit takes that back: audit its "
+            "configuration to find out more."
+        )
+    config, plan, terms = run.config(), Ledger.open(run.ledger).plan, terms_of(run)
+    trial = _of_run(folder, trial, terms)
     results = results_in(run.results)
-    parts = assemble(resolve(config, watcher), watcher=watcher, terms=terms_of(run))
+    parts = assemble(resolve(config, watcher), watcher=watcher, terms=terms)
+    refuse_many_owners(plan, trial.owners)
     audit = audit_claim(config, plan, trial.owners, trial.trust, effort, watcher)
     with run.locked(wait=_WAIT):
         path = _write(run.path, audit)
@@ -105,6 +114,21 @@ def audit_run(folder: Path, trial: Trial, effort: Effort, watcher: Watcher | Non
             run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
         rewrite_papers(run, parts, results)
     return path, audit
+
+
+def _of_run(folder: Path, asked: Trial, terms: Terms | None) -> Trial:
+    """What is attacked, of a run: sites where it had sites."""
+    if terms is None:
+        if asked.trust is not None:
+            raise UserError(f"{folder} is no run of a federation: leave --federated and --trust out, or audit its config.toml.")
+        return asked
+    own = Trial(len(terms.sites), terms.trust)
+    if asked not in (Trial(), own):
+        raise UserError(
+            f"{folder} is the run of a federation of {own.owners} sites with trust = '{own.trust}', and this is what is "
+            "attacked: leave --workers, --federated and --trust out, or audit its configuration."
+        )
+    return own
 
 
 def as_json(audit: PrivacyAudit) -> dict[str, Any]:

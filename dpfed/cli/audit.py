@@ -73,9 +73,9 @@ def privacy(
     workers: Annotated[int, typer.Option(min=1, max=64, help="Attack a mechanism of so many workers.")] = 1,
     federated: Annotated[int, typer.Option(min=0, max=64, help="Attack a federation of so many sites.")] = 0,
     trust: Annotated[Trust, typer.Option(help="Between the sites: who adds the noise.")] = "central",
-    experiments: Annotated[int, typer.Option(min=400, help="Repeated experiments: more of them show more.")] = 6000,
-    canaries: Annotated[int, typer.Option(min=16, help="Canaries of the one run.")] = 400,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the one run, at most.")] = 400,
+    experiments: Annotated[int, typer.Option(min=400, max=1_000_000, help="Repeated experiments: more show more.")] = 6000,
+    canaries: Annotated[int, typer.Option(min=16, max=5000, help="Canaries of the one run.")] = 400,
+    steps: Annotated[int, typer.Option(min=1, max=5000, help="Steps of the one run, at most.")] = 400,
     black_box: Annotated[bool, typer.Option("--black-box", help="Also train the model itself, with canaries in it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
@@ -120,10 +120,10 @@ def _show_claim(facts: dict[str, Any]) -> None:
 
     from dpfed.console.terminal import console
     from dpfed.privacy.promise import round_down, round_up
-    from dpfed.report.audit import label, verdict
+    from dpfed.report.audit import attacked, label, verdict
 
     table = Table(box=None, pad_edge=False)
-    table.add_column("attack")
+    table.add_column("attack", no_wrap=True)
     for column in (
         "canaries or experiments",
         "epsilon shown",
@@ -139,8 +139,8 @@ def _show_claim(facts: dict[str, Any]) -> None:
     console.print(table)
     moved = f"{facts['moved']:.4f}" if facts["moved"] else "not known (the method also releases statistics)"
     console.print(
-        f"Noise multiplier claimed: {facts['noise_multiplier']:.4g}. Most that a record moved the sum: {moved}; sensitivity "
-        f"{facts['sensitivity']:.4f}.",
+        f"Attacked: the mechanism of {attacked(facts)}. Noise multiplier claimed: {facts['noise_multiplier']:.4g}. Most that a "
+        f"record moved the sum: {moved}; sensitivity {facts['sensitivity']:.4f}.",
         highlight=False,
         soft_wrap=True,
     )

@@ -9,12 +9,12 @@ from dpfed.privacy.promise import round_down, round_up
 
 def is_audit(facts: Any) -> bool:
     """Whether a file's content is what an audit writes, as far as it is read."""
-    numbers = ("claim", "delta", "shown", "moved", "sensitivity", "confidence", "certainty")
+    numbers = ("claim", "delta", "shown", "moved", "sensitivity", "confidence", "certainty", "owners")
     of_finding = ("epsilon", "epsilon_f_dp", "rate", "steps")
     try:
         found = facts["findings"]
         values = [facts[name] for name in numbers] + [one[name] for one in found for name in of_finding]
-        words = [facts["day"], *(one[name] for one in found for name in ("attack", "channel"))]
+        words = [facts["day"], facts["trust"] or "", *(one[name] for one in found for name in ("attack", "channel"))]
         flags = [facts["contradicted"], *(one[name] for one in found for name in ("contradicts", "of_run"))]
     except (TypeError, LookupError):
         return False
@@ -25,6 +25,13 @@ def is_audit(facts: Any) -> bool:
             *(isinstance(flag, bool) for flag in flags),
         ]
     )
+
+
+def attacked(audit: dict[str, Any]) -> str:
+    """Who shared the work of the mechanism that was attacked."""
+    if audit["trust"]:
+        return f"{audit['owners']} sites, trust = '{audit['trust']}'"
+    return "one worker" if audit["owners"] == 1 else f"{audit['owners']} workers"
 
 
 def label(finding: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from dpfed.bounding.methods import group
 from dpfed.data.sampling import StepDraw, draw_step
 from dpfed.federation.protocol.trust import Trust
+from dpfed.privacy import noise
 from dpfed.privacy.method import method_named
 from dpfed.privacy.noise import GaussianNoise, KeyedNoise
 from dpfed.privacy.randomness import Randomness
@@ -23,6 +24,11 @@ def half_the_noise(patch):
     real = GaussianNoise.add_
     halved = lambda self, *rest: real(GaussianNoise(self.std / 2), *rest)  # noqa: E731
     patch.setattr(GaussianNoise, "add_", halved)
+
+
+def half_the_discrete_noise(patch):
+    real = noise.discrete_gaussian
+    patch.setattr(noise, "discrete_gaussian", lambda coins, count, bits: real(coins, count, bits - 1))
 
 
 def no_noise_on_one_site(patch):

@@ -44,7 +44,7 @@ def claim(**changes) -> PrivacyAudit:
     run = Finding(
         **{**facts, "attack": "one run", "of_run": True, "noise": math.inf, "epsilon_f_dp": 0.0, "contradicts": False}
     )
-    return PrivacyAudit("claim", "group", 1, 8.0, 1e-5, 1.0, 2.0, 2.0, (found, run))
+    return PrivacyAudit("claim", "group", 1, None, 8.0, 1e-5, 1.0, 2.0, 2.0, (found, run))
 
 
 def config_and_plan(**bounding):
