@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from dpfed.federation.papers import terms_of
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.trust import Mode
 from dpfed.files.atomic import write_atomically
+from dpfed.places import local_path
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Silent, Watcher
 from dpfed.report.audit_plot import audit_plot
@@ -70,7 +72,9 @@ def audit_config(
             f"the number of records of data.source = '{config.data.source}' is known after an import only, and the plan "
             "follows from it: import them (`dpfed data import`), and set data.source = 'store'."
         )
-    folder.mkdir(parents=True, exist_ok=True)  # before minutes of work
+    folder = local_path(folder, "--out")
+    folder.mkdir(parents=True, exist_ok=True)
+    _require_writable(folder)
     audit = audit_claim(config, plan, trial.owners, trial.trust, effort, watcher)
     return _write(folder, audit), audit
 
@@ -103,6 +107,7 @@ def audit_run(folder: Path, trial: Trial, effort: Effort, watcher: Watcher | Non
         )
     config, plan, terms = run.config(), Ledger.open(run.ledger).plan, terms_of(run)
     trial = _of_run(folder, trial, terms)
+    _require_writable(run.path)
     results = results_in(run.results)
     parts = assemble(resolve(config, watcher), watcher=watcher, terms=terms)
     refuse_many_owners(plan, trial.owners)
@@ -114,6 +119,12 @@ def audit_run(folder: Path, trial: Trial, effort: Effort, watcher: Watcher | Non
             run.write(run.results, json.dumps(results, indent=2, allow_nan=False) + "\n")
         rewrite_papers(run, parts, results)
     return path, audit
+
+
+def _require_writable(folder: Path) -> None:
+    """Refuses, before minutes of work, a folder that cannot take their result."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{folder}: nothing can be written here, and the result of the audit goes here: choose another folder.")
 
 
 def _of_run(folder: Path, asked: Trial, terms: Terms | None) -> Trial:

@@ -40,6 +40,17 @@ def label(finding: dict[str, Any]) -> str:
     return f"{finding['attack']}, {steps} at q = {finding['rate']:.3g}"
 
 
+def worth(finding: dict[str, Any]) -> float:
+    """The lower bound on the run's epsilon that follows from an attack."""
+    return max(finding["epsilon_f_dp"], finding["epsilon"] if finding["of_run"] else 0.0)
+
+
+def on_card(audit: dict[str, Any]) -> str:
+    """What a card says: when, of what, what came of it, and what each attack showed."""
+    each = "; ".join(f"{label(one)}: {round_down(worth(one))}" for one in audit["findings"])
+    return f"{audit['day']}, {attacked(audit)}: {verdict(audit)} At least, by attack: {each}"
+
+
 def verdict(audit: dict[str, Any]) -> str:
     """What came of it, in a sentence or two."""
     claim = f"epsilon {round_up(audit['claim'])}, delta {round_up(audit['delta'])}"
@@ -49,8 +60,7 @@ def verdict(audit: dict[str, Any]) -> str:
         reasons.append(f"one record moved the sum by {moved}, and the sensitivity is claimed to be {claimed}")
     for one in audit["findings"]:
         if one["contradicts"]:
-            worth = max(one["epsilon_f_dp"], one["epsilon"] if one["of_run"] else 0.0)
-            reasons.append(f"{label(one)}: at least epsilon {round_down(worth)}, seen in the {one['channel']}")
+            reasons.append(f"{label(one)}: at least epsilon {round_down(worth(one))}, seen in the {one['channel']}")
     if reasons:
         return f"The claim ({claim}) is contradicted: {'; '.join(reasons)}. Do not use this run, nor this installation."
     if audit["shown"] > audit["claim"]:

@@ -25,7 +25,7 @@ def audit_plot(audit: dict[str, Any]) -> Figure:
         pairs = [(one["epsilon_f_dp"], TRAINED, "f-DP")]
         if one["of_run"]:  # otherwise it is no bound on what is claimed for the run
             pairs.append((one["epsilon"], UNTRAINED, "any mechanism"))
-        for offset, (value, colour, form) in zip((-0.2, 0.2), pairs, strict=False):
+        for offset, (value, colour, form) in zip((-0.2, 0.2) if one["of_run"] else (0.0,), pairs, strict=True):
             axes.barh(place + offset, value, height=0.36, color=colour)
             axes.annotate(
                 f"≥ {round_down(value)} ({form})",

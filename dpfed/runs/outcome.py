@@ -18,7 +18,7 @@ from dpfed.models.summary import Trained, trained_part
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import DiscreteGaussianNoise
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.report.audit import attacked, verdict
+from dpfed.report.audit import on_card
 from dpfed.report.card import card_digest, is_void, privacy_card
 from dpfed.report.facts import CardFacts
 from dpfed.report.gallery import Gallery, build_gallery
@@ -142,7 +142,7 @@ def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluatio
     facts = dataclasses.replace(facts, provenance=(*made, *proof), budget=stated(run))
     if (audit := run.privacy_audit) is not None:
         marks = (CONTRADICTED, *facts.marks) if audit["contradicted"] else facts.marks
-        facts = dataclasses.replace(facts, audit=f"{audit['day']}, {attacked(audit)}: {verdict(audit)}", marks=marks)
+        facts = dataclasses.replace(facts, audit=on_card(audit), marks=marks)
     return facts
 
 

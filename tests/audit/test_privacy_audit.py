@@ -1,15 +1,19 @@
 """`dpfed audit privacy`: what it finds, says, writes and refuses."""
 
+import dataclasses
 import itertools
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from dpfed.audit import publishing
+from dpfed.audit import privacy, publishing
 from dpfed.audit.findings import Effort, Finding, PrivacyAudit
+from dpfed.audit.lower_bounds import Shown
 from dpfed.audit.privacy import audit_claim
 from dpfed.audit.publishing import Trial, audit_run
 from dpfed.config import parse_config
@@ -125,6 +129,8 @@ def test_card_and_report_of_a_run_state_its_audit(run, monkeypatch):
     assert path == run.path / "privacy_audit.json"
     card, report = run.card.read_text(), run.report.read_text()
     assert "| Audit of the claim (`dpfed audit privacy`) | 20" in card and "at least epsilon 5.00" in card
+    assert "one worker: Canaries show" in card
+    assert "by attack: repeated, 1 step at q = 1: 5.00; one run, 1 step at q = 1: 1.00" in card
     assert "Attacks on the claim" in report
     assert not any(check.wrong for check in verify(run.card, run.path))
 
@@ -135,6 +141,67 @@ def test_a_contradicted_claim_voids_the_card(run, monkeypatch):
     assert "no privacy guarantee holds" in run.card.read_text().partition("\n")[0]
     assert json.loads(run.results.read_text())["privacy"]["guarantee"] is False
     assert not any(check.wrong for check in verify(run.card, run.path))
+    with pytest.raises(UserError, match="no other audit takes that back"):
+        audit_run(run.path, Trial(), QUICK)
+
+
+def test_the_sites_of_a_run_are_its_own(run, monkeypatch):
+    with pytest.raises(UserError, match="no run of a federation"):
+        audit_run(run.path, Trial(2, "secure"), QUICK)
+    monkeypatch.setattr(publishing, "terms_of", lambda _: SimpleNamespace(sites=[1, 2, 3], trust="secure"))
+    for trial in (Trial(2, "secure"), Trial(3, "central"), Trial(3)):
+        with pytest.raises(UserError, match="3 sites with trust = 'secure'"):
+            audit_run(run.path, trial, QUICK)
+    seen = []
+
+    def stop(*given):
+        seen.append(given[2:4])
+        raise UserError("far enough")
+
+    monkeypatch.setattr(publishing, "assemble", lambda *_, **__: None)
+    monkeypatch.setattr(publishing, "refuse_many_owners", lambda *_: None)
+    monkeypatch.setattr(publishing, "audit_claim", stop)
+    for trial in (Trial(), Trial(3, "secure")):
+        with pytest.raises(UserError, match="far enough"):
+            audit_run(run.path, trial, QUICK)
+    assert seen == [(3, "secure")] * 2
+
+
+def test_where_nothing_can_be_written_is_known_before_the_work(run, monkeypatch):
+    monkeypatch.setattr(publishing.os, "access", lambda *_: False)
+    with pytest.raises(UserError, match="nothing can be written"):
+        audit_run(run.path, Trial(), QUICK)
+
+
+@pytest.mark.parametrize("more, attacks", [({}, 2), ({"black_box": True}, 3)])
+def test_all_bounds_of_an_audit_share_one_error(monkeypatch, more, attacks):
+    errors = set()
+
+    def shown(*given):
+        errors.add(round(given[-1], 9))
+        return [Shown("noisy sums", 0.0, math.inf, 1, 0.0)]
+
+    for name in ("of_repetitions", "of_one_run"):
+        monkeypatch.setattr(privacy, name, shown)
+    monkeypatch.setattr(privacy, "black_box", lambda config, plan, *_: (plan, np.ones(1, bool), np.ones(1)))
+    audit = audit_claim(*config_and_plan(), effort=dataclasses.replace(QUICK, **more))
+    assert len(audit.findings) == attacks
+    assert errors == {round(whole / (2 * attacks), 9) for whole in (0.05, 0.001)}
+    assert audit.shown == 0.0
+
+
+def test_there_may_be_more_owners_than_groups_in_a_small_mechanism(monkeypatch):
+    monkeypatch.setattr(privacy._Trial, "attacks", lambda trial: [trial.one_run])
+    audit = audit_claim(*config_and_plan(), 12, "central", Effort(16, 1))
+    assert not audit.contradicted and (audit.owners, audit.trust) == (12, "central")
+
+
+def test_records_that_are_hardly_ever_drawn_need_no_millions_of_others(monkeypatch):
+    changes = tree() | {"privacy": {"noise_multiplier": 1.0, "batch": 16, "steps": 4, "delta": 1e-9}}
+    config = parse_config(changes)
+    monkeypatch.setattr(privacy._Trial, "attacks", lambda trial: [trial.one_run])
+    audit = audit_claim(config, PrivacyPlan.from_config(10_000_000, config), effort=Effort(16, 1))
+    assert not audit.findings[-1].of_run and not audit.contradicted
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"findings": []}', '{"findings": [{"epsilon": "much"}]}'])
