@@ -192,8 +192,8 @@ def test_all_bounds_of_an_audit_share_one_error(monkeypatch, more, attacks):
 
 def test_there_may_be_more_owners_than_groups_in_a_small_mechanism(monkeypatch):
     monkeypatch.setattr(privacy._Trial, "attacks", lambda trial: [trial.one_run])
-    audit = audit_claim(*config_and_plan(), 12, "central", Effort(16, 1))
-    assert not audit.contradicted and (audit.owners, audit.trust) == (12, "central")
+    audit = audit_claim(*config_and_plan(), 6, "central", Effort(16, 1))
+    assert not audit.contradicted and (audit.owners, audit.trust) == (6, "central")
 
 
 def test_records_that_are_hardly_ever_drawn_need_no_millions_of_others(monkeypatch):
