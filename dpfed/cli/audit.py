@@ -125,7 +125,7 @@ def _show_claim(facts: dict[str, Any]) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("attack", no_wrap=True)
     for column in (
-        "canaries or experiments",
+        "tries",
         "epsilon shown",
         "of claimed",
         "noise shown at most",
