@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfed.files.atomic import sync_folder
+from dpfed.files.atomic import naming, sync_folder, write_whole
 from dpfed.files.reading import read_bytes
 
 
@@ -107,15 +107,13 @@ def append_line(path: Path, entry: dict[str, Any], end: int | None = None) -> in
         OSError: if it cannot be written.
     """
     line = (json.dumps(entry) + "\n").encode()
-    with open(path, "ab", buffering=0) as file:  # a buffer would write the rest when it is closed
+    with open(path, "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if end is not None and size != end:
             raise GrewElsewhere(path)
         try:
-            left = line
-            while left:
-                left = left[file.write(left) :]
-            os.fsync(file.fileno())
+            with naming(path):
+                write_whole(file, line)
         except BaseException:  # a full disk takes a part of a line; the next line must not follow on it
             with contextlib.suppress(OSError):
                 os.ftruncate(file.fileno(), size)

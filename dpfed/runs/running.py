@@ -43,7 +43,24 @@ def run_job(
         watcher: sees the stages.
         connect: reaches the workers, of which this process has one; called when all is loaded.
         observers: called after each step with its public summary.
+
+    Raises:
+        UserError: for a damaged ledger, another plan, a lifetime budget without room; for a folder that cannot be written.
     """
+    try:
+        return _carry_out(job, watcher, connect, observers)
+    except OSError as error:
+        if not str(error.filename or "").startswith(str(job.run.path)):
+            raise
+        raise UserError(
+            f"{job.run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "
+            f"mend that, and `dpfed resume {job.run.path}` goes on."
+        ) from error
+
+
+def _carry_out(
+    job: Job, watcher: Watcher, connect: Callable[[Job], Transport], observers: Iterable[Callable[[StepSummary], None]]
+) -> RunDirectory:
     run, parts, randomness = job.run, job.parts, job.randomness
     config, plan = parts.config, parts.plan
     checkpoints, interrupted = Checkpoints(run.checkpoints, config.training.keep), _has_header(run.ledger)
