@@ -75,12 +75,9 @@ class Machine:
             if disk is None:  # where nobody may mount one, no file of the run may become larger than this
                 run = self._place()
                 return self._refused(run, FULL, self._train(run, Quota(self._dice.choice(self._sizes))))
-            run, ballast = disk / "run", disk / "ballast"
-            room = self._dice.randrange(sum(self._sizes) + len(self._sizes) * _BLOCK)
-            ballast.write_bytes(bytes(max(0, shutil.disk_usage(disk).free - room)))
-            end = self._train(run)
-            ballast.unlink()
-            return self._refused(run, FULL, end)
+            with filled(disk, room=self._dice.randrange(sum(self._sizes) + len(self._sizes) * _BLOCK)):
+                end = self._train(disk / "run")
+            return self._refused(disk / "run", FULL, end)
 
     def lock(self) -> dict[str, Any]:
         """Takes the right to write away from a run at a random moment; then gives it back."""
@@ -186,6 +183,17 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@contextlib.contextmanager
+def filled(disk: Path, room: int = 0) -> Iterator[None]:
+    """While the block lasts, a disk has so many bytes left."""
+    ballast = disk / "ballast"
+    ballast.write_bytes(bytes(max(0, shutil.disk_usage(disk).free - room)))
+    try:
+        yield
+    finally:
+        ballast.unlink()
 
 
 def _permit(run: Path, write: bool) -> None:
