@@ -1,5 +1,5 @@
-"""A federation: three sites over Flower and TLS. Server, SuperLink, SuperNodes and workers are killed, networks are dropped, disks
-get full, a checkpoint is damaged. In the end it is compared with its undisturbed run (`benchmarks.torture.followed`).
+"""A federation: three sites over Flower and TLS. Server, SuperLink, SuperNodes and workers are killed, networks are dropped,
+disks get full, a checkpoint is damaged. In the end it is compared with its undisturbed run (`benchmarks.torture.followed`).
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import shutil
 import threading
 import time
@@ -61,18 +62,13 @@ class Torment:
         dice: decide to whom something happens.
         steps: of the run.
         mode: of trust.
-        disks: for the coordinator's run and for the first site; ``None``: nobody may mount any.
+        disk: for the run; ``None``: nobody may mount any.
     """
 
-    def __init__(
-        self, folder: Path, dice: random.Random, steps: int, mode: str, disks: tuple[Path | None, Path | None]
-    ) -> None:
-        self._folder, self._dice, self._steps = folder, dice, steps
-        run_disk, site_disk = disks
-        self._disks = {"run": run_disk, "site": site_disk}
-        self.run = RunDirectory((run_disk or folder) / "run")
+    def __init__(self, folder: Path, dice: random.Random, steps: int, mode: str, disk: Path | None) -> None:
+        self._folder, self._dice, self._steps, self._disk = folder, dice, steps, disk
+        self.run = RunDirectory((disk or folder) / "run")
         self.places = {site_folder(n): folder / site_folder(n) for n in range(SITES)}
-        self.places[site_folder(0)] = (site_disk or folder) / site_folder(0)
         self._found(mode)
         self.before = {name: folder / "before" / name for name in self.places}
         for name, place in self.places.items():
@@ -146,22 +142,27 @@ class Torment:
         self._dropped(list(self.places), Wire.cut)
 
     def fill_site(self) -> None:
-        """The disk of a site gets full for a while: its ledger cannot be written."""
-        self._fill("site", 3)
+        """For three steps, a site's ledger cannot grow but by a part of a line: the kernel refuses the rest of it."""
+        name = self._one()
+        pids = self.federation.members.descendants(f"{name}-worker")
+        most = SiteFolder(self.places[name]).ledger.stat().st_size + 10
+        for pid in pids:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+        self._let_pass(3)
+        for pid in pids:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def fill_server(self) -> None:
-        """The disk of the run gets full for a while: the server ends, and is started again."""
-        self._fill("run", 3)
+        """The disk of the run gets full: the server ends. When there is room again, it is started again."""
+        if self._disk is None:
+            return self.kill_server()
+        with filled(self._disk):
+            self._let_pass(3)
 
-    def _fill(self, which: str, steps: int) -> None:
-        disk = self._disks[which]
-        if disk is None:
-            return
-        step = self._step()
-        with filled(disk):
-            deadline = time.monotonic() + 3 * DEADLINE
-            while self._step() < step + steps and time.monotonic() < deadline and self.federation.members.running(RUN):
-                time.sleep(0.05)
+    def _let_pass(self, steps: int) -> None:
+        step, deadline = self._step(), time.monotonic() + 3 * DEADLINE
+        while self._step() < step + steps and time.monotonic() < deadline and self.federation.members.running(RUN):
+            time.sleep(0.05)
 
     def _dropped(self, names: list[str], how: Callable[[Wire], None], seconds: float = _OUT) -> None:
         wires = [self.federation.wires[name] for name in names]
@@ -214,9 +215,8 @@ class Torment:
             for name, place in self.places.items()
         ]
         options = {"trust": mode, "drops": 1, "colluders": 1, "deadline": DEADLINE}
-        made = CoordinatorFolder.create(
-            self._folder / "coordinator", parse_config(tree), [site.card for site in sites], **options
-        )
+        cards = [site.card for site in sites]
+        made = CoordinatorFolder.create(self._folder / "coordinator", parse_config(tree), cards, **options)
         for site in sites:
             site.join(Terms.load(made.terms))
 
@@ -252,13 +252,16 @@ def torture(folder: Path, dice: random.Random, faults: tuple[str, ...] = FAULTS,
     order = dice.sample(faults, len(faults))
     plan = [(6 + 5 * number + dice.randrange(4), fault) for number, fault in enumerate(order)]
     steps = 6 + 5 * len(order) + 8
-    with small_disk(folder / "disk-of-run") as run_disk, small_disk(folder / "disk-of-site") as site_disk:
-        torment = Torment(folder, dice, steps, mode, (run_disk, site_disk))
+    with small_disk(folder / "disk") as disk:
+        torment = Torment(folder, dice, steps, mode, disk)
         torment.carry_out(plan)
         undisturbed = follow(torment.run, folder / "coordinator", torment.before, torment.key, folder / "undisturbed")
         wrong = wrong_at_the_end(torment.run.path, outcome_of(undisturbed.path))
         lines = {line["step"]: line for line in Journal(torment.run.journal).lines}
         wrong += list(_unpaid(torment, lines, steps))
+        if wrong and disk:
+            shutil.copytree(disk, folder / "kept")  # the disk itself is gone in the end
+        collected = [line for line in lines.values() if line["event"] == "collected"]
         discarded = {str(step): line["reason"] for step, line in lines.items() if line["event"] == "discarded"}
         ledger = Ledger.open(torment.run.ledger)
         return {
@@ -266,9 +269,7 @@ def torture(folder: Path, dice: random.Random, faults: tuple[str, ...] = FAULTS,
             "steps": steps,
             "faults": [{"from step": step, "what": what} for step, what in plan],
             "discarded, and paid for": discarded,
-            "steps without a site": sum(
-                len(line["arrived"]) < SITES for line in lines.values() if line["event"] == "collected"
-            ),
+            "steps without a site": sum(len(line["arrived"]) < SITES for line in collected),
             "resumed": len(ledger.resumed),
             "replayed": ledger.replays,
             "wrong": wrong,

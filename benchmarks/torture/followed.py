@@ -1,8 +1,8 @@
 """The undisturbed run of a tortured federation: the same parties with the same keys, in one process, and nothing goes wrong.
 
-What a fault costs a federation is stated beforehand: a site that was away is missing in a step, and a step whose server died is
-paid for and discarded. So the undisturbed run has the same sites in the same steps, as the tortured run's journal says, and must
-release the same sums, bit for bit.
+What a fault costs a federation is stated beforehand: a site that was away is missing in a step, and a step whose server died
+is paid for and discarded. So the undisturbed run has the same sites in the same steps, as the tortured run's journal says, and
+must release the same sums, bit for bit.
 """
 
 from __future__ import annotations

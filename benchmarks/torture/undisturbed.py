@@ -71,7 +71,9 @@ def wrong_at_the_end(folder: Path, undisturbed: Outcome) -> list[str]:
     if not (same and all(torch.equal(value, undisturbed.weights[name]) for name, value in outcome.weights.items())):
         wrong.append("other parameters")
     if outcome.releases != undisturbed.releases:
-        wrong.append(f"other releases: {len(outcome.releases)}, undisturbed {len(undisturbed.releases)}")
+        pairs = zip(outcome.releases, undisturbed.releases, strict=False)
+        first = next((one.step for one, other in pairs if one != other), "the end")
+        wrong.append(f"other releases from {first} on: {len(outcome.releases)}, undisturbed {len(undisturbed.releases)}")
     if outcome.epsilon < undisturbed.epsilon:
         wrong.append(f"epsilon {outcome.epsilon}, undisturbed {undisturbed.epsilon}")
     if outcome.results != undisturbed.results:
