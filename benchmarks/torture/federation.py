@@ -70,9 +70,6 @@ class Torment:
         self.run = RunDirectory((disk or folder) / "run")
         self.places = {site_folder(n): folder / site_folder(n) for n in range(SITES)}
         self._found(mode)
-        self.before = {name: folder / "before" / name for name in self.places}
-        for name, place in self.places.items():
-            shutil.copytree(place, self.before[name])
         self.key = b""
         self._threads: list[threading.Thread] = []
 
@@ -144,13 +141,10 @@ class Torment:
     def fill_site(self) -> None:
         """For three steps, a site's ledger cannot grow but by a part of a line: the kernel refuses the rest of it."""
         name = self._one()
-        pids = self.federation.members.descendants(f"{name}-worker")
-        most = SiteFolder(self.places[name]).ledger.stat().st_size + 10
-        for pid in pids:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+        pid, most = self.federation.members.pid(f"{name}-worker"), SiteFolder(self.places[name]).ledger.stat().st_size + 10
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
         self._let_pass(3)
-        for pid in pids:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def fill_server(self) -> None:
         """The disk of the run gets full: the server ends. When there is room again, it is started again."""
@@ -255,7 +249,7 @@ def torture(folder: Path, dice: random.Random, faults: tuple[str, ...] = FAULTS,
     with small_disk(folder / "disk") as disk:
         torment = Torment(folder, dice, steps, mode, disk)
         torment.carry_out(plan)
-        undisturbed = follow(torment.run, folder / "coordinator", torment.before, torment.key, folder / "undisturbed")
+        undisturbed = follow(torment.run, folder / "coordinator", torment.places, torment.key, folder / "undisturbed")
         wrong = wrong_at_the_end(torment.run.path, outcome_of(undisturbed.path))
         lines = {line["step"]: line for line in Journal(torment.run.journal).lines}
         wrong += list(_unpaid(torment, lines, steps))

@@ -52,9 +52,11 @@ def run_job(
     except OSError as error:
         if not str(error.filename or "").startswith(str(job.run.path)):
             raise
+        institutions = job.run.terms.is_file() and not job.run.simulation.is_file()
+        how = "start its server again (`flwr run`)" if institutions else f"go on with `dpfed resume {job.run.path}`"
         raise UserError(
             f"{job.run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "
-            f"mend that, and `dpfed resume {job.run.path}` goes on."
+            f"mend that, and {how}."
         ) from error
 
 
