@@ -86,12 +86,13 @@ class Followed:
     def _added(self, sums: list[Tensor]) -> Tensor:
         if self._terms.trust == "secure":
             grid = grid_of(self._terms)
-            return torch.from_numpy(grid.decode(np.add.reduce([grid.encode(values.numpy()) for values in sums])))
+            return torch.from_numpy(
+                grid.decode(np.add.reduce([grid.encode(values.numpy()) for values in sums], dtype=np.uint32))
+            )
         first, *others = sums
-        total = first.clone()
         for values in others:
-            total += values
-        return total
+            first = first + values
+        return first
 
 
 def follow(run: RunDirectory, coordinator: Path, sites: dict[str, Path], key: bytes, folder: Path) -> RunDirectory:
