@@ -41,7 +41,7 @@ def figures(name: str) -> dict[str, Any]:
 def module_name() -> str:
     """The module that was started with ``python -m``."""
     spec = sys.modules["__main__"].__spec__
-    return spec.name if spec else Path(sys.argv[0]).name
+    return spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).name
 
 
 def _git(*arguments: str) -> str:

@@ -86,6 +86,10 @@ class Processes:
         """Whether a process has been started and has not ended."""
         return name in self._members and self._members[name].poll() is None
 
+    def pid(self, name: str) -> int:
+        """Process id of a process that was started."""
+        return self._members[name].pid
+
     def wait(self, name: str, seconds: float) -> int:
         """Exit code of a process.
 

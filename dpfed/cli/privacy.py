@@ -11,6 +11,7 @@ import typer
 
 _POINTS = 10  # of epsilon over the steps
 _SHOWN = {"event", "day", "steps"}  # of a reservation
+_SHOWN_LAST = 12  # interruptions
 
 app = typer.Typer(
     help="Compute the noise for an epsilon, or the epsilon of a noise. Show what a run spent, and check its card.",
@@ -56,22 +57,21 @@ def ledger(
     run: Annotated[Path, typer.Argument(help="A run directory.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Show what a run spent and what it reserved: every line of its ledger is checked."""
+    """Show what a run spent, when it was interrupted, and what it reserved: every line of its ledger is checked."""
     from dpfed.console.terminal import say
 
     say(f"reading the ledger of {run}", as_json)
     from dpfed.budgets.refusals import shown, told
-    from dpfed.privacy.ledger import Ledger
     from dpfed.privacy.promise import round_up
     from dpfed.runs.budgeting import reservations, stated
     from dpfed.runs.directory import RunDirectory
+    from dpfed.runs.spent import ledger_of
 
     folder = RunDirectory.open(run)
-    book = Ledger.open(folder.ledger)
+    book = ledger_of(folder)
     plan, charged = book.plan, book.charged
     marks = sorted({charged * part // _POINTS for part in range(1, _POINTS + 1)} - {0})
     curve = [(count, plan.epsilon(count)) for count in marks]
-    taken_up = len((folder.provenance or {}).get("environments", [None])) - 1
     reserved = reservations(folder)
     papers = None if book.papers is None else {"card": book.papers.card, "model": book.papers.model}
     if as_json:
@@ -83,7 +83,7 @@ def ledger(
             "accountant": plan.accountant,
             "epsilon": finite,
         }
-        facts |= {"resumed": taken_up, "replays": book.replays, "owners": book.owners, "hash": book.head, "papers": papers}
+        facts |= {"resumed": book.resumed, "replays": book.replays, "owners": book.owners, "hash": book.head, "papers": papers}
         facts["reservations"] = [
             {"budget": id, "known": known is not None, "entries": [entry.model_dump(include=_SHOWN) for entry in entries]}
             for id, known, entries in reserved
@@ -93,7 +93,8 @@ def ledger(
     _print(f"{charged:,} of {plan.steps:,} planned steps are charged; delta {round_up(plan.delta)} ({plan.accountant.upper()})")
     for count, epsilon in curve:
         _print(f"  after {count:>9,} steps   epsilon {round_up(epsilon)}")
-    _print(f"resumed {taken_up:,} times; {book.replays:,} paid releases were computed again, bit for bit, at no cost")
+    _print(_interruptions(book.resumed))
+    _print(f"paid releases that were taken again, bit for bit, at no cost: {book.replays:,}")
     _print(f"data owners that saw sums without noise: at most {book.owners:,}")
     if not reserved:
         _print(f"lifetime budget of the records: {stated(folder)}")
@@ -122,6 +123,15 @@ def verify(
         _print(f"{'NO ' if check.wrong else 'yes'}  {check.what}" + (f": {check.wrong}" if check.wrong else ""))
     if wrong := sum(bool(check.wrong) for check in checks):
         raise UserError(f"{card} and {run} do not belong together, or were changed: {wrong} of {len(checks)} comparisons fail.")
+
+
+def _interruptions(resumed: list[int]) -> str:
+    """How often a run was interrupted, and where it went on."""
+    if not resumed:
+        return "never interrupted"
+    places = ", ".join(f"{step:,}" for step in resumed[-_SHOWN_LAST:])
+    earlier = "... " if len(resumed) > _SHOWN_LAST else ""
+    return f"interrupted: {len(resumed):,}; went on behind step {earlier}{places}"
 
 
 def _print(line: str) -> None:

@@ -9,23 +9,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
+from io import RawIOBase
 from pathlib import Path
 
+Content = bytes | memoryview | str
+
+_FROM_RUST = re.compile(r"\(os error (\d+)\)")  # in what safetensors says
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP)  # what some network storage answers; it has no more to offer
 
 
-def write_atomically(path: Path, content: bytes | str | Callable[[Path], object], mode: int = 0o666) -> None:
+def write_atomically(path: Path, content: Content | Callable[[Path], object], mode: int = 0o666) -> None:
     """Writes a file in place of an older one. When this returns, it is on disk under its name.
 
     Whoever reads the file meanwhile, and whoever reads it after a crash, finds the old content or the new one.
 
     Args:
         path: of the file. Two processes must not write it at once.
-        content: bytes; text, as UTF-8; or what writes a file at a path that it is given.
+        content: bytes; text, as UTF-8; or what writes a file at a path that it is given. Use it for libraries that tell why
+            they cannot write: numpy's ``tofile`` does not.
         mode: permissions, of which the umask takes its share. The file has them before anything is in it.
 
     Raises:
@@ -36,7 +42,7 @@ def write_atomically(path: Path, content: bytes | str | Callable[[Path], object]
     try:
         if callable(content):
             os.close(os.open(draft, _NEW, mode))
-            content(draft)
+            _let_write(content, draft)
             _sync(draft)
         else:
             create_file(draft, content, mode)
@@ -48,7 +54,7 @@ def write_atomically(path: Path, content: bytes | str | Callable[[Path], object]
     sync_folder(path.parent)
 
 
-def create_file(path: Path, content: bytes | str, mode: int = 0o666) -> None:
+def create_file(path: Path, content: Content, mode: int = 0o666) -> None:
     """Writes a file that must not be there. When this returns, its content is on disk.
 
     A crash can leave a part of it: for files in a `new_folder`, and for those that nobody can do without or replace.
@@ -60,11 +66,40 @@ def create_file(path: Path, content: bytes | str, mode: int = 0o666) -> None:
 
     Raises:
         FileExistsError: if there is one.
+        OSError: if it cannot be written; it names the file.
     """
-    with open(os.open(path, _NEW, mode), "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
+    with open(os.open(path, _NEW, mode), "wb", buffering=0) as file, naming(path):
+        write_whole(file, content.encode() if isinstance(content, str) else content)
+
+
+def write_whole(file: RawIOBase, content: bytes | memoryview) -> None:
+    """Writes content to a file that has no buffer: that would write the rest when it is closed. Then it is on disk."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) or 0 :]
+    os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Has what the system refuses name the file, as it does by itself only where a file is opened."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _let_write(content: Callable[[Path], object], draft: Path) -> None:
+    """Has a library write a file; what the system refuses it is an `OSError`, whatever the library makes of that."""
+    try:
+        with naming(draft):
+            content(draft)
+    except Exception as error:
+        number = _FROM_RUST.search(str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(draft)) from error
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
@@ -125,6 +160,7 @@ def sync_folder(path: Path) -> None:
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

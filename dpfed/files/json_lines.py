@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpfed.files.atomic import sync_folder
+from dpfed.files.atomic import naming, sync_folder, write_whole
 from dpfed.files.reading import read_bytes
 
 
@@ -19,12 +20,17 @@ class Lines:
     Attributes:
         entries: of its complete lines, in order.
         end: bytes up to the end of the last complete line.
-        torn: more follows, without a newline. What a line means whose writing nobody saw to its end, the caller must know.
+        size: bytes of the whole file.
     """
 
     entries: list[dict[str, Any]]
     end: int = 0
-    torn: bool = False
+    size: int = 0
+
+    @property
+    def torn(self) -> bool:
+        """Whether more follows, without a newline. What such a line means, the caller must know."""
+        return self.size > self.end
 
 
 class DamagedLine(Exception):
@@ -64,17 +70,29 @@ def read_lines(path: Path) -> Lines:
     rest = content[end:]
     if rest.strip(b"\0") and not rest.startswith(b"{"):  # blocks that were never written read as zeros
         raise DamagedLine(len(entries) + 1)
-    return Lines(entries, end, torn=end < len(content))
+    return Lines(entries, end, len(content))
 
 
-def drop_torn_line(path: Path, lines: Lines) -> None:
-    """Cuts off what follows the last complete line, so that the next line starts on a line of its own."""
+def drop_torn_line(path: Path, lines: Lines) -> Lines:
+    """Cuts off what follows the last complete line, so that the next line starts on a line of its own.
+
+    Only who may write the file calls it. What looks torn to others may be a line that its writer has half written by now.
+
+    Returns:
+        What the file holds then.
+
+    Raises:
+        GrewElsewhere: if the file was written since it was read.
+    """
     if lines.torn:
+        if path.stat().st_size != lines.size:
+            raise GrewElsewhere(path)
         os.truncate(path, lines.end)
+    return Lines(lines.entries, lines.end, lines.end)
 
 
 def append_line(path: Path, entry: dict[str, Any], end: int | None = None) -> int:
-    """Adds a line; when this returns, it is on disk.
+    """Adds a line; when this returns, it is on disk. If it cannot be written whole, nothing of it stays.
 
     Args:
         path: of the file, which is made if need be.
@@ -86,15 +104,20 @@ def append_line(path: Path, entry: dict[str, Any], end: int | None = None) -> in
 
     Raises:
         GrewElsewhere: if it does not end at `end`; nothing is written.
+        OSError: if it cannot be written.
     """
     line = (json.dumps(entry) + "\n").encode()
-    with open(path, "ab") as file:
+    with open(path, "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if end is not None and size != end:
             raise GrewElsewhere(path)
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+        try:
+            with naming(path):
+                write_whole(file, line)
+        except BaseException:  # a full disk takes a part of a line; the next line must not follow on it
+            with contextlib.suppress(OSError):
+                os.ftruncate(file.fileno(), size)
+            raise
     if not size:
         sync_folder(path.parent)  # the file may be new
     return size + len(line)

@@ -1,10 +1,9 @@
 """The append-only record of what was spent, on disk before anything that was paid for is used.
 
 One JSON object per line. The first describes the plan; each further one is a release (the step, whether it was charged, and a
-digest of the released noisy sum), says that from here on so many owners share the work, or says which card and which model
-came of it. Every line carries a hash over
-itself and the line before, so a damaged or edited ledger is noticed. A line without its newline was never acted on (the write
-is synced before the release is used).
+digest of the released noisy sum), says that from here on so many owners share the work, that the run goes on after an
+interruption, or which card and which model came of it. Every line carries a hash over itself and the line before, so a damaged
+or edited ledger is noticed. A line without its newline was never acted on (the write is synced before the release is used).
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.errors import UserError
-from dpfed.files.json_lines import DamagedLine, GrewElsewhere, append_line, drop_torn_line, read_lines
+from dpfed.files.atomic import write_atomically
+from dpfed.files.json_lines import DamagedLine, GrewElsewhere, Lines, append_line, drop_torn_line, read_lines
 from dpfed.places import path_of
 from dpfed.privacy.plan import PrivacyPlan
 
@@ -58,6 +58,7 @@ class Ledger:
         marks: see `create`.
         replays: how often a paid release was repeated.
         owners: the largest number of data owners that ever shared the work.
+        resumed: for each time that the run went on after an interruption, from which step on.
         papers: the newest card and model; ``None``: none were written yet, or by an older dpfed.
         head: the hash of the last line that is not about papers, and so of all before it: 16 hexadecimal digits.
     """
@@ -70,10 +71,12 @@ class Ledger:
         self._by_step = {release.step: release for release in releases}
         self.replays = replays
         self._chain = chain
+        self.resumed: list[int] = []
+        self._goes_on: int | None = None
         self.owners = 1
         self.papers: Papers | None = None
         self.head = chain
-        self._end = 0
+        self._lines = Lines([])
 
     @classmethod
     def create(cls, path: str | Path, plan: PrivacyPlan, marks: dict[str, bool] | None = None) -> Ledger:
@@ -94,12 +97,16 @@ class Ledger:
             raise UserError(f"{path} exists already: a ledger is never started twice; resume the run or choose another folder.")
         ledger = cls(path, plan, marks or {}, [], 0, "")
         header = {"ledger": FORMAT, "fingerprint": plan.fingerprint, "plan": plan.as_dict(), "marks": ledger.marks}
-        ledger._append(header)
+        chain = link("", header)
+        line = json.dumps({**header, "chain": chain}) + "\n"
+        write_atomically(path, line)  # a ledger with half a header would be none
+        ledger._lines = Lines([], len(line), len(line))
+        ledger._chain = ledger.head = chain
         return ledger
 
     @classmethod
     def open(cls, path: str | Path) -> Ledger:
-        """Reads a ledger and checks every line of it.
+        """Reads a ledger and checks every line of it. Nothing is written: its run may be adding a line right now.
 
         Raises:
             UserError: if it is missing or damaged.
@@ -124,11 +131,11 @@ class Ledger:
         if not entries or entries[0].get("ledger") != FORMAT:
             raise UserError(f"{path} is not a ledger of format {FORMAT}.")
         plan = PrivacyPlan.from_dict(entries[0]["plan"])
-        drop_torn_line(path, lines)  # a write that a crash cut short: nothing was released on it
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
         ledger = cls(path, plan, entries[0]["marks"], charged, len(releases) - len(charged), chain)
-        ledger._end, ledger.head = lines.end, head
+        ledger._lines, ledger.head = lines, head
+        ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
         ledger.papers = Papers(**papers) if papers else None
         ledger.owners = max((entry["owners"] for entry in entries[1:] if "owners" in entry), default=1)
         return ledger
@@ -173,12 +180,14 @@ class Ledger:
             UserError: see `check_budget`.
         """
         self.check_budget(release.step)
+        self._note_resumed()
         self._append({**dataclasses.asdict(release), "charged": True, "total": self.charged + 1})
         self._releases.append(release)
         self._by_step[release.step] = release
 
     def note_replay(self, release: Release) -> None:
         """Writes down that a paid release was computed again, bit for bit, and costs nothing."""
+        self._note_resumed()
         self._append({**dataclasses.asdict(release), "charged": False, "total": self.charged})
         self.replays += 1
 
@@ -187,6 +196,22 @@ class Ledger:
         if owners > self.owners:
             self._append({"owners": owners})
             self.owners = owners
+
+    def note_resumed(self, step: int) -> None:
+        """Writes down that the run goes on after an interruption: with its next release, so that a refused attempt is none.
+
+        Args:
+            step: the first one that it takes again, or takes.
+        """
+        self._goes_on = step
+        if step >= self.plan.steps:
+            self._note_resumed()
+
+    def _note_resumed(self) -> None:
+        if self._goes_on is not None:
+            self._append({"resumed": self._goes_on})
+            self.resumed.append(self._goes_on)
+            self._goes_on = None
 
     def note_papers(self, card: str, model: str) -> None:
         """Writes down which card and which model came of the releases so far.
@@ -203,10 +228,12 @@ class Ledger:
     def _append(self, entry: dict) -> None:
         chain = link(self._chain, entry)
         try:
+            self._lines = drop_torn_line(self.path, self._lines)  # a write that a crash cut short: nothing was released on it
             # Two coordinators of one run, on storage whose locks failed, must not both pay for a step.
-            self._end = append_line(self.path, {**entry, "chain": chain}, self._end)
+            end = append_line(self.path, {**entry, "chain": chain}, self._lines.end)
         except GrewElsewhere as error:
             raise UserError(f"{self.path} was written by another process while this one trained: end one of them.") from error
+        self._lines = Lines([], end, end)
         self._chain = self.head = chain
 
 

@@ -27,6 +27,7 @@ from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import uses_labelled_bank
+from dpfed.runs.spent import ledger_of
 
 _ID = 16  # letters of a run's identity, as its card shows them
 _NONE = "none was set (`dpfed budget set STORE`): other runs on the same records are not counted here"
@@ -164,7 +165,7 @@ def settle_run(folder: str | Path) -> list[Book]:
             f"{folder} is the coordinator's run: the records are the sites', and `dpfed budget settle SITE` is theirs."
         )
     with run.locked():
-        return settled(run, Ledger.open(run.ledger))
+        return settled(run, ledger_of(run))
 
 
 def settled(run: RunDirectory, ledger: Ledger, store: RecordStore | None = None) -> list[Book]:
@@ -178,9 +179,6 @@ def settled(run: RunDirectory, ledger: Ledger, store: RecordStore | None = None)
     Raises:
         UserError: see `dpfed.budgets.spending.settle`.
     """
-    last = max((int(path.stem.removeprefix("step-")) for path in run.checkpoints.glob("step-*.safetensors")), default=0)
-    if last > ledger.charged:
-        raise UserError(f"{run.ledger} holds {ledger.charged} steps, and a checkpoint is of step {last}: restore the ledger.")
     noted = _noted(run)
     if store is None and noted and is_store(noted["store"]):
         store = RecordStore.open(noted["store"])

@@ -45,6 +45,7 @@ from dpfed.runs.budgeting import stated
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES, uses_labelled_bank
 from dpfed.runs.origin import with_origin
+from dpfed.runs.spent import ledger_of
 from dpfed.runs.view import RunView
 
 _IMAGE = "one record: an image"
@@ -99,7 +100,7 @@ def rewrite_papers(run: RunDirectory, parts: Components, results: dict[str, Any]
         parts: of the run; what they say of the evaluation may be other than the run's own.
         results: what results.json holds, or will hold; it gets the ledger's hash.
     """
-    ledger, own = Ledger.open(run.ledger), run.config()
+    ledger, own = ledger_of(run), run.config()
     config = parts.config.model_copy(update={"evaluation": own.evaluation})
     parts = dataclasses.replace(parts, config=config, plan=ledger.plan, terms=terms_of(run))
     results.setdefault("run", {"id": run.identity[:16]})["ledger"] = ledger.head

@@ -17,6 +17,7 @@ from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import LABELLED_FIGURES, uses_labelled_bank
 from dpfed.runs.outcome import rewrite_papers
 from dpfed.runs.resolution import resolve
+from dpfed.runs.spent import ledger_of
 from dpfed.runs.view import results_in
 from dpfed.training.checkpoint import Checkpoints
 
@@ -48,6 +49,7 @@ def evaluate_run(
         raise UserError(f"expected a list of tasks, such as [{tasks!r}].")
     if run.finished:
         results_in(run.results)  # before anything is measured: the figures are to go into it
+        ledger_of(run)  # the same: a card that is written again says what was spent
     tree = run.config().model_dump(mode="json")
     tree["evaluation"] |= {"split": split} if split else {}
     tree["evaluation"] |= {"tasks": tasks} if tasks else {}

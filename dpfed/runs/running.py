@@ -21,7 +21,7 @@ from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, alone
 from dpfed.runs.origin import runs_of
 from dpfed.runs.outcome import write_outcome
-from dpfed.training.checkpoint import Checkpoints, Progress
+from dpfed.training.checkpoint import Checkpoints, DamagedCheckpoint, Progress, steps_of
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.post_processing import serving
 from dpfed.training.releases import Releases
@@ -43,12 +43,33 @@ def run_job(
         watcher: sees the stages.
         connect: reaches the workers, of which this process has one; called when all is loaded.
         observers: called after each step with its public summary.
+
+    Raises:
+        UserError: for a damaged ledger, another plan, a lifetime budget without room; for a folder that cannot be written.
     """
+    try:
+        return _carry_out(job, watcher, connect, observers)
+    except OSError as error:
+        if not str(error.filename or "").startswith(str(job.run.path)):
+            raise
+        institutions = job.run.terms.is_file() and not job.run.simulation.is_file()
+        how = "start its server again (`flwr run`)" if institutions else f"go on with `dpfed resume {job.run.path}`"
+        raise UserError(
+            f"{job.run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "
+            f"mend that, and {how}."
+        ) from error
+
+
+def _carry_out(
+    job: Job, watcher: Watcher, connect: Callable[[Job], Transport], observers: Iterable[Callable[[StepSummary], None]]
+) -> RunDirectory:
     run, parts, randomness = job.run, job.parts, job.randomness
     config, plan = parts.config, parts.plan
-    checkpoints = Checkpoints(run.checkpoints, config.training.keep)
-    ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints)
+    checkpoints, interrupted = Checkpoints(run.checkpoints, config.training.keep), _has_header(run.ledger)
+    ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints, watcher)
     hold(run, parts, ledger, watcher)
+    if interrupted:
+        ledger.note_resumed(start)
     measured = config.evaluation.split != "none"
     if start == 0 and measured:
         watcher.note("measuring the model before training")
@@ -67,8 +88,10 @@ def run_job(
     def keep_checkpoint(summary: StepSummary) -> None:
         if _due(summary, plan, config.training.checkpoint_every):
             checkpoints.save(Progress(summary.done, ledger.charged, plan.fingerprint), parts.model, coordinator)
-            # A process can compute a step again if an older checkpoint must be taken; institutions do not answer twice.
-            Releases(run.releases).forget(before=checkpoints.oldest() if parts.terms else summary.done)
+            # Should the newest checkpoint be damaged, steps since the one before are taken again, bit for bit, on any machine.
+            # A process can also compute older ones again where it computed them first; institutions do not answer twice.
+            reserves = checkpoints.reserves()
+            Releases(run.releases).forget(before=reserves[0] if parts.terms else reserves[-2:][0])
 
     def evaluate_on_the_way(summary: StepSummary) -> None:
         if config.evaluation.every and summary.done < plan.steps and _due(summary, plan, config.evaluation.every):
@@ -84,7 +107,7 @@ def run_job(
         watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
         trained = parts.evaluate("trained", plan.steps)
         # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
-        untrained = _untrained_again(parts, checkpoints) if untrained is None else untrained
+        untrained = _untrained_again(parts, checkpoints, watcher) if untrained is None else untrained
         _record(run, [figure.compared(untrained) for figure in trained], watcher)
         save_encoder(run.model, parts.model, config, runs_of(run, parts, ledger))
         write_outcome(run, parts, ledger)
@@ -93,13 +116,17 @@ def run_job(
     return run
 
 
-def _untrained_again(parts: Components, checkpoints: Checkpoints) -> list[Evaluation]:
+def _untrained_again(parts: Components, checkpoints: Checkpoints, watcher: Watcher) -> list[Evaluation]:
     """The figures before training, of a run that goes on; none where its first checkpoint is gone."""
     first = next((path for path in checkpoints.paths() if path.stem == "step-00000000"), None)
     if first is None or parts.config.evaluation.split == "none":
         return []
     before = dataclasses.replace(parts, model=copy.deepcopy(parts.model))
-    before.load_weights(first)
+    try:
+        before.load_weights(first)
+    except DamagedCheckpoint as error:
+        watcher.note(f"the model before training is not measured again: {error}")
+        return []
     return before.evaluate("untrained", 0)
 
 
@@ -108,9 +135,9 @@ def _due(summary: StepSummary, plan: PrivacyPlan, every: int) -> bool:
 
 
 def _pick_up(
-    run: RunDirectory, parts: Components, randomness: Randomness, checkpoints: Checkpoints
+    run: RunDirectory, parts: Components, randomness: Randomness, checkpoints: Checkpoints, watcher: Watcher
 ) -> tuple[Ledger, int, Coordinator]:
-    """Ledger, first step and coordinator: from the last checkpoint if there is one."""
+    """Ledger, first step and coordinator: from the last checkpoint that is not damaged, if there is any."""
     saved = checkpoints.paths()
     marks = {"fixed_seed": parts.config.privacy.seed is not None, "raw_diagnostics": parts.config.diagnostics == "raw"}
     if _has_header(run.ledger):
@@ -134,12 +161,15 @@ def _pick_up(
     if not saved:
         checkpoints.save(Progress(0, 0, parts.plan.fingerprint), parts.model, coordinator)
         return ledger, 0, coordinator
-    progress = checkpoints.load(saved[-1], parts.model, coordinator)
-    if progress.fingerprint != parts.plan.fingerprint or progress.charged > ledger.charged:
+    progress, damaged = checkpoints.resume(parts.model, coordinator)
+    seen = max(progress.charged, steps_of(saved[-1]))
+    if progress.fingerprint != parts.plan.fingerprint or seen > ledger.charged:
         raise UserError(
-            f"{saved[-1]} and {run.ledger} do not belong together: the checkpoint saw {progress.charged} releases, the ledger "
-            f"holds {ledger.charged}. Restore the ledger."
+            f"{saved[-1]} and {run.ledger} do not belong together: the checkpoint saw {seen} releases, the ledger holds "
+            f"{ledger.charged}. Restore the ledger."
         )
+    for path in damaged:
+        watcher.note(f"the checkpoint {path} is damaged: going on behind step {progress.step}; no step is paid for twice")
     run.rewind_metrics(progress.step)
     return ledger, progress.step, coordinator
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.errors import UserError
-from dpfed.files.reading import read_text
+from dpfed.files.reading import read_bytes
 from dpfed.models.folder import weights_digest
 from dpfed.places import local_path
 from dpfed.privacy.ledger import Ledger, Papers
 from dpfed.report.card import card_digest, table_rows
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.provenance import LEDGER, MODEL
+from dpfed.runs.spent import ledger_of
 from dpfed.runs.view import results_in
 
 
@@ -45,14 +46,14 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
 
     Raises:
         UserError: if the card or the ledger cannot be read, or the ledger is of an older dpfed that kept no card. A damaged
-            ledger is refused with the number of its line.
+            ledger is refused with the number of its line, a shortened one with what tells of the lines that are gone.
     """
     run, path = RunDirectory.open(folder), local_path(card, "the card")
     try:
-        text = read_text(path)
+        text = read_bytes(path).decode()  # with its line ends: every byte counts
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the card {path}: {getattr(error, 'strerror', None) or error}.") from error
-    ledger, stated = Ledger.open(run.ledger), table_rows(text)
+    ledger, stated = ledger_of(run), table_rows(text)
     if ledger.papers is None:
         raise UserError(f"{run.ledger} names no card: the run is not finished, or an older dpfed made it.")
     return [
@@ -75,8 +76,13 @@ def _plan(run: RunDirectory, ledger: Ledger) -> Check:
 
 
 def _results(run: RunDirectory, ledger: Ledger) -> Check:
-    said = results_in(run.results)["privacy"]
-    right = {"steps_charged": ledger.charged, "epsilon": ledger.epsilon if ledger.plan.promises else None}
+    results = results_in(run.results)
+    said = results["privacy"] | {"ledger": (results.get("run") or {}).get("ledger", ledger.head)}
+    right = {
+        "steps_charged": ledger.charged,
+        "epsilon": ledger.epsilon if ledger.plan.promises else None,
+        "ledger": ledger.head,
+    }
     wrong = [f"{key} {said.get(key)}, and the ledger {value}" for key, value in right.items() if said.get(key) != value]
     return Check("results.json says what was spent", wrong and f"results.json says {wrong[0]}" or "")
 

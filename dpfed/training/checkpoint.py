@@ -45,6 +45,10 @@ class Progress:
     fingerprint: str
 
 
+class DamagedCheckpoint(UserError):
+    """A checkpoint cannot be read, or is not what was written."""
+
+
 class Checkpoints:
     """The checkpoints of one run.
 
@@ -60,10 +64,33 @@ class Checkpoints:
         """All checkpoints, oldest first."""
         return sorted(self._folder.glob("step-*.safetensors"))
 
-    def oldest(self) -> int:
-        """Steps finished at the oldest checkpoint that a run would be resumed from: the first one is only of use alone."""
+    def reserves(self) -> list[int]:
+        """Steps finished at the checkpoints that a run may be resumed from, should newer ones be damaged; the newest is last.
+
+        The first one counts as long as there are fewer than `keep` others: later, it lies too many steps behind.
+        """
         paths = self.paths()
-        return min((int(path.stem.removeprefix("step-")) for path in paths[1:]), default=0)
+        return [steps_of(path) for path in (paths[1:] if len(paths) > self._keep else paths)]
+
+    def resume(self, model: nn.Module, coordinator: Coordinator) -> tuple[Progress, list[Path]]:
+        """Restores the newest checkpoint that is not damaged.
+
+        Returns:
+            Where it stands, and the damaged ones, which are newer.
+
+        Raises:
+            UserError: if all are damaged; see `load`.
+        """
+        damaged: list[Path] = []
+        for path in reversed(self.paths()):
+            try:
+                return self.load(path, model, coordinator), damaged
+            except DamagedCheckpoint:
+                damaged.append(path)
+        raise UserError(
+            f"all checkpoints in {self._folder} are damaged ({', '.join(path.name for path in damaged)}): restore one from a "
+            "backup. What was spent stands in the ledger."
+        )
 
     def save(self, progress: Progress, model: nn.Module, coordinator: Coordinator) -> Path:
         """Writes a checkpoint, then removes the oldest beyond `keep`, but never the first one."""
@@ -95,7 +122,8 @@ class Checkpoints:
         """Restores model, optimizer and post-processors from a checkpoint.
 
         Raises:
-            UserError: if it is damaged, belongs to another model, or an earlier version of dpfed wrote it.
+            DamagedCheckpoint: if it is damaged; nothing is restored then.
+            UserError: if it belongs to another model, or an earlier version of dpfed wrote it.
         """
         tensors, header = _read(path)
         if header["format"] == _OLD_FORMAT:
@@ -112,6 +140,11 @@ class Checkpoints:
         coordinator.optimizer.load_state_dict({"state": state, "param_groups": groups})
         load_states(coordinator.post_processors, _under(_POST, tensors), f"the checkpoint {path}")
         return Progress(int(header["step"]), int(header["charged"]), header["fingerprint"])
+
+
+def steps_of(path: Path) -> int:
+    """Steps finished at a checkpoint, by its name."""
+    return int(path.stem.removeprefix("step-"))
 
 
 def load_weights(path: Path, model: nn.Module, processors: Sequence[PostProcessor]) -> None:
@@ -153,15 +186,17 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(_damaged(path)) from error
+        raise _damaged(path) from error
     digest = {FORMAT: _digest, _OLD_FORMAT: _old_digest}.get(header.get("format", ""))
     if digest is None or header.get("digest") != digest(tensors, header):
-        raise UserError(_damaged(path))
+        raise _damaged(path)
     return {_OLD_NAMES.get(name, name): value for name, value in tensors.items()}, header
 
 
-def _damaged(path: Path) -> str:
-    return f"the checkpoint {path} is damaged: delete it, and the run resumes from the one before (nothing is charged twice)."
+def _damaged(path: Path) -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        f"the checkpoint {path} is damaged: restore it. (An unfinished run goes on from the one before it: `dpfed resume`.)"
+    )
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

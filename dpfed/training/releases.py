@@ -31,7 +31,8 @@ class Releases:
     def save(self, release: Release, noisy: Tensor) -> None:
         """Keeps a noisy sum; when this returns, it is on disk."""
         make_folder(self._folder)
-        write_atomically(self._folder / f"{release.step:08d}-{release.digest}.f32", noisy.detach().cpu().numpy().tofile)
+        content = noisy.detach().cpu().numpy().data.cast("B")
+        write_atomically(self._folder / f"{release.step:08d}-{release.digest}.f32", content)
 
     def load(self, step: int, digest: str | None = None) -> Tensor | None:
         """The release of a step, if it is there undamaged.

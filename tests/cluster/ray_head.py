@@ -56,6 +56,11 @@ class Job:
         self._head.ray("job", "stop", self.name, check=True)
         self._process.wait(60)
 
+    def give_up(self) -> None:
+        """Ends the command, where the head is gone that it waits for."""
+        self._process.kill()
+        self._process.wait()
+
     @property
     def running(self) -> bool:
         """Whether the job has not ended yet."""
@@ -108,6 +113,15 @@ class RayHead:
                 command, stdout=file, stderr=subprocess.STDOUT, text=True, env={**self.environment, **environment}
             )
         return Job(self, name, process, output)
+
+    def kill(self) -> None:
+        """SIGKILL for the head and for all that runs on it: drivers, workers, what submits jobs."""
+        token = f"RAY_AUTH_TOKEN={self.environment['RAY_AUTH_TOKEN']}".encode()
+        while left := [pid for pid in _processes_with(token) if pid != os.getpid()]:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
 
     def worker(self, rank: int) -> int:
         """Process of a rank of the workers that were started last."""
@@ -166,6 +180,16 @@ class RayHead:
         )
         assert done.returncode == 0 or not check, done.stdout
         return Done(done.returncode, done.stdout)
+
+
+def _processes_with(setting: bytes) -> list[int]:
+    """Processes that run and have a setting in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if setting in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
 
 
 @contextlib.contextmanager

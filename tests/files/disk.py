@@ -1,8 +1,13 @@
-"""What was forced to the disk, and what got its name, in order."""
+"""What was forced to the disk, and what got its name, in order; and a disk that is full."""
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import errno
+import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,3 +36,32 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     monkeypatch.setattr(os, "replace", named("replace"))
     monkeypatch.setattr(os, "rename", named("rename"))
     return events
+
+
+@contextlib.contextmanager
+def full_disk(monkeypatch: pytest.MonkeyPatch, room: int) -> Iterator[None]:
+    """While the block lasts, Python's own files take so many bytes more, in part if need be, and no forcing helps."""
+    left, real = [room], builtins.open
+
+    class Full(io.FileIO):
+        def write(self, content) -> int:
+            if not left[0] and len(content):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            taken = bytes(content)[: left[0]]
+            left[0] -= len(taken)
+            return super().write(taken)
+
+    def opened(file, mode="r", buffering=-1, *args, **kwargs):
+        if set(mode) & set("wax") and "b" in mode:
+            raw = Full(file, mode.replace("b", ""))
+            return raw if buffering == 0 else io.BufferedWriter(raw)
+        return real(file, mode, buffering, *args, **kwargs)
+
+    def fsync(descriptor: int) -> None:
+        if not left[0] or room > 50:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "open", opened)
+        patch.setattr(os, "fsync", fsync)
+        yield

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from dpfed.files.atomic import create_file, make_folder, new_folder, write_atomically
-from tests.files.disk import recorded
+from tests.files.disk import full_disk, recorded
 
 
 @pytest.mark.parametrize("content", ["new", b"new", lambda draft: draft.write_text("new")], ids=["text", "bytes", "function"])
@@ -31,6 +31,29 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, "new")
     assert path.read_text() == "old" and [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("room", [0, 3])
+def test_on_a_full_disk_the_old_file_stays_and_the_error_names_a_file(tmp_path, monkeypatch, room):
+    path = tmp_path / "file"
+    path.write_text("old")
+    for write, content in ((write_atomically, b"longer"), (create_file, memoryview(b"longer"))):
+        place = path if write is write_atomically else tmp_path / "new"
+        with full_disk(monkeypatch, room), pytest.raises(OSError, match="No space left") as error:
+            write(place, content)
+        assert str(tmp_path) in error.value.filename
+    assert path.read_text() == "old"
+
+
+def test_what_the_system_refuses_a_library_in_rust_is_an_error_of_the_system(tmp_path):
+    from safetensors import SafetensorError
+
+    def serialise(draft):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(OSError, match="No space left") as error:
+        write_atomically(tmp_path / "file", serialise)
+    assert error.value.errno == 28 and not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_process_left_is_replaced_with_its_permissions(tmp_path):

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from dpfed.files.json_lines import DamagedLine, GrewElsewhere, append_line, drop_torn_line, read_lines
-from tests.files.disk import recorded
+from tests.files.disk import full_disk, recorded
 
 ENTRIES = [{"step": 0, "text": "a\u2028b\nü"}, {"step": 1}, {"deep": {"list": [1.5, None]}}]
 
@@ -65,14 +65,31 @@ def test_a_file_that_another_process_wrote_to_is_left_alone(file):
     assert file.read_bytes() == before
 
 
-def test_a_line_that_does_not_fit_on_the_disk_is_torn_and_no_more(file, monkeypatch):
-    end = file.stat().st_size
+@pytest.mark.parametrize("room", [0, 4, 100])
+def test_of_a_line_that_does_not_fit_on_the_disk_nothing_stays(file, monkeypatch, room):
+    whole = file.read_bytes()
+    with full_disk(monkeypatch, room), pytest.raises(OSError, match="No space left"):
+        append_line(file, {"step": 3})
+    assert file.read_bytes() == whole
+    append_line(file, {"step": 3})
+    assert read_lines(file).entries == [*ENTRIES, {"step": 3}]
 
-    def full(descriptor):
-        os.truncate(file, end + 4)
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+def test_a_line_is_torn_where_not_even_that_can_be_mended(file, monkeypatch):
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    with full_disk(monkeypatch, 4), pytest.raises(OSError, match="No space left"):
+        monkeypatch.setattr(os, "ftruncate", fail)
         append_line(file, {"step": 3})
     assert read_lines(file).entries == ENTRIES and read_lines(file).torn
+
+
+def test_a_torn_line_is_cut_off_by_who_knows_how_long_the_file_is(file):
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"ste')
+    lines = read_lines(file)
+    file.write_bytes(whole + b'{"step": 3}\n')  # it was being written
+    with pytest.raises(GrewElsewhere):
+        drop_torn_line(file, lines)
+    assert file.read_bytes() == whole + b'{"step": 3}\n'

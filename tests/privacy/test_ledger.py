@@ -9,6 +9,7 @@ import pytest
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.plan import PrivacyPlan
+from tests.files.disk import full_disk
 
 PLAN = PrivacyPlan.calibrate(1000, 100, 5, epsilon=3.0, group_size=4, clip_norm=1.0)
 
@@ -49,8 +50,9 @@ def test_a_write_that_a_crash_cut_short_is_dropped_wherever_it_was_cut(ledger):
     for cut in range(len(line)):
         ledger.path.write_bytes(whole + line[:cut])
         again = Ledger.open(ledger.path)
-        assert again.charged == 4
-        assert ledger.path.read_bytes() == whole  # so that the next line starts on a line of its own
+        assert again.charged == 4 and ledger.path.read_bytes() == whole + line[:cut]  # who reads changes nothing
+        again.charge(Release(4, "digest-4"))
+        assert ledger.path.read_bytes() == whole + line  # on a line of its own
     ledger.path.write_bytes(whole + line)
     assert Ledger.open(ledger.path).charged == 5
 
@@ -120,6 +122,36 @@ def test_two_coordinators_of_one_run_cannot_both_pay(ledger):
     with pytest.raises(UserError, match="written by another process"):
         other.charge(Release(before, "bb"))
     assert Ledger.open(ledger.path).charged == before + 1
+
+
+def test_who_reads_a_ledger_takes_no_line_from_who_writes_it(ledger):
+    """A reader may see half of a line that is being written; `dpfed privacy ledger RUN` asks while the run goes on."""
+    whole = ledger.path.read_bytes()
+    ledger.path.write_bytes(whole + b'{"step": 4, "dig')
+    reader = Ledger.open(ledger.path)
+    ledger.path.write_bytes(whole)  # the writer is at the beginning of its line again, and now writes it
+    ledger.charge(Release(4, "digest-4"))
+    with pytest.raises(UserError, match="written by another process"):
+        reader.charge(Release(4, "other"))
+    assert Ledger.open(ledger.path).release_of(4) == Release(4, "digest-4")
+
+
+@pytest.mark.parametrize("room", [0, 1, 20])
+def test_a_ledger_on_a_full_disk_goes_on_when_there_is_room_again(ledger, monkeypatch, room):
+    """A site's worker outlives the full disk: it refuses the step, and answers the next one."""
+    whole = ledger.path.read_bytes()
+    with full_disk(monkeypatch, room), pytest.raises(OSError, match="No space left"):
+        ledger.charge(Release(4, "digest-4"))
+    assert ledger.path.read_bytes() == whole and ledger.charged == 4
+    ledger.charge(Release(4, "digest-4"))
+    assert Ledger.open(ledger.path).charged == 5
+
+
+def test_a_crash_while_a_ledger_begins_leaves_none(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.jsonl"
+    with full_disk(monkeypatch, 10), pytest.raises(OSError, match="No space left"):
+        Ledger.create(path, PLAN)
+    assert not path.exists() and Ledger.create(path, PLAN).charged == 0
 
 
 def test_the_most_owners_that_ever_shared_a_run_stay_on_record(ledger):

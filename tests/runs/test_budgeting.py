@@ -142,7 +142,7 @@ def test_a_run_whose_ledger_lost_lines_is_not_settled(config, store, budget, tmp
             pretrain(parse_config(config), tmp_path / "run")
     ledger = tmp_path / "run" / "ledger.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:2]))
-    with pytest.raises(UserError, match="holds 1 steps, and a checkpoint is of step 4"):
+    with pytest.raises(UserError, match="lost lines: charged steps in it: 1, and a checkpoint is of step 4"):
         settle_run(tmp_path / "run")
 
 

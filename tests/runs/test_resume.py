@@ -19,6 +19,7 @@ from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import simulate
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent
 from dpfed.runs import pretraining, resuming
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
@@ -27,6 +28,7 @@ from dpfed.runs.resuming import resume
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
+from dpfed.training.worker import Worker
 
 
 class Killed(BaseException):
@@ -213,12 +215,9 @@ def damage(path):
 def test_damaged_or_missing_pieces_are_refused_and_nothing_changes(tiny_config, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     interrupted(tiny_config, folder, monkeypatch)
-    checkpoint = sorted((folder / "checkpoints").iterdir())[-1]
-    for victim in (folder / "ledger.jsonl", checkpoint, folder / "secret.key"):
+    for victim in (folder / "ledger.jsonl", folder / "secret.key"):
         original = victim.read_bytes()
         for harm in (damage, lambda path: path.write_bytes(path.read_bytes()[:10]), lambda path: path.unlink()):
-            if victim == checkpoint and harm.__name__ == "<lambda>" and "unlink" in harm.__code__.co_names:
-                continue  # resumes from the checkpoint before
             if victim.name == "secret.key" and harm is damage:
                 continue  # another key of the right length: kept releases are repeated, later steps draw with the new key
             harm(victim)
@@ -229,6 +228,71 @@ def test_damaged_or_missing_pieces_are_refused_and_nothing_changes(tiny_config, 
             assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
             victim.write_bytes(original)
     assert resume(folder).finished
+
+
+HARMS = {
+    "changed": damage,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:10]),
+    "empty": lambda path: path.write_bytes(b""),
+    "gone": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("at", [3, 5])
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(seeded, tmp_path, monkeypatch, undisturbed, harm, at):
+    """At 3 there is that of step 0 before it, at 5 that of step 2. All that was released since is repeated, not computed."""
+    folder, said = tmp_path / "run", []
+    interrupted(seeded, folder, monkeypatch, at)
+    *_, before, newest = sorted((folder / "checkpoints").iterdir())
+    HARMS[harm](newest)
+    first, computed = int(before.stem.removeprefix("step-")), []
+    bounded_sum = Worker.bounded_sum
+    monkeypatch.setattr(Worker, "bounded_sum", lambda self, step: (computed.append(step), bounded_sum(self, step))[1])
+    watcher = Silent()
+    watcher.note = said.append
+    run = resume(folder, watcher)
+    weights, results = undisturbed(seeded)
+    again, results_again = outcome(run)
+    assert same(weights, again) and results_again["privacy"] == results["privacy"]
+    assert computed == list(range(at, 6))
+    ledger = Ledger.open(run.ledger)
+    assert ledger.charged == 6 and ledger.resumed == [first] and ledger.replays == at - first
+    named = [text for text in said if f"{newest.name} is damaged: going on behind step {first};" in text]
+    assert len(named) == (harm != "gone")
+
+
+def test_with_all_checkpoints_damaged_nothing_goes_on_and_all_are_named(tiny_config, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    interrupted(tiny_config, folder, monkeypatch)
+    kept = sorted((folder / "checkpoints").iterdir())
+    for path in kept:
+        damage(path)
+    ledger = (folder / "ledger.jsonl").read_bytes()
+    with pytest.raises(UserError, match="all checkpoints .* are damaged") as caught:
+        resume(folder)
+    assert all(path.name in str(caught.value) for path in kept) and (folder / "ledger.jsonl").read_bytes() == ledger
+
+
+def test_a_damaged_first_checkpoint_costs_no_more_than_the_figures_before_training(tiny_config, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    interrupted(tiny_config, folder, monkeypatch)
+    damage(folder / "checkpoints" / "step-00000000.safetensors")
+    assert resume(folder).finished and Ledger.open(folder / "ledger.jsonl").charged == 6
+
+
+def test_a_ledger_knows_when_its_run_was_interrupted(tiny_config, tmp_path, monkeypatch, dpfed):
+    folder = tmp_path / "run"
+    interrupted(tiny_config, folder, monkeypatch, at=3)
+    restore = interrupt(monkeypatch, Coordinator, "apply", 2, before=False)
+    with pytest.raises(Killed):
+        resume(folder)
+    restore()
+    resume(folder)
+    assert Ledger.open(folder / "ledger.jsonl").resumed == [2, 4]
+    code, out, _ = dpfed("privacy", "ledger", folder)
+    assert code == 0 and "interrupted: 2; went on behind step 2, 4" in out
+    assert dpfed("privacy", "verify", folder / "privacy_card.md", folder)[0] == 0
 
 
 def test_a_ledger_that_lost_its_last_lines_is_refused(tiny_config, tmp_path, monkeypatch):
@@ -339,10 +403,9 @@ def test_a_moving_average_cannot_be_switched_on_the_way(tiny_config, tmp_path, m
 
 def test_a_crash_inside_the_very_first_line_of_the_ledger_loses_nothing(tiny_config, tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    restore = interrupt(monkeypatch, Ledger, "_append", 1, before=True)
-    with pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        interrupt(patch, Checkpoints, "save", 1, before=True)  # the first one, right after the ledger began
         pretrain(tiny_config, folder)
-    restore()
     (folder / "ledger.jsonl").write_bytes(b'{"ledger": 1, "fing')
     assert resume(folder).finished
 

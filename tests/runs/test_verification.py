@@ -64,6 +64,13 @@ def test_every_byte_of_the_card_counts(run, tmp_path):
             assert "cannot read the card" in str(error)
 
 
+def test_another_line_end_is_another_byte(run, tmp_path):
+    text, changed = run.card.read_bytes(), tmp_path / "changed.md"
+    for content in (text.replace(b"\n", b"\r", 1), text.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + text, text + b"\n"):
+        changed.write_bytes(content)
+        assert "the card is the one that the ledger names" in wrong(changed, run)
+
+
 def test_the_card_the_model_and_the_ledger_of_another_run_are_noticed(run, runs):
     other = runs[1]
     assert len(wrong(other.card, run)) == 3  # the card, its hash of the ledger, its model
@@ -85,11 +92,25 @@ def test_a_ledger_with_a_line_less_or_a_changed_one_is_refused_by_its_number(run
         run.ledger.write_text("".join([*lines[:number], json.dumps(entry) + "\n", *lines[number + 1 :]]))
         with pytest.raises(UserError, match=f"damaged at line {number + 1}"):
             verify(run.card, run.path)
-    run.ledger.write_text("".join(lines[:-1]))
-    with pytest.raises(UserError, match="names no card"):
-        verify(run.card, run.path)
+    for cut in range(1, len(lines)):
+        run.ledger.write_text("".join(lines[:-cut]))
+        gone = "the line that names the card is gone" if cut == 1 else r"charged steps in it: \d, and results.json says 3"
+        with pytest.raises(UserError, match=f"has lost lines: .*{gone}"):
+            verify(run.card, run.path)
     run.ledger.write_text("".join(lines) + '{"torn')
     assert wrong(run.card, run) == []
+
+
+def test_no_card_is_written_again_and_nothing_is_shown_of_a_ledger_that_lost_lines(run, dpfed):
+    """Otherwise `dpfed evaluate` would write a card with a smaller epsilon than was spent."""
+    lines, card = run.ledger.read_text().splitlines(keepends=True), run.card.read_bytes()
+    run.ledger.write_text("".join(lines[:-2]))
+    with pytest.raises(UserError, match="has lost lines"):
+        evaluate_run(run.path)
+    for words in (("privacy", "ledger", run.path), ("privacy", "ledger", run.path, "--json"), ("budget", "settle", run.path)):
+        code, out, error = dpfed(*words)
+        assert code == 2 and "has lost lines" in error and "epsilon" not in out
+    assert run.card.read_bytes() == card
 
 
 def test_papers_that_say_less_than_was_spent_are_noticed(run):

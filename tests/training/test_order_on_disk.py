@@ -85,8 +85,9 @@ def test_a_new_ledger_and_a_new_journal_are_on_disk_with_their_names(tmp_path, m
     Ledger.create(tmp_path / "ledger.jsonl", PLAN)
     Journal(tmp_path / "federation.jsonl").write("opened", 0)
     Journal(tmp_path / "federation.jsonl").write("collected", 0, arrived=[])
-    synced = [event[1] for event in events]
-    assert synced == ["ledger.jsonl", tmp_path.name, "federation.jsonl", tmp_path.name, "federation.jsonl"]
+    done = [event[:2] for event in events]
+    assert done[:3] == [("sync", ".ledger.jsonl.partial"), ("name", "ledger.jsonl"), ("sync", tmp_path.name)]
+    assert done[3:] == [("sync", "federation.jsonl"), ("sync", tmp_path.name), ("sync", "federation.jsonl")]
     assert events[-1][2] == (tmp_path / "federation.jsonl").read_bytes()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.errors import UserError
-from dpfed.files.json_lines import DamagedLine, Lines, append_line, drop_torn_line, read_lines
+from dpfed.files.json_lines import DamagedLine, GrewElsewhere, Lines, append_line, drop_torn_line, read_lines
 from dpfed.privacy.ledger import link
 
 
@@ -35,7 +35,7 @@ class Journal:
         self._chain, self._chained = "", False
         for number, line in enumerate(lines.entries, start=1):
             self._read(number, line)
-        drop_torn_line(path, lines)  # nobody was asked before it was whole
+        self._lines = lines
 
     def opened(self, step: int) -> bool:
         """Whether a step was opened before."""
@@ -45,7 +45,12 @@ class Journal:
         """Adds a line; when this returns, it is on disk."""
         line = {"event": event, "step": step, **facts}
         chain = link(self._chain, line)
-        append_line(self._path, {**line, "chain": chain})
+        try:
+            self._lines = drop_torn_line(self._path, self._lines)  # nobody was asked before the last line was whole
+            end = append_line(self._path, {**line, "chain": chain}, self._lines.end)
+        except GrewElsewhere as error:
+            raise UserError(f"{self._path} was written by another process while this one trained: end one of them.") from error
+        self._lines = Lines([], end, end)
         self.lines.append(line)
         self._chain = chain
 

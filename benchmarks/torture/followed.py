@@ -1,0 +1,121 @@
+"""The undisturbed run of a tortured federation: the same parties with the same keys, in one process, and nothing goes wrong.
+
+What a fault costs a federation is stated beforehand: a site that was away is missing in a step, and a step whose server died
+is paid for and discarded. So the undisturbed run has the same sites in the same steps, as the tortured run's journal says, and
+must release the same sums, bit for bit. It knows no messages and no masks: sums and noise are simply added up.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.protocol.vectors import grid_of
+from dpfed.federation.site.serving import site_config
+from dpfed.models.parameters import BroadcastVector
+from dpfed.privacy.noise import GaussianNoise, KeyedNoise
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent
+from dpfed.runs.assembly import Share, assemble
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.job import Job, begin
+from dpfed.runs.resolution import resolve
+from dpfed.runs.running import run_job
+from dpfed.training.worker import Worker
+
+
+class Party:
+    """A site's records, model and secret, without its ledger and its door.
+
+    Args:
+        folder: of the site.
+        terms: that it joined.
+    """
+
+    def __init__(self, folder: SiteFolder, terms: Terms) -> None:
+        self._terms, self._number = terms, terms.number_of(folder.identity().signing_key)
+        self._randomness = folder.randomness()
+        parts = assemble(resolve(site_config(terms, folder.settings())), self._randomness, terms=terms)
+        share = Share(self._number, parts.store.split("train"), terms.sites[self._number].groups)
+        self.worker: Worker = parts.worker(self._randomness, share=share)
+        self.vector = BroadcastVector(parts.model)
+
+    def noisy_sum(self, step: int, parameters: Tensor) -> Tensor:
+        """The site's part of a step, float64 where that is what it masks."""
+        terms, plan, trust = self._terms, self._terms.privacy_plan, self._terms.trust_model
+        self.vector.assign(parameters)
+        values = self.worker.bounded_sum(step).values
+        std = trust.share_std(plan)
+        if not std:
+            return values
+        noise = GaussianNoise(std) if trust.shared else plan.noise
+        share = KeyedNoise(noise, self._randomness, "share", terms.fingerprint, self._number)
+        return share.add_(values.double(), step, of=values) if terms.trust == "secure" else share.add_(values, step)
+
+
+class Followed:
+    """A `Transport`: adds up what the same sites give in the same steps as in another run.
+
+    Args:
+        terms: of the federation.
+        parties: the sites, by name.
+        arrived: names of those that came, by step; a step that is not there came to nothing.
+        sent: the coordinator's parameters.
+    """
+
+    def __init__(self, terms: Terms, parties: dict[str, Party], arrived: dict[int, list[str]], sent: BroadcastVector) -> None:
+        self._terms, self._parties, self._arrived, self._sent = terms, parties, arrived, sent
+
+    def collect(self, step: int) -> BoundedSum | None:
+        """See `Transport`."""
+        if step not in self._arrived:
+            return None
+        plan, parameters = self._terms.privacy_plan, self._sent.gather()
+        names = [site.name for site in self._terms.sites if site.name in self._arrived[step]]
+        sums = [self._parties[name].noisy_sum(step, parameters) for name in names]
+        std = self._terms.trust_model.carried_std(plan, len(sums))
+        return BoundedSum(self._added(sums), plan.sensitivity, plan.groups, std)
+
+    def _added(self, sums: list[Tensor]) -> Tensor:
+        if self._terms.trust == "secure":
+            grid = grid_of(self._terms)
+            return torch.from_numpy(
+                grid.decode(np.add.reduce([grid.encode(values.numpy()) for values in sums], dtype=np.uint32))
+            )
+        first, *others = sums
+        for values in others:
+            first = first + values
+        return first
+
+
+def follow(run: RunDirectory, coordinator: Path, sites: dict[str, Path], key: bytes, folder: Path) -> RunDirectory:
+    """Carries out the undisturbed run.
+
+    Args:
+        run: the tortured one, finished.
+        coordinator: folder of the coordinator.
+        sites: the sites' folders, by name.
+        key: secret of the tortured run.
+        folder: for the undisturbed one.
+    """
+    torch.set_num_threads(1)  # as the sites' workers have: with more, sums are taken in another order
+    party = CoordinatorFolder.open(coordinator)
+    terms = Terms.load(party.terms)
+    lines = {line["step"]: line for line in Journal(run.journal).lines}
+    arrived = {step: line["arrived"] for step, line in lines.items() if line["event"] == "collected"}
+    parties = {name: Party(SiteFolder(place), terms) for name, place in sites.items()}
+    job = begin(party.config(), folder, Silent(), randomness=Randomness(key), terms=terms)
+
+    def connect(job: Job) -> Followed:
+        job.run.journal.write_bytes(run.journal.read_bytes())  # the card counts each site's steps in it
+        return Followed(terms, parties, arrived, BroadcastVector(job.parts.model))
+
+    with job.run.locked():
+        return run_job(job, Silent(), connect)
