@@ -308,7 +308,7 @@ class ProgressConfig(Section):
     """What `diagnostics = 'private'` releases of training, with noise, and accounted for."""
 
     share: float = Field(0.01, gt=0, lt=1, description="of a step's 1 / sigma^2, what these figures get")
-    phase: int | None = Field(None, ge=1, description="steps whose figures are averaged; default: a twentieth of the run")
+    phase: int | None = Field(None, ge=1, description="steps whose figures are averaged; default: as many as the noise wants")
     quantile: float = Field(0.5, ge=0.01, le=0.99, description="of the groups' gradient norms, which is followed")
     loss_range: float | None = Field(
         None, gt=0, description="a loss per record above it counts as it; default: of the loss, twice that of guessing"

@@ -9,6 +9,7 @@ w = 2 C sqrt(p / (1 - p) m) that is C / sqrt(1 - p): the noise on the gradients 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ _MOST_OWNERS = 128  # whose sums may be added up in float32, within the room bel
 # Of its range, what rounding may move a figure by of a group that a record is not in, twice over (`clip_norm_in_float32`): ten
 # times as much as it moves the norm, see `dpfed.bounding.statistics`, and the rounding of `_MOST_OWNERS` sums.
 _ROUNDING = 4e-5
+_FINE = 0.025  # standard deviation of a phase's figure, as a part of its range, that is wanted
+_MOST_PHASES, _LEAST_PHASES = 20, 4
 _TELLING = 0.5  # standard deviation of a phase's figure, as a part of its range, above which there is nothing to see
 
 
@@ -60,9 +63,15 @@ class GroupStatistics:
         share = plan.progress["share"]
         room = 1 + plan.method.spread(plan) * _ROUNDING
         unit = 2 * plan.clip_norm * math.sqrt(share / ((1 - share) * len(names))) / room
-        return cls(
-            names, share, plan.progress["quantile"], plan.progress["loss_range"], plan.progress["phase"], unit, *_groups(plan)
-        )
+        groups, groups_std = _groups(plan)
+        quantile, loss_range, phase = (plan.progress[name] for name in ("quantile", "loss_range", "phase"))
+        statistics = cls(names, share, quantile, loss_range, phase or plan.steps, unit, groups, groups_std)
+        return statistics if phase else dataclasses.replace(statistics, phase=statistics._wanted(plan.noise_std, plan.steps))
+
+    def _wanted(self, noise_std: float, steps: int) -> int:
+        """How many steps make a phase whose figures can be told apart, in a run of so many steps."""
+        fine = (self.error(noise_std) / _FINE) ** 2
+        return math.ceil(min(max(fine, steps / _MOST_PHASES), steps / _LEAST_PHASES))
 
     def error(self, noise_std: float, steps: int = 1) -> float:
         """Standard deviation of a figure that is averaged over steps, as a part of its range: noise, and the groups' number.

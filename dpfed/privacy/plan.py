@@ -39,7 +39,6 @@ from dpfed.privacy.samplers import Sampler
 if TYPE_CHECKING:
     from dpfed.config import Config
 
-_PHASES = 20  # of a run, where the configuration does not say
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 # Fields of `as_dict` that came later: at these values a plan keeps the fingerprint that it had without them, and so its ledger.
 _LATER = {"unit": "record", "per_unit": 1, "method": "group", "max_batch": None, "options": {}}
@@ -477,5 +476,4 @@ def _progress(config: Config) -> dict[str, Any]:
         )
         assert known is not None
         loss_range = round(known(objective.options, max(2, method_named(config.bounding.method).contrasted(config))), 3)
-    phase = progress.phase or max(1, math.ceil(config.privacy.steps / _PHASES))
-    return {"share": progress.share, "quantile": progress.quantile, "loss_range": loss_range, "phase": phase}
+    return {"share": progress.share, "quantile": progress.quantile, "loss_range": loss_range, "phase": progress.phase}

@@ -151,7 +151,9 @@ def _check_clipping(plan: PrivacyPlan) -> None:
         require(0 < value < 1, f"progress.{name} must lie strictly between 0 and 1, got {value}")
     value = plain_number("progress.loss_range", NUMBER, progress["loss_range"])
     require(positive(value), f"progress.loss_range must be positive, got {value}")
-    require_within("progress.phase", plain_number("progress.phase", WHOLE, progress["phase"]), 1, plan.steps, " (the steps)")
+    if progress["phase"] is not None:
+        steps = plain_number("progress.phase", WHOLE, progress["phase"])
+        require_within("progress.phase", steps, 1, plan.steps, " (the steps)")
 
 
 def refuse_large_delta(plan: PrivacyPlan) -> None:

@@ -58,7 +58,7 @@ class Phase:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        said = f"steps {self.first} to {self.last}: loss {self.loss:.3g} ± {self.loss_error:.2g}"
+        said = f"to step {self.last}: loss {max(0.0, self.loss):.3g} ± {self.loss_error:.2g}"
         if self.clip_rate is not None:
             said += f", {_percent(self.clip_rate)} ± {_percent(self.share_error)} of the groups clipped"
         return f"{said}, {_percent(self.quantile)} of the norms below about {self.norm:.3g}"
@@ -158,4 +158,4 @@ class Curve(PostProcessor):
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{100 * min(max(share, 0.0), 1.0):.0f} %"
