@@ -18,9 +18,10 @@ from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import KeyedNoise, digest_of
+from dpfed.privacy.phase import Phase
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.training.curve import Curve, Phase
+from dpfed.training.curve import Curve
 from dpfed.training.optimizers import build_optimizer, learning_rate
 from dpfed.training.post_processing import PostProcessor, post_processors
 from dpfed.training.releases import Releases

@@ -7,15 +7,14 @@ clipping it is what the next step clips to.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dpfed.privacy.group_statistics import BELOW, LOSS, WITHIN
+from dpfed.privacy.phase import Phase
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.training.post_processing import PostProcessor
 
@@ -23,45 +22,6 @@ _NORMAL = 1.96  # standard deviations that a figure may be off in 95 % of cases
 _RATE, _FIRST_RATE = 0.2, 1.0  # of the threshold's logarithm, for a share that is off by 1: in the end, and more at first
 _CALM = 0.25  # error of a step's share from which on the threshold moves more slowly
 _FARTHEST = 20  # powers of two between the threshold and where it starts
-
-
-@dataclass(frozen=True)
-class Phase:
-    """The figures of some steps. All follow from the noisy sums; each may be off by its error in 95 % of cases.
-
-    Attributes:
-        first: step, counted from 1.
-        last: step.
-        released: how many of these steps were released; the others were discarded, and tell nothing.
-        loss: mean per record.
-        loss_error: of it.
-        clip_rate: share of the groups whose gradient was clipped; ``None``: every gradient is normalised.
-        norm: the threshold that follows the quantile: its geometric mean over the steps.
-        quantile: that it follows.
-        below: share of the groups whose norm was below it.
-        share_error: of `below` and of `clip_rate`.
-    """
-
-    first: int
-    last: int
-    released: int
-    loss: float
-    loss_error: float
-    clip_rate: float | None
-    norm: float
-    quantile: float
-    below: float
-    share_error: float
-
-    def figures(self) -> dict[str, float | None]:
-        """As a line of metrics.jsonl keeps it."""
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        said = f"to step {self.last}: loss {max(0.0, self.loss):.3g} ± {self.loss_error:.2g}"
-        if self.clip_rate is not None:
-            said += f", {_percent(self.clip_rate)} ± {_percent(self.share_error)} of the groups clipped"
-        return f"{said}, {_percent(self.quantile)} of the norms below about {self.norm:.3g}"
 
 
 class Curve(PostProcessor):
@@ -155,7 +115,3 @@ class Curve(PostProcessor):
         """See `PostProcessor`."""
         for name, value in self._state.items():
             value.copy_(state[name])
-
-
-def _percent(share: float) -> str:
-    return f"{100 * min(max(share, 0.0), 1.0):.0f} %"
