@@ -40,8 +40,8 @@ def training_note(phases: Sequence[Phase]) -> str:
     share = f"{percent(last.below)} ± {percent(last.share_error)} of them were below it in the last phase"
     return (
         "These figures were released with the gradients, under the same noise, and epsilon covers them. Each point is a mean "
-        f"over up to {max(phase.released for phase in phases)} steps. The true mean lies in the band in 95 % of cases. The norm "
-        f"is one that training followed step by step: {share}."
+        f"over up to {max(phase.released for phase in phases)} steps. The true mean lies in the band in 95 % of cases. The "
+        f"norm is one that training followed step by step: {share}."
     )
 
 

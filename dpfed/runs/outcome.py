@@ -282,8 +282,8 @@ def _clipping(plan: PrivacyPlan) -> str:
         return f"every gradient is normalised: divided by its norm + {plan.stability:g}, times C"
     if plan.clipping == "adaptive" and plan.statistics is not None:
         return (
-            f"gradients are clipped to a norm that starts at C and follows the {plan.statistics.quantile:g} quantile of theirs, by "
-            "noisy counts; sums are in units of it, so that a record moves them by as much as with C"
+            f"gradients are clipped to a norm that starts at C and follows the {plan.statistics.quantile:g} quantile of all "
+            "norms, by noisy counts; sums are in units of it, so that a record moves them by as much as with C"
         )
     return ""
 
@@ -293,8 +293,8 @@ def _released(plan: PrivacyPlan) -> str:
     if plan.statistics is not None:
         share = plan.statistics.share
         return (
-            f"of every step the groups' mean loss and where their norms lie, in the same sum and noise: alone they would have noise "
-            f"multiplier {plan.noise_multiplier / math.sqrt(share):.6g}, and the gradients "
+            "of every step the groups' mean loss and where their norms lie, in the same sum and noise: alone they would have "
+            f"noise multiplier {plan.noise_multiplier / math.sqrt(share):.6g}, and the gradients "
             f"{plan.noise_multiplier / math.sqrt(1 - share):.6g}; together that of sigma on one sample"
         )
     rest = 1 - plan.method.gradient_share(plan)

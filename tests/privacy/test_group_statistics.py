@@ -71,9 +71,9 @@ def test_how_many_groups_have_a_gradient_is_a_public_number():
 
 
 def test_a_phase_is_as_long_as_its_noise_wants():
-    quiet, loud = (plan(noise_multiplier=sigma, progress=PROGRESS | {"phase": None}) for sigma in (0.2, 5))
+    quiet, loud = (plan(noise_multiplier=sigma, progress=PROGRESS | {"phase": None}) for sigma in (0.1, 5))
     assert (quiet.statistics.phase, loud.statistics.phase) == (5, 25)
-    middle = plan(noise_multiplier=0.5, progress=PROGRESS | {"phase": None})
+    middle = plan(noise_multiplier=0.25, progress=PROGRESS | {"phase": None})
     assert 5 < middle.statistics.phase < 25
     assert middle.statistics.error(middle.noise_std, middle.statistics.phase) <= 0.025
 
