@@ -39,6 +39,7 @@ from dpfed.privacy.samplers import Sampler
 if TYPE_CHECKING:
     from dpfed.config import Config
 
+_AUTOMATIC = 1.0  # C, where every gradient is normalised
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 # Fields of `as_dict` that came later: at these values a plan keeps the fingerprint that it had without them, and so its ledger.
 _LATER = {"unit": "record", "per_unit": 1, "method": "group", "max_batch": None, "options": {}}
@@ -228,6 +229,7 @@ class PrivacyPlan:
             if target is not None:
                 require_epsilon("privacy.epsilon", target)
             sigma = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier
+        clipping = bounding.clipping if method.private else "fixed"
         max_batch = bounding.max_batch
         if method.capped and max_batch is None:
             max_batch = privacy.batch + math.ceil(_SPREAD * math.sqrt(max(0, min(privacy.batch, MOST_RECORDS))))
@@ -239,7 +241,7 @@ class PrivacyPlan:
             delta=default_delta_of(records) if privacy.delta is None else privacy.delta,
             target_epsilon=privacy.epsilon,
             group_size=1 if method.public_records else bounding.group_size,
-            clip_norm=bounding.clip_norm,
+            clip_norm=_AUTOMATIC if clipping == "automatic" else bounding.clip_norm,
             max_group_size=bounding.max_group_size,
             accountant=privacy.accountant if privacy.accountant in method.accountants else method.accountants[0],
             unit=privacy.unit,
@@ -248,8 +250,8 @@ class PrivacyPlan:
             max_batch=max_batch,
             options=method.public_numbers(config),
             noise_kind=privacy.noise,
-            clipping=bounding.clipping,
-            stability=bounding.stability if bounding.clipping == "automatic" else 0.0,
+            clipping=clipping,
+            stability=bounding.stability if clipping == "automatic" else 0.0,
             progress=_progress(config),
         )
 

@@ -185,8 +185,8 @@ class Components:
         Raises:
             UserError: if the checkpoint is damaged or belongs to another model.
         """
-        curve = Curve(self.plan) if self.plan.statistics else None
-        load_weights(checkpoint, self.model, post_processors(self.config.optimizer, self.model, curve))
+        curve = [Curve(self.plan)] if self.plan.statistics else []
+        load_weights(checkpoint, self.model, [*curve, *post_processors(self.config.optimizer, self.model)])
 
     def evaluate(self, which: Which, step: int) -> list[Evaluation]:
         """Measures the model as it is now."""

@@ -92,7 +92,7 @@ class Coordinator:
         self._vector = TrainableVector(model)
         self.optimizer = build_optimizer(config, self._vector.parameters)
         self.curve = Curve(plan, noise_std) if plan.statistics else None
-        self.post_processors: list[PostProcessor] = post_processors(config, model, self.curve)
+        self.post_processors: list[PostProcessor] = [*filter(None, [self.curve]), *post_processors(config, model)]
 
     @property
     def threshold(self) -> float | None:

@@ -91,15 +91,14 @@ class MovingAverage(PostProcessor):
         self._weights.copy_(state["weights"])
 
 
-def post_processors(config: OptimizerConfig, model: nn.Module, first: PostProcessor | None = None) -> list[PostProcessor]:
+def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProcessor]:
     """The processors that a configuration and a model ask for, in order.
 
     Args:
         config: the ``[optimizer]`` section.
         model: on its device, at the weights from which averages start.
-        first: one that is before all others, such as the `dpfed.training.curve.Curve` of a plan that has one.
     """
-    found: list[PostProcessor] = [] if first is None else [first]
+    found: list[PostProcessor] = []
     if hasattr(model, "move"):
         found.append(MovingWeights(model))
     if config.ema:
