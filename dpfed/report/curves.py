@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter, ScalarFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
 from dpfed.privacy.phase import Phase, percent
 from dpfed.report.style import MUTED, TARGET, TRAINED, figure
@@ -29,18 +29,26 @@ def training_plots(phases: Sequence[Phase], clip_norm: float | None) -> list[tup
         canvas = _banded(phases, rates, [phase.share_error for phase in phases], most=1.0)
         canvas.axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
         plots.append(("Groups whose gradient was clipped", canvas))
-    return [*plots, (f"Norm that {percent(phases[-1].quantile)} of the gradients are below", _norms(phases, clip_norm))]
+    quantile = phases[-1].quantile
+    name = "Median norm of the gradients" if quantile == 0.5 else f"{percent(quantile)} of the norms are below"
+    return [*plots, (name, _norms(phases, clip_norm))]
 
 
-def training_note(phases: Sequence[Phase]) -> str:
-    """What a reader must know of the charts; empty, if there are none."""
+def training_note(phases: Sequence[Phase], void: bool) -> str:
+    """What a reader must know of the charts; empty, if there are none.
+
+    Args:
+        phases: of a run, in order.
+        void: the run promises nothing.
+    """
     if not phases:
         return ""
     last = phases[-1]
-    share = f"{percent(last.below)} ± {percent(last.share_error)} of them were below it in the last phase"
+    share = f"{percent(last.below)} ± {percent(last.share_error)} of the norms were below it in the last phase"
+    covered = "" if void else ", and epsilon covers them"
     return (
-        "These figures were released with the gradients, under the same noise, and epsilon covers them. Each point is a mean "
-        f"over up to {max(phase.released for phase in phases)} steps. The true mean lies in the band in 95 % of cases. The "
+        f"These figures were released with the gradients, under the same noise{covered}. Each point is a mean over up to "
+        f"{max(phase.released for phase in phases)} steps. The true mean lies in the band in 95 % of cases. The "
         f"norm is one that training followed step by step: {share}."
     )
 
@@ -72,8 +80,8 @@ def _norms(phases: Sequence[Phase], clip_norm: float | None) -> Figure:
         axes.annotate(f"C = {clip_norm:g}", (0, clip_norm), (2, 3), textcoords="offset points", color=TARGET, fontsize=9)
     values = [phase.norm for phase in phases] + ([clip_norm] if clip_norm else [])
     axes.set_ylim(min(values) / 1.6, max(values) * 1.6)
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(ScalarFormatter() if max(values) < 8 * min(values) else NullFormatter())
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}") if max(values) < 8 * min(values) else NullFormatter())
     axes.tick_params(which="minor", length=0, labelsize=8, colors=MUTED)
     return canvas
 

@@ -97,7 +97,7 @@ def _single(run: RunView) -> dict:
         "runs": [run],
         "run": run,
         "training": _drawn(training_plots(run.phases, run.clip_norm)),
-        "training_note": training_note(run.phases),
+        "training_note": training_note(run.phases, run.void),
         "tiles": _tiles(run, first),
         "groups": _groups(table),
         "plots": _drawn(plots),
