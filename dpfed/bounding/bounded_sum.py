@@ -55,7 +55,7 @@ class BoundedSum:
     """Sum of clipped gradients over one or more owners' groups.
 
     Attributes:
-        values: ``(P,)`` float32, flat over the trainable parameters.
+        values: ``(P,)`` float32, flat over the trainable parameters; with `dpfed.privacy.group_statistics`, these come behind.
         sensitivity: largest L2 change when one record is added or removed.
         groups: public number of groups summed over, empty ones included.
         noise_std: standard deviation of the Gaussian noise that the owners added to it already; 0: none.
