@@ -206,10 +206,21 @@ def _png(image: Tensor) -> bytes:
 
 def _tile(item: dict, folder: Path) -> Tile:
     # Path(...).name: an index must not lead out of its folder.
-    light, dark = (read_bytes(folder / Path(item[key]).name) if key in item else None for key in ("file", "dark"))
+    light, dark = (_kept(folder / Path(item[key]).name) if key in item else None for key in ("file", "dark"))
     if light is None:
         raise KeyError("file")
     return Tile(light, str(item["text"]), str(item["role"]), dark)
+
+
+def _kept(file: Path) -> bytes:
+    """A picture's bytes, which a browser can show."""
+    png = read_bytes(file)
+    try:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+            image.load()
+    except Exception as error:  # PIL's readers raise almost anything on damaged bytes
+        raise ValueError(f"{file.name}: {error or type(error).__name__}") from error
+    return png
 
 
 def _section(item: dict, folder: Path) -> Section:

@@ -64,6 +64,16 @@ def test_damage_is_the_users_to_mend(gallery, tmp_path, damage):
         Gallery.read(tmp_path)
 
 
+@pytest.mark.parametrize("place", [11, 14, 40, -20])
+def test_a_damaged_picture_is_the_users_to_mend(gallery, tmp_path, place):
+    gallery.write(tmp_path)
+    png = bytearray((tmp_path / "000.png").read_bytes())
+    png[place] ^= 1
+    (tmp_path / "000.png").write_bytes(png)
+    with pytest.raises(UserError, match=r"damaged \(000.png"):
+        Gallery.read(tmp_path)
+
+
 def test_an_index_cannot_lead_out_of_its_folder(gallery, tmp_path):
     (tmp_path / "secret.png").write_bytes(b"secret")
     gallery.write(tmp_path / "gallery")
