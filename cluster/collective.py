@@ -83,6 +83,10 @@ class Collective:
     def __init__(self, link: Link, exchange: Exchange, worker: Worker) -> None:
         self._link, self._exchange, self._worker, self._steps = link, exchange, worker, 0
 
+    def tell(self, threshold: float) -> None:
+        """See `Transport`; on rank 0, and each step hands it out."""
+        self._worker.threshold = threshold
+
     def collect(self, step: int) -> BoundedSum:
         """See `Transport`; on rank 0.
 
@@ -100,6 +104,8 @@ class Collective:
 
     def _take_part(self, step: int) -> BoundedSum:
         self._exchange.hand_out()
+        if self._worker.asks_about_norms:
+            self._worker.threshold = self._link.share(self._worker.threshold)
         if self._steps % CHECK_EVERY == 0:
             self._compare(step)
         self._steps += 1

@@ -43,6 +43,12 @@ class Link:
         kind, number = header.tolist()
         return number if kind == _STEP else None
 
+    def share(self, number: float) -> float:
+        """Hands rank 0's number to all; what other ranks pass in is ignored."""
+        shared = torch.tensor(number, dtype=torch.float64)
+        dist.broadcast(shared, 0)
+        return shared.item()
+
     def gather(self, numbers: list[int]) -> list[list[int]]:
         """Every rank's numbers, as many from each, by rank."""
         return [row.tolist() for row in self._all(torch.tensor(numbers))]

@@ -85,13 +85,18 @@ class ShardedVector:
         self._locals = [p.to_local() if isinstance(p, DTensor) else p for p in self.whole.parameters]
 
     @property
+    def numel(self) -> int:
+        """How many numbers this rank's part holds."""
+        return sum(local.numel() for local in self._locals)
+
+    @property
     def scalars(self) -> list[nn.Parameter]:
         """The trainable parameters that every rank holds, in order."""
         return [parameter for parameter in self.whole.parameters if not isinstance(parameter, DTensor)]
 
     def zeros(self) -> Tensor:
         """A flat float32 vector of zeros, of the size of this rank's part, on the model's device."""
-        return torch.zeros(sum(local.numel() for local in self._locals), device=self.whole.device)
+        return torch.zeros(self.numel, device=self.whole.device)
 
     def split(self, local: Tensor) -> list[Tensor]:
         """Views into this rank's part, one per parameter, in the shapes of the shards."""

@@ -33,8 +33,9 @@ from torch.distributed.tensor import DTensor
 
 from cluster.fsdp_internals import BlockGradient, squares
 from cluster.sharded_vector import ShardedVector
-from dpfed.bounding.bounded_sum import clip_factors
+from dpfed.bounding.bounded_sum import Clip, clip_factors
 from dpfed.bounding.engines import Engine, GroupBatch, LossOfViews, Precision, Views
+from dpfed.bounding.engines.engine import shared_out
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
@@ -68,24 +69,29 @@ class ShardedEngine(Engine):
         """An empty sum: the float32 vector of this rank's shards, about P / W numbers."""
         return self.vector.zeros()
 
-    def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
+    def add_clipped(
+        self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
+    ) -> Tensor:
         """Adds the clipped gradients of one group of each rank at a time, of this rank's shards, to a flat vector.
 
         Returns only when the other ranks, too, have called it or `finish` as often as this rank has groups.
 
         Args:
             batch: this rank's groups.
-            clip_norm: C.
+            clip_norm: C, or another `Clip`.
             into: see `zeros`; added to in place.
+            losses: see `Engine`; of this rank's groups.
 
         Returns:
             Gradient norms before clipping, of this rank's groups that have at least two records: private.
         """
-        norms = [into.new_zeros(0, dtype=torch.float64)]
+        figures = [into.new_zeros(3, 0, dtype=torch.float64)]
         for views in batch.groups():
             self._anyone_has_a_group(True)
-            norms.append(self._wave(views, clip_norm, into)[None])
-        return torch.cat(norms)
+            norm, loss = self._wave(views, clip_norm, into)
+            records = torch.full_like(norm, len(next(iter(views.values()))))
+            figures.append(torch.stack([norm, loss.to(norm), records])[:, None].double())
+        return shared_out(torch.cat(figures, dim=1), losses)
 
     def finish(self, into: Tensor) -> Tensor:
         """Takes part until every rank is through; every rank calls it once per step, with or without groups.
@@ -109,8 +115,8 @@ class ShardedEngine(Engine):
         dist.all_reduce(groups, group=self.vector.group)
         return here or bool(groups)  # a rank that has one need not wait for its device to know
 
-    def _wave(self, views: Views, clip_norm: float, into: Tensor) -> Tensor:
-        """One group of every rank: adds the sum of their clipped gradients, and returns the norm of this rank's own."""
+    def _wave(self, views: Views, clip_norm: float | Clip, into: Tensor) -> tuple[Tensor, Tensor]:
+        """One group of every rank: adds the sum of their clipped gradients, and returns this rank's own norm and loss."""
         records = len(next(iter(views.values())))
         loss = self._loss(views, torch.ones(records, dtype=torch.bool, device=into.device))
         for block in self._blocks:
@@ -132,7 +138,7 @@ class ShardedEngine(Engine):
             elif parameter.grad is not None:
                 part.add_(cast(DTensor, parameter.grad).to_local())
         self._drop_gradients()
-        return norm
+        return norm, loss.detach()
 
     def _drop_gradients(self) -> None:
         for parameter in self.vector.whole.parameters:

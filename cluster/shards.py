@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -31,9 +32,16 @@ class Shards:
         self._vector.scatter_parameters(self._whole.gather() if dist.get_rank() == 0 else None)
 
     def bring_in(self, own: Tensor) -> Tensor:
-        """See `Exchange`; the ranks' sums were added up while they were computed."""
-        total = self._vector.gather_sum(own)
-        return own if total is None else total
+        """See `Exchange`; the ranks' sums of gradients were added up while they were computed.
+
+        Statistics behind them, if there are any, are whole on every rank.
+        """
+        shards = self._vector.numel
+        statistics = own[shards:]
+        if len(statistics):
+            dist.reduce(statistics, 0)
+        total = self._vector.gather_sum(own[:shards])
+        return own if total is None else torch.cat([total, statistics.cpu()])
 
     def checksum(self) -> int:
         """See `Exchange`: no two ranks hold the same parameters, so nothing is compared; trained ones are sent in each step."""

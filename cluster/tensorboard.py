@@ -8,6 +8,8 @@ from types import TracebackType
 from dpfed.runs.directory import RunDirectory
 from dpfed.training.coordinator import StepSummary
 
+_SHOWN = ("loss", "clip_rate", "norm")  # of a phase
+
 
 class TensorBoard:
     """Copies new lines of a run's metrics.jsonl into ``tensorboard/``; call it after each step. A context manager.
@@ -54,4 +56,6 @@ def _scalars(line: dict) -> dict[str, float]:
     if "evaluation" in line:
         name = line["evaluation"]["name"].replace("@", "_at_")  # R@10: TensorBoard takes no @ in a name
         return {f"evaluation/{name}": line["evaluation"]["value"]}
-    return {f"training/{name}": value for name, value in line.items() if name != "step" and value is not None}
+    figures = {f"training/{name}": value for name, value in line.items() if name not in ("step", "phase")}
+    figures |= {f"progress/{name}": line["phase"][name] for name in _SHOWN if "phase" in line}
+    return {name: value for name, value in figures.items() if value is not None}

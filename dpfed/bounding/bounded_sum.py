@@ -20,7 +20,23 @@ _ROUNDING = 2.0**-24  # of a number that becomes a float32, relative
 _SHARED_PASS = 1e-6
 
 
-def clip_norm_in_float32(bound: float, spread: float, owners: int) -> float:
+@dataclass(frozen=True)
+class Clip:
+    """How a gradient g is scaled so that its norm is at most C: by min(most, C / (norm of g + stability)).
+
+    Args:
+        bound: C; infinity where nothing is clipped.
+        most: the largest factor. 1: g is clipped to C. C / c: g is clipped to c, and what comes out is in units of c / C.
+            Infinity: every gradient is normalised.
+        stability: added to the norm, so that a gradient close to zero is not blown up.
+    """
+
+    bound: float
+    most: float = 1.0
+    stability: float = 0.0
+
+
+def clip_norm_in_float32(bound: float, spread: float, owners: int, shared: float = _SHARED_PASS) -> float:
     """What gradients are clipped to, so that one record moves the *rounded* sum by no more than the sensitivity.
 
     Rounding goes by the length of a sum, and a record can change every rounding in it.
@@ -29,8 +45,9 @@ def clip_norm_in_float32(bound: float, spread: float, owners: int) -> float:
         bound: C; infinity where nothing is clipped.
         spread: the longest sum there can be, over the sensitivity: K / 2 for K groups.
         owners: how many round a sum of their own and have them added up, in float32.
+        shared: of the bound, what rounding may move the part of a group that a record is not in.
     """
-    return bound / (1 + spread * (_SHARED_PASS + 2 * _ROUNDING * owners))
+    return bound / (1 + spread * (shared + 2 * _ROUNDING * owners))
 
 
 @dataclass(frozen=True)
@@ -38,7 +55,7 @@ class BoundedSum:
     """Sum of clipped gradients over one or more owners' groups.
 
     Attributes:
-        values: ``(P,)`` float32, flat over the trainable parameters.
+        values: ``(P,)`` float32, flat over the trainable parameters; with `dpfed.privacy.group_statistics`, these come behind.
         sensitivity: largest L2 change when one record is added or removed.
         groups: public number of groups summed over, empty ones included.
         noise_std: standard deviation of the Gaussian noise that the owners added to it already; 0: none.
@@ -64,20 +81,22 @@ class BoundedSum:
         )
 
 
-def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """What each gradient is multiplied by so that its norm is at most `clip_norm`.
+def clip_factors(norms: Tensor, clip_norm: float | Clip) -> Tensor:
+    """What each gradient is multiplied by so that its norm is at most C.
 
     A gradient that is not finite, or so long that its factor has no digits in float32, gets factor 0: the group contributes
     nothing. Stopping the run instead would be an event that depends on a private record.
 
     Args:
         norms: ``(G,)`` L2 norms, summed in float64; in float32 where the device has no better.
-        clip_norm: C.
+        clip_norm: C, to which longer ones are clipped; or another `Clip`.
 
     Returns:
-        ``(G,)`` factors in [0, 1].
+        ``(G,)`` factors, of which none is negative.
     """
-    factors = torch.clamp(clip_norm * (1 - _SLACK[norms.dtype]) / norms.clamp(min=1e-30), max=1.0)
+    clip = clip_norm if isinstance(clip_norm, Clip) else Clip(clip_norm)
+    lengths = norms + clip.stability if clip.stability else norms
+    factors = torch.clamp(clip.bound * (1 - _SLACK[norms.dtype]) / lengths.clamp(min=1e-30), max=clip.most)
     return torch.where(torch.isfinite(norms) & (factors > _LEAST_FACTOR), factors, 0.0)
 
 

@@ -25,6 +25,7 @@ from dpfed.config.sections import (
     ObjectiveConfig,
     OptimizerConfig,
     PrivacyConfig,
+    ProgressConfig,
     PublicConfig,
     Section,
     TextViewsConfig,
@@ -56,7 +57,10 @@ class Config(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    diagnostics: Literal["none", "raw"] = Field("none", description="'raw' writes private figures and marks the card")
+    progress: ProgressConfig = ProgressConfig()
+    diagnostics: Literal["none", "private", "raw"] = Field(
+        "none", description="'private': loss, clip rate and norms with noise, paid for; 'raw': exact, marks the card"
+    )
 
     @model_validator(mode="after")
     def _one_target(self) -> Config:

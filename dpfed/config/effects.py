@@ -200,7 +200,16 @@ _RULES = (
     needs("bounding.engine", "bounding.method", "group", "public", "none", why="it has its own engine; "),
     needs("bounding.engine", "training.sharding", "none", why="a sharded model has its own engine; "),
     Rule(
-        "bounding.clip_norm privacy.epsilon privacy.noise_multiplier privacy.noise privacy.delta privacy.accountant",
+        "bounding.clip_norm",
+        "bounding.clipping",
+        lambda c: c.bounding.clipping != "automatic",
+        "every gradient is normalised; set bounding.clipping = 'fixed'",
+    ),
+    needs("bounding.stability", "bounding.clipping", "automatic"),
+    needs("progress.share progress.phase progress.quantile progress.loss_range", "diagnostics", "private"),
+    Rule(
+        "bounding.clip_norm bounding.clipping privacy.epsilon privacy.noise_multiplier privacy.noise privacy.delta "
+        "privacy.accountant",
         "bounding.method",
         lambda c: _method(c).private,
         "nothing is clipped, added or promised; set bounding.method = 'group'",
@@ -306,8 +315,8 @@ def effective(config: Config) -> Config:
 
 
 def _default(config: Config, key: str) -> Any:
-    section, name = key.split(".")
-    return type(getattr(config, section)).model_fields[name].default
+    section, _, name = key.rpartition(".")
+    return type(attrgetter(section)(config) if section else config).model_fields[name].default
 
 
 def _given(config: Config, key: str) -> bool:

@@ -218,6 +218,10 @@ class BoundingConfig(Section):
     method: str = Field("group", description="what is clipped; 'none': no privacy at all (docs/methods.md has them all)")
     group_size: int = Field(16, description="S: expected records in a group")
     clip_norm: float = Field(1.0, description="C: the largest L2 norm of what is clipped")
+    clipping: Literal["fixed", "automatic", "adaptive"] = Field(
+        "fixed", description="to clip_norm; automatic: normalised, no C to tune; adaptive: C follows progress.quantile"
+    )
+    stability: float = Field(0.01, gt=0, description="clipping = 'automatic': added to the norm that a gradient is divided by")
     max_group_size: int | None = Field(None, description="the most records of a group; others are left out")
     max_batch: int | None = Field(None, ge=2, description="sample and logit: cap of the batch; default B + 4 sqrt(B)")
     options: dict[str, bool | int | float | str] = Field({}, description="of the method's own (docs/methods.md)")
@@ -298,6 +302,17 @@ class TrainingConfig(Section):
     sharding: Literal["none", "fsdp"] = Field("none", description="'fsdp': a cluster's workers share one copy of the model")
     checkpoint_every: int = Field(50, ge=1, description="steps between two checkpoints")
     keep: int = Field(2, ge=1, description="how many checkpoints are kept, the newest")
+
+
+class ProgressConfig(Section):
+    """What `diagnostics = 'private'` releases of training, with noise, and accounted for."""
+
+    share: float = Field(0.01, gt=0, lt=1, description="of a step's 1 / sigma^2, what these figures get")
+    phase: int | None = Field(None, ge=1, description="steps whose figures are averaged; default: as many as the noise wants")
+    quantile: float = Field(0.5, ge=0.01, le=0.99, description="of the groups' gradient norms, which is followed")
+    loss_range: float | None = Field(
+        None, gt=0, description="a loss per record above it counts as it; default: of the loss, twice that of guessing"
+    )
 
 
 Task = Literal["retrieval", "zero_shot", "knn", "linear"]

@@ -56,5 +56,10 @@ def group_loss(
 
 
 OBJECTIVE = Objective(
-    title="what a slower copy says of the other view", loss=group_loss, options=Options, target_network=True, images_only=True
+    title="what a slower copy says of the other view",
+    loss=group_loss,
+    options=Options,
+    target_network=True,
+    range=lambda options, records: 8.0,  # there is no larger one
+    images_only=True,
 )

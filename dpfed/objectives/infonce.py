@@ -5,6 +5,7 @@ Shapes: S records in the group (padding included), V image views, W text views, 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from dpfed.objectives.objective import ContrastOptions, Objective
@@ -84,4 +85,9 @@ def group_loss(
     return found(images[:, 0], images[:, 1:]) + found(images[:, 1], back)
 
 
-OBJECTIVE = Objective(title="softmax contrast", loss=group_loss, options=ContrastOptions, own_terms=True)
+def _range(options: ContrastOptions, records: int) -> float:
+    """Twice the loss of a guess among a record's own view and all negatives, in both directions."""
+    return 4 * math.log(1 + (options.augmentations + 1) * (records - 1))
+
+
+OBJECTIVE = Objective(title="softmax contrast", loss=group_loss, options=ContrastOptions, own_terms=True, range=_range)

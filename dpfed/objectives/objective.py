@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import Field
 
@@ -50,6 +50,8 @@ class Objective:
         own_terms: whether it is a sum of terms that each belong to one record, or to a pair; `loss` then takes
             ``counted``, ``(S,)`` bool, the records whose terms are added up (default: all that are present). What a record
             adds beside public ones is then these terms, and otherwise a difference of two losses.
+        range: a loss per record that training hardly exceeds, by the options and the number of records that are contrasted:
+            twice that of a guess, as a rule. Progress that is released tells no larger ones apart. ``None``: nobody knows.
         images_only: whether it compares views of an image, and knows nothing of captions.
         rules: when some of its keys have no effect although the loss is chosen.
     """
@@ -61,6 +63,7 @@ class Objective:
     bias: Callable[[int], float] | None = None
     target_network: bool = False
     own_terms: bool = False
+    range: Callable[[Any, int], float] | None = None
     images_only: bool = False
     rules: tuple[Rule, ...] = ()
 

@@ -106,4 +106,11 @@ def group_loss(
     return torch.where(present.sum() > 1, attraction + negatives, 0.0)
 
 
-OBJECTIVE = Objective(title="sigmoid contrast, pair by pair", loss=group_loss, options=Options, bias=_start, own_terms=True)
+def _range(options: Options, records: int) -> float:
+    """Twice the loss of a guess at the bias of `_start`: of the own pair, and of all others together."""
+    return 2 * (math.log(records) + 2 * options.augmentations + 1)
+
+
+OBJECTIVE = Objective(
+    title="sigmoid contrast, pair by pair", loss=group_loss, options=Options, bias=_start, own_terms=True, range=_range
+)

@@ -74,6 +74,7 @@ OBJECTIVE = Objective(
     loss=group_loss,
     options=Options,
     unit_length=False,
+    range=lambda options, records: options.invariance + 2 * options.variance * options.deviation,  # views that do not vary
     rules=(
         Rule(
             "objective.deviation", "objective.variance", lambda c: c.objective.variance > 0, "give objective.variance a weight"

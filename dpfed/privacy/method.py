@@ -107,6 +107,9 @@ class Method:
         private: whether there is clipping and noise at all.
         proven_in_floats: whether the sensitivity is proven for the sum as it is computed, which discrete noise builds upon
             (docs/guarantee.md, Noise to the last bit).
+        measured: whether what is clipped are the gradients of groups, each of which the engine can give a norm and a loss of; a
+            group is then there before and after, or comes and goes, as its gradient does. Progress is released of such alone,
+            and other rules of clipping are for them.
         accountants: that can account for its sampler; the first is the default where a configuration's cannot.
         sampler: who takes part in a step, of a plan; by default every record is drawn independently.
     """
@@ -130,6 +133,7 @@ class Method:
     units: bool = False
     private: bool = True
     proven_in_floats: bool = False
+    measured: bool = False
     accountants: tuple[Accountant, ...] = ("pld", "rdp")
     sampler: Callable[[PrivacyPlan], Sampler] = _independently
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dpfed.errors import UserError, nearest
 from dpfed.privacy import accounting
 from dpfed.privacy.accounting import Accountant
+from dpfed.privacy.group_statistics import GroupStatistics
 from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.method import Method, method_named
 from dpfed.privacy.noise import DiscreteGaussianNoise, GaussianNoise, Noise, NoiseKind
@@ -38,9 +39,13 @@ from dpfed.privacy.samplers import Sampler
 if TYPE_CHECKING:
     from dpfed.config import Config
 
+_AUTOMATIC = 1.0  # C, where every gradient is normalised
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 # Fields of `as_dict` that came later: at these values a plan keeps the fingerprint that it had without them, and so its ledger.
 _LATER = {"unit": "record", "per_unit": 1, "method": "group", "max_batch": None, "options": {}}
+# Fields that came later still: `as_dict` has them at other values only.
+_LATEST = {"noise": "gaussian", "clipping": "fixed", "stability": 0.0, "progress": {}}
+Clipping = Literal["fixed", "automatic", "adaptive"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,10 @@ class PrivacyPlan:
         max_batch: at most so many of the drawn records take part, where the method needs such a cap; otherwise ``None``.
         options: the method's own public numbers.
         noise_kind: ``gaussian``, in floating point, or ``discrete``, exact on a grid (`dpfed.privacy.noise`).
+        clipping: ``fixed``: longer gradients are clipped to C; ``automatic``: every one is normalised to C; ``adaptive``: they
+            are clipped to a threshold that follows a quantile of their norms and starts at C, and are sent in units of it.
+        stability: added to the norm by which a gradient is normalised; 0 with other rules.
+        progress: what `dpfed.privacy.group_statistics` releases beside the gradients; empty: nothing.
 
     Raises:
         UserError: if the numbers cannot describe a plan.
@@ -94,6 +103,9 @@ class PrivacyPlan:
     max_batch: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     noise_kind: NoiseKind = "gaussian"
+    clipping: Clipping = "fixed"
+    stability: float = 0.0
+    progress: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, kind, optional in NUMBERS:
@@ -123,9 +135,10 @@ class PrivacyPlan:
         fields = dataclasses.asdict(self)
         fields["method"] = fields.pop("method_name")
         fields["unit"] = "unit" if self.unit == "user" else "record"
-        noise = fields.pop("noise_kind")
-        if noise != "gaussian":  # a federation's terms hash all fields, and older ones have none for it
-            fields["noise"] = noise
+        fields["noise"] = fields.pop("noise_kind")
+        for name, value in _LATEST.items():  # a federation's terms hash all fields, and older ones have none for these
+            if fields[name] == value:
+                del fields[name]
         return fields
 
     @classmethod
@@ -177,7 +190,10 @@ class PrivacyPlan:
         """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
         draft = cls._draft(records, config)
         refuse_large_delta(draft)
-        return draft if draft.target_epsilon is None else draft._calibrated()
+        plan = draft if draft.target_epsilon is None else draft._calibrated()
+        if plan.statistics is not None:
+            plan.statistics.refuse_noise_alone(plan.noise_std)
+        return plan
 
     @classmethod
     def sketch(cls, config: Config, at_most: int = MOST_RECORDS) -> PrivacyPlan:
@@ -213,6 +229,7 @@ class PrivacyPlan:
             if target is not None:
                 require_epsilon("privacy.epsilon", target)
             sigma = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier
+        clipping = bounding.clipping if method.private else "fixed"
         max_batch = bounding.max_batch
         if method.capped and max_batch is None:
             max_batch = privacy.batch + math.ceil(_SPREAD * math.sqrt(max(0, min(privacy.batch, MOST_RECORDS))))
@@ -224,7 +241,7 @@ class PrivacyPlan:
             delta=default_delta_of(records) if privacy.delta is None else privacy.delta,
             target_epsilon=privacy.epsilon,
             group_size=1 if method.public_records else bounding.group_size,
-            clip_norm=bounding.clip_norm,
+            clip_norm=_AUTOMATIC if clipping == "automatic" else bounding.clip_norm,
             max_group_size=bounding.max_group_size,
             accountant=privacy.accountant if privacy.accountant in method.accountants else method.accountants[0],
             unit=privacy.unit,
@@ -233,6 +250,9 @@ class PrivacyPlan:
             max_batch=max_batch,
             options=method.public_numbers(config),
             noise_kind=privacy.noise,
+            clipping=clipping,
+            stability=bounding.stability if clipping == "automatic" else 0.0,
+            progress=_progress(config),
         )
 
     def _calibrated(self) -> PrivacyPlan:
@@ -325,10 +345,30 @@ class PrivacyPlan:
         """C, the largest L2 norm of what is clipped; infinity without privacy."""
         return self.clip_norm if self.private else math.inf
 
+    @functools.cached_property
+    def statistics(self) -> GroupStatistics | None:
+        """What is released of the groups beside their gradients, in the same sum; ``None``: nothing."""
+        return GroupStatistics.of(self)
+
+    @property
+    def statistics_count(self) -> int:
+        """How many numbers of the sum are such statistics: they come last."""
+        return 0 if self.statistics is None else len(self.statistics.names)
+
     @property
     def sensitivity(self) -> float:
-        """Most that one record (or unit) can move the sum, L2; 2C for groups."""
-        return self.method.sensitivity(self)
+        """Most that one record (or unit) can move the sum, L2; 2C for groups, and a little more with their statistics."""
+        return self.method.sensitivity(self) / self._gradient_part
+
+    @property
+    def longest_part(self) -> float:
+        """The largest L2 norm of what one group adds to the sum: C, or a little more with its statistics."""
+        return self.bound / self._gradient_part
+
+    @property
+    def _gradient_part(self) -> float:
+        """What the sensitivity of the gradients is of the sum's."""
+        return math.sqrt(1 - self.progress["share"]) if self.progress else 1.0
 
     @property
     def rounded_sensitivity(self) -> float:
@@ -418,3 +458,24 @@ class PrivacyPlan:
                 del fields[name]
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _progress(config: Config) -> dict[str, Any]:
+    """What a configuration releases of the groups' progress, with every number that it leaves open.
+
+    Raises:
+        UserError: if the loss does not say its range, and the configuration gives none.
+    """
+    if config.diagnostics != "private":
+        return {}
+    progress, objective = config.progress, config.objective
+    loss_range, known = progress.loss_range, objective.loss.range
+    if loss_range is None:
+        require(
+            known is not None,
+            f"objective.name = '{objective.name}' does not say how large its loss per record is: give progress.loss_range, the "
+            "largest that diagnostics = 'private' is to tell from larger ones",
+        )
+        assert known is not None
+        loss_range = round(known(objective.options, max(2, method_named(config.bounding.method).contrasted(config))), 3)
+    return {"share": progress.share, "quantile": progress.quantile, "loss_range": loss_range, "phase": progress.phase}

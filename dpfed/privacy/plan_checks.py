@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MOST_RECORDS, MOST_STEPS = 10**12, 10**9  # beyond these, accounting in numbers of 64 bits means nothing
 LEAST_EPSILON = 1e-3  # losses are added up on a grid of 1e-5 at best
 _MOST_DISCRETE = 1e3
+_PROGRESS = {"share", "quantile", "loss_range", "phase"}
 WHOLE, NUMBER = "a whole number", "a number"
 NUMBERS = (  # field, what it must be, whether it may be None
     ("records", WHOLE, False),
@@ -31,6 +32,7 @@ NUMBERS = (  # field, what it must be, whether it may be None
     ("target_epsilon", NUMBER, True),
     ("per_unit", WHOLE, False),
     ("max_batch", WHOLE, True),
+    ("stability", NUMBER, False),
 )
 
 
@@ -51,6 +53,7 @@ def check(plan: PrivacyPlan) -> None:
     )
     require_within("steps", plan.steps, 1, MOST_STEPS)
     _check_noise(plan)
+    _check_clipping(plan)
     require(0 < plan.delta < 1, f"delta must lie strictly between 0 and 1, got {plan.delta}")
     if plan.max_group_size is not None:
         require_within("max_group_size", plan.max_group_size, 2)
@@ -114,6 +117,43 @@ def _check_noise(plan: PrivacyPlan) -> None:
             f"with noise = 'discrete' noise_multiplier must be at most {_MOST_DISCRETE:g} (the grid grows with it, and "
             f"rounding would cost more than 3 %), got {sigma}",
         )
+
+
+def _check_clipping(plan: PrivacyPlan) -> None:
+    rule, progress = plan.clipping, plan.progress
+    require(rule in ("fixed", "automatic", "adaptive"), f"clipping must be 'fixed', 'automatic' or 'adaptive', got {rule!r}")
+    require(isinstance(progress, dict), f"progress must be a dictionary, got {progress!r}")
+    wanted = f"clipping = '{rule}'" if rule != "fixed" else "diagnostics = 'private'"
+    if rule != "fixed" or progress:
+        measured = [name for name in METHODS if method_named(name).measured]
+        require(
+            plan.private,
+            f"{wanted} has nothing to do without privacy (method '{plan.method_name}'): leave it out"
+            + (", or set diagnostics = 'raw'" if progress else ""),
+        )
+        require(
+            plan.method.measured,
+            f"{wanted} is proven for the methods {', '.join(measured)}, whose groups have a clipped gradient each, and not for "
+            f"'{plan.method_name}'",
+        )
+    fits = positive(plan.stability) if rule == "automatic" else plan.stability == 0
+    require(fits, f"stability must be positive with clipping = 'automatic', and 0 otherwise, got {plan.stability}")
+    require(
+        rule != "adaptive" or bool(progress),
+        "clipping = 'adaptive' follows a quantile of the gradients' norms, which has to be released: set "
+        "diagnostics = 'private'",
+    )
+    if not progress:
+        return
+    require(set(progress) == _PROGRESS, f"progress must hold {', '.join(sorted(_PROGRESS))}, got {progress}")
+    for name in ("share", "quantile"):
+        value = plain_number(f"progress.{name}", NUMBER, progress[name])
+        require(0 < value < 1, f"progress.{name} must lie strictly between 0 and 1, got {value}")
+    value = plain_number("progress.loss_range", NUMBER, progress["loss_range"])
+    require(positive(value), f"progress.loss_range must be positive, got {value}")
+    if progress["phase"] is not None:
+        steps = plain_number("progress.phase", WHOLE, progress["phase"])
+        require_within("progress.phase", steps, 1, plan.steps, " (the steps)")
 
 
 def refuse_large_delta(plan: PrivacyPlan) -> None:

@@ -219,7 +219,7 @@ def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
             + ("" if facts.max_group_size is None else f", at most {facts.max_group_size} of a group's own records"),
         )
     if math.isfinite(facts.clip_norm):
-        yield "Clip norm C", f"{facts.clip_norm:g}"
+        yield "Clip norm C", f"{facts.clip_norm:g}" + (f"; {facts.clipping}" if facts.clipping else "")
         yield "Sensitivity of the sum" + ("" if facts.sound else ", as claimed"), f"{facts.sensitivity:g}"
         yield "Noise multiplier sigma", f"{facts.noise_multiplier:.6g}"
         yield "Noise", facts.noise

@@ -39,6 +39,7 @@ class CardFacts:
         group_size: S, expected; ``None``: no groups are drawn.
         max_group_size: the cap, None where there is none.
         clip_norm: C; infinity where nothing was clipped.
+        clipping: what else there is to know of clipping, such as ``every gradient is normalised to it``.
         noise_multiplier: sigma.
         sensitivity: most that one record or unit moves the sum, L2; normally 2C.
         noise_std: sigma times the sensitivity.
@@ -93,6 +94,7 @@ class CardFacts:
     complete: bool = True
     options: str = ""
     released: str = ""
+    clipping: str = ""
     sound: bool = True
     secrets: tuple[str, ...] = ()
     budget: str = ""

@@ -19,6 +19,7 @@ from dpfed.evaluation.intervals import apart
 from dpfed.places import path_of
 from dpfed.privacy.promise import round_up
 from dpfed.report.audit_plot import audit_plot
+from dpfed.report.curves import training_note, training_plots
 from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, progress_plot
 from dpfed.report.results import Result, headlines, label, shown, within
 from dpfed.report.style import inline_svg, palette, uri
@@ -29,7 +30,7 @@ if TYPE_CHECKING:  # whoever has a run makes one
 PIXEL_ART = 64  # pictures smaller than this are enlarged with hard edges
 NO_LOSS = (
     "There is no loss curve. The loss of a step is an exact function of the records that it drew, and epsilon does not cover "
-    "it. These charts come from noisy sums or from the evaluation."
+    "it. These charts come from noisy sums or from the evaluation. diagnostics = 'private' releases a curve with noise."
 )
 ERROR_BARS = (
     "± is the 95% interval over the draw of held-out records. The difference compares both models on the same records; “within "
@@ -98,13 +99,15 @@ def _single(run: RunView) -> dict:
         "title": run.name,
         "runs": [run],
         "run": run,
+        "training": _drawn(training_plots(run.phases, run.clip_norm)),
+        "training_note": training_note(run.phases, run.void),
         "tiles": _tiles(run, first),
         "groups": _groups(table),
         "plots": _drawn(plots),
         "card": _markdown(run.card_markdown),
         "marks": marks,
         "about": run.about,
-        "no_loss": NO_LOSS,
+        "no_loss": "" if run.phases else NO_LOSS,
         "error_bars": ERROR_BARS,
     }
 

@@ -38,6 +38,7 @@ from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.starts import starting_weights
 from dpfed.training.checkpoint import load_weights
 from dpfed.training.coordinator import Coordinator
+from dpfed.training.curve import Curve
 from dpfed.training.memory import require_memory
 from dpfed.training.post_processing import post_processors
 from dpfed.training.releases import Releases
@@ -173,7 +174,10 @@ class Components:
 
     def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
         """The run's coordinator."""
-        return Coordinator(self.plan, self.model, self.config.optimizer, randomness, ledger, releases)
+        noise_std = None
+        if self.terms and (trust := self.terms.trust_model).mode != "central":
+            noise_std = trust.carried_std(self.plan, trust.sites)
+        return Coordinator(self.plan, self.model, self.config.optimizer, randomness, ledger, releases, noise_std)
 
     def load_weights(self, checkpoint: Path) -> None:
         """Gives the model the weights of a checkpoint that are measured and published.
@@ -181,7 +185,8 @@ class Components:
         Raises:
             UserError: if the checkpoint is damaged or belongs to another model.
         """
-        load_weights(checkpoint, self.model, post_processors(self.config.optimizer, self.model))
+        curve = [Curve(self.plan)] if self.plan.statistics else []
+        load_weights(checkpoint, self.model, [*curve, *post_processors(self.config.optimizer, self.model)])
 
     def evaluate(self, which: Which, step: int) -> list[Evaluation]:
         """Measures the model as it is now."""

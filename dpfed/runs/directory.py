@@ -23,6 +23,7 @@ from dpfed.files.json_lines import DamagedLine, append_line, read_lines
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.places import path_of
+from dpfed.privacy.phase import Phase
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.report.audit import is_audit
 from dpfed.runs.recorded import wrong_provenance
@@ -343,6 +344,10 @@ def _is_metric(line: dict[str, Any]) -> bool:
     """Whether a line of metrics.jsonl has what is read of it."""
     step, spent = line.get("step"), line.get("epsilon", 0)
     numbers = isinstance(step, int) and not isinstance(step, bool) and (spent is None or isinstance(spent, int | float))
+    try:
+        Phase.read(line["phase"]) if "phase" in line else None
+    except ValueError:
+        return False
     return numbers and ("evaluation" not in line or wrong_fact(line["evaluation"]) is None)
 
 

@@ -55,6 +55,10 @@ _COVERED = (
     "epsilon, learning rate and the norm of the noisy gradient. They follow from noisy sums only.",
     "Not covered: evaluation figures (results.json, report.html, and their lines in metrics.jsonl), which are exact.",
 )
+_PROGRESS = (
+    "Covered by the guarantee, too: in metrics.jsonl and report.html the training loss, the clip rate and a quantile of the "
+    "gradients' norms, as means over {} steps with noise. Card and report state how far they may be off."
+)
 _ONE_PROCESS = "central: one process holds the records, the model and the noise"
 _ONE_CLUSTER = (
     "central: up to {} workers of one cluster hold the records; sums travel between them without noise, and one of them adds it"
@@ -173,6 +177,8 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
         "groups": plan.groups,
         "divisor": plan.divisor,
         "clip_norm": plan.bound,
+        "clipping": plan.clipping,
+        "progress": plan.progress,
         "noise_std": plan.noise_std,
         "noise": plan.noise_kind,
         "sound": plan.method.sound,
@@ -247,13 +253,14 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         sensitivity=plan.sensitivity,
         noise_std=plan.noise_std,
         trust_mode=_ONE_PROCESS if ledger.owners == 1 else _ONE_CLUSTER.format(ledger.owners),
-        outputs=_COVERED if plan.promises else (_NOTHING_COVERED if plan.private else _ALL_EXACT,),
+        outputs=_outputs(plan),
         marks=_marks(parts, ledger, disclosed),
         not_protected=_not_protected(parts, trained, disclosed),
         secrets=_secrets(parts, ledger, disclosed),
         complete=ledger.charged >= plan.steps,
         options=", ".join(f"{name} = {value}" for name, value in plan.options.items()),
         released=_released(plan),
+        clipping=_clipping(plan),
         noise=_noise(plan),
         sound=plan.method.sound,
     )
@@ -270,8 +277,34 @@ def _noise(plan: PrivacyPlan) -> str:
     )
 
 
+def _outputs(plan: PrivacyPlan) -> tuple[str, ...]:
+    """What leaves the trust boundary."""
+    if not plan.promises:
+        return (_NOTHING_COVERED if plan.private else _ALL_EXACT,)
+    return _COVERED if plan.statistics is None else (_COVERED[0], _PROGRESS.format(plan.statistics.phase), *_COVERED[1:])
+
+
+def _clipping(plan: PrivacyPlan) -> str:
+    """What becomes of gradients that are not just clipped to C."""
+    if plan.clipping == "automatic":
+        return f"every gradient is normalised: divided by its norm + {plan.stability:g}, times C"
+    if plan.clipping == "adaptive" and plan.statistics is not None:
+        return (
+            f"gradients are clipped to a norm that starts at C and follows the {plan.statistics.quantile:g} quantile of all "
+            "norms, by noisy counts; sums are in units of it, so that a record moves them by as much as with C"
+        )
+    return ""
+
+
 def _released(plan: PrivacyPlan) -> str:
-    """The noise of what a method releases beside the sum: what the sum's noise leaves of sigma's privacy."""
+    """The noise of what is released beside the sum: what the sum's noise leaves of sigma's privacy."""
+    if plan.statistics is not None:
+        share = plan.statistics.share
+        return (
+            "of every step the groups' mean loss and where their norms lie, in the same sum and noise: alone they would have "
+            f"noise multiplier {plan.noise_multiplier / math.sqrt(share):.6g}, and the gradients "
+            f"{plan.noise_multiplier / math.sqrt(1 - share):.6g}; together that of sigma on one sample"
+        )
     rest = 1 - plan.method.gradient_share(plan)
     if not rest:
         return ""

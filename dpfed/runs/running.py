@@ -80,7 +80,9 @@ def _carry_out(
     advance(start)
 
     def keep_metrics(summary: StepSummary) -> None:
-        if _due(summary, plan, max(1, plan.steps // _CURVE_POINTS)):
+        if summary.phase is not None:
+            watcher.note(str(summary.phase))
+        if summary.phase is not None or _due(summary, plan, max(1, plan.steps // _CURVE_POINTS)):
             run.append(
                 run.metrics, {"step": summary.done, "epsilon": ledger.epsilon if plan.promises else None, **summary.figures()}
             )

@@ -12,6 +12,7 @@ from typing import Any
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.reading import read_text
+from dpfed.privacy.phase import Phase
 from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.gallery import Gallery
 from dpfed.report.results import Result, results_of
@@ -106,6 +107,17 @@ class RunView:
     def evaluations(self) -> list[dict[str, Any]]:
         """All measured figures."""
         return self.results["evaluations"]
+
+    @property
+    def phases(self) -> list[Phase]:
+        """The released figures of training, where there are any."""
+        return [Phase.read(line["phase"]) for line in self.metrics if "phase" in line]
+
+    @property
+    def clip_norm(self) -> float | None:
+        """C, where gradients are clipped to one that stays; results of an older dpfed say nothing of other rules."""
+        privacy = self.results["privacy"]
+        return privacy.get("clip_norm") if privacy.get("clipping", "fixed") == "fixed" else None
 
     @property
     def table(self) -> list[Result]:

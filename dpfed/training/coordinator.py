@@ -7,6 +7,7 @@ carries, and the coordinator refuses less than the plan's instead of adding any.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,10 @@ from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import KeyedNoise, digest_of
+from dpfed.privacy.phase import Phase
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.training.curve import Curve
 from dpfed.training.optimizers import build_optimizer, learning_rate
 from dpfed.training.post_processing import PostProcessor, post_processors
 from dpfed.training.releases import Releases
@@ -34,20 +37,23 @@ class StepSummary:
         step: 0 .. T - 1.
         learning_rate: of this step.
         noisy_gradient_norm: L2; ``None``: the step was discarded, and the model stayed as it was.
+        phase: the figures of the phase that the step ended, where such are released.
     """
 
     step: int
     learning_rate: float
     noisy_gradient_norm: float | None
+    phase: Phase | None = None
 
     @property
     def done(self) -> int:
         """Steps finished."""
         return self.step + 1
 
-    def figures(self) -> dict[str, float | None]:
+    def figures(self) -> dict[str, Any]:
         """What metrics.jsonl keeps beside step and epsilon."""
-        return {"learning_rate": self.learning_rate, "noisy_gradient_norm": self.noisy_gradient_norm}
+        figures: dict[str, Any] = {"learning_rate": self.learning_rate, "noisy_gradient_norm": self.noisy_gradient_norm}
+        return figures if self.phase is None else {**figures, "phase": self.phase.figures()}
 
 
 class Coordinator:
@@ -56,6 +62,7 @@ class Coordinator:
     Attributes:
         optimizer: torch's.
         post_processors: what is done with every noisy sum beside the optimizer's step, in order.
+        curve: the one of them that takes in the groups' statistics, where the plan releases any.
 
     Args:
         plan: the noise, the divisor and the number of steps.
@@ -64,6 +71,7 @@ class Coordinator:
         randomness: the coordinator's secret randomness.
         ledger: written before each release is used.
         releases: keeps releases until a checkpoint takes them in; without it, a resume must compute them again, exactly.
+        noise_std: of each number of the noisy sum, where owners add more than the plan's.
     """
 
     def __init__(
@@ -74,6 +82,7 @@ class Coordinator:
         randomness: Randomness,
         ledger: Ledger,
         releases: Releases | None = None,
+        noise_std: float | None = None,
     ) -> None:
         self._plan, self._config = plan, config
         self._noise = KeyedNoise(plan.noise, randomness, "noise", plan.fingerprint)
@@ -82,7 +91,13 @@ class Coordinator:
             raise UserError(f"{ledger.path} was started for another plan: noise and accounting must follow from the same one.")
         self._vector = TrainableVector(model)
         self.optimizer = build_optimizer(config, self._vector.parameters)
-        self.post_processors: list[PostProcessor] = post_processors(config, model)
+        self.curve = Curve(plan, noise_std) if plan.statistics else None
+        self.post_processors: list[PostProcessor] = [*filter(None, [self.curve]), *post_processors(config, model)]
+
+    @property
+    def threshold(self) -> float | None:
+        """The norm about which the next step asks, and to which it clips where that adapts; ``None``: it does not ask."""
+        return None if self.curve is None else self.curve.threshold
 
     def apply(self, step: int, total: BoundedSum) -> StepSummary:
         """One step: noise once, charge, divide by the public divisor, update.
@@ -158,10 +173,10 @@ class Coordinator:
         return noisy
 
     def _check_sum(self, step: int, total: BoundedSum) -> None:
-        plan, size = self._plan, self._vector.numel
+        plan, size = self._plan, self._vector.numel + self._plan.statistics_count
         if not total.sensitivity <= plan.sensitivity or total.groups != plan.groups or total.values.numel() != size:
             raise UserError(
-                f"step {step}: expected a sum over {plan.groups} groups and {size} parameters with sensitivity "
+                f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity "
                 f"{plan.sensitivity:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}."
             )
         if total.noise_std and total.noise_std < plan.noise_std * (1 - 1e-9):
@@ -173,7 +188,8 @@ class Coordinator:
 
     def _update(self, step: int, noisy: Tensor) -> StepSummary:
         rate = learning_rate(self._config, step, self._plan.steps)
-        gradient = noisy.div_(self._plan.divisor)
+        gradient, statistics = noisy.split([self._vector.numel, self._plan.statistics_count])
+        gradient = gradient.div_(self._plan.divisor)
         norm = gradient.norm().item()
         for processor in self.post_processors:
             gradient = processor.gradient(step, gradient)
@@ -186,10 +202,14 @@ class Coordinator:
         self._check_parameters(step)
         for processor in self.post_processors:
             processor.updated(step)
-        return StepSummary(step, rate, norm)
+        return StepSummary(step, rate, norm, self._told(step, statistics))
 
     def _skipped(self, step: int) -> StepSummary:
-        return StepSummary(step, learning_rate(self._config, step, self._plan.steps), None)
+        return StepSummary(step, learning_rate(self._config, step, self._plan.steps), None, self._told(step, None))
+
+    def _told(self, step: int, statistics: Tensor | None) -> Phase | None:
+        """Takes in the statistics behind a noisy gradient."""
+        return None if self.curve is None else self.curve.take(step, statistics)
 
     def _check_parameters(self, step: int) -> None:
         # A function of the noisy sum only, so stopping here tells nothing more.

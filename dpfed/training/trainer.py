@@ -16,6 +16,9 @@ class Transport(Protocol):
     def collect(self, step: int) -> BoundedSum | None:
         """The sum over all owners' groups of one step; ``None``: it came to nothing and is only paid for."""
 
+    def tell(self, threshold: float) -> None:
+        """The norm about which the next steps ask: all owners must know it (`Worker.threshold`)."""
+
 
 class InProcess:
     """Owners in this very process: one machine, or the simulation of several owners."""
@@ -29,6 +32,11 @@ class InProcess:
         for other in others:
             first = first + other
         return first
+
+    def tell(self, threshold: float) -> None:
+        """See `Transport`."""
+        for worker in self._workers:
+            worker.threshold = threshold
 
 
 def train(
@@ -49,6 +57,8 @@ def train(
     for step in steps:
         summary = coordinator.replay(step)
         if summary is None:
+            if coordinator.threshold is not None:
+                transport.tell(coordinator.threshold)
             total = transport.collect(step)
             summary = coordinator.discard(step) if total is None else coordinator.apply(step, total)
         for observe in observers:

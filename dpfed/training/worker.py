@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpfed.bounding.bounded_sum import BoundedSum, clip_norm_in_float32
+from dpfed.bounding.bounded_sum import BoundedSum, Clip, clip_norm_in_float32
 from dpfed.bounding.engines import Engine, GroupBatch
+from dpfed.bounding.statistics import sum_of_statistics
 from dpfed.data.public_records import Companions
 from dpfed.data.sampling import StepDraw, draw_step
 from dpfed.data.views.batches import ViewMaker
@@ -18,6 +19,7 @@ from dpfed.errors import UserError
 from dpfed.models.contract import temperature_of
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import validate
+from dpfed.privacy.group_statistics import GroupStatistics
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
@@ -56,8 +58,12 @@ class Worker:
         units: ``(n,)`` the keys of the records' units where the plan protects units, otherwise ``None``.
         companions: the public records that join every group, where the method has any.
 
+    Attributes:
+        threshold: of the gradients' norms, which the coordinator tells before a step where the plan asks about one; public.
+
     Raises:
         ValueError: if the units or the companions are missing, or given, against the plan.
+        UserError: if more owners would round their statistics than there is room for.
     """
 
     def __init__(
@@ -90,8 +96,16 @@ class Worker:
         self._companions, self._microbatch = companions, max(1, microbatch // (1 + public))
         self._groups = plan.groups if groups is None else groups
         self._clip_norm = clip_norm_in_float32(plan.bound, plan.method.spread(plan), owners)
+        self.threshold = plan.clip_norm
+        if plan.statistics is not None:
+            plan.statistics.refuse_many_owners(owners)
         self._vector = TrainableVector(model)
         self._drawn_ahead: tuple[int, StepDraw] | None = None
+
+    @property
+    def asks_about_norms(self) -> bool:
+        """Whether `threshold` matters."""
+        return self._plan.statistics is not None
 
     def bounded_sum(self, step: int) -> BoundedSum:
         """One step: sample, group, make views, clip each group's gradient, add up.
@@ -106,8 +120,9 @@ class Worker:
         total = self._engine.zeros()
         torch.manual_seed(self._randomness.seed("model", step, self._owner))  # dropout and the like repeat on resume
         self._model.train()
+        losses: list[Tensor] = []
         try:
-            norms = self._add_groups(draw, step, total)
+            norms = self._add_groups(draw, step, total, losses)
         except UserError:  # a record cannot be read; other workers may wait for this one's engine
             self._engine.finish(total)
             raise
@@ -116,10 +131,30 @@ class Worker:
         total = self._engine.finish(total).float()
         if self._observe:
             self._observe(step, self._raw_figures(len(draw.indices), norms, total))
+        if self._plan.statistics is not None:
+            total = torch.cat([total, self._statistics(self._plan.statistics, norms, losses)])
         return BoundedSum(total, self._plan.sensitivity, self._groups)
 
-    def _add_groups(self, draw: StepDraw, step: int, total: Tensor) -> list[Tensor]:
+    def _statistics(self, wanted: GroupStatistics, norms: list[Tensor], losses: list[Tensor]) -> Tensor:
+        """What goes behind the sum of the gradients: the sum of the groups' statistics, float32."""
+        if not norms:
+            return torch.zeros(len(wanted.names), device=self._vector.device)
+        public = 0 if self._companions is None else self._companions.count
+        every, of_groups = torch.cat(norms), torch.cat(losses, dim=1)
+        return sum_of_statistics(wanted, every, of_groups, self.threshold, self._plan.clip_norm, public).float()
+
+    @property
+    def _clip(self) -> float | Clip:
+        """How the groups of the next step are clipped; the norm of what comes out is the same bound with all rules."""
+        if self._plan.clipping == "automatic":
+            return Clip(self._clip_norm, math.inf, self._plan.stability)
+        if self._plan.clipping == "adaptive":
+            return Clip(self._clip_norm, self._plan.clip_norm / self.threshold)
+        return self._clip_norm
+
+    def _add_groups(self, draw: StepDraw, step: int, total: Tensor, losses: list[Tensor]) -> list[Tensor]:
         """Adds the clipped gradients of a draw's groups, a microbatch at a time; returns their norms before clipping."""
+        clip, asked = self._clip, [losses] if self._plan.statistics else []
         norms: list[Tensor] = []
         ranges = draw.microbatches(self._microbatch)
         self._prefetch_views(draw, ranges, step)
@@ -129,7 +164,7 @@ class Worker:
             if self._companions and draw.keys is not None:
                 keys = draw.keys[first:end]
                 views, starts = self._companions.joined(views, starts, keys, self._randomness, step, self._vector.device)
-            norms.append(self._engine.add_clipped(GroupBatch(views, starts, step), self._clip_norm, total))
+            norms.append(self._engine.add_clipped(GroupBatch(views, starts, step), clip, total, *asked))
         return norms
 
     def _drawn(self, step: int) -> StepDraw:
@@ -151,13 +186,18 @@ class Worker:
             keys = [draw.keys[first:end] for first, end in ranges]
             self._companions.prefetch(keys, self._randomness, step, self._vector.device)
 
+    def _clipped(self, norms: Tensor) -> float | None:
+        if self._plan.clipping == "automatic":  # every gradient is scaled
+            return None
+        return (norms > self._plan.bound).float().mean().item() if len(norms) else 0.0
+
     def _raw_figures(self, records: int, norms: list[Tensor], total: Tensor) -> dict[str, float | None]:
         every = torch.cat(norms) if norms else torch.zeros(0)
         noise_norm = self._plan.noise_std * math.sqrt(self._vector.numel)
         return {
             "records": records,
             "groups": len(every),
-            "clipped": (every > self._plan.bound).float().mean().item() if len(every) else 0.0,
+            "clipped": self._clipped(every),
             "median_norm": every.median().item() if len(every) else 0.0,
             "snr": total.norm().item() / noise_norm if self._plan.private else None,
         }

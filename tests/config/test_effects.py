@@ -81,6 +81,8 @@ OTHERS = {
     "objective.momentum": (0.3, 0.5),
     "bounding.group_size": (6, 5),
     "bounding.clip_norm": (0.1,),
+    "bounding.clipping": ("automatic",),
+    "bounding.stability": (0.3,),
     "public.records": (2, 1),
     "public.centring": (0.3, 0.1),
     "public.source": ("shapes", "store"),
@@ -94,6 +96,10 @@ OTHERS = {
     "optimizer.momentum": (0.3,),
     "optimizer.schedule": ("cosine",),
     "optimizer.warmup": (2,),
+    "progress.share": (0.2,),
+    "progress.phase": (2,),
+    "progress.quantile": (0.6,),
+    "progress.loss_range": (3.0,),
     "evaluation.match": ("unit",),
     "evaluation.templates": (("one {}",),),
     "evaluation.every": (1,),
@@ -136,6 +142,7 @@ BASES = {
     "jitter": {"views": {"jitter": 1.0, "grayscale": 1.0, "brightness": 0.0}, "optimizer": SLOWING},
     "images, whole batch": {"model": IMAGE, "bounding": WHOLE, "objective": {"name": "siglip"}, "evaluation": CLASSES},
     "no privacy": {"model": IMAGE, "bounding": {"method": "none", "engine": "loop"}, "privacy": FREE, "evaluation": CLASSES},
+    "automatic": {"bounding": {"clipping": "automatic", "group_size": 4, "engine": "loop", "microbatch": 32}},
     "public": {
         "bounding": {"method": "public", "engine": "loop", "microbatch": 32},
         "public": {"source": "shapes", "generated": 40},
@@ -274,6 +281,9 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
     (of("views", jitter=1.0), of("views", jitter=1.0, **NO_COLOUR), "views.jitter"),
     (of("views", jitter=1.0), of("views", jitter=1.0, grayscale=1.0), "views.hue views.saturation"),
     (of("views", blur=0.5), {}, "views.blur_sigma"),
+    (of("bounding", clipping="automatic"), {}, "bounding.stability"),
+    ({}, of("bounding", clipping="automatic"), "bounding.clip_norm"),
+    ({"diagnostics": "private"}, {}, "progress.loss_range progress.phase progress.quantile progress.share"),
     (
         PAIRS,
         {},
@@ -327,7 +337,8 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
     (
         {},
         of("bounding", method="none"),
-        "bounding.clip_norm privacy.accountant privacy.delta privacy.epsilon privacy.noise privacy.noise_multiplier",
+        "bounding.clip_norm bounding.clipping privacy.accountant privacy.delta privacy.epsilon privacy.noise "
+        "privacy.noise_multiplier",
     ),
     (of("bounding", method="released"), of("bounding", method="dpcl"), "privacy.accountant"),
     ({}, of("training", sharding="fsdp"), "bounding.engine"),

@@ -51,10 +51,17 @@ JOBS = {
         "bounding": {"method": "released", "options": {"slots": 8}},
         "evaluation": {"split": "none"},
     },
+    "private progress": {
+        "bounding": {"group_size": 4, "engine": "loop", "microbatch": 32, "clipping": "adaptive"},
+        "diagnostics": "private",
+        "progress": {"share": 0.3, "phase": 2},
+        "evaluation": {"split": "none"},
+    },
 }
 # What the noise of a step is: for each addition its purpose and standard deviation over sigma.
 EXPECTED = {
     "released statistics": [("statistics", math.sqrt(2) / math.sqrt(0.2)), ("noise", CLIP / math.sqrt(0.8))],
+    "private progress": [("noise", 2 * CLIP / math.sqrt(1 - 0.3))],
 }
 GROUPS = [("noise", 2 * CLIP)]
 

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from dpfed.bounding.bounded_sum import Clip
 from dpfed.errors import UserError
 from dpfed.models.contract import bias_of, embeddings_of, temperature_of
 from dpfed.models.parameters import TrainableVector, exact_type
@@ -77,13 +78,17 @@ class Engine(ABC):
         return self._vector.zeros()
 
     @abstractmethod
-    def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
+    def add_clipped(
+        self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
+    ) -> Tensor:
         """Adds every group's clipped gradient to a flat vector.
 
         Args:
             batch: the groups.
-            clip_norm: C.
+            clip_norm: C, or another `Clip`.
             into: ``(P,)``, see `zeros`; added to in place.
+            losses: gets a ``(2, G)`` tensor, float64 where the device has it: the loss of each group that has at least two
+                records, and how many it has; private. Only methods that are `Method.measured` are asked for it.
 
         Returns:
             Gradient norms before clipping, of the groups that have at least two records: private.
@@ -101,6 +106,21 @@ class Engine(ABC):
             ``(P,)``, the sum of this owner's clipped gradients.
         """
         return into
+
+
+def shared_out(figures: Tensor, losses: list[Tensor] | None) -> Tensor:
+    """What an engine found out of its groups, for who asked for it.
+
+    Args:
+        figures: ``(3, G)``: norms, losses and numbers of records.
+        losses: see `Engine.add_clipped`.
+
+    Returns:
+        The norms ``(G,)``.
+    """
+    if losses is not None:
+        losses.append(figures[1:])
+    return figures[0]
 
 
 def require_fp32(name: str, precision: Precision) -> None:

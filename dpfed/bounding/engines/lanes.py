@@ -38,16 +38,17 @@ class Lanes:
         """Does a step's work.
 
         Args:
-            work: adds what lane k has to do to a flat vector ``(P,)``, and returns its groups' norms; called for each k.
+            work: adds what lane k has to do to a flat vector ``(P,)``, and returns figures of its groups, ``(..., g)``; called
+                for each k.
             into: ``(P,)``, added to in place.
 
         Returns:
-            All norms, in the order of the lanes.
+            All figures ``(..., G)``, in the order of the lanes.
         """
         if self._pool is None:
             return work(0, into)
         lanes = [self._pool.submit(work, k, part) for k, part in enumerate([into, *(extra.zero_() for extra in self._extra)])]
-        norms = torch.cat([lane.result() for lane in lanes])
+        figures = torch.cat([lane.result() for lane in lanes], dim=-1)
         for extra in self._extra:
             into.add_(extra)
-        return norms
+        return figures

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.utils import parametrize
 
-from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, require_fp32
+from dpfed.bounding.bounded_sum import Clip, clip_factors
+from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, require_fp32, shared_out
 from dpfed.bounding.engines.lanes import Lanes
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.lora import AdaptedWeight
@@ -60,7 +60,9 @@ class LayerwiseEngine(Engine):
         self._lanes = Lanes(model, self._vector)
         self._rows_are_checked = False
 
-    def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
+    def add_clipped(
+        self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
+    ) -> Tensor:
         """See `Engine`.
 
         Raises:
@@ -73,7 +75,8 @@ class LayerwiseEngine(Engine):
                 self._check_rows(batch.views, reading.sources)
                 self._rows_are_checked = True
             chunks = _chunks(batch, self._records, lanes)
-            return self._lanes.add(lambda k, part: self._lane(batch, chunks[k::lanes], clip_norm, part, reading), into)
+            found = self._lanes.add(lambda k, part: self._lane(batch, chunks[k::lanes], clip_norm, part, reading), into)
+            return shared_out(found, losses)
 
     def _check_rows(self, views: Views, sources: list[tuple[Tensor, Source]]) -> None:
         """Refuses layers that have no rows of records: a table may have as many rows as there are records by chance.
@@ -106,22 +109,27 @@ class LayerwiseEngine(Engine):
             sources.append((merged, AdaptedWeight(update, up, down)))
         return sources
 
-    def _lane(self, batch: GroupBatch, chunks: list[list[int]], clip_norm: float, into: Tensor, reading: _Reading) -> Tensor:
+    def _lane(
+        self, batch: GroupBatch, chunks: list[list[int]], clip_norm: float | Clip, into: Tensor, reading: _Reading
+    ) -> Tensor:
+        """Adds a lane's groups; returns ``(3, g)``: norms, losses and numbers of records."""
         one_pass = torch.zeros_like(into, dtype=torch.float32)  # long sums would lose digits in float32
         parts = self._vector.split(one_pass)
-        norms = [into.new_zeros(0, dtype=self._exact)]
+        figures = [into.new_zeros(3, 0, dtype=self._exact)]
         for groups in chunks:
             ranges = [(batch.starts[g], batch.starts[g + 1]) for g in groups]
             rows = torch.cat([torch.arange(first, end) for first, end in ranges]).to(into.device)
             grouping = Grouping([end - first for first, end in ranges], into.device, self._exact, self._group_size)
-            terms = self._terms({name: view[rows] for name, view in batch.views.items()}, grouping, reading)
-            norms.append(_add_weighted(terms, clip_norm, parts))
+            terms, losses = self._terms({name: view[rows] for name, view in batch.views.items()}, grouping, reading)
+            norms = _add_weighted(terms, clip_norm, parts)
+            sizes = norms.new_tensor([end - first for first, end in ranges])
+            figures.append(torch.stack([norms, losses.to(norms), sizes]))
             into.add_(one_pass)
             one_pass.zero_()
-        return torch.cat(norms)
+        return torch.cat(figures, dim=1)
 
-    def _terms(self, views: Views, grouping: Grouping, reading: _Reading) -> list[Term]:
-        """One forward and one backward pass."""
+    def _terms(self, views: Views, grouping: Grouping, reading: _Reading) -> tuple[list[Term], Tensor]:
+        """One forward and one backward pass; returns the groups' losses ``(G,)`` beside the terms."""
         with Recorder(reading.sources, grouping) as recorder:
             embeddings = self._loss.embed(views)
         by_group = {name: z[grouping.slots] for name, z in embeddings.items()}
@@ -129,12 +137,13 @@ class LayerwiseEngine(Engine):
         temperature, bias = scalars
         assert temperature is not None  # only the bias may be missing
         in_dims = (0, 0, *(None if scalar is None else 0 for scalar in scalars))
-        vmap(self._loss.of, in_dims)(by_group, grouping.present, temperature, bias).sum().backward()
+        losses = vmap(self._loss.of, in_dims)(by_group, grouping.present, temperature, bias)
+        losses.sum().backward()
         terms = list(recorder.terms)
         for scalar, values in zip(reading.scalars, scalars, strict=True):
             terms.extend(scalar.terms(values, grouping))
         _check_once(terms, self._vector.names)
-        return terms
+        return terms, losses.detach()
 
 
 class _Scalar:
@@ -196,7 +205,7 @@ def _check_once(terms: list[Term], names: list[str]) -> None:
 
 
 @torch.no_grad()
-def _add_weighted(terms: list[Term], clip_norm: float, parts: list[Tensor]) -> Tensor:
+def _add_weighted(terms: list[Term], clip_norm: float | Clip, parts: list[Tensor]) -> Tensor:
     """Adds every group's clipped gradient; returns the ``(G,)`` norms before clipping."""
     squares = torch.stack([term.squares for term in terms]).sum(0)
     slack = sum(term.slack for term in terms)

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dpfed.bounding.bounded_sum import add_weighted, clip_factors
+from dpfed.bounding.bounded_sum import Clip, add_weighted, clip_factors
 from dpfed.models.parameters import TrainableVector, exact_type
 
 # Of unclipped gradients at a time. Little on CPUs: small chunks stay in the cache, and groups are padded less.
@@ -44,15 +44,18 @@ class PerExampleGradients:
         def of_trainable(trainable: dict[str, Tensor], inputs: tuple[Any, ...]) -> Tensor:
             return functional_call(loss, {f"model.{name}": value for name, value in trainable.items()}, inputs)
 
-        self._gradients = vmap(grad(of_trainable), in_dims=(None, 0), randomness="different")
+        self._gradients = vmap(grad_and_value(of_trainable), in_dims=(None, 0), randomness="different")
 
-    def add_clipped(self, chunks: Iterable[tuple[Any, ...]], clip_norm: float, into: Tensor) -> Tensor:
+    def add_clipped(
+        self, chunks: Iterable[tuple[Any, ...]], clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
+    ) -> Tensor:
         """Adds every example's clipped gradient to a flat vector.
 
         Args:
             chunks: the inputs of `loss`, tensors or dictionaries of them, stacked along a first dimension over the examples.
-            clip_norm: C.
+            clip_norm: C, or another `Clip`.
             into: ``(P,)``, added to in place.
+            losses: gets each chunk's losses, ``(G,)``: private.
 
         Returns:
             The examples' gradient norms before clipping: private.
@@ -61,11 +64,13 @@ class PerExampleGradients:
         sums, all_norms = self._vector.split(into), [into.new_zeros(0, dtype=self._exact)]
         for inputs in chunks:
             with sdpa_kernel(SDPBackend.MATH):  # fused attention has no batching rule
-                gradients = self._gradients(trainable, inputs)
+                gradients, values = self._gradients(trainable, inputs)
             flat = [gradient.reshape(len(gradient), -1) for gradient in gradients.values()]
             norms = torch.stack([torch.linalg.vector_norm(gradient, dim=1, dtype=self._exact) for gradient in flat])
             norms = torch.linalg.vector_norm(norms, dim=0)
             for total, gradient in zip(sums, flat, strict=True):
                 add_weighted(gradient, clip_factors(norms, clip_norm), total.view(-1))
             all_norms.append(norms)
+            if losses is not None:
+                losses.append(values.detach().to(self._exact))
         return torch.cat(all_norms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dpfed.bounding.bounded_sum import Clip
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, require_fp32
 from dpfed.bounding.engines.per_example import PerExampleGradients
 from dpfed.models.norm import refuse_mixing
@@ -40,11 +41,18 @@ class VmapEngine(Engine):
         self._gradients = PerExampleGradients(self._vector, LossOfViews(model, precision, loss), gradient_bytes)
         self.chunk = self._gradients.chunk
 
-    def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
+    def add_clipped(
+        self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
+    ) -> Tensor:
         """See `Engine`."""
         order = batch.by_size()  # alike sizes share a chunk, so that little is padded
         chunks = (_padded(batch, order[start : start + self.chunk]) for start in range(0, len(order), self.chunk))
-        return self._gradients.add_clipped(chunks, clip_norm, into)
+        found = None if losses is None else [into.new_zeros(0, dtype=self._exact)]
+        norms = self._gradients.add_clipped(chunks, clip_norm, into, found)
+        if losses is not None and found is not None:
+            sizes = batch.sizes
+            losses.append(torch.stack([torch.cat(found), norms.new_tensor([sizes[group] for group in order])]))
+        return norms
 
 
 def _padded(batch: GroupBatch, chosen: list[int]) -> tuple[Views, Tensor]:

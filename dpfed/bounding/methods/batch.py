@@ -35,4 +35,5 @@ METHOD = Method(
     divisor=lambda plan: 1,
     units=True,
     proven_in_floats=True,
+    measured=True,
 )

@@ -60,5 +60,6 @@ METHOD = Method(
     picks_engine=True,
     units=True,
     proven_in_floats=True,
+    measured=True,
     numbers=_numbers,
 )

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from dpfed.bounding.bounded_sum import Clip
 from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views
 from dpfed.bounding.engines.per_example import PerExampleGradients
 from dpfed.bounding.whole_batch.gradient_cache import EmbeddingPasses
@@ -111,13 +112,16 @@ class StatisticsEngine(Engine):
         self._passes = EmbeddingPasses(model, precision, microbatch)
         self._gradients = PerExampleGradients(self._vector, WeightedEmbeddings(model, precision), gradient_bytes)
 
-    def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
+    def add_clipped(
+        self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
+    ) -> Tensor:
         """Adds the clipped gradient of every record (or view); all of the step's records must come at once.
 
         Args:
             batch: the whole batch, as one group; views beyond the contrasted pair are not used.
             clip_norm: C.
             into: ``(P,)``, added to in place.
+            losses: stays as it is: a record's gradient is not that of a loss of its own.
 
         Returns:
             Gradient norms before clipping: private.

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.bounding import foreach
-from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views, draws
+from dpfed.bounding.bounded_sum import Clip, clip_factors
+from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views, draws, shared_out
 from dpfed.errors import UserError
 from dpfed.models.contract import bias_of, embeddings_of, temperature_of
 from dpfed.models.parameters import TrainableVector
@@ -99,20 +99,23 @@ class BatchEngine(Engine):
         self._passes = EmbeddingPasses(model, precision, microbatch)
         self._model, self._loss = model, loss
 
-    def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
+    def add_clipped(
+        self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
+    ) -> Tensor:
         """See `Engine`."""
-        norms = [into.new_zeros(0, dtype=self._exact)]
+        figures = [into.new_zeros(3, 0, dtype=self._exact)]
         for views in batch.groups():
-            gradient = self._gradient(views)
+            gradient, loss = self._gradient(views)
             norm = torch.linalg.vector_norm(gradient, dtype=self._exact)
             factor = clip_factors(norm, clip_norm).item()
             if factor > 0:  # 0 * inf is not 0: leave the gradient out altogether
                 into.add_(gradient, alpha=factor)
-            norms.append(norm[None])
-        return torch.cat(norms)
+            count = torch.full_like(norm, len(next(iter(views.values()))))
+            figures.append(torch.stack([norm, loss.to(norm) * count, count])[:, None])
+        return shared_out(torch.cat(figures, dim=1), losses)
 
-    def _gradient(self, views: Views) -> Tensor:
-        """The flat gradient ``(P,)`` of the mean loss."""
+    def _gradient(self, views: Views) -> tuple[Tensor, Tensor]:
+        """The flat gradient ``(P,)`` of the mean loss, and that loss."""
         embeddings = {name: z.requires_grad_() for name, z in self._passes.embed(views).items()}
         count = len(next(iter(embeddings.values())))
         present = torch.ones(count, dtype=torch.bool, device=self._vector.device)
@@ -121,4 +124,4 @@ class BatchEngine(Engine):
         # Temperature and bias, where they are learnt, enter the loss itself; all else goes through the embeddings.
         gradient = torch.cat([part.reshape(-1).float() for part in cotangents[len(embeddings) :]])
         self._passes.pull_back(views, dict(zip(embeddings, cotangents, strict=False)), gradient)
-        return gradient
+        return gradient, loss.detach()

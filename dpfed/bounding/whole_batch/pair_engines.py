@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dpfed.bounding.bounded_sum import clip_factors
+from dpfed.bounding.bounded_sum import Clip, clip_factors
 from dpfed.bounding.engines import Engine, GroupBatch, Views
 from dpfed.bounding.whole_batch.contrasts import Contrast, contrastive_derivatives, contrasts, spread_out_derivatives
 from dpfed.bounding.whole_batch.gradient_cache import EmbeddingPasses
@@ -47,7 +47,9 @@ class _PairEngine(Engine):
         self._towers: dict[str, Jacobians] = {}
         self.norms = norms
 
-    def add_clipped(self, batch: GroupBatch, clip_norm: float, into: Tensor) -> Tensor:
+    def add_clipped(
+        self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
+    ) -> Tensor:
         """See `Engine`; the batch is one group.
 
         Returns:
@@ -72,7 +74,9 @@ class _PairEngine(Engine):
         return norms
 
     @abstractmethod
-    def _clipped(self, rows: Tensor, directions: list[Contrast], norms: Norms, clip_norm: float) -> tuple[Tensor, Tensor]:
+    def _clipped(
+        self, rows: Tensor, directions: list[Contrast], norms: Norms, clip_norm: float | Clip
+    ) -> tuple[Tensor, Tensor]:
         """Derivatives ``(R, D)`` of the clipped sum with respect to the embeddings, and the norms of what was clipped."""
 
     def _prepare(self, views: Views) -> None:
@@ -149,7 +153,9 @@ class LogitEngine(_PairEngine):
         super().__init__(model, max_batch, norms, microbatch)
         self._one_sided, self._spread_out = one_sided, spread_out
 
-    def _clipped(self, rows: Tensor, directions: list[Contrast], norms: Norms, clip_norm: float) -> tuple[Tensor, Tensor]:
+    def _clipped(
+        self, rows: Tensor, directions: list[Contrast], norms: Norms, clip_norm: float | Clip
+    ) -> tuple[Tensor, Tensor]:
         cotangents, all_norms = torch.zeros_like(rows), list[Tensor]()
         for contrast in directions[:1] if self._one_sided else directions:
             similarities = contrast.similarities(rows)
@@ -169,7 +175,9 @@ class SampleEngine(_PairEngine):
 
     name = "sample"
 
-    def _clipped(self, rows: Tensor, directions: list[Contrast], norms: Norms, clip_norm: float) -> tuple[Tensor, Tensor]:
+    def _clipped(
+        self, rows: Tensor, directions: list[Contrast], norms: Norms, clip_norm: float | Clip
+    ) -> tuple[Tensor, Tensor]:
         weights = [contrastive_derivatives(contrast.similarities(rows), self._temperature) for contrast in directions]
         sums = norms.of_sums(_each_record(rows, directions, weights))
         factors = clip_factors(sums, clip_norm).to(rows.dtype)[:, None, None]

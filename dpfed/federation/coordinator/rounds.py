@@ -66,6 +66,8 @@ class Federation:
         self._vector, self._sent = TrainableVector(model), BroadcastVector(model)
         self._members = Members(terms, identity, frozen_digest(model), note)
         self._secure = terms.trust == "secure"
+        self._numbers = self._vector.numel + self._plan.statistics_count  # of a sum
+        self._threshold: dict[str, float] = {}  # what the steps ask about beside their gradients
         self._gathered = False  # whether all sites had their time to come
         self._addresses: dict[int, str] = {}  # of the sites that the current step asks
         self._roster: dict[int, Offer] = {}  # what they offered for it
@@ -98,6 +100,10 @@ class Federation:
         std = self._trust.carried_std(self._plan, len(arrived))
         self._journal.write("collected", step, arrived=names, missing=missing, noise_of_sites=std)
         return BoundedSum(total.to(self._vector.device), self._plan.sensitivity, self._plan.groups, std)
+
+    def tell(self, threshold: float) -> None:
+        """See `Transport`."""
+        self._threshold = {"threshold": threshold}
 
     def _wait_for_sites(self, step: int) -> None:
         """Greets until enough sites are there; before this server's first step, until all are, or the deadline is over."""
@@ -137,7 +143,7 @@ class Federation:
         roster = self._addresses
         numbers = {address: number for number, address in roster.items()}
         packets = {
-            address: self._signed("step", content, digest, step=step, **self._offers_for(number))
+            address: self._signed("step", content, digest, step=step, **self._threshold, **self._offers_for(number))
             for number, address in roster.items()
         }
         greetings = self._members.greetings(set(self._channel.sites()) - set(numbers), step + 1)
@@ -173,7 +179,7 @@ class Federation:
 
         terms, public = self._terms, {number: offer.public for number, offer in self._roster.items()}
         context = terms.fingerprint.encode()
-        unmasking = Unmasking(self._trust.sites, self._trust.drops, context, step, public, self._vector.numel)
+        unmasking = Unmasking(self._trust.sites, self._trust.drops, context, step, public, self._numbers)
         for number, content in arrived.items():
             unmasking.add(number, np.frombuffer(content, "<u4"))
         packet = self._signed("reveal", step=step, arrived=sorted(unmasking.close()))
@@ -201,7 +207,7 @@ class Federation:
         Raises:
             Rejected: for another shape, values that are not finite, or a norm that no honest sum of this site has.
         """
-        if len(content) != 4 * self._vector.numel:
+        if len(content) != 4 * self._numbers:
             raise Rejected("a sum of another shape")
         if self._secure:
             return content  # masked: any bits are possible
@@ -215,8 +221,8 @@ class Federation:
     def _most(self, sites: Any) -> float:
         """Largest norm that an honest sum over some sites has."""
         groups = sum(self._terms.sites[number].groups for number in sites)
-        noise = self._trust.carried_std(self._plan, len(sites)) * (self._vector.numel**0.5 + _DEVIATIONS)
-        return groups * self._plan.bound * (1 + _ROOM) + noise
+        noise = self._trust.carried_std(self._plan, len(sites)) * (self._numbers**0.5 + _DEVIATIONS)
+        return groups * self._plan.longest_part * (1 + _ROOM) + noise
 
     def _read(self, reply: Packet | None, kind: type[Any], number: int, step: int) -> Any:
         answer = read(reply, kind, number, self._terms.sites[number].signing_key, self._terms.fingerprint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -101,11 +102,13 @@ class SiteWorker:
 
     def _step(self, header: dict[str, Any], vector: Content) -> Packet:
         step, parameters = self._allowed(_number(header.get("step"))), self._parameters(vector)
-        offers = self._offers_in(header)
+        offers, threshold = self._offers_in(header), self._threshold_in(header)
         # Paid for before a record is drawn: also an answer that then fails says something about the records that it needed.
         self._ledger.charge(Release(step, hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:32]))
         self._last = step
         self._vector.assign(parameters.to(self._vector.device))
+        if threshold is not None:
+            self._worker.threshold = threshold
         total = self._worker.bounded_sum(step)
         return self._signed("sum", self._protected(step, total.values, offers), step=step, **self._offer(step + 1))
 
@@ -146,6 +149,18 @@ class SiteWorker:
         if parameters.numel() != self._vector.numel or not torch.isfinite(parameters).all():
             raise Refusal(Reason.SHAPE)
         return parameters
+
+    def _threshold_in(self, header: dict[str, Any]) -> float | None:
+        """The norm about which a step asks; ``None`` where the terms release nothing of the kind.
+
+        What a group adds to the sum is bounded whatever it is.
+        """
+        if self._terms.privacy_plan.statistics is None:
+            return None
+        threshold = header.get("threshold")
+        if not isinstance(threshold, float) or not 0 < threshold < math.inf:
+            raise Refusal(Reason.MALFORMED)
+        return threshold
 
     def _offers_in(self, header: dict[str, Any]) -> dict[int, bytes]:
         """What the other sites offered for this one to mask a step with; empty where nothing is masked."""

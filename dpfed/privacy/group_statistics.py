@@ -1,0 +1,120 @@
+"""Figures of the groups that are released with their gradients, so that a user sees a curve: how noisy, and what they cost.
+
+Every clipped gradient gets a few further numbers, each in [-1/2, 1/2]: the group's loss, and on which side of a threshold its
+norm is. They are one vector with the gradient: it is added up as one, and gets one noise. In units in which each of the m
+numbers has range w, a group's vector lies within C sqrt(1 + m w^2 / 4 C^2) of zero, where its gradient lies within C. With
+w = 2 C sqrt(p / (1 - p) m) that is C / sqrt(1 - p): the noise on the gradients grows by that factor, and p is the share of
+1 / sigma^2 that the figures get (docs/guarantee.md, Private progress).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpfed.errors import UserError
+
+if TYPE_CHECKING:
+    from dpfed.privacy.plan import PrivacyPlan
+
+BELOW, LOSS, WITHIN = "below", "loss", "within"
+_MOST_OWNERS = 128  # whose sums may be added up in float32, within the room below
+# Of its range, what rounding may move a figure by of a group that a record is not in, twice over (`clip_norm_in_float32`): ten
+# times as much as it moves the norm, see `dpfed.bounding.statistics`, and the rounding of `_MOST_OWNERS` sums.
+_ROUNDING = 4e-5
+_FINE = 0.025  # standard deviation of a phase's figure, as a part of its range, that is wanted
+_MOST_PHASES, _LEAST_PHASES = 20, 4
+_TELLING = 0.5  # standard deviation of a phase's figure, as a part of its range, above which there is nothing to see
+
+
+@dataclass(frozen=True)
+class GroupStatistics:
+    """What is released of the groups beside their gradients. All of it is public.
+
+    Args:
+        names: of the numbers, in order: `BELOW` (the norm is below the threshold that follows a quantile), `LOSS`, and `WITHIN`
+            (the norm is within C), where C is no such threshold itself.
+        share: of 1 / sigma^2.
+        quantile: of the norms, which the threshold follows.
+        loss_range: L: a loss per record above it counts as L.
+        phase: steps whose figures are averaged.
+        unit: what the range of a figure is in the sum.
+        groups: how many groups have a gradient in a step, expected.
+        groups_std: the standard deviation of their number, or a bound of it.
+    """
+
+    names: tuple[str, ...]
+    share: float
+    quantile: float
+    loss_range: float
+    phase: int
+    unit: float
+    groups: float
+    groups_std: float
+
+    @classmethod
+    def of(cls, plan: PrivacyPlan) -> GroupStatistics | None:
+        """What a plan releases; ``None``: nothing."""
+        if not plan.progress:
+            return None
+        names = (BELOW, LOSS, WITHIN) if plan.clipping == "fixed" else (BELOW, LOSS)
+        share = plan.progress["share"]
+        room = 1 + plan.method.spread(plan) * _ROUNDING
+        unit = 2 * plan.clip_norm * math.sqrt(share / ((1 - share) * len(names))) / room
+        groups, groups_std = _groups(plan)
+        quantile, loss_range, phase = (plan.progress[name] for name in ("quantile", "loss_range", "phase"))
+        statistics = cls(names, share, quantile, loss_range, phase or plan.steps, unit, groups, groups_std)
+        return statistics if phase else dataclasses.replace(statistics, phase=statistics._wanted(plan.noise_std, plan.steps))
+
+    def _wanted(self, noise_std: float, steps: int) -> int:
+        """How many steps make a phase whose figures can be told apart, in a run of so many steps."""
+        fine = (self.error(noise_std) / _FINE) ** 2
+        return math.ceil(min(max(fine, steps / _MOST_PHASES), steps / _LEAST_PHASES))
+
+    def error(self, noise_std: float, steps: int = 1) -> float:
+        """Standard deviation of a figure that is averaged over steps, as a part of its range: noise, and the groups' number.
+
+        Args:
+            noise_std: of the noise on each number of the sum.
+            steps: that are averaged.
+        """
+        return math.hypot(noise_std / self.unit, self.groups_std / 2) / (self.groups * math.sqrt(steps))
+
+    def refuse_noise_alone(self, noise_std: float) -> None:
+        """Refuses figures of which one could see nothing.
+
+        Raises:
+            UserError: saying what would help.
+        """
+        error = self.error(noise_std, self.phase)
+        if error > _TELLING:
+            raise UserError(
+                f"diagnostics = 'private' would release noise alone: a figure of a phase of {self.phase:,} steps has an error "
+                f"of {error:.3g} times its range. Raise progress.share (now {self.share:g}) or progress.phase, have more "
+                "groups, or set diagnostics = 'none'."
+            )
+
+    def refuse_many_owners(self, owners: int) -> None:
+        """Refuses more owners than there is room for: each rounds its sum once.
+
+        Raises:
+            UserError: saying how many there may be.
+        """
+        if owners > _MOST_OWNERS:
+            raise UserError(
+                f"diagnostics = 'private' adds up the figures of at most {_MOST_OWNERS} workers (or sites), got {owners:,}: "
+                "use fewer, or set diagnostics = 'none'."
+            )
+
+
+def _groups(plan: PrivacyPlan) -> tuple[float, float]:
+    """Expected number of groups with at least two records, and its standard deviation; functions of public numbers."""
+    if plan.method.public_records:  # every drawn record makes one
+        return plan.batch, math.sqrt(plan.batch)
+    rate = plan.sampling_rate / plan.groups
+    none = math.exp(plan.records * math.log1p(-rate)) if rate < 1 else 0.0
+    one = plan.records * rate / (1 - rate) * none if rate < 1 else 0.0
+    there = 1 - none - (one if plan.per_unit == 1 else 0.0)  # a unit may bring several records
+    return plan.groups * there, math.sqrt(plan.groups * there * (1 - there))

@@ -1,0 +1,117 @@
+"""What becomes of the released figures of the groups: a curve for people, and the threshold that the next step asks about.
+
+Both are functions of noisy sums, so they cost nothing more. The threshold follows a quantile of the gradients' norms (Andrew et
+al. 2021, "Differentially Private Learning with Adaptive Clipping"): it grows where too few norms are below it. With adaptive
+clipping it is what the next step clips to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dpfed.privacy.group_statistics import BELOW, LOSS, WITHIN
+from dpfed.privacy.phase import Phase
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.training.post_processing import PostProcessor
+
+_NORMAL = 1.96  # standard deviations that a figure may be off in 95 % of cases
+_RATE, _FIRST_RATE = 0.2, 1.0  # of the threshold's logarithm, for a share that is off by 1: in the end, and more at first
+_CALM = 0.25  # error of a step's share from which on the threshold moves more slowly
+_FARTHEST = 20  # powers of two between the threshold and where it starts
+
+
+class Curve(PostProcessor):
+    """Takes in the figures of every released step.
+
+    Args:
+        plan: with statistics.
+        noise_std: of each number of the released sum, where it is not the plan's.
+    """
+
+    name = "progress"
+
+    def __init__(self, plan: PrivacyPlan, noise_std: float | None = None) -> None:
+        assert plan.statistics is not None  # otherwise there is no curve
+        self._plan, self._statistics = plan, plan.statistics
+        self._noise_std = plan.noise_std if noise_std is None else noise_std
+        count = len(self._statistics.names)
+        self._state = {
+            "threshold": torch.tensor(plan.clip_norm, dtype=torch.float64),
+            "totals": torch.zeros(count, dtype=torch.float64),  # of the phase so far
+            "logs": torch.zeros(2, dtype=torch.float64),  # number of steps in it, and sum of the threshold's logarithms
+        }
+
+    @property
+    def threshold(self) -> float:
+        """The norm about which the next step asks."""
+        return self._state["threshold"].item()
+
+    def gradient(self, step: int, gradient: Tensor) -> Tensor:
+        """See `PostProcessor`: with adaptive clipping a sum is in units of the threshold."""
+        return gradient * (self.threshold / self._plan.clip_norm) if self._plan.clipping == "adaptive" else gradient
+
+    def take(self, step: int, released: Tensor | None) -> Phase | None:
+        """Takes a step in, and moves the threshold.
+
+        Args:
+            step: 0 .. T - 1.
+            released: ``(m,)``, the noisy statistics of the sum; ``None``: the step was discarded.
+
+        Returns:
+            The figures of the phase that the step ends, if it ends one in which anything was released.
+        """
+        state = self._state
+        if released is not None:
+            means = released.double().cpu() / (self._statistics.unit * self._statistics.groups)
+            state["totals"] += means
+            state["logs"] += torch.tensor([1.0, math.log(self.threshold)], dtype=torch.float64)
+            below = 0.5 + means[self._statistics.names.index(BELOW)].item()
+            state["threshold"].fill_(self._moved(step, below - self._statistics.quantile))
+        last, length = step + 1, self._statistics.phase
+        if last % length and last < self._plan.steps:
+            return None
+        phase = self._phase(first=step - step % length + 1, last=last)
+        state["totals"].zero_()
+        state["logs"].zero_()
+        return phase
+
+    def _moved(self, step: int, too_many: float) -> float:
+        rate = _RATE + _FIRST_RATE / math.sqrt(1 + step)
+        rate *= min(1.0, _CALM / self._statistics.error(self._noise_std))
+        start, farthest = self._plan.clip_norm, 2.0**_FARTHEST
+        moved = self.threshold * math.exp(-max(-1.0, min(1.0, rate * too_many)))
+        return float(torch.tensor(min(max(moved, start / farthest), start * farthest), dtype=torch.float32))
+
+    def _phase(self, first: int, last: int) -> Phase | None:
+        released, logs = self._state["logs"].tolist()
+        if not released:
+            return None
+        means = dict(zip(self._statistics.names, (0.5 + self._state["totals"] / released).tolist(), strict=True))
+        error = _NORMAL * self._statistics.error(self._noise_std, int(released))
+        within = means[BELOW] if self._plan.clipping == "adaptive" else means.get(WITHIN)
+        largest = self._statistics.loss_range
+        return Phase(
+            first=first,
+            last=last,
+            released=int(released),
+            loss=largest * means[LOSS],
+            loss_error=largest * error,
+            clip_rate=None if within is None else 1 - within,
+            norm=math.exp(logs / released),
+            quantile=self._statistics.quantile,
+            below=means[BELOW],
+            share_error=error,
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `PostProcessor`."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `PostProcessor`."""
+        for name, value in self._state.items():
+            value.copy_(state[name])

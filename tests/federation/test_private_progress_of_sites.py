@@ -1,0 +1,63 @@
+"""Private progress in a federation: the sites' figures are in their sums, and they are asked about one threshold."""
+
+import pytest
+import torch
+
+from dpfed.config import parse_config
+from dpfed.federation.protocol.answers import Reason
+from dpfed.federation.simulated import Simulation
+from dpfed.federation.simulation import simulate
+from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.view import RunView
+from tests.federation.lab import SITES, Lab
+
+
+@pytest.fixture
+def progress(tiny):
+    tiny["bounding"]["clipping"] = "adaptive"
+    return {**tiny, "diagnostics": "private", "progress": {"share": 0.2, "phase": 2}, "evaluation": {"split": "none"}}
+
+
+def of_the_workers(lab, threshold: float) -> torch.Tensor:
+    total = torch.zeros(TrainableVector(lab.parts.model).numel + lab.plan.statistics_count)
+    for number in range(SITES):
+        worker, _ = lab.worker(number)
+        worker.threshold = threshold
+        total = total + worker.bounded_sum(0).values
+    return total
+
+
+@pytest.mark.parametrize("trust", ["central", "distributed", "secure", "local"])
+def test_the_sum_has_the_figures_of_all_sites_with_the_noise_of_the_mode(progress, tmp_path, trust):
+    lab = Lab(progress, tmp_path, trust=trust, drops=0, colluders=0)
+    lab.server.tell(3.0)
+    total, clean = lab.server.collect(0), of_the_workers(lab, 3.0)
+    assert total.values.numel() == clean.numel() and total.sensitivity == lab.plan.sensitivity
+    if trust == "central":
+        assert torch.equal(total.values, clean)
+    else:
+        assert total.noise_std >= lab.plan.noise_std
+        assert (total.values - clean)[-2:].abs().min() > 0
+        assert (total.values - clean).std() == pytest.approx(total.noise_std, rel=0.1)
+    coordinator = lab.parts.coordinator(Randomness.from_seed(9), Ledger.create(tmp_path / "coordinator.jsonl", lab.plan))
+    assert coordinator.apply(0, total).phase is None
+    phase = coordinator.discard(1).phase
+    expected = lab.plan.statistics.error(max(total.noise_std, lab.plan.noise_std))
+    assert phase.share_error == pytest.approx(1.96 * expected)  # of the noise that is there
+
+
+@pytest.mark.parametrize("threshold", [None, -1.0, "3", float("inf"), True])
+def test_a_site_answers_no_question_without_a_threshold(progress, tmp_path, threshold):
+    lab = Lab(progress, tmp_path, drops=0)
+    lab.server._threshold = {} if threshold is None else {"threshold": threshold}
+    assert lab.server.collect(0) is None
+    assert Reason.MALFORMED in str(lab.events()[-1]["missing"]) and lab.ledger(0).charged == 0
+
+
+def test_a_simulated_federation_has_a_curve(progress, tmp_path):
+    progress["privacy"]["steps"] = 4
+    run = simulate(parse_config(progress), tmp_path / "run", Simulation(sites=2, trust="secure", colluders=0))
+    phases = RunView.read(run.path).phases
+    assert [phase.last for phase in phases] == [2, 4] and phases[0].norm < phases[1].norm

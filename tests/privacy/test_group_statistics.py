@@ -1,0 +1,116 @@
+"""What figures of the groups cost beside their gradients, and what a plan with them is."""
+
+import dataclasses
+import math
+
+import pytest
+
+from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.privacy.plan import PrivacyPlan
+
+PROGRESS = {"share": 0.01, "quantile": 0.5, "loss_range": 4.0, "phase": 5}
+NUMBERS = dict(records=2000, batch=256, group_size=4, clip_norm=0.7, steps=100, noise_multiplier=1.3, delta=1e-5)
+
+
+def plan(**changes) -> PrivacyPlan:
+    return PrivacyPlan(**NUMBERS | {"progress": PROGRESS} | changes)
+
+
+METHODS = [
+    {},
+    {"method_name": "public", "group_size": 1, "options": {"public_records": 3}},
+    {"method_name": "batch", "group_size": 256, "max_batch": 400, "progress": PROGRESS | {"share": 0.5}},
+]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3])
+@pytest.mark.parametrize("clipping", ["fixed", "adaptive"])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_sigma_is_shared_out_and_nothing_is_free(method, clipping, share):
+    """1 / sigma^2 is the sum of what the noise on the gradients, and that on the figures, would be worth alone."""
+    one = plan(**method, clipping=clipping)
+    one = dataclasses.replace(one, progress=one.progress | {"share": share})
+    of_gradients = one.method.sensitivity(one)
+    whole = 2 if of_gradients == 2 * one.clip_norm else 1  # a group goes from one point to another, or comes and goes
+    of_figures = whole * one.statistics.unit * math.sqrt(one.statistics_count) / 2
+    alone = (one.noise_std / of_gradients) ** -2 + (one.noise_std / of_figures) ** -2
+    assert alone <= one.noise_multiplier**-2  # less by the room for rounding
+    assert alone == pytest.approx(one.noise_multiplier**-2, rel=0.05)
+    assert one.noise_std == pytest.approx(one.noise_multiplier * of_gradients / math.sqrt(1 - share), rel=1e-12)
+    assert one.sensitivity >= math.hypot(of_gradients, of_figures)
+    assert one.epsilon() == dataclasses.replace(one, progress={}, clipping="fixed").epsilon()
+    assert one.longest_sum == pytest.approx(one.method.spread(one) * one.sensitivity)
+
+
+def test_a_plan_without_them_is_what_it_was():
+    bare = PrivacyPlan(**NUMBERS)
+    assert not {"progress", "clipping", "stability", "noise"} & bare.as_dict().keys()
+    assert bare.fingerprint == "567b597cb511ca71"
+    assert (bare.sensitivity, bare.statistics, bare.statistics_count) == (2 * 0.7, None, 0)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"clipping": "adaptive"}, {"clipping": "automatic", "stability": 0.01, "progress": {}}]
+)
+def test_a_plan_with_them_survives_a_file_and_has_a_fingerprint_of_its_own(changes):
+    one = plan(**changes)
+    assert PrivacyPlan.from_dict(one.as_dict()) == one
+    others = [PrivacyPlan(**NUMBERS), plan(progress=PROGRESS | {"share": 0.02}), plan(progress=PROGRESS | {"quantile": 0.6})]
+    assert one.fingerprint not in {other.fingerprint for other in others}
+
+
+def test_how_many_groups_have_a_gradient_is_a_public_number():
+    """Against the binomial distribution, term by term."""
+    one = plan()
+    rate = one.sampling_rate / one.groups
+    two = 1 - sum(math.comb(2000, k) * rate**k * (1 - rate) ** (2000 - k) for k in (0, 1))
+    assert one.statistics.groups == pytest.approx(64 * two, rel=1e-9)
+    assert plan(**METHODS[1]).statistics.groups == 256
+    assert plan(batch=2000, group_size=2000).statistics.groups == 1
+
+
+def test_a_phase_is_as_long_as_its_noise_wants():
+    quiet, loud = (plan(noise_multiplier=sigma, progress=PROGRESS | {"phase": None}) for sigma in (0.1, 5))
+    assert (quiet.statistics.phase, loud.statistics.phase) == (5, 25)
+    middle = plan(noise_multiplier=0.25, progress=PROGRESS | {"phase": None})
+    assert 5 < middle.statistics.phase < 25
+    assert middle.statistics.error(middle.noise_std, middle.statistics.phase) <= 0.025
+
+
+TREE = {"diagnostics": "private", "privacy": {"noise_multiplier": 1.0, "batch": 256, "steps": 20}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"bounding": {"method": "sample"}}, "proven for the methods batch, group, public"),
+        ({"bounding": {"method": "none"}, "privacy": {"batch": 256}}, "nothing to do without privacy .* diagnostics = 'raw'"),
+        ({"bounding": {"method": "batch"}}, "noise alone: .* Raise progress.share"),
+        ({"diagnostics": "none", "bounding": {"clipping": "adaptive"}}, "set diagnostics = 'private'"),
+        ({"diagnostics": "none", "bounding": {"method": "logit", "clipping": "automatic"}}, "not for 'logit'"),
+        ({"progress": {"phase": 21}}, r"progress.phase must lie in 1..20 \(the steps\), got 21"),
+        ({"progress": {"share": 1.0}}, "progress.share"),
+        ({"objective": {"name": "barlow_twins"}}, "give progress.loss_range"),
+        ({"diagnostics": "none", "progress": {"share": 0.1}}, "'progress.share' has no effect with diagnostics = 'none'"),
+        ({"diagnostics": "raw", "progress": {"phase": 2}}, "set diagnostics = 'private'"),
+        ({"bounding": {"clipping": "automatic", "clip_norm": 2.0}}, "'bounding.clip_norm' has no effect"),
+        ({"bounding": {"stability": 0.1}}, "set bounding.clipping = 'automatic'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(changes, said):
+    with pytest.raises(UserError, match=said):
+        PrivacyPlan.from_config(2000, parse_config(TREE | changes))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"progress": {"share": 0.01}}, {"stability": 0.1}, {"clipping": "automatic"}, {"clipping": "soft"}]
+)
+def test_numbers_of_a_file_are_checked_again(changes):
+    with pytest.raises(UserError, match="impossible plan"):
+        plan(**changes)
+
+
+def test_too_many_owners_are_refused_by_name():
+    with pytest.raises(UserError, match=r"at most 128 workers \(or sites\), got 200"):
+        plan().statistics.refuse_many_owners(200)

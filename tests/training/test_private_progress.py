@@ -1,0 +1,296 @@
+"""Private progress: the groups' figures in one sum with their gradients, on neighbours, under noise, and as a curve."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpfed.bounding.bounded_sum import BoundedSum, Clip
+from dpfed.config import OptimizerConfig, parse_config
+from dpfed.errors import UserError
+from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.noise import KeyedNoise
+from dpfed.privacy.phase import Phase
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.report.card import table_rows
+from dpfed.runs.assembly import assemble
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.pretraining import pretrain
+from dpfed.runs.resolution import resolve
+from dpfed.runs.resuming import resume
+from dpfed.runs.view import RunView
+from dpfed.training import worker as worker_room
+from dpfed.training.coordinator import Coordinator
+from tests.training.test_sensitivity import pictures, sums
+
+SHARE = 0.3
+
+
+def parts_of(tree, **progress):
+    tree |= {"diagnostics": "private", "progress": {"share": SHARE, "loss_range": 4.0, "phase": 2} | progress}
+    return assemble(resolve(parse_config(tree)), Randomness.from_seed(5))
+
+
+class TurnsRound(torch.nn.Module):
+    """A group's gradient turns round, and its loss goes from none to a large one, when one particular record joins it."""
+
+    def __init__(self, marked):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.register_buffer("marked", marked)
+        self.register_buffer("temperature", torch.tensor(1.0))
+
+    def forward(self, views):
+        images = views["image"]
+        sign = torch.where(torch.cdist(images[:, 0].flatten(1), self.marked, p=1).min() < 1e-3, -1.0, 1.0)
+        places = torch.eye(64)[: len(images), None]
+        return {"image": places * (1 + 1e4 * self.weight), "text": 5 * sign * places}
+
+
+def moved_by_the_adversary(tiny) -> tuple[float, PrivacyPlan]:
+    """How far the joint sum moves without the record that the model is against."""
+    tiny["views"] = {}  # the adversary knows its record by its pixels
+    parts = parts_of(tiny)
+    indices, keys = parts.store.split("train"), parts.store.keys[parts.store.split("train")]
+    draw = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys, parts.plan.groups)
+    target = next(draw.members(g) for g in range(len(draw)) if len(draw.members(g)) >= 3)[0]
+    hostile = dataclasses.replace(parts, model=TurnsRound(pictures(parts, [target])))
+    one, other = sums(hostile, int(np.flatnonzero(indices == target)[0]), 0)
+    return (one - other).norm().item(), parts.plan
+
+
+def test_an_adversarial_neighbour_moves_gradient_and_figures_together_within_the_sensitivity(tiny):
+    moved, plan = moved_by_the_adversary(tiny)
+    assert moved <= plan.sensitivity
+    # More than the gradient alone can: noise for 2C, without the figures' share, would be too little.
+    assert moved > 1.05 * 2 * plan.clip_norm
+
+
+def test_a_share_that_is_not_accounted_for_is_found_out(tiny, monkeypatch):
+    """The mechanism broken on purpose: noise as if the gradients were released alone."""
+    monkeypatch.setattr(PrivacyPlan, "_gradient_part", 1.0)
+    moved, plan = moved_by_the_adversary(tiny)
+    assert plan.noise_std == plan.noise_multiplier * 2 * plan.clip_norm and moved > 1.05 * plan.sensitivity
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "layerwise"])
+@pytest.mark.parametrize("clipping", ["fixed", "automatic", "adaptive"])
+def test_random_neighbours_stay_within_the_sensitivity(tiny, clipping, engine):
+    tiny["bounding"] |= {"clipping": clipping, "engine": engine}
+    parts = parts_of(tiny)
+    indices, keys = parts.store.split("train"), parts.store.keys
+    drawn = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys[indices], parts.plan.groups).indices
+    for gone in drawn[:3]:
+        one, other = sums(parts, int(np.flatnonzero(indices == gone)[0]), 0)
+        assert 0 < (one - other).norm() <= parts.plan.sensitivity
+        assert len(one) == TrainableVector(parts.model).numel + parts.plan.statistics_count
+
+
+def test_a_record_with_public_ones_adds_one_part_and_the_bound_is_tight(tiny_public):
+    """Clipped to next to nothing, and with a loss beyond its range, a group is at a corner of its box."""
+    tiny_public["bounding"] |= {"clip_norm": 1e-6}
+    parts = parts_of(tiny_public, loss_range=1e-6)
+    indices, keys = parts.store.split("train"), parts.store.keys
+    gone = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys[indices], parts.plan.groups).indices[0]
+    one, other = sums(parts, int(np.flatnonzero(indices == gone)[0]), 0)
+    moved = (one - other).norm().item()
+    assert moved <= parts.plan.sensitivity and moved == pytest.approx(parts.plan.sensitivity, rel=0.01)
+    assert parts.plan.sensitivity == pytest.approx(1e-6 / math.sqrt(1 - SHARE))
+
+
+SIZE, STEPS = 8, 400
+PLAN = PrivacyPlan(
+    1000, 4, 4, 0.5, STEPS, 1.3, 1e-5, progress={"share": SHARE, "quantile": 0.5, "loss_range": 4.0, "phase": 20}
+)
+
+
+def noise_on_every_number(folder) -> None:
+    """Fails unless each number of a release, the figures too, has the planned noise, of its own."""
+    coordinator = Coordinator(
+        PLAN,
+        torch.nn.Linear(SIZE, 1, bias=False),
+        OptimizerConfig(),
+        Randomness.from_seed(0),
+        Ledger.create(folder / "l", PLAN),
+    )
+    noises = []
+    for step in range(STEPS):
+        clean = torch.full((SIZE + 3,), float(step))
+        total = BoundedSum(clean.clone(), PLAN.sensitivity, PLAN.groups)
+        noises.append(coordinator._release(step, total).double() - clean.double())
+    noise = torch.stack(noises) / PLAN.noise_std
+    assert (noise.std(0) - 1).abs().max() < 5 / math.sqrt(2 * STEPS)
+    assert (torch.corrcoef(noise.T) - torch.eye(SIZE + 3)).abs().max() < 5 / math.sqrt(STEPS)
+
+
+def test_every_figure_gets_noise_of_its_own(tmp_path):
+    noise_on_every_number(tmp_path)
+
+
+def test_a_figure_that_is_released_without_noise_is_found_out(tmp_path, monkeypatch):
+    """The mechanism broken on purpose: the noise ends with the gradient."""
+    real = KeyedNoise.add_
+    monkeypatch.setattr(KeyedNoise, "add_", lambda self, values, step: [real(self, values[:SIZE], step), values][1])
+    with pytest.raises(AssertionError):
+        noise_on_every_number(tmp_path)
+
+
+def seen_in(monkeypatch) -> list:
+    """The true figures of each step: losses per record, norms, threshold."""
+    real, seen = worker_room.sum_of_statistics, []
+
+    def watched(statistics, norms, losses, threshold, clip_norm, public=0):
+        seen.append(((losses[0] / (losses[1] - public)), norms, threshold))
+        return real(statistics, norms, losses, threshold, clip_norm, public)
+
+    monkeypatch.setattr(worker_room, "sum_of_statistics", watched)
+    return seen
+
+
+def trained(tiny, folder, **changes):
+    """A run whose curve can be seen, although it has few records."""
+    tiny["diagnostics"], tiny["evaluation"] = "private", {"split": "none"}
+    tiny["progress"] = {"share": 0.2, "phase": 3}
+    tiny["privacy"] = {"noise_multiplier": 0.2, "accountant": "rdp", "batch": 120, "steps": 9, "seed": 11}
+    tiny["bounding"] |= {"clip_norm": 8.0} | changes
+    return pretrain(parse_config(tiny), folder)
+
+
+@pytest.mark.parametrize("method", ["group", "public"])
+def test_the_curve_is_the_true_one_within_its_error(tiny, tiny_public, tmp_path, monkeypatch, method):
+    seen = seen_in(monkeypatch)
+    run = trained(tiny_public if method == "public" else tiny, tmp_path / "run")
+    phases = RunView.read(run.path).phases
+    assert [(phase.first, phase.last, phase.released) for phase in phases] == [(1, 3, 3), (4, 6, 3), (7, 9, 3)]
+    for number, phase in enumerate(phases):
+        steps = seen[3 * number : 3 * number + 3]
+        loss, clipped, below = (
+            np.mean([figure(*step) for step in steps])
+            for figure in (
+                lambda losses, norms, threshold: losses.mean().item(),
+                lambda losses, norms, threshold: (norms > 8.0).double().mean().item(),
+                lambda losses, norms, threshold: (norms < threshold).double().mean().item(),
+            )
+        )
+        assert abs(phase.loss - loss) < 1.3 * phase.loss_error  # the seed is fixed
+        assert abs(phase.clip_rate - clipped) < 1.3 * phase.share_error + 0.01
+        assert abs(phase.below - below) < 1.3 * phase.share_error + 0.01
+        assert phase.norm == pytest.approx(math.exp(np.mean([math.log(threshold) for *_, threshold in steps])), rel=1e-6)
+        assert phase.share_error < 0.12  # something can be seen
+    card = table_rows(run.card.read_text())
+    assert "noise multiplier" in card["Released statistics"] and "Training, seen through noise" in run.report.read_text()
+
+
+def test_the_threshold_follows_the_quantile_and_adaptive_clipping_follows_it(tiny, tmp_path, monkeypatch):
+    """From far away: the norms are hundreds of times as large as where it starts."""
+    seen, clips = seen_in(monkeypatch), []
+    real = worker_room.Worker._add_groups
+
+    def watched(self, *rest):
+        clips.append(self._clip)
+        return real(self, *rest)
+
+    monkeypatch.setattr(worker_room.Worker, "_add_groups", watched)
+    run = trained(tiny, tmp_path / "run", clip_norm=0.1, clipping="adaptive")
+    thresholds = [threshold for *_, threshold in seen]
+    assert thresholds[0] == 0.1 and thresholds == sorted(thresholds) and thresholds[-1] > 1.5
+    # What is clipped to it comes out in units of it: within the same bound at every step.
+    assert {clip.bound for clip in clips} == {clips[0].bound} and clips[0].bound <= 0.1
+    assert [clip.most for clip in clips] == pytest.approx([0.1 / threshold for threshold in thresholds])
+    assert "follows the 0.5 quantile" in table_rows(run.card.read_text())["Clip norm C"]
+    assert all(phase.clip_rate == pytest.approx(1 - phase.below) for phase in RunView.read(run.path).phases)
+
+
+def test_what_was_clipped_to_the_threshold_is_used_in_its_length(tmp_path):
+    """A sum of groups that all have the threshold's length makes a gradient of that length, apart from noise."""
+    plan = dataclasses.replace(PLAN, clipping="adaptive", noise_multiplier=0.1)
+    model = torch.nn.Linear(2000, 1, bias=False)
+    coordinator = Coordinator(
+        plan,
+        model,
+        OptimizerConfig(name="sgd", momentum=0.0, learning_rate=1.0),
+        Randomness.from_seed(0),
+        Ledger.create(tmp_path / "l", plan),
+    )
+    coordinator.curve._state["threshold"].fill_(50.0)
+    clean = torch.zeros(2002)
+    clean[:2000] = 1000.0
+    before = model.weight.detach().clone()
+    coordinator.apply(0, BoundedSum(clean, plan.sensitivity, plan.groups))
+    assert (before - model.weight).mean().item() == pytest.approx(1000.0 * 50.0 / plan.clip_norm / plan.divisor, rel=1e-3)
+
+
+def test_automatic_clipping_normalises_every_gradient(tiny, tmp_path, monkeypatch):
+    """Without a statistic released, too; C changes nothing that a step with Adam would see, so it is not there to be set."""
+    clips, real = [], worker_room.Worker._add_groups
+    monkeypatch.setattr(worker_room.Worker, "_add_groups", lambda self, *rest: clips.append(self._clip) or real(self, *rest))
+    tiny["bounding"] |= {"clipping": "automatic", "stability": 0.05}
+    tiny["privacy"]["steps"], tiny["evaluation"] = 1, {"split": "none"}
+    run = pretrain(parse_config(tiny), tmp_path / "run")
+    assert [type(clip) for clip in clips] == [Clip] and (clips[0].most, clips[0].stability) == (math.inf, 0.05)
+    rows = table_rows(run.card.read_text())
+    assert "every gradient is normalised: divided by its norm + 0.05" in rows["Clip norm C"]
+    assert rows["Sensitivity of the sum"] == "2" and RunView.read(run.path).phases == []
+
+
+def test_a_resumed_run_has_the_same_weights_and_the_same_curve(tiny, tmp_path, monkeypatch):
+    """With adaptive clipping the weights depend on the threshold, which depends on all that was released."""
+    tiny["training"]["checkpoint_every"] = 2  # in the middle of a phase
+    expected = trained(tiny, tmp_path / "undisturbed", clipping="adaptive")
+
+    class Killed(BaseException):
+        pass
+
+    real, calls = Coordinator.apply, []
+
+    def dying(self, step, total):
+        calls.append(step)
+        summary = real(self, step, total)
+        if len(calls) == 5:  # its release is kept, and no checkpoint has taken it in
+            raise Killed
+        return summary
+
+    monkeypatch.setattr(Coordinator, "apply", dying)
+    with pytest.raises(Killed):
+        trained(tiny, tmp_path / "run", clipping="adaptive")
+    monkeypatch.setattr(Coordinator, "apply", real)
+    again = resume(tmp_path / "run")
+    assert RunView.read(again.path).phases == RunView.read(expected.path).phases != []
+    weights = [load_file(run.model / "model.safetensors") for run in (again, expected)]
+    assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())
+
+
+def test_a_discarded_step_tells_nothing_and_ends_its_phase(tmp_path):
+    plan = dataclasses.replace(PLAN, steps=40)
+    coordinator = Coordinator(
+        plan,
+        torch.nn.Linear(SIZE, 1, bias=False),
+        OptimizerConfig(),
+        Randomness.from_seed(0),
+        Ledger.create(tmp_path / "l", plan),
+    )
+    told = []
+    for step in range(40):
+        total = BoundedSum(torch.zeros(SIZE + 3), plan.sensitivity, plan.groups)
+        summary = coordinator.discard(step) if step % 20 > 14 else coordinator.apply(step, total)
+        told.append(summary.phase)
+    assert [step for step, phase in enumerate(told) if phase] == [19, 39]
+    assert [phase.released for phase in told if phase] == [15, 15]
+    assert told[19].share_error == pytest.approx(1.96 * plan.statistics.error(plan.noise_std, 15))
+
+
+@pytest.mark.parametrize("changes", [{"loss": "low"}, {"clip_rate": True}, {"released": 1.5}, {"norm": math.nan}, {"more": 1}])
+def test_a_damaged_line_of_the_curve_is_refused(tmp_path, changes):
+    figures = Phase(1, 5, 5, 2.0, 0.1, None, 3.0, 0.5, 0.4, 0.1).figures()
+    assert Phase.read(figures).figures() == figures
+    run = RunDirectory(tmp_path)
+    run.append(run.metrics, {"step": 5, "phase": figures})
+    assert len(run.metric_lines()) == 1
+    run.append(run.metrics, {"step": 5, "phase": figures | changes})
+    with pytest.raises(UserError, match="metrics.jsonl is damaged"):
+        run.metric_lines()
