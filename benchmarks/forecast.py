@@ -2,6 +2,7 @@
 
 python -m benchmarks.forecast                  # all plans, into benchmarks/results/forecast.json; what is there is kept
 python -m benchmarks.forecast shapes-e8 ...    # some of them; each takes a minute or two on one core
+python -m benchmarks.forecast --forecasts      # only the forecasts again, of what was trained
 
 Each plan is forecast on procedural images, which are nobody's data, and, where there are any, on public records like the
 private ones. Then it is trained once. CIFAR-10 is left out where it is not (../shared/data/cifar10).
@@ -29,11 +30,12 @@ from dpfed.runs.pretraining import pretrain
 from dpfed.runs.stand_in import PROCEDURAL, SHAPES, chosen, declared_plan
 
 CIFAR10 = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10"
+_IMPORTED = 45_000  # training records of CIFAR-10 without the 5,000 for validation
 WORK = Path("runs/forecast")  # of this benchmark: stores, the public start, runs
 _SMALL = ["bounding.engine=layerwise", "training.device=cpu", "evaluation.every=0", f"data.stores={WORK}/stores"]
 _SHAPES = ["model.width=16", "model.text_width=32", "model.text_layers=1", "model.embedding=32", "privacy.batch=768"]
 _SHAPES = [*_SHAPES, "privacy.steps=40", *_SMALL]
-_ADAPTED = [f"model.architecture=local-dir:{WORK}/shapes-public/model", "privacy.batch=768", "privacy.steps=30", *_SMALL]
+_ADAPTED = [f"model.architecture=local-dir:{WORK}/shapes-public/model", "privacy.batch=512", "privacy.steps=24", *_SMALL]
 _FULL = ["adaptation.image=full", "adaptation.text=full", "adaptation.rank="]
 _CIFAR10 = [f"data.path={CIFAR10}", "model.width=16", "privacy.batch=768", "privacy.steps=50", "privacy.epsilon=8"]
 _CIFAR10 = [*_CIFAR10, "evaluation.bank=10000", *_SMALL]
@@ -56,7 +58,7 @@ _CHANGES = {  # data set -> plan -> what differs from the first of them
         "lora-e1": ["privacy.epsilon=1"],
         "full-e1": [*_FULL, "privacy.epsilon=1"],
         "lora-t8": ["privacy.steps=8"],
-        "lora-b192": ["privacy.batch=192"],
+        "lora-b128": ["privacy.batch=128"],
     },
     "cifar10": {
         "e8": [],
@@ -78,36 +80,39 @@ def config_of(plan: str) -> Config:
     return load_config(shipped_file(base), [*common, *changes])
 
 
-def carry_out(name: str) -> dict[str, Any]:
-    """Forecasts a plan, trains it, and returns both."""
+def told(name: str) -> dict[str, Any]:
+    """What is forecast of a plan, by the public records that it is measured on."""
     data, _ = PLANS[name]
-    if data == "adapted" and not (WORK / "shapes-public" / "model").exists():
-        start = load_config(shipped_file("adapt/shapes-public"), ["training.device=cpu", f"data.stores={WORK}/stores"])
-        shutil.rmtree(WORK / "shapes-public", ignore_errors=True)
-        pretrain(start, WORK / "shapes-public")
     config = config_of(name)
-    plan = declared_plan(config, None, Silent())
-    told: dict[str, Any] = {}
+    plan = declared_plan(config, _IMPORTED if data == "cifar10" else None, Silent())
+    forecasts: dict[str, Any] = {}
     for public in (PROCEDURAL, *([SHAPES] if data != "cifar10" else [])):
         started = time.perf_counter()
         found = forecast(config, plan, chosen(public, config, plan))
-        told[public] = {
-            **found.configured.facts(),
-            "signal": found.facts()["signal"],
-            "verdict": found.verdict,
-            "took": time.perf_counter() - started,
-        }
+        took, facts = time.perf_counter() - started, found.facts()
+        forecasts[public] = {**facts["configured"], "signal": facts["signal"], "verdict": found.verdict, "took": took}
+    return forecasts
+
+
+def trained(name: str) -> dict[str, Any]:
+    """What came of a plan."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        run = pretrain(config, Path(folder) / "run")
+        run = pretrain(config_of(name), Path(folder) / "run")
         results = headlines(results_of(json.loads(run.results.read_text(encoding="utf-8"))["evaluations"]), 2)
     return {
-        "data": data,
-        "forecast": told,
         "gain": sum(result.trained - result.untrained for result in results) / len(results),
         "figures": {result.name: [result.untrained, result.trained, result.change] for result in results},
         "seconds": time.perf_counter() - started,
     }
+
+
+def make_public_start() -> None:
+    """Trains the public model that the adapted ones start from, once."""
+    if not (WORK / "shapes-public" / "model").exists():
+        start = load_config(shipped_file("adapt/shapes-public"), ["training.device=cpu", f"data.stores={WORK}/stores"])
+        shutil.rmtree(WORK / "shapes-public", ignore_errors=True)
+        pretrain(start, WORK / "shapes-public")
 
 
 def agreement(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -129,14 +134,22 @@ def agreement(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(names: list[str]) -> None:
-    """Carries out what is not there yet, and writes the result file after each plan."""
-    there = (RESULTS / "forecast.json").exists()
+    """Carries out what is not there yet, and writes the result file after each plan.
+
+    Args:
+        names: of plans; default: all. ``--forecasts`` makes the forecasts again, and keeps what was trained.
+    """
+    there, again = (RESULTS / "forecast.json").exists(), "--forecasts" in names
     rows: dict[str, dict[str, Any]] = figures("forecast")["plans"] if there else {}
     WORK.mkdir(parents=True, exist_ok=True)
-    for name in names or PLANS:
-        if name in rows or (PLANS[name][0] == "cifar10" and not CIFAR10.is_dir()):
+    for name in [name for name in names if name in PLANS] or PLANS:
+        data, _ = PLANS[name]
+        if (name in rows and not again) or (again and name not in rows) or (data == "cifar10" and not CIFAR10.is_dir()):
             continue
-        rows[name] = carry_out(name)
+        if data == "adapted":
+            make_public_start()
+        came = {key: rows[name][key] for key in ("gain", "figures", "seconds")} if again else trained(name)
+        rows[name] = {"data": data, "forecast": told(name), **came}
         rows = {plan: rows[plan] for plan in PLANS if plan in rows}
         print(name, rows[name]["forecast"][PROCEDURAL]["reach"], rows[name]["gain"], flush=True)
         write_result("forecast", {"plans": rows, "agreement": agreement(rows)}, seeds=[])

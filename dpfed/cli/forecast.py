@@ -126,7 +126,7 @@ def _show_forecast(found: Forecast, given: Path) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("what if")
     for column in ("sigma", "noise / gradient", "worth, steps", "time"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for each in found.rows:
         over = "–" if each.noise_over_gradient == float("inf") else f"{each.noise_over_gradient:,.1f}"
         cells = (f"{each.plan.noise_multiplier:.3g}", over, f"{each.reach:,.1f}", _duration(each.seconds))
@@ -166,16 +166,16 @@ def _show_rehearsal(found: Rehearsal) -> None:
     name = found.best.headline.name
     table = Table(box=None, pad_edge=False)
     table.add_column("tried")
-    for column in ("sigma", "before", label(name), "change", "time"):
-        table.add_column(column, justify="right")
+    for column in ("sigma", label(name), "change", "time"):
+        table.add_column(column, justify="right", no_wrap=True)
     for one in found.tried:
         figure = one.headline
-        before = shown(figure.untrained, name, figure.untrained_interval)
         after = shown(figure.trained, name, figure.trained_interval)
         sigma, mark = f"{one.noise_multiplier:.4g}", " *" if one is found.best else ""
-        table.add_row(f"{one.name}{mark}", sigma, before, after, figure.difference, _duration(one.seconds))
+        table.add_row(f"{one.name}{mark}", sigma, after, figure.difference.partition(",")[0], _duration(one.seconds))
     _console().print(table)
     _print(found.verdict, "bold")
+    _print("Differences within their error are chance.", "dim")
     _print("Imitated noise on public records: it protects nobody, so there is no privacy card.", "dim")
     _print(f"next: dpfed pretrain {found.file}", "dim")
 

@@ -28,7 +28,9 @@ _MOST_GROUPS, _LEAST_GROUPS = 8, 2  # of a sum
 _RECORDS, _FEWEST = 128, 16  # whose embeddings are looked at; fewer where images are large
 _SIDE = 32  # pixels, up to which an image is small
 _DRAWS = 4  # of noise
-_STEP = 0.01  # of the trained numbers' length: as far as derivatives are taken
+_STEP = 0.01  # of the trained numbers' length: as far as the first difference goes
+_CHANGES = (0.002, 0.05)  # of an embedding of length 1, by a difference that is fine enough, and still exact
+_TRIES = 8
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,17 @@ def _response(imitation: Imitation, halves: tuple[Tensor, Tensor]) -> float:
     here = vector.gather()
 
     def moved(direction: Tensor) -> Tensor:
-        """J times a direction, by a difference to both sides."""
+        """J times a direction, by a difference to both sides that changes the embeddings a little."""
         length = direction.norm().clamp(min=1e-30)
-        step = direction * (_STEP * here.norm().clamp(min=1.0) / length)
-        there, back = (_embedded(parts.model, vector, here + sign * step, views) for sign in (1, -1))
-        return (there - back) / (2 * step.norm()) * length
+        far = _STEP * here.norm().clamp(min=1.0)
+        for _ in range(_TRIES):
+            step = direction * (far / length)
+            there, back = (_embedded(parts.model, vector, here + sign * step, views) for sign in (1, -1))
+            change = (there - back).square().sum(1).mean().sqrt().item() / 2
+            if _CHANGES[0] <= change <= _CHANGES[1]:
+                break
+            far = far * min(1e3, max(1e-3, math.sqrt(_CHANGES[0] * _CHANGES[1]) / max(change, 1e-12)))
+        return (there - back) / (2 * far) * length
 
     try:
         first, second = (moved(half) for half in halves)

@@ -43,7 +43,8 @@ from dpfed.training.worker import Worker
 RESULTS = "rehearsal.jsonl"
 ENOUGH_GROUPS = 16  # in a step: fewer of them scatter more than the private run's do
 _FACTORS = (1 / 3, 3.0)  # of the learning rate
-_HALF_AND_TWICE = (0.5, 2.0)  # of group size and steps
+_AS_IT_IS = "as configured"
+_SHORT = {"optimizer.learning_rate": "rate", "bounding.group_size": "S", "privacy.steps": "T", "privacy.batch": "B"}
 _FIXED = ("data", "privacy", "evaluation", "public", "training")  # sections that a rehearsal does not choose
 _FREE = ("privacy.batch", "privacy.steps")
 
@@ -112,12 +113,10 @@ class Rehearsal:
     def verdict(self) -> str:
         """What was found, in a sentence."""
         first, best = self.tried[0].headline, self.best.headline
-        what = f"{best.label} {shown(best.trained, best.name, best.trained_interval)}"
-        if self.best is self.tried[0]:
-            lead = f"The configuration as it is came out best: {what}"
-        else:
-            lead = f"{_in_words(self.best.changes)} came out best: {what}, and {shown(first.trained, first.name)} as configured"
-        learnt = "" if best.improved else "; but the model learnt nothing that shows: see `dpfed forecast` for what would help"
+        lead = f"Best: {self.best.name}, {best.label} {shown(best.trained, best.name, best.trained_interval)}"
+        if self.best is not self.tried[0]:
+            lead += f" ({shown(first.trained, first.name)} as configured)"
+        learnt = "" if best.improved else "; but nothing that shows was learnt, and `dpfed forecast` says what would help"
         return f"{lead}{learnt}."
 
     def facts(self) -> dict[str, Any]:
@@ -164,11 +163,10 @@ def rehearse(
 
     def carry_out(name: str, changes: dict[str, Any]) -> None:
         changed = _changed(config, changes)
-        plan = declared_plan(changed, records, watcher)
+        plan = declared_plan(changed, records, Silent())
         key = _key(changed, plan, stand, most)
         found = kept.get(key)
         if found is None:
-            watcher.note(f"{name}: {_in_words(changes)}")
             found = _trained(name, changes, changed, plan, stand, most, watcher)
             kept.keep(key, found)
         tried.append(found)
@@ -178,7 +176,7 @@ def rehearse(
     best = _best(tried)
     chosen = _changed(config, best.changes)
     file = folder / f"{config.name}.toml"
-    said = f"# Chosen on public records ({stand.title}) by `dpfed rehearse`: {_in_words(best.changes)}.\n"
+    said = f"# Chosen on public records ({stand.title}) by `dpfed rehearse`: {_in_words(best.changes)}\n"
     write_atomically(file, said + chosen.dump())
     return Rehearsal(tried, best, chosen, file)
 
@@ -219,20 +217,24 @@ def _trained(
 
 def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[tuple[str, dict[str, Any]]]:
     """What is tried by default: one hyperparameter after the other, each from the best so far."""
-    yield "as configured", {}
+    yield _AS_IT_IS, {}
     rate = config.optimizer.learning_rate
     for factor in _FACTORS:
-        yield f"rate {rate * factor:.2g}", {"optimizer.learning_rate": float(f"{rate * factor:.2g}")}
+        yield _named({"optimizer.learning_rate": float(f"{rate * factor:.2g}")})
     if "bounding.group_size" not in without_effect(config):
         before, size = _best(tried).changes, config.bounding.group_size
-        for factor in _HALF_AND_TWICE:
-            if (other := int(size * factor)) >= 2 and other <= config.privacy.batch:
-                yield f"S = {other}", {**before, "bounding.group_size": other}
+        for other in (size // 2, size * 2):
+            if 2 <= other <= config.privacy.batch:
+                yield _named({**before, "bounding.group_size": other})
     if config.privacy.noise_multiplier is None:  # otherwise more steps would be another promise
         before, steps = _best(tried).changes, config.privacy.steps
-        for factor in _HALF_AND_TWICE:
-            if (other := int(steps * factor)) > config.optimizer.warmup:
-                yield f"T = {other}", {**before, "privacy.steps": other}
+        for other in (steps // 2, steps * 2):
+            if other > config.optimizer.warmup + 1:
+                yield _named({**before, "privacy.steps": other})
+
+
+def _named(changes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return _in_words(changes), changes
 
 
 def _asked(config: Config, sweep: str | Path | None) -> list[tuple[str, dict[str, Any]]] | None:
@@ -244,7 +246,7 @@ def _asked(config: Config, sweep: str | Path | None) -> list[tuple[str, dict[str
     if sweep is None:
         return None
     own = leaves(config.model_dump(mode="json"))
-    asked: list[tuple[str, dict[str, Any]]] = [("as configured", {})]
+    asked: list[tuple[str, dict[str, Any]]] = [(_AS_IT_IS, {})]
     for name, changed in read_sweep(sweep, config).configs.items():
         found = leaves(changed.model_dump(mode="json"))
         changes = {key: found.get(key) for key in own | found if key != "name" and found.get(key) != own.get(key)}
@@ -273,7 +275,7 @@ def _best(tried: list[Rehearsed]) -> Rehearsed:
 
 
 def _in_words(changes: dict[str, Any]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in changes.items()) or "the configuration as it is"
+    return ", ".join(f"{_SHORT.get(key, key)} = {value}" for key, value in changes.items()) or _AS_IT_IS
 
 
 def _key(config: Config, plan: PrivacyPlan, stand: StandIn, most: int) -> str:
