@@ -24,7 +24,6 @@ from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import without_effect
 from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
-from dpfed.evaluation.measured import Evaluation
 from dpfed.files.atomic import write_atomically
 from dpfed.files.json_lines import DamagedLine, append_line, drop_torn_line, read_lines
 from dpfed.privacy.ledger import Ledger
@@ -210,9 +209,9 @@ def _trained(
         with serving(parts.model, coordinator.post_processors):
             after = [figure.compared(before) for figure in parts.evaluate("trained", plan.steps)]
     watcher.evaluated(after)
-    figures: list[Evaluation] = [*before, *after]
+    figures = json.loads(json.dumps([figure.facts() for figure in (*before, *after)]))  # as the file will give them back
     seconds = time.perf_counter() - started
-    return Rehearsed(name, changes, plan.noise_multiplier, whole, [figure.facts() for figure in figures], seconds)
+    return Rehearsed(name, changes, plan.noise_multiplier, whole, figures, seconds)
 
 
 def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[tuple[str, dict[str, Any]]]:

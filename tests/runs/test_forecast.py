@@ -77,7 +77,7 @@ def test_a_forecast_has_the_plan_its_neighbours_and_the_best_that_takes_no_more_
     assert found.signal.groups >= 16
 
 
-def test_adapters_and_full_training_are_compared_where_a_model_can_have_either(tiny, shapes, tmp_path):
+def test_adapters_and_full_training_are_compared_where_a_model_can_have_either(tiny, shapes, tmp_path, monkeypatch):
     import json
 
     from dpfed.config.shipped import configs
@@ -90,6 +90,7 @@ def test_adapters_and_full_training_are_compared_where_a_model_can_have_either(t
     tiny["privacy"] |= {"noise_multiplier": 1.0, "accountant": "rdp"}
     del tiny["privacy"]["epsilon"]
     config = parse_config({**tiny, "adaptation": {"image": "lora", "text": "lora", "rank": 2}})
+    monkeypatch.setattr(forecasting, "_grid", lambda *_: [])
     found = forecast(config, declared_plan(config, None, Silent()), StandIn("store", shapes.path, 600))
     lora, full = found.rows[:2]
     assert full.what == "full training" and full.numbers > 10 * lora.numbers
