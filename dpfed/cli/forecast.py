@@ -107,6 +107,7 @@ def _show_forecast(found: Forecast, given: Path) -> None:
     from rich.table import Table
 
     from dpfed.privacy.promise import round_up
+    from dpfed.runs.forecast import TRAININGS
 
     row, plan = found.configured, found.configured.plan
     whose = "units" if plan.unit == "user" else "records"
@@ -119,6 +120,8 @@ def _show_forecast(found: Forecast, given: Path) -> None:
     _print("")
     _print(f"one step     {_noise_words(row.noise_over_gradient)} (B = {plan.batch:,}, {plan.groups:,} groups)")
     _print(f"whole run    {plan.steps:,} noisy steps are worth about {row.reach:,.1f} steps without noise")
+    if found.rows[1].what in TRAININGS.values():
+        _print(f"LoRA or full {_suits(found)}")
     there = f" of {_size(found.memory_there)}" if found.memory_there else ""
     memory = "" if found.memory is None else f"; at least {_size(found.memory)}{there} of memory"
     _print(f"this machine about {_duration(row.seconds)}{memory}")
@@ -135,6 +138,14 @@ def _show_forecast(found: Forecast, given: Path) -> None:
     _print("")
     _print(_verdict(found), "bold")
     _print(f"next: dpfed rehearse {given}", "dim")
+
+
+def _suits(found: Forecast) -> str:
+    from dpfed.runs.forecast import TRAININGS
+
+    own, other = found.rows[:2]
+    figures = f"as configured {own.reach:,.1f}, {other.what} {other.reach:,.1f}"
+    return f"{TRAININGS[found.suits]} suits better ({figures})" if found.suits else f"both go about as far ({figures})"
 
 
 def _verdict(found: Forecast) -> str:
@@ -201,7 +212,7 @@ def _rounded(count: int) -> int:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e9:,.1f} GB"
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
 
 
 def _console():  # noqa: ANN202 rich is imported where it is used

@@ -1,17 +1,10 @@
-"""What a private run will come to, told before it: from its plan, and from gradients that are measured on public records.
-
-One noisy step goes in the gradient's direction with a cosine of r / sqrt(1 + r^2), where r is signal over noise
-(`dpfed.runs.gradient_signal`). The optimizers of private training normalise their steps, so T noisy steps go about as far along
-the gradient as T cosines of steps without noise: the reach of the plan. It orders plans; it is no figure of accuracy
-(docs/forecast.md holds it against runs).
-"""
+"""What a private run will come to, told before it: from its plan, and from gradients that are measured on public records."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,11 +14,11 @@ from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
 from dpfed.models.starting import MissingStart
 from dpfed.models.summary import trained_part
-from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher
 from dpfed.runs.gradient_signal import Signal, measured
 from dpfed.runs.imitation import Imitation
+from dpfed.runs.plan_grid import Row, finite, grid, group_sizes
 from dpfed.runs.resolution import settle
 from dpfed.runs.stand_in import StandIn
 from dpfed.runs.starts import starting_weights
@@ -34,57 +27,10 @@ from dpfed.training.memory import memory_of, needs_of
 ENOUGH, SOME = 20.0, 8.0  # of a reach: benchmarks/forecast.py
 _RECORDS = 1_000  # public ones that are looked at
 _BUDGET = 24.0  # seconds for all gradients, as a rule
-_LONGER = 2.0  # times as long as configured: as long as the best of the grid may take
-_ROUNDS = 4  # of a search for sigma
+_CLEARLY = 1.1  # times as far
 
+TRAININGS = {"lora": "LoRA", "full": "full training"}
 Verdict = Literal["can work", "will learn little", "will not work"]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One plan of the grid.
-
-    Attributes:
-        what: differs from the configuration.
-        plan: with its sigma.
-        noise_over_gradient: of one step, by their lengths.
-        reach: how many steps without noise the whole run is worth.
-        seconds: that it takes on this machine.
-        numbers: P.
-    """
-
-    what: str
-    plan: PrivacyPlan
-    noise_over_gradient: float
-    reach: float
-    seconds: float
-    numbers: int
-
-    @classmethod
-    def of(cls, what: str, plan: PrivacyPlan, signal: Signal) -> Row:
-        """What a plan comes to, with the gradient of its groups."""
-        noise = plan.noise_std / plan.divisor
-        length = noise * math.sqrt(signal.numbers)
-        over = length / signal.length if signal.length else math.inf
-        ratio = signal.response / noise
-        reach = plan.steps * ratio / math.hypot(1.0, ratio)
-        return cls(what, plan, over, reach, signal.seconds * plan.batch * plan.steps, signal.numbers)
-
-    def facts(self) -> dict[str, Any]:
-        """For JSON."""
-        plan = self.plan
-        return {
-            "what": self.what,
-            "batch": plan.batch,
-            "group_size": plan.group_size,
-            "steps": plan.steps,
-            "epsilon": plan.target_epsilon,
-            "noise_multiplier": plan.noise_multiplier,
-            "trained_numbers": self.numbers,
-            "noise_over_gradient": _finite(self.noise_over_gradient),
-            "reach": self.reach,
-            "seconds": self.seconds,
-        }
 
 
 @dataclass(frozen=True)
@@ -98,7 +44,7 @@ class Forecast:
         epsilon: of the configured plan.
         trained: what of the model is trained, in words.
         measured_on: the public records.
-        suits: which kind of training goes further; ``None``: the model has no adapters.
+        suits: which kind of training goes clearly further; ``None``: neither does, or the model has no adapters.
         records_needed: so many would be enough, at the same sampling rate; ``None``: no number would.
         memory: bytes that training takes at least; ``None``: not known.
         memory_there: bytes that this machine has.
@@ -142,7 +88,7 @@ class Forecast:
             "groups": plan.groups,
             "configured": self.configured.facts(),
             "grid": [row.facts() for row in self.rows[1:]],
-            "signal": {**dataclasses.asdict(self.signal), "error": _finite(self.signal.error)},
+            "signal": {**dataclasses.asdict(self.signal), "error": finite(self.signal.error)},
             "suits": self.suits,
             "records_needed": self.records_needed,
             "measured_on": self.measured_on,
@@ -171,7 +117,7 @@ def forecast(config: Config, plan: PrivacyPlan, stand: StandIn, watcher: Watcher
     parts = imitation.parts
     if plan.unit == "user" and parts.plan.unit == "record":
         remarks.append(f"{stand.title} name no units: each of their records counts as a unit of its own")
-    sizes = _group_sizes(plan, imitation.protected)
+    sizes = group_sizes(plan, imitation.protected)
     other = _other_training(config)
     budget = _BUDGET / (len(sizes) + bool(other))
     watcher.note(f"measuring gradients of groups of {', '.join(map(str, sizes))}")
@@ -181,13 +127,14 @@ def forecast(config: Config, plan: PrivacyPlan, stand: StandIn, watcher: Watcher
     suits: Literal["lora", "full"] | None = None
     if other is not None:
         kind, changed = other
-        watcher.note(f"measuring the same with {_NAMES[kind]}")
+        watcher.note(f"measuring the same with {TRAININGS[kind]}")
         elsewhere = measured(Imitation.of(changed, plan, stand, stand.at_most(_RECORDS), watcher), plan, budget)
-        rows.append(Row.of(_NAMES[kind], plan, elsewhere))
-        suits = kind if rows[1].reach > rows[0].reach else "full" if kind == "lora" else "lora"
+        rows.append(Row.of(TRAININGS[kind], plan, elsewhere))
+        if max(rows, key=lambda row: row.reach).reach > _CLEARLY * min(rows, key=lambda row: row.reach).reach:
+            suits = kind if rows[1].reach > rows[0].reach else "full" if kind == "lora" else "lora"
     watcher.note("accounting for other batches, steps and epsilons")
     epsilon = plan.epsilon()
-    rows += _grid(plan, signals, config.optimizer.warmup, epsilon, rows[0].seconds)
+    rows += grid(plan, signals, config.optimizer.warmup, epsilon, rows[0].seconds)
     if signal.error > 0.3:
         remarks.append(f"the gradient is measured on {signal.groups} groups only, to within {signal.error:.0%}")
     return Forecast(
@@ -203,9 +150,6 @@ def forecast(config: Config, plan: PrivacyPlan, stand: StandIn, watcher: Watcher
         memory_there=memory_of(parts.device),
         remarks=remarks,
     )
-
-
-_NAMES = {"lora": "LoRA", "full": "full training"}
 
 
 def _with_a_start(config: Config) -> tuple[Config, list[str]]:
@@ -231,80 +175,6 @@ def _other_training(config: Config) -> tuple[Literal["lora", "full"], Config] | 
     return kind, effective(config.model_copy(update={"adaptation": adaptation}))
 
 
-def _group_sizes(plan: PrivacyPlan, records: int) -> list[int]:
-    """The configured group size, its half and its double."""
-    own = plan.group_size
-    if plan.method.public_records:
-        return [own]
-    return [own, *(size for size in (own // 2, 2 * own) if 2 <= size <= min(plan.batch, records // 2))]
-
-
-def _grid(plan: PrivacyPlan, signals: dict[int, Signal], warmup: int, epsilon: float, seconds: float) -> Iterator[Row]:
-    """Plans that differ in one number, and the best of all combinations that do not take much longer."""
-    batches = [batch for batch in (plan.batch // 2, 2 * plan.batch, 4 * plan.batch) if 2 <= batch <= plan.records]
-    steps = [count for count in (plan.steps // 2, 2 * plan.steps) if count > warmup]
-    own = signals[plan.group_size]
-    for size in list(signals)[1:]:
-        yield Row.of(f"group size {size}", dataclasses.replace(plan, group_size=size), signals[size])
-    noisy = {(plan.batch, plan.steps): plan}
-    for batch, count in itertools.product([plan.batch, *batches], [plan.steps, *steps]):
-        if (batch, count) not in noisy and (found := _same_promise(plan, batch, count)) is not None:
-            noisy[batch, count] = found
-    for batch in batches:
-        if (found := noisy.get((batch, plan.steps))) is not None:
-            yield Row.of(f"batch {batch:,}", found, own)
-    for count in steps:
-        if (found := noisy.get((plan.batch, count))) is not None:
-            yield Row.of(f"{count:,} steps", found, own)
-    for factor in (0.5, 2.0):
-        if (found := _same_promise(plan, plan.batch, plan.steps, factor)) is not None:
-            yield Row.of(f"epsilon {epsilon * factor:.3g}", found, own)
-    together = [
-        Row.of("", dataclasses.replace(found, group_size=size), signals[size])
-        for (batch, _), found in noisy.items()
-        for size in signals
-        if size <= batch
-    ]
-    best = max((row for row in together if row.seconds <= _LONGER * seconds * 1.01), key=lambda row: row.reach)
-    chosen = best.plan
-    yield dataclasses.replace(best, what=f"best: B {chosen.batch:,}, S {chosen.group_size}, T {chosen.steps:,}")
-
-
-def _same_promise(plan: PrivacyPlan, batch: int, steps: int, factor: float = 1.0) -> PrivacyPlan | None:
-    """The plan with another batch, other steps or `factor` times its epsilon, and about the sigma that this needs.
-
-    Renyi accounting is the quick one: sigma is searched for at which it says what it says of the plan itself.
-
-    Returns:
-        The plan; ``None``: there is no such sigma.
-    """
-    wanted = plan.epsilon(accountant="rdp") * factor
-    draft = dataclasses.replace(
-        plan,
-        batch=batch,
-        group_size=min(plan.group_size, batch),
-        steps=steps,
-        target_epsilon=None if plan.target_epsilon is None else plan.target_epsilon * factor,
-    )
-    # The central limit of subsampled Gaussians: q^2 T (exp(1 / sigma^2) - 1) stays what it is.
-    scale = (plan.sampling_rate / draft.sampling_rate) ** 2 * plan.steps / steps * factor**2
-    sigma = math.log1p(math.expm1(min(plan.noise_multiplier**-2, 500.0)) * scale) ** -0.5
-    slope, last = -1.0, None
-    try:
-        for _ in range(_ROUNDS):
-            sigma = min(max(sigma, accounting.LEAST_NOISE), accounting.MOST_NOISE)
-            found = dataclasses.replace(draft, noise_multiplier=sigma)
-            here = (math.log(sigma), math.log(found.epsilon(accountant="rdp") / wanted))
-            if last is not None and here[0] != last[0]:
-                slope = min(-0.2, (here[1] - last[1]) / (here[0] - last[0]))
-            if abs(here[1]) < 0.01:
-                return found
-            last, sigma = here, math.exp(here[0] - here[1] / slope)
-    except (UserError, ValueError, OverflowError):
-        return None
-    return found
-
-
 def _records_needed(row: Row) -> int | None:
     """N with which the run would reach far enough, at the same q and sigma: signal over noise grows as the groups do."""
     steps = row.plan.steps
@@ -320,7 +190,3 @@ def _memory(config: Config) -> int | None:
         return needs_of(config).together
     except (UserError, RuntimeError):  # there are models that cannot be counted
         return None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

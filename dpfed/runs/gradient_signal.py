@@ -24,7 +24,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.runs.imitation import Imitation
 
 _SUMS = 8  # that are measured apart from each other: what they agree on is the gradient
-_MOST_GROUPS, _LEAST_GROUPS = 8, 2  # of a sum
+_MOST_GROUPS, _LEAST_GROUPS = 16, 2  # of a sum
 _RECORDS, _FEWEST = 128, 16  # whose embeddings are looked at; fewer where images are large
 _SIDE = 32  # pixels, up to which an image is small
 _DRAWS = 4  # of noise
