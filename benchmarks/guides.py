@@ -234,8 +234,36 @@ def budget() -> str:
     return "\n".join([*lines, "", "Numbers of steps; `python -m benchmarks.budget` counts them."])
 
 
+def forecast() -> str:
+    """Whether forecasts order runs as these come out."""
+    result = figures("forecast")
+    lines = ["| plan | gain, points | reach on procedural images | reach on similar records |", "|---|---|---|---|"]
+    for data in dict.fromkeys(row["data"] for row in result["plans"].values()):
+        rows = {name: row for name, row in result["plans"].items() if row["data"] == data}
+        for name, row in sorted(rows.items(), key=lambda item: -item[1]["gain"]):
+            told = (row["forecast"].get(public) for public in ("procedural", "shapes"))
+            reaches = ("" if one is None else f"{one['reach']:.1f} of {one['steps']}" for one in told)
+            lines.append(f"| {name} | {100 * row['gain']:+.1f} | {' | '.join(reaches)} |")
+    lines += ["", "| rank correlation of reach and gain | plans | |", "|---|---|---|"]
+    for name, found in result["agreement"].items():
+        misses = ", ".join(f"{plan} {places:+.0f}" for plan, places in found["misses"].items())
+        correlation = f"{found['rank_correlation']:.2f}" + (f" (misses: {misses})" if misses else "")
+        lines.append(f"| {name} | {found['plans']} | {correlation} |")
+    took = [one["took"] for row in result["plans"].values() for one in row["forecast"].values()]
+    lines += [
+        "",
+        "Names: e is epsilon, s the group size, b the batch, t the number of steps, n the number of records. The first plan of "
+        "each kind is what the others differ from. The gain is the mean change of two headline figures on held-out records. "
+        "Each plan was trained once, so plans whose gains are close may change places. A miss is a plan that was ranked at "
+        "least two places too high (+) or too low (-) among its kind. Over all kinds the models, records and figures differ, "
+        f"and a reach does not know that. A forecast took {min(took):.0f} to {max(took):.0f} seconds, on one busy core.",
+    ]
+    return "\n".join(lines)
+
+
 GUIDES: dict[str, Blocks] = {
     "budget.md": {"budget": ("budget", budget)},
+    "forecast.md": {"forecast": ("forecast", forecast)},
     "federation.md": {"faults": ("federation-faults", faults), "rounds": ("federation", rounds)},
     "logit-dp.md": {"logit": ("logit", logit)},
     "audit.md": {"membership": ("membership", membership)},

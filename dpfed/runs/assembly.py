@@ -202,6 +202,7 @@ def assemble(
     owner: int = 0,
     owners: int = 1,
     terms: Terms | None = None,
+    plan: PrivacyPlan | None = None,
 ) -> Components:
     """Builds the parts of a run and checks everything that can be checked before any budget is spent.
 
@@ -214,6 +215,7 @@ def assemble(
         owner: which of the data owners this process is.
         owners: how many share the plan's groups.
         terms: of the federation that this process is a party of: they hold the plan.
+        plan: that other records were counted for, where these records stand in for them (`dpfed.runs.stand_in`).
 
     Raises:
         UserError: for an impossible plan, more owners than groups, starting weights that are not there or do not fit,
@@ -223,7 +225,8 @@ def assemble(
     # operations compute, could differ by a thousandth.
     torch.backends.cudnn.allow_tf32 = False
     device, watcher = torch.device(config.training.device), watcher or Silent()
-    foreseen = terms.privacy_plan if terms else foresee(config, owners=owners)
+    agreed = terms.privacy_plan if terms else plan
+    foreseen = agreed or foresee(config, owners=owners)
     require_memory(config, device)
     tokenizer = tokenizer_for(config.model)
     preprocessing = preprocessing_of(config)
@@ -245,12 +248,12 @@ def assemble(
         text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
         check_independence(model, random_group(image_size(config), text, records=2), tried)
     watcher.note(f"opening the records: {_source(config)}")
-    progress = guarded(import_progress(watcher), config) if terms is None else None
+    progress = guarded(import_progress(watcher), config) if agreed is None else None
     store = records_of(config, progress, owner, owners)
     if config.model.reads_text and store.kind != "image-text":
         raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
-    if terms:
-        plan = terms.privacy_plan
+    if agreed:
+        plan = agreed
     else:
         records = protected_count(store, config.privacy)
         if foreseen is None:

@@ -7,6 +7,7 @@ than what training takes: a run that passes may still be too large.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,6 +26,48 @@ _FLOAT = 4  # bytes
 _CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What training takes at least, in bytes.
+
+    Attributes:
+        parameters: of the model, as a number.
+        model: its parameters, gradients and moments.
+        group: what the layers keep for one group's backward pass.
+        images: the views of a microbatch's images.
+    """
+
+    parameters: int
+    model: int
+    group: int
+    images: int
+
+    @property
+    def together(self) -> int:
+        """All of it."""
+        return self.model + self.group + self.images
+
+
+def needs_of(config: Config) -> Needs:
+    """What training takes at least; the model is counted without memory for it.
+
+    Args:
+        config: settled.
+
+    Raises:
+        UserError: for a model that cannot be built in this way.
+        RuntimeError: the same.
+    """
+    parameters, trained, outputs = _count(config)
+    views = config.objective.augmentations + (1 if config.model.reads_text else 2)
+    size = image_size(config)
+    kept = _KEPT / (2 if config.training.precision == "bf16" else 1)
+    each = views * (kept * outputs + _FLOAT * 3 * size * size) + _KEPT * _of_a_caption(config.model)
+    images = _FLOAT * 3 * size * size * min(config.bounding.microbatch, config.privacy.batch)
+    model = _FLOAT * (parameters + _FURTHER_COPIES * trained)
+    return Needs(parameters, model, int(_records_of_a_group(config) * each), images)
+
+
 def require_memory(config: Config, device: torch.device) -> None:
     """Refuses a model, or a group of records, that cannot fit into memory.
 
@@ -36,38 +79,37 @@ def require_memory(config: Config, device: torch.device) -> None:
         UserError: saying how much is needed and how much there is.
     """
     try:
-        parameters, trained, outputs = _count(config)
+        needs = needs_of(config)
     except (UserError, RuntimeError):
         if config.model.external:  # there are models that cannot be built without memory
             return
         raise
-    there = memory_of(device)
-    least = _FLOAT * (parameters + _FURTHER_COPIES * trained)
-    if least > there:
+    there, size = memory_of(device), image_size(config)
+    if needs.model > there:
         raise UserError(
-            f"a model with {parameters:,} parameters takes at least {_size(least)} in training, and there are {_size(there)} "
-            "of memory: choose a smaller model (model.architecture, model.image, model.width, model.text_width, ...)."
+            f"a model with {needs.parameters:,} parameters takes at least {_size(needs.model)} in training, and there are "
+            f"{_size(there)} of memory: choose a smaller model (model.architecture, model.image, model.width, "
+            "model.text_width, ...)."
         )
-    method = method_named(config.bounding.method)
-    records = 2 if method.whole_batch else max(2, method.contrasted(config))
-    views = config.objective.augmentations + (1 if config.model.reads_text else 2)
-    size = image_size(config)
-    kept = _KEPT / (2 if config.training.precision == "bf16" else 1)
-    group = int(records * (views * (kept * outputs + _FLOAT * 3 * size * size) + _KEPT * _of_a_caption(config.model)))
-    if group > there:
-        members = "public.records" if method.public_records else "bounding.group_size"
+    if needs.group > there:
+        members = "public.records" if method_named(config.bounding.method).public_records else "bounding.group_size"
         raise UserError(
-            f"one group of {records:,} records with images of {size} x {size} pixels takes at least {_size(group)} in this "
-            f"model, and there are {_size(there)} of memory: lower data.size, {members} or the model's width."
+            f"one group of {_records_of_a_group(config):,} records with images of {size} x {size} pixels takes at least "
+            f"{_size(needs.group)} in this model, and there are {_size(there)} of memory: lower data.size, {members} or the "
+            "model's width."
+        )
+    if needs.images > there:
+        together = min(config.bounding.microbatch, config.privacy.batch)
+        raise UserError(
+            f"the images of {together:,} records at {size} x {size} pixels take {_size(needs.images)}, and there are "
+            f"{_size(there)} of memory: lower bounding.microbatch."
         )
 
-    together = min(config.bounding.microbatch, config.privacy.batch)
-    images = _FLOAT * 3 * size * size * together
-    if images > there:
-        raise UserError(
-            f"the images of {together:,} records at {size} x {size} pixels take {_size(images)}, and there are {_size(there)} "
-            "of memory: lower bounding.microbatch."
-        )
+
+def _records_of_a_group(config: Config) -> int:
+    """Records whose outputs are kept together, at least."""
+    method = method_named(config.bounding.method)
+    return 2 if method.whole_batch else max(2, method.contrasted(config))
 
 
 def memory_of(device: torch.device) -> int:

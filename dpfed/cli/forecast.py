@@ -1,0 +1,233 @@
+"""`dpfed forecast` and `dpfed rehearse`: what a private run will come to, without touching a private record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from dpfed.runs.forecast import Forecast
+    from dpfed.runs.rehearsal import Rehearsal
+
+ConfigFile = Annotated[
+    Path, typer.Argument(help="A TOML file, or a name such as quickstart (see `dpfed config list`).", show_default=False)
+]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
+]
+Public = Annotated[
+    str | None,
+    typer.Option(
+        "--public",
+        metavar="STORE",
+        help="Public records: a store imported with --public, or 'procedural' or 'shapes' (generated). Default: procedural.",
+        show_default=False,
+    ),
+]
+Records = Annotated[
+    int | None,
+    typer.Option(min=2, help="N, if not the store's own number (or units, if the run protects units).", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
+
+
+def forecast(
+    config: ConfigFile,
+    public: Public = None,
+    records: Records = None,
+    assignments: Assignments = None,
+    as_json: Json = False,
+) -> None:
+    """Say what to expect of a private run, in about a minute. No private record is read, and no privacy is spent.
+
+    Noise, gradient, time and memory of the run, and what other batches, group sizes and numbers of steps would do.
+    """
+    from dpfed.console.terminal import chosen_config, say, watching
+
+    loaded = chosen_config(config, assignments)
+    say(f"{loaded.name}: a forecast; no private record is read", as_json)
+    from dpfed.runs.stand_in import chosen, declared_plan
+
+    with watching(as_json) as watcher:
+        plan = declared_plan(loaded, records, watcher)
+        stand = chosen(public, loaded, plan)
+        watcher.note("loading PyTorch")
+        from dpfed.runs.forecast import forecast as made
+
+        found = made(loaded, plan, stand, watcher)
+    if as_json:
+        print(json.dumps(found.facts()))
+    else:
+        _show_forecast(found, config)
+
+
+def rehearse(
+    config: ConfigFile,
+    public: Public = None,
+    records: Records = None,
+    public_records: Annotated[int, typer.Option(min=16, help="At most so many public records are trained on.")] = 5_000,
+    sweep: Annotated[
+        str | None,
+        typer.Option(help="A sweep file with what is tried; default: learning rate, group size, steps.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where results and the chosen config go; default rehearsals/NAME.", show_default=False)
+    ] = None,
+    assignments: Assignments = None,
+    as_json: Json = False,
+) -> None:
+    """Train on public records with the private run's own q, sigma and steps, and write the best configuration.
+
+    Noise over signal is that of the private run. No private record is read, and no privacy is spent. What is finished is
+    kept, and an interrupted rehearsal goes on.
+    """
+    from dpfed.console.terminal import chosen_config, say, watching
+
+    loaded = chosen_config(config, assignments)
+    folder = out or Path("rehearsals") / loaded.name
+    say(f"{loaded.name}: a rehearsal on public records, in {folder}; no private record is read", as_json)
+    from dpfed.runs.stand_in import chosen, declared_plan
+
+    with watching(as_json) as watcher:
+        stand = chosen(public, loaded, declared_plan(loaded, records, watcher))
+        watcher.note("loading PyTorch")
+        from dpfed.runs.rehearsal import rehearse as carry_out
+
+        found = carry_out(loaded, stand, folder, records, public_records, sweep, watcher)
+    if as_json:
+        print(json.dumps(found.facts()))
+    else:
+        _show_rehearsal(found)
+
+
+def _show_forecast(found: Forecast, given: Path) -> None:
+    from rich.table import Table
+
+    from dpfed.privacy.promise import round_up
+    from dpfed.runs.forecast import TRAININGS
+
+    row, plan = found.configured, found.configured.plan
+    whose = "units" if plan.unit == "user" else "records"
+    promise = f"epsilon {round_up(found.epsilon)}, delta {round_up(plan.delta)} ({plan.accountant.upper()})"
+    _print(f"{found.name}: {plan.records:,} {whose}, {promise}: sigma = {plan.noise_multiplier:.4g}", "bold")
+    _print(f"trains {found.trained}")
+    _print(f"measured on {found.measured_on}; no private record was read", "dim")
+    for remark in found.remarks:
+        _print(f"note: {remark}", "dim")
+    _print("")
+    _print(f"one step     {_noise_words(row.noise_over_gradient)} (B = {plan.batch:,}, {plan.groups:,} groups)")
+    _print(f"whole run    {plan.steps:,} noisy steps are worth about {row.reach:,.1f} steps without noise")
+    if found.rows[1].what in TRAININGS.values():
+        _print(f"LoRA or full {_suits(found)}")
+    there = f" of {_size(found.memory_there)}" if found.memory_there else ""
+    memory = "" if found.memory is None else f"; at least {_size(found.memory)}{there} of memory"
+    _print(f"this machine about {_duration(row.seconds)}{memory}")
+    _print("")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("what if")
+    for column in ("sigma", "noise / gradient", "worth, steps", "time"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for each in found.rows:
+        over = "–" if each.noise_over_gradient == float("inf") else f"{each.noise_over_gradient:,.1f}"
+        cells = (f"{each.plan.noise_multiplier:.3g}", over, f"{each.reach:,.1f}", _duration(each.seconds))
+        table.add_row(each.what, *cells)
+    _console().print(table)
+    _print("")
+    _print(_verdict(found), "bold")
+    _print(f"next: dpfed rehearse {given}", "dim")
+
+
+def _suits(found: Forecast) -> str:
+    from dpfed.runs.forecast import TRAININGS
+
+    own, other = found.rows[:2]
+    figures = f"as configured {own.reach:,.1f}, {other.what} {other.reach:,.1f}"
+    return f"{TRAININGS[found.suits]} suits better ({figures})" if found.suits else f"both go about as far ({figures})"
+
+
+def _verdict(found: Forecast) -> str:
+    """One sentence that a user can act on."""
+    from dpfed.privacy.promise import round_up
+    from dpfed.runs.forecast import ENOUGH
+
+    row, plan = found.configured, found.configured.plan
+    what = f"Epsilon {round_up(found.epsilon)} {found.verdict} with {plan.records:,} records"
+    if found.verdict == "can work":
+        return f"{what}: the run is worth {row.reach:,.0f} steps without noise; {ENOUGH:.0f} or more have been enough."
+    best = found.rows[-1]
+    ways = []
+    if found.suits is not None and found.rows[1].reach > max(row.reach, ENOUGH):
+        ways.append(f"{found.rows[1].what} is worth {found.rows[1].reach:,.0f}")
+    if best.reach >= ENOUGH:
+        ways.append(f"B = {best.plan.batch:,}, S = {best.plan.group_size}, T = {best.plan.steps:,} is worth {best.reach:,.0f}")
+    if found.records_needed is not None:
+        ways.append(f"about {_rounded(found.records_needed):,} records would be enough")
+    otherwise = "; ".join(ways) or "no plan of this grid is, so start from public weights, or raise epsilon or the steps"
+    return f"{what}: the run is worth {row.reach:,.1f} steps without noise, and {ENOUGH:.0f} have been enough; {otherwise}."
+
+
+def _show_rehearsal(found: Rehearsal) -> None:
+    from rich.table import Table
+
+    from dpfed.report.results import label, shown
+
+    name = found.best.headline.name
+    table = Table(box=None, pad_edge=False)
+    table.add_column("tried")
+    for column in ("sigma", label(name), "change", "time"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found.tried:
+        figure = one.headline
+        after = shown(figure.trained, name, figure.trained_interval)
+        sigma, mark = f"{one.noise_multiplier:.4g}", " *" if one is found.best else ""
+        table.add_row(f"{one.name}{mark}", sigma, after, figure.difference.partition(",")[0], _duration(one.seconds))
+    _console().print(table)
+    _print(found.verdict, "bold")
+    _print("Differences within their error are chance.", "dim")
+    _print("Imitated noise on public records: it protects nobody, so there is no privacy card.", "dim")
+    _print(f"next: dpfed pretrain {found.file}", "dim")
+
+
+def _noise_words(over: float) -> str:
+    if over == float("inf"):
+        return "no gradient could be told from chance on these records"
+    return f"the noise is {over:,.1f} times as long as the gradient"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 5_400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:,.1f} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"
+
+
+def _rounded(count: int) -> int:
+    """Upward, to two digits."""
+    scale = 10 ** max(0, len(str(count)) - 2)
+    return -(-count // scale) * scale
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
+
+
+def _console():  # noqa: ANN202 rich is imported where it is used
+    from dpfed.console.terminal import console
+
+    return console
+
+
+def _print(line: str, style: str | None = None) -> None:
+    from rich.markup import escape
+
+    _console().print(escape(line), style=style, highlight=False, soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the two commands."""
+    for command in (forecast, rehearse):
+        app.command()(command)

@@ -1,0 +1,192 @@
+"""What a private run will come to, told before it: from its plan, and from gradients that are measured on public records."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dpfed.config import Config
+from dpfed.config.effects import effective
+from dpfed.config.sections import PROCEDURAL
+from dpfed.errors import UserError
+from dpfed.models.starting import MissingStart
+from dpfed.models.summary import trained_part
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.progress import Silent, Watcher
+from dpfed.runs.gradient_signal import Signal, measured
+from dpfed.runs.imitation import Imitation
+from dpfed.runs.plan_grid import Row, finite, grid, group_sizes
+from dpfed.runs.resolution import settle
+from dpfed.runs.stand_in import StandIn
+from dpfed.runs.starts import starting_weights
+from dpfed.training.memory import memory_of, needs_of
+
+ENOUGH, SOME = 20.0, 8.0  # of a reach: benchmarks/forecast.py
+_RECORDS = 1_000  # public ones that are looked at
+_BUDGET = 24.0  # seconds for all gradients, as a rule
+_CLEARLY = 1.1  # times as far
+
+TRAININGS = {"lora": "LoRA", "full": "full training"}
+Verdict = Literal["can work", "will learn little", "will not work"]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is to be expected of a private run.
+
+    Attributes:
+        name: of the configuration.
+        rows: the configured plan, then changes of one number each, then the best of all of them together.
+        signal: of the configured plan.
+        epsilon: of the configured plan.
+        trained: what of the model is trained, in words.
+        measured_on: the public records.
+        suits: which kind of training goes clearly further; ``None``: neither does, or the model has no adapters.
+        records_needed: so many would be enough, at the same sampling rate; ``None``: no number would.
+        memory: bytes that training takes at least; ``None``: not known.
+        memory_there: bytes that this machine has.
+        remarks: what to know about the measurement.
+    """
+
+    name: str
+    rows: Sequence[Row]
+    signal: Signal
+    epsilon: float
+    trained: str
+    measured_on: str
+    suits: Literal["lora", "full"] | None
+    records_needed: int | None
+    memory: int | None
+    memory_there: int
+    remarks: Sequence[str]
+
+    @property
+    def configured(self) -> Row:
+        """The plan as it is configured."""
+        return self.rows[0]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the configured plan can work."""
+        reach = self.configured.reach
+        return "can work" if reach >= ENOUGH else "will learn little" if reach >= SOME else "will not work"
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON."""
+        plan = self.configured.plan
+        return {
+            "name": self.name,
+            "verdict": self.verdict,
+            "records": plan.records,
+            "epsilon": self.epsilon,
+            "delta": plan.delta,
+            "accountant": plan.accountant,
+            "sampling_rate": plan.sampling_rate,
+            "groups": plan.groups,
+            "configured": self.configured.facts(),
+            "grid": [row.facts() for row in self.rows[1:]],
+            "signal": {**dataclasses.asdict(self.signal), "error": finite(self.signal.error)},
+            "suits": self.suits,
+            "records_needed": self.records_needed,
+            "measured_on": self.measured_on,
+            "memory": self.memory,
+            "memory_there": self.memory_there,
+            "remarks": list(self.remarks),
+        }
+
+
+def forecast(config: Config, plan: PrivacyPlan, stand: StandIn, watcher: Watcher | None = None) -> Forecast:
+    """Measures gradients on public records, and says what the private run will come to.
+
+    Args:
+        config: of the private run.
+        plan: of the private run (`dpfed.runs.stand_in.declared_plan`).
+        stand: the public records (`dpfed.runs.stand_in.chosen`).
+        watcher: is told what is done.
+
+    Raises:
+        UserError: whatever `assemble` refuses.
+    """
+    watcher = watcher or Silent()
+    config, remarks = _with_a_start(config)
+    watcher.note(f"opening {stand.title}")
+    imitation = Imitation.of(config, plan, stand, stand.at_most(_RECORDS), watcher)
+    parts = imitation.parts
+    if plan.unit == "user" and parts.plan.unit == "record":
+        remarks.append(f"{stand.title} name no units: each of their records counts as a unit of its own")
+    sizes = group_sizes(plan, imitation.protected)
+    other = _other_training(config)
+    budget = _BUDGET / (len(sizes) + bool(other))
+    watcher.note(f"measuring gradients of groups of {', '.join(map(str, sizes))}")
+    signals = {size: measured(imitation, dataclasses.replace(plan, group_size=size), budget) for size in sizes}
+    signal = signals[plan.group_size]
+    rows = [Row.of("as configured", plan, signal)]
+    suits: Literal["lora", "full"] | None = None
+    if other is not None:
+        kind, changed = other
+        watcher.note(f"measuring the same with {TRAININGS[kind]}")
+        elsewhere = measured(Imitation.of(changed, plan, stand, stand.at_most(_RECORDS), watcher), plan, budget)
+        rows.append(Row.of(TRAININGS[kind], plan, elsewhere))
+        if max(rows, key=lambda row: row.reach).reach > _CLEARLY * min(rows, key=lambda row: row.reach).reach:
+            suits = kind if rows[1].reach > rows[0].reach else "full" if kind == "lora" else "lora"
+    watcher.note("accounting for other batches, steps and epsilons")
+    epsilon = plan.epsilon()
+    rows += grid(plan, signals, config.optimizer.warmup, epsilon, rows[0].seconds)
+    if signal.error > 0.3:
+        remarks.append(f"the gradient is measured on {signal.groups} groups only, to within {signal.error:.0%}")
+    return Forecast(
+        name=config.name,
+        rows=rows,
+        signal=signal,
+        epsilon=epsilon,
+        trained=str(trained_part(parts.model, parts.config)),
+        measured_on=f"{signal.groups} groups of {stand.title}",
+        suits=suits,
+        records_needed=_records_needed(rows[0]),
+        memory=_memory(parts.config),
+        memory_there=memory_of(parts.device),
+        remarks=remarks,
+    )
+
+
+def _with_a_start(config: Config) -> tuple[Config, list[str]]:
+    """The configuration to be measured; a procedural start that is not made yet is left out."""
+    if config.model.start != PROCEDURAL:
+        return config, []
+    try:
+        starting_weights(settle(config))
+    except MissingStart:
+        model = config.model.model_copy(update={"start": None})
+        remark = "the procedural start is not made yet (`dpfed start`): measured at random weights, which tell less"
+        return config.model_copy(update={"model": model}), [remark]
+    return config, []
+
+
+def _other_training(config: Config) -> tuple[Literal["lora", "full"], Config] | None:
+    """The same run with full training in the place of LoRA, or the other way round, where the model can have either."""
+    if not config.model.external or config.adaptation.of_images(config.model.kind) == "frozen":
+        return None
+    kind: Literal["lora", "full"] = "full" if config.adaptation.of_images(config.model.kind) == "lora" else "lora"
+    text = config.adaptation.text if config.adaptation.text == "frozen" else kind
+    adaptation = config.adaptation.model_copy(update={"image": kind, "text": text})
+    return kind, effective(config.model_copy(update={"adaptation": adaptation}))
+
+
+def _records_needed(row: Row) -> int | None:
+    """N with which the run would reach far enough, at the same q and sigma: signal over noise grows as the groups do."""
+    steps = row.plan.steps
+    if row.reach <= 0 or ENOUGH >= steps:
+        return None
+    have, want = row.reach / steps, ENOUGH / steps
+    ratio = (want / math.sqrt(1 - want**2)) / (have / math.sqrt(max(1e-12, 1 - have**2)))
+    return math.ceil(row.plan.records * ratio)
+
+
+def _memory(config: Config) -> int | None:
+    try:
+        return needs_of(config).together
+    except (UserError, RuntimeError):  # there are models that cannot be counted
+        return None

@@ -1,0 +1,127 @@
+"""The private run's own parts, with public records in the place of private ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpfed.config import Config, DataConfig, EvaluationConfig
+from dpfed.config.resolved import ResolvedConfig
+from dpfed.data.generated.procedural import procedural_store
+from dpfed.data.generated.shapes import shapes_store
+from dpfed.data.sampling import unit_keys
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.evaluation.suite import subset, tasks_of
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent, Watcher, import_progress
+from dpfed.runs.assembly import Components, Share, assemble
+from dpfed.runs.resolution import resolve
+from dpfed.runs.stand_in import SHAPES, StandIn
+from dpfed.training.worker import Worker
+
+_SEED = 2**32 - 3  # of generated records: others than those that a run, or its public set, is made of
+_HELD_OUT = 500
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """A run's parts under the private run's plan, over public records.
+
+    Attributes:
+        parts: of the run; their store is the public one.
+        indices: ``(n,)`` of that store, the records that stand in.
+    """
+
+    parts: Components
+    indices: np.ndarray
+
+    @classmethod
+    def of(
+        cls, config: Config, plan: PrivacyPlan, stand: StandIn, records: int, watcher: Watcher, measured: bool = False
+    ) -> Imitation:
+        """Opens the public records and assembles the run over them.
+
+        Args:
+            config: of the private run; resolved or not.
+            plan: of the private run.
+            stand: the public records.
+            records: at most so many stand in.
+            watcher: is told what is done.
+            measured: the model is to be measured on held-out public records, as far as these allow it.
+
+        Raises:
+            UserError: whatever `assemble` refuses; for records that a model cannot be measured on.
+        """
+        config = resolve(config, watcher)
+        assert config.data.size is not None  # settled
+        store = _opened(stand, records, config.data.stores, config.data.size, watcher)
+        if plan.unit == "user" and store.units is None:  # each public record counts as a unit of its own
+            plan = dataclasses.replace(plan, unit="record", per_unit=1)
+        config = _over(config, store, plan, measured)
+        parts = assemble(config, Randomness.from_seed(0), Silent(), plan=plan)
+        return cls(parts, subset(store, store.split("train"), records))
+
+    @property
+    def protected(self) -> int:
+        """How many records stand in, or units where these are protected."""
+        units = unit_keys(self.parts.store, self.parts.config.privacy)
+        return len(self.indices) if units is None else len(np.unique(units[self.indices]))
+
+    def worker(self, plan: PrivacyPlan, randomness: Randomness, groups: int) -> Worker:
+        """A worker that holds the records that stand in, and so many groups.
+
+        Args:
+            plan: what is sampled, and what is clipped.
+            randomness: of its draws.
+            groups: how many of the plan's K groups are its own.
+        """
+        parts = dataclasses.replace(self.parts, plan=plan)
+        return parts.worker(randomness.for_owners(), share=Share(0, self.indices, groups))
+
+
+def _opened(stand: StandIn, records: int, stores: str, size: int, watcher: Watcher) -> RecordStore:
+    """The store of the records that stand in, generated if need be."""
+    if stand.path is not None:
+        return RecordStore.open(stand.path)
+    if stand.source == SHAPES:
+        return shapes_store(records, stores, test=_HELD_OUT, seed=_SEED)
+    progress = import_progress(watcher, "procedural images")
+    return procedural_store(records, stores, size, test=_HELD_OUT, seed=_SEED, progress=progress)
+
+
+def _over(config: ResolvedConfig, store: RecordStore, plan: PrivacyPlan, measured: bool) -> ResolvedConfig:
+    """The configuration of the same run over other records."""
+    data = DataConfig(source="store", path=str(store.path), size=config.data.size, resize=config.data.resize)
+    privacy = config.privacy.model_copy(update={"unit": plan.unit, "per_unit": plan.per_unit})
+    over = config.model_copy(update={"data": data, "privacy": privacy})
+    evaluation = _measures(over, store) if measured else over.evaluation.model_copy(update={"split": "none"})
+    return over.model_copy(update={"evaluation": evaluation})
+
+
+def _measures(config: ResolvedConfig, store: RecordStore) -> EvaluationConfig:
+    """What can be measured on the held-out public records: what the configuration names, or else all that is possible."""
+    splits = [split for split in (config.evaluation.split, "test", "validation") if split != "none"]
+    split = next((split for split in splits if len(store.split(split))), None)
+    if split is None:
+        raise UserError(
+            f"{store.path} has no held-out records to measure a rehearsal on: import it with --validation N, or take generated "
+            "records."
+        )
+    match = config.evaluation.match if store.units is not None else "record"
+    asked = config.evaluation.model_copy(update={"split": split, "every": 0, "match": match})
+    for tasks in (asked.tasks, ()):
+        wanted = asked.model_copy(update={"tasks": tasks})
+        try:
+            found = tasks_of(store, config.model_copy(update={"evaluation": wanted}))
+        except UserError:  # these records do not allow what the private ones may
+            continue
+        if found:
+            return wanted
+    raise UserError(
+        f"nothing can be measured on {store.path}: its records have neither labels (k-NN, linear probe) nor captions that the "
+        "model reads. Give other records, or take generated ones."
+    )

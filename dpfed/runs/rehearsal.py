@@ -1,0 +1,307 @@
+"""A rehearsal: the private run's training on public records, with its own q, sigma and T.
+
+A store of n public records is trained as the share n/N of the private run: it draws every record with the private rate q, in
+the same share of the K groups. The sum is then scaled up to K groups, and gets the noise of the private plan. So the noise is
+to the gradient what it will be in the private run. It protects nobody here: it is an imitation, and nothing is promised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import dpfed
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.config import Config, parse_config
+from dpfed.config.dotted_keys import leaves, put
+from dpfed.config.effects import without_effect
+from dpfed.data.store.layout import read_layout
+from dpfed.errors import UserError
+from dpfed.files.atomic import write_atomically
+from dpfed.files.json_lines import DamagedLine, append_line, drop_torn_line, read_lines
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent, Watcher
+from dpfed.report.results import Result, headlines, results_of, shown
+from dpfed.runs.imitation import Imitation
+from dpfed.runs.making import make_start_if_wanted
+from dpfed.runs.stand_in import StandIn, declared_plan
+from dpfed.runs.sweep import read_sweep
+from dpfed.training.post_processing import serving
+from dpfed.training.trainer import train
+from dpfed.training.worker import Worker
+
+RESULTS = "rehearsal.jsonl"
+ENOUGH_GROUPS = 16  # in a step: fewer of them scatter more than the private run's do
+_FACTORS = (1 / 3, 3.0)  # of the learning rate
+_AS_IT_IS = "as configured"
+_SHORT = {"optimizer.learning_rate": "rate", "bounding.group_size": "S", "privacy.steps": "T", "privacy.batch": "B"}
+_FIXED = ("data", "privacy", "evaluation", "public", "training")  # sections that a rehearsal does not choose
+_FREE = ("privacy.batch", "privacy.steps")
+
+
+class ScaledUp:
+    """A `Transport`: the sum of a part of the groups, scaled up to all of them.
+
+    Args:
+        worker: holds `groups` of the groups.
+        plan: of the private run.
+        groups: expected ones of the worker; need not be whole.
+    """
+
+    def __init__(self, worker: Worker, plan: PrivacyPlan, groups: float) -> None:
+        self._worker, self._plan, self._scale = worker, plan, plan.groups / groups
+
+    def collect(self, step: int) -> BoundedSum:
+        """See `Transport`."""
+        own = self._worker.bounded_sum(step)
+        return BoundedSum(own.values * self._scale, self._plan.sensitivity, self._plan.groups)
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What came of one set of changes.
+
+    Attributes:
+        name: of the set.
+        changes: key -> value, of the configuration.
+        noise_multiplier: sigma of the private run with these changes.
+        groups: of a step on the public records; the private run has K.
+        evaluations: before and after, as `Evaluation.facts`.
+        seconds: that it took.
+    """
+
+    name: str
+    changes: dict[str, Any]
+    noise_multiplier: float
+    groups: int
+    evaluations: list[dict[str, Any]]
+    seconds: float
+
+    @property
+    def headline(self) -> Result:
+        """The figure that decides."""
+        return headlines(results_of(self.evaluations), 1)[0]
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a rehearsal gave.
+
+    Attributes:
+        tried: in the order of training; the first is the configuration as it was.
+        best: that with the best headline.
+        config: of the private run, with its changes.
+        file: where it was written.
+    """
+
+    tried: list[Rehearsed]
+    best: Rehearsed
+    config: Config
+    file: Path
+
+    @property
+    def verdict(self) -> str:
+        """What was found, in a sentence."""
+        first, best = self.tried[0].headline, self.best.headline
+        lead = f"Best: {self.best.name}, {best.label} {shown(best.trained, best.name, best.trained_interval)}"
+        if self.best is not self.tried[0]:
+            lead += f" ({shown(first.trained, first.name)} as configured)"
+        learnt = "" if best.improved else "; but nothing that shows was learnt, and `dpfed forecast` says what would help"
+        return f"{lead}{learnt}."
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "tried": [asdict(one) for one in self.tried],
+            "best": self.best.name,
+            "changes": self.best.changes,
+            "file": str(self.file),
+            "verdict": self.verdict,
+        }
+
+
+def rehearse(
+    config: Config,
+    stand: StandIn,
+    folder: str | Path,
+    records: int | None = None,
+    most: int = 5_000,
+    sweep: str | Path | None = None,
+    watcher: Watcher | None = None,
+) -> Rehearsal:
+    """Trains on public records as the private run will, with several hyperparameters, and writes the best configuration.
+
+    What is finished is kept in the folder, and a rehearsal that was interrupted goes on.
+
+    Args:
+        config: of the private run.
+        stand: the public records.
+        folder: for results and the configuration.
+        records: N, where the user says it.
+        most: at most so many public records are trained on.
+        sweep: a sweep file with what is to be tried; default: learning rate, then group size, then steps.
+        watcher: sees the stages.
+
+    Raises:
+        UserError: for a plan that cannot be, public records that are too few or cannot be measured, or changes of the promise.
+    """
+    watcher, folder = watcher or Silent(), Path(folder)
+    tried: list[Rehearsed] = []
+    asked = _asked(config, sweep)
+    make_start_if_wanted(config, watcher)
+    kept = _Kept(folder)
+
+    def carry_out(name: str, changes: dict[str, Any]) -> None:
+        changed = _changed(config, changes)
+        plan = declared_plan(changed, records, Silent())
+        key = _key(changed, plan, stand, most)
+        found = kept.get(key)
+        if found is None:
+            found = _trained(name, changes, changed, plan, stand, most, watcher)
+            kept.keep(key, found)
+        tried.append(found)
+
+    for name, changes in _stages(config, tried) if asked is None else asked:
+        carry_out(name, changes)
+    best = _best(tried)
+    chosen = _changed(config, best.changes)
+    file = folder / f"{config.name}.toml"
+    said = f"# Chosen on public records ({stand.title}) by `dpfed rehearse`: {_in_words(best.changes)}\n"
+    write_atomically(file, said + chosen.dump())
+    return Rehearsal(tried, best, chosen, file)
+
+
+def _trained(
+    name: str, changes: dict[str, Any], config: Config, plan: PrivacyPlan, stand: StandIn, most: int, watcher: Watcher
+) -> Rehearsed:
+    """Trains and measures one configuration on the public records."""
+    count, rate = stand.at_most(min(most, plan.records)), plan.sampling_rate
+    if rate * count < 2 * plan.group_size:
+        least = math.ceil(2 * plan.group_size / rate)
+        raise UserError(
+            f"{stand.title}: {count:,} public records are trained on, of which a step draws {rate * count:.1f} (q = "
+            f"{rate:.3g}): fewer than two groups of {plan.group_size}. Give at least {least:,} (--public, --public-records)."
+        )
+    started = time.perf_counter()
+    imitation = Imitation.of(config, plan, stand, count, watcher, measured=True)
+    parts, groups = imitation.parts, plan.groups * imitation.protected / plan.records
+    if groups < ENOUGH_GROUPS:
+        watcher.note(f"{groups:.0f} groups a step are few: they scatter more than the private run's {plan.groups:,}")
+    before = parts.evaluate("untrained", 0)
+    whole = max(1, round(groups))
+    randomness = Randomness.from_seed(1)
+    worker = imitation.worker(parts.plan, randomness, whole)
+    # Where records make groups of their own, the number of groups goes by the records; otherwise they are shared out.
+    share = groups if plan.method.public_records else whole
+    advance = watcher.stage(f"{name}: steps", plan.steps)
+    with tempfile.TemporaryDirectory() as place:  # a ledger of no privacy: nothing private was read
+        coordinator = parts.coordinator(randomness, Ledger.create(Path(place) / "ledger.jsonl", parts.plan))
+        train(ScaledUp(worker, plan, share), coordinator, range(plan.steps), [lambda summary: advance(summary.done)])
+        with serving(parts.model, coordinator.post_processors):
+            after = [figure.compared(before) for figure in parts.evaluate("trained", plan.steps)]
+    watcher.evaluated(after)
+    figures = json.loads(json.dumps([figure.facts() for figure in (*before, *after)]))  # as the file will give them back
+    seconds = time.perf_counter() - started
+    return Rehearsed(name, changes, plan.noise_multiplier, whole, figures, seconds)
+
+
+def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is tried by default: one hyperparameter after the other, each from the best so far."""
+    yield _AS_IT_IS, {}
+    rate = config.optimizer.learning_rate
+    for factor in _FACTORS:
+        yield _named({"optimizer.learning_rate": float(f"{rate * factor:.2g}")})
+    if "bounding.group_size" not in without_effect(config):
+        before, size = _best(tried).changes, config.bounding.group_size
+        for other in (size // 2, size * 2):
+            if 2 <= other <= config.privacy.batch:
+                yield _named({**before, "bounding.group_size": other})
+    if config.privacy.noise_multiplier is None:  # otherwise more steps would be another promise
+        before, steps = _best(tried).changes, config.privacy.steps
+        for other in (steps // 2, steps * 2):
+            if other > config.optimizer.warmup + 1:
+                yield _named({**before, "privacy.steps": other})
+
+
+def _named(changes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return _in_words(changes), changes
+
+
+def _asked(config: Config, sweep: str | Path | None) -> list[tuple[str, dict[str, Any]]] | None:
+    """What a sweep file names, behind the configuration as it is; ``None`` without one.
+
+    Raises:
+        UserError: for changes of the promise or of the records.
+    """
+    if sweep is None:
+        return None
+    own = leaves(config.model_dump(mode="json"))
+    asked: list[tuple[str, dict[str, Any]]] = [(_AS_IT_IS, {})]
+    for name, changed in read_sweep(sweep, config).configs.items():
+        found = leaves(changed.model_dump(mode="json"))
+        changes = {key: found.get(key) for key in own | found if key != "name" and found.get(key) != own.get(key)}
+        fixed = [key for key in changes if key.partition(".")[0] in _FIXED and key not in _FREE]
+        if config.privacy.noise_multiplier is not None:
+            fixed += [key for key in changes if key in _FREE]
+        if fixed:
+            raise UserError(
+                f"{sweep}, run '{name}' changes {', '.join(fixed)}: a rehearsal chooses how to train under one promise, not "
+                "the promise, the records or how they are measured. Leave it out."
+            )
+        asked.append((name, changes))
+    return asked
+
+
+def _changed(config: Config, changes: dict[str, Any]) -> Config:
+    tree = config.model_dump(mode="json")
+    for key, value in changes.items():
+        put(tree, key, value)
+    return parse_config(tree, config.name)
+
+
+def _best(tried: list[Rehearsed]) -> Rehearsed:
+    """That with the best headline; of equal ones the first."""
+    return max(tried, key=lambda one: one.headline.trained or 0.0)
+
+
+def _in_words(changes: dict[str, Any]) -> str:
+    return ", ".join(f"{_SHORT.get(key, key)} = {value}" for key, value in changes.items()) or _AS_IT_IS
+
+
+def _key(config: Config, plan: PrivacyPlan, stand: StandIn, most: int) -> str:
+    """Of everything that a result depends on."""
+    fingerprint = None if stand.path is None else read_layout(stand.path).header.get("contents")
+    parts = [dpfed.__version__, config.dump(), plan.fingerprint, stand.source, str(stand.path), fingerprint, most]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class _Kept:
+    """What is finished, on disk: a file of JSON lines."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._found = folder / RESULTS, {}
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self._file.exists():
+            return
+        try:
+            lines = read_lines(self._file)
+            self._found = {one.pop("key"): Rehearsed(**one) for one in lines.entries}
+        except (DamagedLine, LookupError, TypeError) as error:
+            raise UserError(f"{self._file} is damaged ({error}): delete it, and rehearse again.") from None
+        drop_torn_line(self._file, lines)
+
+    def get(self, key: str) -> Rehearsed | None:
+        return self._found.get(key)
+
+    def keep(self, key: str, found: Rehearsed) -> None:
+        self._found[key] = found
+        append_line(self._file, {"key": key, **asdict(found)})

@@ -1,0 +1,129 @@
+"""Public records that stand in for private ones: what a forecast measures, and what a rehearsal trains on.
+
+Of the private records only their number counts, which the plan makes public anyway. Nothing here opens them, and nothing here
+imports torch, so that a mistake is answered at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfed.config import Config, DataConfig, PrivacyConfig
+from dpfed.data.store.counting import known_count
+from dpfed.data.store.layout import read_layout
+from dpfed.errors import UserError
+from dpfed.places import is_url, local_path
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.progress import Watcher
+from dpfed.runs.foresight import refuse_inexact, refuse_sharding
+
+PROCEDURAL, SHAPES = "procedural", "shapes"
+LEAST_GROUPS = 8  # that a gradient is measured on
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """Which public records stand in.
+
+    Attributes:
+        source: ``store``, or what is generated: ``procedural`` or ``shapes``.
+        path: of the store; ``None``: they are generated.
+        count: training records that a store has; of generated ones, as many as are wanted.
+    """
+
+    source: str
+    path: Path | None = None
+    count: int | None = None
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        if self.path is not None:
+            return str(self.path)
+        return "generated captioned shapes" if self.source == SHAPES else "generated procedural images"
+
+    def at_most(self, wanted: int) -> int:
+        """How many training records there can be, of so many."""
+        return wanted if self.count is None else min(wanted, self.count)
+
+
+def declared_plan(config: Config, records: int | None, watcher: Watcher) -> PrivacyPlan:
+    """The plan of a private run, from the number of its records alone.
+
+    Args:
+        config: of the private run.
+        records: N, where the user says it; default: what the configuration or the store says.
+        watcher: is told what takes seconds.
+
+    Raises:
+        UserError: for an impossible plan, a number that nobody knows yet, or a method without groups or without noise.
+    """
+    plan = PrivacyPlan.sketch(config) if records is None else PrivacyPlan.sketch(config, records)
+    if not plan.private:
+        raise UserError(
+            "bounding.method = 'none' adds no noise, so there is nothing to forecast: set bounding.method = 'group', and "
+            "privacy.epsilon."
+        )
+    if plan.method.whole_batch:
+        raise UserError(
+            f"bounding.method = '{plan.method_name}' contrasts the whole batch at once, and a forecast measures gradients of "
+            "groups: set bounding.method = 'group' or 'public'."
+        )
+    refuse_inexact(config)
+    refuse_sharding(config, "divides a model among the workers of a cluster, and this is one process: set it to 'none'")
+    if records is None:
+        records = known_count(config.data, config.privacy)
+    if records is None:
+        raise UserError(
+            f"how many records data.source = '{config.data.source}' holds is known after an import only: give their number, "
+            "which is public, with --records N."
+        )
+    PrivacyPlan.sketch(config, records)
+    watcher.note(f"accounting for {records:,} records")
+    plan = PrivacyPlan.from_config(records, config)
+    plan.require_finite()
+    return plan
+
+
+def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> StandIn:
+    """The public records that a user names, checked as far as a store's header and index tell.
+
+    Args:
+        public: a record store, or ``procedural`` or ``shapes``; default: procedural images.
+        config: of the private run.
+        plan: of the private run.
+
+    Raises:
+        UserError: for records that are not public, of another kind than the model reads, or too few.
+    """
+    if public in (None, PROCEDURAL, SHAPES):
+        return StandIn(public or PROCEDURAL)
+    if is_url(public):
+        raise UserError(f"--public {public}: give a record store on this machine, '{PROCEDURAL}' or '{SHAPES}'.")
+    path = local_path(public, "--public")
+    header = read_layout(path).header
+    if not header["public"]:
+        raise UserError(
+            f"--public: the records of {path} are not marked public, and a forecast may read public records only: give a store "
+            f"that was imported with `dpfed data import --public`, or '{PROCEDURAL}'."
+        )
+    if config.model.reads_text and header["kind"] != "image-text":
+        raise UserError(
+            f"--public: model.kind = '{config.model.kind}' reads captions, and the records of {path} have none: give captioned "
+            f"records, or '{PROCEDURAL}'."
+        )
+    if plan.method.public_records and config.public.path and local_path(config.public.path, "public.path") == path:
+        raise UserError(
+            f"--public: the records of {path} join every group as public ones (public.path), so they cannot stand in for the "
+            f"private ones as well: give others, or '{PROCEDURAL}'."
+        )
+    count = known_count(DataConfig(source="store", path=str(path)), PrivacyConfig())
+    assert count is not None  # it is a store on this machine
+    least = LEAST_GROUPS * max(2, plan.group_size)
+    if count < least:
+        raise UserError(
+            f"--public: {path} has {count:,} training records, and gradients are measured on at least {LEAST_GROUPS} groups "
+            f"of {max(2, plan.group_size)}, so {least:,} records: give more, or '{PROCEDURAL}'."
+        )
+    return StandIn("store", path, count)

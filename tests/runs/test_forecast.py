@@ -1,0 +1,99 @@
+"""What a forecast says follows from the plan and the measured gradient; its quick accounting agrees with the slow one."""
+
+import dataclasses
+import math
+
+import pytest
+
+from dpfed.config import parse_config
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.progress import Silent
+from dpfed.runs import forecast as forecasting
+from dpfed.runs.forecast import ENOUGH, _records_needed, forecast
+from dpfed.runs.gradient_signal import Signal
+from dpfed.runs.plan_grid import Row, same_promise
+from dpfed.runs.stand_in import StandIn, declared_plan
+
+SIGNAL = Signal(group_size=4, groups=64, numbers=10_000, length=0.5, error=0.1, response=0.01, seconds=1e-3)
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    monkeypatch.setattr(forecasting, "_BUDGET", 0.5)
+
+
+def plan_of(records=20_000, batch=2_000, steps=100, sigma=1.0, size=4):
+    return PrivacyPlan(records, batch, size, clip_norm=1.0, steps=steps, noise_multiplier=sigma, delta=1e-6)
+
+
+def test_a_row_says_what_its_definition_says():
+    row = Row.of("", plan_of(), SIGNAL)
+    noise = 1.0 * 2.0 / 500  # sigma 2C / K
+    assert row.noise_over_gradient == pytest.approx(noise * 100 / 0.5)
+    assert row.reach == pytest.approx(100 * 0.01 / math.hypot(0.01, noise))
+    assert row.seconds == pytest.approx(1e-3 * 2_000 * 100)
+
+
+def test_less_noise_reaches_further_and_never_further_than_its_steps():
+    reaches = [Row.of("", plan_of(sigma=sigma), SIGNAL).reach for sigma in (100.0, 10.0, 1.0, 0.1)]
+    assert reaches == sorted(reaches) and reaches[-1] <= 100 and reaches[-1] == pytest.approx(100, rel=1e-2)
+
+
+def test_without_a_signal_nothing_is_reached():
+    row = Row.of("", plan_of(), dataclasses.replace(SIGNAL, length=0.0, response=0.0))
+    assert row.reach == 0 and row.facts()["noise_over_gradient"] is None and _records_needed(row) is None
+
+
+def test_as_many_records_as_are_needed_are_enough():
+    row = Row.of("", plan_of(sigma=20.0), SIGNAL)
+    assert row.reach < ENOUGH
+    needed = _records_needed(row)
+    there = Row.of("", plan_of(records=needed, batch=round(needed / 10), sigma=20.0), SIGNAL)
+    assert there.reach == pytest.approx(ENOUGH, rel=0.02)
+    assert _records_needed(Row.of("", plan_of(steps=5), SIGNAL)) is None  # no number of records makes 5 steps longer
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "factor"), [(1_024, 100, 1.0), (20_000, 100, 1.0), (512, 400, 1.0), (512, 100, 0.5)]
+)
+def test_the_quick_sigma_is_about_that_of_the_accountant(batch, steps, factor):
+    plan = PrivacyPlan.calibrate(20_000, 512, 100, 8.0, group_size=4, clip_norm=1.0, accountant="rdp")
+    quick = same_promise(plan, batch, steps, factor)
+    slow = PrivacyPlan.calibrate(20_000, batch, steps, 8.0 * factor, group_size=4, clip_norm=1.0, accountant="rdp")
+    assert quick.noise_multiplier == pytest.approx(slow.noise_multiplier, rel=0.02)
+    assert quick.target_epsilon == 8.0 * factor and (quick.batch, quick.steps) == (batch, steps)
+
+
+def test_a_forecast_has_the_plan_its_neighbours_and_the_best_that_takes_no_more_than_twice_the_time(tiny_config, shapes):
+    plan = declared_plan(tiny_config, None, Silent())
+    found = forecast(tiny_config, plan, StandIn("store", shapes.path, 600))
+    names = [row.what for row in found.rows]
+    assert names[:7] == ["as configured", "group size 2", "group size 8", "batch 30", "batch 120", "batch 240", "3 steps"]
+    assert names[7:-1] == ["12 steps", "epsilon 4", "epsilon 16"] and names[-1].startswith("best: B ")
+    assert found.rows[-1].seconds <= 2.1 * found.rows[0].seconds
+    assert found.rows[-1].reach >= max(row.reach for row in found.rows[:1])
+    facts = found.facts()
+    assert facts["verdict"] == "will not work" and facts["records"] == 600 and facts["suits"] is None  # six steps
+    assert facts["memory"] and facts["memory"] < facts["memory_there"]
+    assert found.signal.groups >= 16
+
+
+def test_adapters_and_full_training_are_compared_where_a_model_can_have_either(tiny, shapes, tmp_path, monkeypatch):
+    import json
+
+    from dpfed.config.shipped import configs
+
+    tower = json.loads((configs() / "towers" / "small.json").read_text())
+    tower["text_cfg"]["vocab_size"] = 512
+    (tmp_path / "tower.json").write_text(json.dumps(tower))
+    tiny["data"] = {"source": "store", "path": str(shapes.path)}
+    tiny["model"] = {"kind": "open_clip", "architecture": str(tmp_path / "tower.json"), "tokenizer": "words"}
+    tiny["privacy"] |= {"noise_multiplier": 1.0, "accountant": "rdp"}
+    del tiny["privacy"]["epsilon"]
+    config = parse_config({**tiny, "adaptation": {"image": "lora", "text": "lora", "rank": 2}})
+    monkeypatch.setattr(forecasting, "grid", lambda *_: [])
+    found = forecast(config, declared_plan(config, None, Silent()), StandIn("store", shapes.path, 600))
+    lora, full = found.rows[:2]
+    assert full.what == "full training" and full.numbers > 10 * lora.numbers
+    ratio = lora.reach / full.reach
+    assert found.suits == ("lora" if ratio > 1.1 else "full" if ratio < 1 / 1.1 else None)

@@ -1,0 +1,93 @@
+"""The gradient's real size: what independent sums agree on, and how far it moves the embeddings beside noise."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dpfed.config import parse_config
+from dpfed.models.parameters import TrainableVector
+from dpfed.progress import Silent
+from dpfed.runs import gradient_signal
+from dpfed.runs.gradient_signal import _response, _square_of_mean, measured
+from dpfed.runs.imitation import Imitation
+from dpfed.runs.stand_in import StandIn, declared_plan
+
+
+@pytest.fixture
+def imitation(tiny_config, shapes):
+    plan = declared_plan(tiny_config, None, Silent())
+    return Imitation.of(tiny_config, plan, StandIn("store", shapes.path, 600), 200, Silent())
+
+
+def test_chance_adds_nothing_to_the_length_on_average():
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.zeros(2_000)
+    mean[0] = 3.0
+    found = [_square_of_mean(mean + torch.randn(8, 2_000, generator=generator)) for _ in range(200)]
+    squares = np.array([square for square, _ in found])
+    assert abs(squares.mean() - 9.0) < 4 * squares.std() / math.sqrt(len(squares))
+    assert (mean + torch.randn(8, 2_000, generator=generator)).mean(0).norm() ** 2 > 100  # as the plain mean would have it
+    assert 0.5 < np.mean([error for _, error in found]) / squares.std() < 2
+
+
+class Linear(torch.nn.Module):
+    """Embeddings are linear in the weights before they get unit length; some weights do nothing."""
+
+    temperature = torch.tensor(0.1)
+
+    def __init__(self, idle: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 3, generator=torch.Generator().manual_seed(1)))
+        self.idle = torch.nn.Parameter(torch.full((idle,), 100.0))  # much longer than those that do something
+
+    def forward(self, views):
+        return {"image": views["image"].mean((-1, -2)) @ self.weight.T}
+
+
+def jacobian(model, views):
+    def embedded(weight):
+        z = torch.nn.functional.normalize((views["image"].mean((-1, -2)) @ weight.T)[:, 0], dim=-1)
+        return (z - z.mean(0)).flatten()
+
+    return torch.autograd.functional.jacobian(embedded, model.weight.detach()).flatten(1)
+
+
+@pytest.mark.parametrize("idle", [0, 5_000])
+def test_the_response_is_that_of_the_derivative_and_idle_weights_do_not_dilute_it(imitation, monkeypatch, idle):
+    model = Linear(idle)
+    parts = dataclasses.replace(imitation.parts, model=model, tokenizer=None)
+    small = dataclasses.replace(imitation, parts=parts)
+    monkeypatch.setattr(gradient_signal, "_DRAWS", 400)
+    vector = TrainableVector(model)
+    before, gradient = vector.gather(), torch.randn(12 + idle, generator=torch.Generator().manual_seed(2))
+    found = _response(small, (gradient, gradient))
+    from dpfed.privacy.randomness import Randomness
+
+    views = parts.view_maker()(small.indices[:128], Randomness.from_seed(3), 0, torch.device("cpu"))
+    exact = jacobian(model, views)
+    expected = (exact @ gradient[:12]).norm() / exact.norm()
+    assert found == pytest.approx(expected.item(), rel=0.08)
+    assert torch.equal(vector.gather(), before)
+    opposite = _response(small, (gradient, -gradient))
+    assert opposite == 0.0  # what the halves do not agree on is no signal
+
+
+def test_the_gradient_is_measured_through_the_runs_own_clipping(tiny, shapes):
+    found = {}
+    for clip in (1e-3, 1e-2, 1e6):
+        tiny["bounding"]["clip_norm"] = clip
+        config = parse_config(tiny)
+        plan = declared_plan(config, None, Silent())
+        imitation = Imitation.of(config, plan, StandIn("store", shapes.path, 600), 200, Silent())
+        before = TrainableVector(imitation.parts.model).gather()
+        found[clip] = measured(imitation, plan, budget=1e9)
+        assert torch.equal(TrainableVector(imitation.parts.model).gather(), before)
+    signal = found[1e-2]
+    assert 0 < signal.length < 1e-2 and signal.groups >= 16 and signal.seconds > 0
+    assert found[1e-3].length * 10 == pytest.approx(signal.length, rel=1e-2)  # all are clipped: no other direction
+    assert found[1e-3].response * 10 == pytest.approx(signal.response, rel=1e-2)
+    assert found[1e6].length > 10 * signal.length
+    assert signal.numbers == len(before)

@@ -1,0 +1,144 @@
+"""A rehearsal has the private run's q, sigma, T and noise over signal; it makes no promise and writes a configuration."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dpfed.config import load_config, parse_config
+from dpfed.errors import UserError
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent
+from dpfed.runs.imitation import Imitation
+from dpfed.runs.rehearsal import RESULTS, ScaledUp, rehearse
+from dpfed.runs.stand_in import StandIn, chosen, declared_plan
+
+GIVEN = {"epsilon": 8.0, "batch": 120, "steps": 4}
+
+
+@pytest.fixture
+def config(tiny):
+    tiny["privacy"] = dict(GIVEN)
+    tiny["evaluation"] = {"tasks": ["retrieval"], "records": 50}
+    return parse_config(tiny)
+
+
+def imitation_of(config, plan, store, records):
+    return Imitation.of(config, plan, StandIn("store", store.path, 600), records, Silent())
+
+
+def transport_of(imitation, plan, seed=1):
+    groups = round(plan.groups * imitation.protected / plan.records)
+    worker = imitation.worker(plan, Randomness.from_seed(seed), groups)
+    return ScaledUp(worker, plan, groups), worker
+
+
+def test_of_as_many_public_records_the_sum_is_that_of_the_private_run(config, shapes):
+    plan = declared_plan(config, None, Silent())
+    imitation = imitation_of(config, plan, shapes, 600)
+    transport, worker = transport_of(imitation, plan)
+    own = imitation.parts.worker(Randomness.from_seed(1).for_owners())
+    for step in range(2):
+        rehearsed, private = transport.collect(step), own.bounded_sum(step)
+        assert torch.equal(rehearsed.values, private.values)
+        assert (rehearsed.groups, rehearsed.sensitivity) == (plan.groups, plan.sensitivity)
+
+
+def test_of_fewer_public_records_noise_over_signal_is_that_of_the_private_run(config, shapes):
+    """The sum is on average as long as that of all records, and the noise is the plan's, whatever the number."""
+    plan = declared_plan(config, None, Silent())
+    sums = {}
+    for records in (600, 150):
+        imitation = imitation_of(config, plan, shapes, records)
+        transport, _ = transport_of(imitation, plan)
+        sums[records] = torch.stack([transport.collect(step).values for step in range(24)]).double()
+    means = {records: found[0::2].mean(0) @ found[1::2].mean(0) for records, found in sums.items()}
+    assert (means[150] / means[600]).sqrt().item() == pytest.approx(1, abs=0.25)
+    # Unscaled sums would be a quarter as long, and a plan of its own would have a quarter of the noise.
+
+
+@pytest.mark.parametrize("records", [600, 150])
+def test_the_noise_is_the_private_plans_whatever_the_number_of_public_records(config, shapes, tmp_path, records):
+    plan = declared_plan(config, None, Silent())
+    imitation = imitation_of(config, plan, shapes, records)
+    coordinator = imitation.parts.coordinator(Randomness.from_seed(1), Ledger.create(tmp_path / "ledger", plan))
+    transport, _ = transport_of(imitation, plan)
+    total = transport.collect(0)
+    clean = total.values.clone()
+    noisy = coordinator._release(0, total)
+    std = plan.noise_multiplier * 2 * plan.clip_norm
+    assert (noisy - clean).std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * len(clean)))
+
+
+def test_each_public_record_is_drawn_with_the_private_rate(config, shapes):
+    plan = declared_plan(config, None, Silent())
+    _, worker = transport_of(imitation_of(config, plan, shapes, 150), plan)
+    drawn = [len(worker._drawn(step).indices) for step in range(200)]
+    rate = plan.batch / plan.records
+    spread = math.sqrt(150 * rate * (1 - rate) / len(drawn))
+    assert abs(np.mean(drawn) - 150 * rate) < 4 * spread
+
+
+def test_a_rehearsal_goes_on_writes_the_choice_and_makes_no_promise(config, public_store, shapes, tmp_path, monkeypatch):
+    stand = chosen(str(shapes.path), config, declared_plan(config, None, Silent()))
+    found = rehearse(config, stand, tmp_path, most=200)
+    assert [set(one.changes) for one in found.tried[:3]] == [set(), *[{"optimizer.learning_rate"}] * 2]
+    assert len(found.tried) == 7
+    lengths = {one.changes.get("privacy.steps", 4): one.noise_multiplier for one in found.tried}
+    assert lengths[2] < lengths[4] < lengths[8]  # every one keeps the same promise
+    assert found.best.headline.trained == max(one.headline.trained for one in found.tried)
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {RESULTS, "tiny.toml"}  # no card, no ledger, no model
+    chosen_config = load_config(found.file)
+    assert chosen_config == found.config and chosen_config.data == config.data
+    assert chosen_config.privacy.epsilon == 8.0
+
+    def trained(*_, **__):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr("dpfed.runs.rehearsal._trained", trained)
+    lines = (tmp_path / RESULTS).read_text().splitlines()
+    assert rehearse(config, stand, tmp_path, most=200).best == found.best
+    (tmp_path / RESULTS).write_text("\n".join(lines) + "\n" + lines[0][:20])  # a crash cut a line short
+    assert rehearse(config, stand, tmp_path, most=200).tried == found.tried
+    (tmp_path / RESULTS).write_text("{}\n")
+    with pytest.raises(UserError, match="is damaged"):
+        rehearse(config, stand, tmp_path, most=200)
+
+
+def test_a_sweep_file_says_what_is_tried_and_may_not_change_the_promise(config, shapes, tmp_path):
+    sweep = tmp_path / "rates.toml"
+    stand = StandIn("store", shapes.path, 600)
+
+    def asked(changes):
+        sweep.write_text(f'name = "rates"\n[[run]]\nname = "one"\nset = {{ {changes} }}\n')
+        return rehearse(config, stand, tmp_path / "out", most=200, sweep=sweep)
+
+    found = asked('"optimizer.learning_rate" = 0.02')
+    assert [one.changes for one in found.tried] == [{}, {"optimizer.learning_rate": 0.02}]
+    for changes in ('"privacy.epsilon" = 20', '"data.size" = 8', '"evaluation.records" = 5'):
+        with pytest.raises(UserError, match="chooses how to train under one promise"):
+            asked(changes)
+
+
+def test_too_few_public_records_and_records_without_a_measure_are_refused(config, shapes, public_store, tmp_path):
+    with pytest.raises(UserError, match=r"a step draws 4.0 \(q = 0.2\): fewer than two groups of 4. Give at least 40"):
+        rehearse(config, StandIn("store", shapes.path, 600), tmp_path / "few", most=20)
+    with pytest.raises(UserError, match="no held-out records to measure"):
+        rehearse(config, StandIn("store", public_store.path, 60), tmp_path / "none")
+
+
+def test_public_contrast_is_rehearsed_as_well(tiny_public, shapes, tmp_path):
+    tiny_public["privacy"] = dict(GIVEN)
+    config = parse_config(tiny_public)
+    plan = declared_plan(config, None, Silent())
+    imitation = imitation_of(config, plan, shapes, 150)
+    groups = plan.groups * 150 / plan.records
+    worker = imitation.worker(plan, Randomness.from_seed(1), round(groups))
+    total = ScaledUp(worker, plan, groups).collect(0)
+    assert torch.allclose(total.values, worker.bounded_sum(0).values * 4) and total.sensitivity == 1.0
+    assert dataclasses.asdict(plan)["records"] == 600 and json.dumps(plan.as_dict())
