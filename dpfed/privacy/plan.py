@@ -73,6 +73,8 @@ class PrivacyPlan:
         max_batch: at most so many of the drawn records take part, where the method needs such a cap; otherwise ``None``.
         options: the method's own public numbers.
         noise_kind: ``gaussian``, in floating point, or ``discrete``, exact on a grid (`dpfed.privacy.noise`).
+        draws: ``gaps``, each record's draws by the gaps between them (`dpfed.privacy.renewals`), or ``coins``, a coin for each
+            record and step: the same probabilities, other draws.
 
     Raises:
         UserError: if the numbers cannot describe a plan.
@@ -94,6 +96,7 @@ class PrivacyPlan:
     max_batch: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     noise_kind: NoiseKind = "gaussian"
+    draws: Literal["coins", "gaps"] = "coins"
 
     def __post_init__(self) -> None:
         for name, kind, optional in NUMBERS:
@@ -126,6 +129,8 @@ class PrivacyPlan:
         noise = fields.pop("noise_kind")
         if noise != "gaussian":  # a federation's terms hash all fields, and older ones have none for it
             fields["noise"] = noise
+        if fields["draws"] == "coins":  # so did all older ones
+            del fields["draws"]
         return fields
 
     @classmethod
@@ -233,6 +238,7 @@ class PrivacyPlan:
             max_batch=max_batch,
             options=method.public_numbers(config),
             noise_kind=privacy.noise,
+            draws="gaps" if privacy.draws == "gaps" else "coins",
         )
 
     def _calibrated(self) -> PrivacyPlan:
