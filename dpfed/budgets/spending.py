@@ -103,6 +103,8 @@ def settle(store: RecordStore | None, ids: Sequence[str], claim: Claim) -> list[
         UserError: if the ledger is older than what was settled before; for charges that were never reserved and that no budget
             of this kind can hold; if a book cannot be written.
     """
+    if not any(known_by(id) for id in ids) and (store is None or not budgets_of(store)):
+        return []  # nothing is written to a store that no budget holds for
     with held(None if store is None else store.path):
         found = {} if store is None else {one.book.head.id: one for one in budgets_of(store)}
         books = [one.book for one in found.values()]

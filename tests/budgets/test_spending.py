@@ -107,6 +107,12 @@ def test_a_settled_run_costs_what_it_was_charged_and_may_take_the_rest_back(stor
     assert book_of(store).spent == whole and len(book_of(store).entries) == 5
 
 
+def test_nothing_is_written_where_no_budget_holds(store, claim):
+    before = sorted(store.path.iterdir())
+    assert settle(store, (), claim(1, 40)) == settle(None, ("0" * 16,), claim(1, 40)) == []
+    assert sorted(store.path.iterdir()) == before and not shelf().exists()
+
+
 def test_an_older_copy_of_a_settled_run_is_refused(store, claim):
     set_budget(store, 8, 1e-6)
     reserve(store, [claim(1)])
