@@ -90,7 +90,7 @@ OTHERS = {
     "public.half": ("first", "second"),
     "privacy.delta": (1e-7,),
     "privacy.noise": ("discrete",),
-    "privacy.draws": ("gaps", "coins"),
+    "privacy.draws": ("coins",),
     "privacy.accountant": ("rdp",),
     "optimizer.momentum": (0.3,),
     "optimizer.schedule": ("cosine",),
