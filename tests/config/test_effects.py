@@ -205,7 +205,7 @@ def test_every_key_with_an_effect_changes_a_run(tiny, tmp_path, constant):
             if observed(changed(bases[name], [key]), tmp_path / f"run {number}") == before[name]:
                 silent.append((key, name))
         except UserError as error:
-            assert re.search("units|nothing at|no record store at|template|labels|give public.path", str(error)), (
+            assert re.search("units|nothing at|no record store at|template|labels|give public.path|no longer the one", str(error)), (
                 f"{key} in {name}: {error}"
             )
     # Where generated public records lie changes no bit, and each of these captions is one sentence.
