@@ -8,6 +8,7 @@ another one over into the next chunk, two groups change, and the sum can move by
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,6 +109,20 @@ def owner_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray:
     return store.keys if units is None else units
 
 
+def participants_of(
+    plan: PrivacyPlan, randomness: Randomness, keys: np.ndarray, units: np.ndarray | None = None
+) -> Callable[[int], np.ndarray]:
+    """Who takes part in a step, as a function of the step: places among an owner's records, ascending.
+
+    Args:
+        plan: gives the sampler.
+        randomness: the source of all draws.
+        keys: ``(n,)`` uint64 keys of the records that the owner holds.
+        units: see `draw_step`.
+    """
+    return plan.sampler.participants(randomness, keys if units is None else units)
+
+
 def draw_step(
     plan: PrivacyPlan,
     randomness: Randomness,
@@ -116,6 +131,7 @@ def draw_step(
     keys: np.ndarray,
     groups: int,
     units: np.ndarray | None = None,
+    participants: Callable[[int], np.ndarray] | None = None,
 ) -> StepDraw:
     """Draws the records of one step and their groups.
 
@@ -127,6 +143,7 @@ def draw_step(
         keys: ``(n,)`` uint64 keys of those records.
         groups: K_w, the owner's number of groups (K when there is one owner).
         units: ``(n,)`` uint64 keys of their units; ``None`` where each record is protected for itself.
+        participants: what `participants_of` returns for them, which keeps what it drew for later steps; default: a new one.
 
     Returns:
         The drawn records by group; possibly none at all. All records of one unit are in one group. Where public records join
@@ -135,12 +152,12 @@ def draw_step(
     if groups == 0:
         return StepDraw(indices[:0], np.zeros(1, np.int64))
     protected, alone = keys if units is None else units, plan.method.public_records
-    uniforms = randomness.per_record("sample", step, protected, 2)
-    drawn = plan.sampler.draw(randomness, step, protected, uniforms[:, 0])
+    drawn = (participants or participants_of(plan, randomness, keys, units))(step)
     if alone:
         _, group = np.unique(protected[drawn], return_inverse=True)
     else:
-        group = np.minimum((uniforms[drawn, 1] * groups).astype(np.int64), groups - 1)
+        uniforms = randomness.per_record("sample", step, protected[drawn], 2)[:, 1]
+        group = np.minimum((uniforms * groups).astype(np.int64), groups - 1)
     if units is not None:
         _, unit = np.unique(units[drawn], return_inverse=True)
         kept = _least(unit, randomness.per_record("unit", step, keys[drawn], 1)[:, 0], plan.per_unit)

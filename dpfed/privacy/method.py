@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from dpfed.errors import UserError
 from dpfed.objectives import GroupLoss, loss_of
 from dpfed.privacy.accounting import Accountant
+from dpfed.privacy.renewals import block_length
 from dpfed.privacy.samplers import PoissonSampler, Sampler
 from dpfed.schema.section import NoOptions, Section
 from dpfed.schema.wording import problem
@@ -71,7 +72,8 @@ def _one(plan: PrivacyPlan) -> int:
 
 
 def _independently(plan: PrivacyPlan) -> Sampler:
-    return PoissonSampler(plan.sampling_rate)
+    block = block_length(plan.sampling_rate, plan.steps) if plan.draws == "gaps" else None
+    return PoissonSampler(plan.sampling_rate, block)
 
 
 def _no_numbers(config: Config, options: Any) -> dict[str, Any]:
@@ -136,6 +138,11 @@ class Method:
     measured: bool = False
     accountants: tuple[Accountant, ...] = ("pld", "rdp")
     sampler: Callable[[PrivacyPlan], Sampler] = _independently
+
+    @property
+    def draws_independently(self) -> bool:
+        """Whether every record is drawn for itself, so that a plan chooses between gaps and coins."""
+        return self.sampler is _independently
 
     def public_numbers(self, config: Config) -> dict[str, Any]:
         """The method's part of a plan.

@@ -86,15 +86,28 @@ class Randomness:
         Returns:
             ``(n, columns)`` float64 in [0, 1), multiples of 2^-53.
         """
-        blocks_each = -(-columns // 2)
-        blocks = np.empty((len(keys), blocks_each, 2), dtype=np.uint64)
-        blocks[..., 0] = keys[:, None]
-        blocks[..., 1] = np.arange(blocks_each, dtype=np.uint64)
+        blocks_each = max(1, -(-columns // 2))
+        words = np.concatenate([self.words(purpose, step, keys, number) for number in range(blocks_each)], axis=1)
+        return (words[:, :columns] >> np.uint64(11)) * 2.0**-53
+
+    def words(self, purpose: str, step: int, keys: np.ndarray, number: int) -> np.ndarray:
+        """Independent uniform words for each record, a function of that record's key alone.
+
+        Args:
+            purpose: what they are for; different purposes are independent.
+            step: training step, or what else is counted.
+            keys: ``(n,)`` uint64 record keys.
+            number: which of the record's pairs of words, from 0.
+
+        Returns:
+            ``(n, 2)`` uint64.
+        """
         # One permutation per (purpose, step); distinct inputs, so each block is a fresh pseudo-random value.
+        blocks = np.empty((len(keys), 2), np.uint64)
+        blocks[:, 0] = keys
+        blocks[:, 1] = number
         cipher = Cipher(algorithms.AES(self._key(purpose, step)), modes.ECB()).encryptor()  # noqa: S305
-        words = np.frombuffer(cipher.update(blocks.tobytes()), dtype=np.uint64)
-        words = words.reshape(len(keys), 2 * blocks_each)[:, :columns]
-        return (words >> np.uint64(11)) * 2.0**-53
+        return np.frombuffer(cipher.update(blocks.tobytes()), np.uint64).reshape(-1, 2)
 
     def seed(self, purpose: str, step: int, owner: int = 0) -> int:
         """A 63-bit seed for a library generator (dropout, weight initialisation): never for noise or sampling."""

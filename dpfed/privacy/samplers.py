@@ -8,12 +8,14 @@ the object. To add a sampler: a class like these, and its proof.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from dpfed.privacy.relation import ADD_OR_REMOVE, REPLACE, Relation
+from dpfed.privacy.renewals import Renewals
 
 if TYPE_CHECKING:  # it takes a second to import
     import dp_accounting
@@ -51,6 +53,15 @@ class Sampler(ABC):
             Places among the n, ascending. With Poisson-like samplers each is a function of the record's own key and draws.
         """
 
+    def participants(self, randomness: Randomness, keys: np.ndarray) -> Callable[[int], np.ndarray]:
+        """Who takes part in any step: a function of the step, as `draw` says it; one that draws many steps at once may differ.
+
+        Args:
+            randomness: the owner's secret.
+            keys: ``(n,)`` uint64 keys of the records (or units).
+        """
+        return lambda step: self.draw(randomness, step, keys, randomness.per_record("sample", step, keys, 1)[:, 0])
+
     @abstractmethod
     def describe(self, protected: str) -> str:
         """For the privacy card; `protected` is what is drawn, such as ``record``."""
@@ -70,9 +81,11 @@ class PoissonSampler(Sampler):
 
     Args:
         rate: q, the probability of each.
+        block: steps that are drawn at a time, by gaps (`dpfed.privacy.renewals`); ``None``: a coin for each record and step.
     """
 
     rate: float
+    block: int | None = None
     relation = ADD_OR_REMOVE
 
     @property
@@ -83,6 +96,12 @@ class PoissonSampler(Sampler):
     def draw(self, randomness: Randomness, step: int, keys: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """See `Sampler`."""
         return np.flatnonzero(uniforms < self.rate)
+
+    def participants(self, randomness: Randomness, keys: np.ndarray) -> Callable[[int], np.ndarray]:
+        """See `Sampler`; by gaps, other records than `draw` says, with the same probabilities."""
+        if self.block is None or self.rate >= 1:
+            return super().participants(randomness, keys)
+        return Renewals(self.rate, self.block, randomness, keys)
 
     def poisson_steps(self, steps: int) -> tuple[float, int]:
         """See `Sampler`."""

@@ -1,7 +1,8 @@
 """Where a configuration is completed: `resolve` makes every choice that the user left open, once.
 
 `settle` makes those that are the same on every machine: paths, image size, the way to make images square, a loss's bias, what
-of an image tower is trained, the digests of an architecture, of starting weights and of public records. `resolve` also makes
+of an image tower is trained, how records are drawn, the digests of an architecture, of starting weights and of public records.
+`resolve` also makes
 the machine's: device and engine.
 """
 
@@ -64,8 +65,9 @@ def settle(config: Config) -> Config:
     config, objective = settle_model(with_absolute_paths(config)), config.objective
     model = config.model
     chosen: dict[str, object] = {}
+    method, draws = method_named(config.bounding.method), config.privacy.draws
     if objective.loss.bias is not None and objective.bias is None:
-        chosen["bias"] = objective.loss.bias(method_named(config.bounding.method).contrasted(config))
+        chosen["bias"] = objective.loss.bias(method.contrasted(config))
     return _with(
         config,
         data={"resize": preprocessing_of(config).resize},
@@ -73,6 +75,7 @@ def settle(config: Config) -> Config:
         model={"start_digest": _start_digest(config)},
         adaptation={"image": config.adaptation.of_images(model.kind)} if model.external else {},
         public={"digest": public_digest(config)},
+        privacy={"draws": "gaps"} if draws == "auto" and method.draws_independently else {},
     )
 
 

@@ -13,7 +13,7 @@ from dpfed.bounding.bounded_sum import BoundedSum, Clip, clip_norm_in_float32
 from dpfed.bounding.engines import Engine, GroupBatch
 from dpfed.bounding.statistics import sum_of_statistics
 from dpfed.data.public_records import Companions
-from dpfed.data.sampling import StepDraw, draw_step
+from dpfed.data.sampling import StepDraw, draw_step, participants_of
 from dpfed.data.views.batches import ViewMaker
 from dpfed.errors import UserError
 from dpfed.models.contract import temperature_of
@@ -93,6 +93,7 @@ class Worker:
         self._plan, self._model, self._engine, self._views, self._prefetch_images = plan, model, engine, views, views.prefetch
         self._indices, self._keys, self._randomness = indices, keys, randomness
         self._owner, self._observe, self._units = owner, observe, units
+        self._participants = participants_of(plan, randomness, keys, units)
         self._companions, self._microbatch = companions, max(1, microbatch // (1 + public))
         self._groups = plan.groups if groups is None else groups
         self._clip_norm = clip_norm_in_float32(plan.bound, plan.method.spread(plan), owners)
@@ -171,7 +172,9 @@ class Worker:
         """The step's draw: a function of key and step, so that it may have been made ahead."""
         if self._drawn_ahead is not None and self._drawn_ahead[0] == step:
             return self._drawn_ahead[1]
-        return draw_step(self._plan, self._randomness, step, self._indices, self._keys, self._groups, self._units)
+        return draw_step(
+            self._plan, self._randomness, step, self._indices, self._keys, self._groups, self._units, self._participants
+        )
 
     def _prefetch(self, step: int) -> None:
         """Lets the first images of the next step be read while the sum is on its way and the coordinator works."""

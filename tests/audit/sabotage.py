@@ -51,8 +51,8 @@ def sensitivity_c(patch):
 
 
 def shuffled_chunks(patch):
-    def chunks(plan, randomness, step, indices, keys, groups, units=None):
-        drawn = draw_step(plan, randomness, step, indices, keys, groups, units).indices
+    def chunks(plan, randomness, step, indices, keys, groups, *rest):
+        drawn = draw_step(plan, randomness, step, indices, keys, groups, *rest).indices
         order = np.random.default_rng(step).permutation(len(drawn))
         starts = np.minimum(np.arange(0, len(drawn) + plan.group_size, plan.group_size), len(drawn))
         return StepDraw(np.sort(drawn)[order], starts)

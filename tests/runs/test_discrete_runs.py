@@ -20,6 +20,7 @@ from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 from dpfed.runs.resuming import resume
 from dpfed.training.coordinator import Coordinator
+from tests.training.records_of_worker import keep_only
 
 
 def weights(run: RunDirectory) -> dict:
@@ -42,8 +43,7 @@ def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, owne
     def workers(gone: int):
         for one in parts:
             worker = one.worker(Randomness.from_seed(5))
-            worker._indices = worker._indices[worker._indices != gone]
-            worker._keys = whole.store.keys[worker._indices]
+            keep_only(worker, worker._indices[worker._indices != gone], whole.store.keys)
             yield worker
 
     def integers(gone: int = -1) -> np.ndarray:

@@ -18,6 +18,7 @@ from dpfed.runs.resolution import resolve
 from dpfed.training import worker as worker_room
 from dpfed.training.worker import Worker
 from tests.bounding.methods.test_public import added
+from tests.training.records_of_worker import keep_only
 
 RANDOMNESS = Randomness.from_seed(5)
 
@@ -53,7 +54,7 @@ def draw_of(parts) -> StepDraw:
 
 def sum_of(parts, kept) -> torch.Tensor:
     one = parts.worker(RANDOMNESS)
-    one._indices, one._keys = kept, parts.store.keys[kept]
+    keep_only(one, kept, parts.store.keys)
     return one.bounded_sum(0).values.double()
 
 
@@ -146,7 +147,7 @@ def test_a_record_that_was_not_drawn_changes_nothing(parts):
 
 def test_an_empty_step_gives_zeros(parts):
     one = parts.worker(RANDOMNESS)
-    one._indices, one._keys = one._indices[:0], one._keys[:0]
+    keep_only(one, one._indices[:0], parts.store.keys)
     result = one.bounded_sum(0)
     assert not result.values.any() and result.groups == parts.plan.batch
 

@@ -17,6 +17,7 @@ from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training import worker as worker_room
 from dpfed.training.worker import Worker, indices_of_owner
+from tests.training.records_of_worker import keep_only
 
 
 def sums(parts, gone: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,7 +26,7 @@ def sums(parts, gone: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     results = []
     for kept in (indices, np.delete(indices, gone)):
         one = parts.worker(Randomness.from_seed(5))
-        one._indices, one._keys = kept, parts.store.keys[kept]
+        keep_only(one, kept, parts.store.keys)
         results.append(one.bounded_sum(step).values.double())
     return results[0], results[1]
 
@@ -138,7 +139,7 @@ def test_views_and_captions_of_the_others_stay_as_they_are(tiny):
 def test_empty_steps_give_zeros_of_the_right_size(tiny):
     parts = parts_with(tiny)
     one: Worker = parts.worker(Randomness.from_seed(0))
-    one._indices, one._keys = one._indices[:0], one._keys[:0]
+    keep_only(one, one._indices[:0], parts.store.keys)
     result = one.bounded_sum(0)
     assert not result.values.any() and result.groups == parts.plan.groups and result.sensitivity == parts.plan.sensitivity
 
@@ -167,7 +168,7 @@ def test_the_microbatch_does_not_change_the_sum(tiny):
 def test_shuffled_chunks_move_the_real_sum_beyond_2c(tiny, monkeypatch):
     """The mechanism broken on purpose: the same worker with the paper's grouping instead of independent draws."""
 
-    def chunked(plan, randomness, step, indices, keys, groups, units=None):
+    def chunked(plan, randomness, step, indices, keys, groups, *_):
         draw = worker_room_draw(plan, randomness, step, indices, keys, groups)
         drawn = np.sort(draw.indices)
         starts = np.arange(0, len(drawn) + plan.group_size, plan.group_size)
@@ -177,9 +178,13 @@ def test_shuffled_chunks_move_the_real_sum_beyond_2c(tiny, monkeypatch):
     monkeypatch.setattr(worker_room, "draw_step", chunked)
     parts = parts_with(tiny, clip_norm=1e-3)
     indices = parts.store.split("train")
-    first = chunked(parts.plan, Randomness.from_seed(5), 0, indices, parts.store.keys[indices], parts.plan.groups).indices[0]
-    with_all, without = sums(parts, int(np.flatnonzero(indices == first)[0]), 0)
-    assert (with_all - without).norm().item() > parts.plan.sensitivity * 1.02
+    moved = []
+    for step in range(4):
+        draw = chunked(parts.plan, Randomness.from_seed(5), step, indices, parts.store.keys[indices], parts.plan.groups)
+        # The first: all chunks behind it change.
+        with_all, without = sums(parts, int(np.flatnonzero(indices == draw.indices[0])[0]), step)
+        moved.append((with_all - without).norm().item())
+    assert max(moved) > parts.plan.sensitivity * 1.02
 
 
 def sums_of_units(parts, per_unit: int) -> tuple[torch.Tensor, torch.Tensor, PrivacyPlan]:
@@ -228,7 +233,7 @@ def test_units_drawn_by_their_records_keys_move_the_sum_beyond_2c(tiny, monkeypa
     """The mechanism broken on purpose: every record of a unit is drawn, and chooses its group, for itself."""
     by_record = worker_room.draw_step
 
-    def draw_step(plan, randomness, step, indices, keys, groups, units=None):
+    def draw_step(plan, randomness, step, indices, keys, groups, units=None, _=None):
         return by_record(plan, randomness, step, indices, keys, groups)
 
     monkeypatch.setattr(worker_room, "draw_step", draw_step)

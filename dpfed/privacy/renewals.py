@@ -1,0 +1,103 @@
+"""Poisson sampling by gaps: the same draws as a coin for every record in every step, at a cost that follows the batch.
+
+A record that is drawn with probability q in each step independently is drawn after gaps that are geometric and independent.
+So a record need not be asked in every step. Its gaps are drawn from a stream that is a function of its own key, for a block of
+L steps at a time: a gap that leads beyond the block means that it is not drawn any more in it. The geometric distribution has
+no memory, so the next block begins anew (docs/guarantee.md has the proof). With L = 1/q a step costs about 2 q N encryptions
+instead of N.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from decimal import Context, Decimal
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from dpfed.privacy.randomness import Randomness
+
+LONGEST = 1 << 16  # steps of a block: their numbers fit into 16 bits
+_AT_ONCE = 1 << 20  # records whose gaps are drawn at a time: bounds the workspace to about 100 MB
+_DIGITS = Context(prec=60)
+
+
+def block_length(rate: float, steps: int) -> int:
+    """L, the steps of a block: as many as a record waits on average, so that a block holds about as many draws as records.
+
+    Args:
+        rate: q.
+        steps: T.
+    """
+    return max(1, min(math.ceil(1 / rate), steps, LONGEST))
+
+
+class Renewals:
+    """Who takes part in which step. It keeps one block of L steps: about N q L numbers of 32 bits.
+
+    Args:
+        rate: q, below 1.
+        length: L.
+        randomness: the owner's secret.
+        keys: ``(n,)`` uint64 keys of the records (or units).
+    """
+
+    def __init__(self, rate: float, length: int, randomness: Randomness, keys: np.ndarray) -> None:
+        self._rate, self._length, self._randomness, self._keys = rate, length, randomness, keys
+        self._block = -1
+        self._parts: list[tuple[int, np.ndarray, np.ndarray]] = []  # (first record, places after it by step, where steps begin)
+
+    def __call__(self, step: int) -> np.ndarray:
+        """Who takes part in a step.
+
+        Args:
+            step: training step; any order, but a step of another block than the last one's costs that whole block.
+
+        Returns:
+            ``(m,)`` int64 places among the n, ascending.
+        """
+        block, within = divmod(step, self._length)
+        if block != self._block:
+            self._parts = []  # before the next ones are made: never two blocks at a time
+            self._parts = [self._drawn(first, block) for first in range(0, len(self._keys), _AT_ONCE)]
+            self._block = block
+        found = [places[starts[within] : starts[within + 1]].astype(np.int64) + first for first, places, starts in self._parts]
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def _drawn(self, first: int, block: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """All draws of some records in a block, by step."""
+        thresholds, keys = gap_thresholds(self._rate, self._length), self._keys[first : first + _AT_ONCE]
+        places, next_step, number, drawn = np.arange(len(keys)), np.zeros(len(keys), np.int64), 0, []
+        while len(places):
+            words = self._randomness.words("gaps", block, keys[places], number)
+            for column in range(words.shape[1]):
+                within = words[:, column] < thresholds[self._length - next_step]
+                places, next_step, words = places[within], next_step[within], words[within]
+                next_step += np.searchsorted(thresholds, words[:, column], side="right")
+                drawn.append((next_step - 1) * _AT_ONCE + places)
+            number += 1
+        ordered = np.sort(np.concatenate(drawn)) if drawn else np.zeros(0, np.int64)
+        starts = np.searchsorted(ordered, np.arange(self._length + 1) * _AT_ONCE)
+        return first, (ordered % _AT_ONCE).astype(np.uint32), starts
+
+
+@functools.lru_cache(maxsize=4)
+def gap_thresholds(rate: float, length: int) -> np.ndarray:
+    """What a uniform word of 64 bits is compared with: it is below entry g if fewer than g failures come before the success.
+
+    Computed to 60 digits and rounded down to a multiple of 2^-64, so each of these probabilities is right to 2^-64.
+
+    Args:
+        rate: q, below 1.
+        length: L.
+
+    Returns:
+        ``(L + 1,)`` uint64, ``floor(2^64 (1 - (1 - q)^g))``, ascending.
+    """
+    entries, none_yet, failure = [0], Decimal(1), _DIGITS.subtract(1, Decimal(rate))
+    for _ in range(length):
+        none_yet = _DIGITS.multiply(none_yet, failure)
+        entries.append(min(int(_DIGITS.multiply(_DIGITS.subtract(1, none_yet), 1 << 64)), (1 << 64) - 1))
+    return np.array(entries, np.uint64)

@@ -1,0 +1,99 @@
+"""Draws by gaps are the same process as a coin for every record and step, and each record's are a function of its own key."""
+
+import dataclasses
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpfed.privacy import renewals
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.privacy.renewals import Renewals, block_length, gap_thresholds
+from dpfed.privacy.samplers import PoissonSampler
+from tests.privacy.gaps import drawn_by_hand
+
+RANDOMNESS = Randomness.from_seed(3)
+
+
+def keys(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 2**64, size=count, dtype=np.uint64)
+
+
+def drawn(rate, length, key, steps, randomness=RANDOMNESS):
+    """Who was drawn: ``(steps, n)`` bool."""
+    taking_part, found = Renewals(rate, length, randomness, key), np.zeros((steps, len(key)), bool)
+    for step in range(steps):
+        found[step, taking_part(step)] = True
+    return found
+
+
+@pytest.mark.parametrize(("rate", "length"), [(0.3, 4), (0.05, 20), (0.9, 2), (0.5, 7), (0.02, 1)])
+def test_a_record_is_drawn_as_its_own_words_say_and_nothing_else(rate, length):
+    key = keys(60)
+    found = drawn(rate, length, key, 3 * length + 1)
+    np.testing.assert_array_equal(found, drawn_by_hand(RANDOMNESS, rate, length, key, 3 * length + 1))
+    few = key[::7]
+    np.testing.assert_array_equal(drawn(rate, length, few, 3 * length + 1), found[:, ::7])
+
+
+@pytest.mark.parametrize(("rate", "length"), [(0.25, 4), (0.25, 3), (0.1, 10), (0.6, 1), (0.03, 40)])
+def test_the_draws_are_independent_coins_over_records_and_steps(rate, length):
+    count, steps = 4000, 120
+    found = drawn(rate, length, keys(count, 1), steps)
+    table = np.array([found.sum(), found.size - found.sum()])
+    assert scipy.stats.chisquare(table, [found.size * rate, found.size * (1 - rate)]).pvalue > 1e-4
+    # Every step has the same rate, also the first and the last of a block; the step's number says nothing.
+    assert scipy.stats.chisquare(found.sum(1), np.full(steps, found.sum() / steps)).statistic < scipy.stats.chi2(steps).ppf(
+        0.9999
+    )
+    # All patterns of a record over three steps in a row, wherever a block ends among them.
+    weights = np.array([rate ** bin(p).count("1") * (1 - rate) ** (3 - bin(p).count("1")) for p in range(8)])
+    for lag in (1, 2, length):
+        for first in range(0, steps - 2 * lag, max(1, (steps - 2 * lag) // 9)):
+            patterns = found[first] * 4 + found[first + lag] * 2 + found[first + 2 * lag]
+            assert scipy.stats.chisquare(np.bincount(patterns, minlength=8), weights * count).pvalue > 1e-6
+    # A step's size is binomial: its variance over steps is N q (1 - q), where another record's draws say nothing.
+    assert found.sum(1).var() == pytest.approx(count * rate * (1 - rate), rel=0.5)
+    together = (found[:, :-1] & found[:, 1:]).sum()
+    expected = rate**2 * steps * (count - 1)
+    assert abs(together - expected) < 5 * expected**0.5
+
+
+def test_blocks_of_any_number_of_records_are_alike(monkeypatch):
+    key = keys(500)
+    whole = drawn(0.1, 10, key, 25)
+    monkeypatch.setattr(renewals, "_AT_ONCE", 64)
+    np.testing.assert_array_equal(drawn(0.1, 10, key, 25), whole)
+
+
+def test_a_step_is_drawn_alike_from_wherever_a_run_goes_on():
+    key = keys(300)
+    whole = drawn(0.07, 15, key, 60)
+    for step in (59, 0, 31, 30, 14, 15):
+        fresh = np.zeros(300, bool)
+        fresh[Renewals(0.07, 15, RANDOMNESS, key)(step)] = True
+        np.testing.assert_array_equal(fresh, whole[step])
+    assert (drawn(0.07, 15, key, 60, Randomness.from_seed(4)) != whole).any()
+
+
+@pytest.mark.parametrize(("rate", "length"), [(0.3, 50), (1e-9, 100), (1 - 1e-12, 5), (65536 / 1e8, 1526)])
+def test_the_thresholds_are_right_to_the_last_of_64_bits(rate, length):
+    found, failure = gap_thresholds(rate, length), 1 - Fraction(rate)
+    assert found[0] == 0
+    for gap in {1, 2, length // 2, length} - {0}:
+        exact = (1 - failure**gap) * 2**64
+        assert abs(int(found[gap]) - exact) <= 1
+
+
+def test_a_plan_draws_by_gaps_or_by_coins_and_says_which():
+    coins = PrivacyPlan(1000, 100, 4, 1.0, 50, 1.0, 1e-5)
+    gaps = dataclasses.replace(coins, draws="gaps")
+    assert coins.sampler == PoissonSampler(0.1) and gaps.sampler == PoissonSampler(0.1, 10)
+    assert "draws" not in coins.as_dict() and coins.fingerprint != gaps.fingerprint
+    assert PrivacyPlan.from_dict(gaps.as_dict()) == gaps and PrivacyPlan.from_dict(coins.as_dict()) == coins
+    assert coins.epsilon() == gaps.epsilon()
+    assert [block_length(*case) for case in [(0.1, 50), (0.1, 3), (1, 9), (1e-9, 10**9)]] == [10, 3, 1, 1 << 16]
+    every = dataclasses.replace(gaps, records=100).sampler.participants(RANDOMNESS, keys(100))
+    assert len(every(0)) == len(every(7)) == 100
