@@ -68,10 +68,11 @@ def measured(imitation: Imitation, plan: PrivacyPlan, budget: float) -> Signal:
     groups = int(min(_MOST_GROUPS, max(_LEAST_GROUPS, budget / (_SUMS * seconds))))
     groups = max(1, min(groups, imitation.protected // size))
     worker = imitation.worker(_of_groups(imitation, plan, groups), Randomness.from_seed(2), groups)
+    numbers = TrainableVector(imitation.parts.model).numel  # figures of the groups may stand behind them
     sums, times = [], []
     for number in range(_SUMS):
         started = time.perf_counter()
-        sums.append(worker.bounded_sum(number).values / groups)
+        sums.append(worker.bounded_sum(number).values[:numbers] / groups)
         times.append(time.perf_counter() - started)
     means = torch.stack(sums)
     seconds = min(times) / (groups * size)  # the least disturbed by whatever else this machine does
@@ -80,7 +81,7 @@ def measured(imitation: Imitation, plan: PrivacyPlan, budget: float) -> Signal:
     length = math.sqrt(max(square, 0.0))
     relative = error / (2 * square) if square > 0 else math.inf
     response = _response(imitation, halves)
-    return Signal(size, _SUMS * groups, means.shape[1], length, relative, response, seconds)
+    return Signal(size, _SUMS * groups, numbers, length, relative, response, seconds)
 
 
 def _of_groups(imitation: Imitation, plan: PrivacyPlan, groups: int) -> PrivacyPlan:

@@ -65,6 +65,10 @@ class ScaledUp:
         own = self._worker.bounded_sum(step)
         return BoundedSum(own.values * self._scale, self._plan.sensitivity, self._plan.groups)
 
+    def tell(self, threshold: float) -> None:
+        """See `Transport`."""
+        self._worker.threshold = threshold
+
 
 @dataclass(frozen=True)
 class Rehearsed:

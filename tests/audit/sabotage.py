@@ -10,7 +10,7 @@ import numpy as np
 from dpfed.bounding.methods import group
 from dpfed.data.sampling import StepDraw, draw_step
 from dpfed.federation.protocol.trust import Trust
-from dpfed.privacy import noise
+from dpfed.privacy import noise, samplers
 from dpfed.privacy.method import method_named
 from dpfed.privacy.noise import GaussianNoise, KeyedNoise
 from dpfed.privacy.randomness import Randomness
@@ -74,7 +74,9 @@ def accounts_for_half_the_rate(patch):
 
 
 def draws_at_twice_the_rate(patch):
+    real = samplers.Renewals
     patch.setattr(PoissonSampler, "draw", lambda self, *rest: np.flatnonzero(rest[-1] < 2 * self.rate))
+    patch.setattr(samplers, "Renewals", lambda rate, *rest: real(min(2 * rate, 1 - 1e-9), *rest))
 
 
 def fixed_noise(patch):
