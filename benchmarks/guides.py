@@ -261,10 +261,29 @@ def forecast() -> str:
     return "\n".join(lines)
 
 
+def torture() -> str:
+    """What was done to runs, and what they lost by it."""
+    lines = ["| part | what was done to it | lost or under-reported |", "|---|---|---|"]
+    for part, words in {"machine": "a local run", "sites": "a run with three simulated sites"}.items():
+        found = figures(f"torture-{part}")
+        others = "; ".join(f"{what}: {count} times" for what, count in found["others"].items())
+        deaths = sum(found["deaths"].values())
+        lines.append(f"| {words} | {deaths} times killed at a random moment; {others} | {_lost(found)} |")
+    for part, words in {"cluster": "a Ray job of two workers", "federation": "a federation"}.items():
+        found = figures(f"torture-{part}")
+        lines.append(f"| {words} | {'; '.join(sorted(fault['what'] for fault in found['faults']))} | {_lost(found)} |")
+    return "\n".join(lines)
+
+
+def _lost(found: dict[str, Any]) -> str:
+    return f"{len(found['wrong'])} times" if found["wrong"] else "nothing"
+
+
 GUIDES: dict[str, Blocks] = {
     "budget.md": {"budget": ("budget", budget)},
     "forecast.md": {"forecast": ("forecast", forecast)},
     "federation.md": {"faults": ("federation-faults", faults), "rounds": ("federation", rounds)},
+    "faults.md": {"torture": ("torture-federation", torture)},
     "logit-dp.md": {"logit": ("logit", logit)},
     "audit.md": {"membership": ("membership", membership)},
     "normalisation.md": {"noise-injection": ("noise-injection", noise_injection)},
