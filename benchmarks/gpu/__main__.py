@@ -16,6 +16,7 @@ from benchmarks.gpu import loads, pieces, wheels
 
 STAGES = range(5)
 _DONE, _FAILED, _UNFINISHED = 0, 4, 3  # what `benchmarks.gpu.worker` ends with
+_WORK = Path(tempfile.gettempdir()) / "dpfed-gpu"
 _FILES, _BYTES = 8, 64 << 20  # that come back from a call
 # What must be importable before anything begins; what they need themselves shows when they are imported.
 _IMPORTS = (
@@ -169,15 +170,15 @@ def _bring(given: argparse.Namespace, first: int, files: int) -> int:
     cut = [piece for run in pieces.unfinished(given.work) for piece in pieces.cut(run, given.work)]
     if not cut or out is None:
         return 0
-    for number, (name, content) in enumerate(cut[first - 1 :], start=first):
+    end = first
+    for name, content in cut[first - 1 :]:
         if files == 0 or room < len(content):
-            print(
-                f"pieces {first} to {number - 1} of {len(cut)} of unfinished runs come back; the next: --stage {given.stage} --pieces {number}"
-            )
-            return 0
+            break
         Path(out, name).write_bytes(content)
-        files, room = files - 1, room - len(content)
-    print(f"pieces {first} to {len(cut)} of {len(cut)} of unfinished runs come back: `fetch` and `pack` carry them on")
+        files, room, end = files - 1, room - len(content), end + 1
+    print(f"unfinished runs: pieces {first} to {end - 1} of {len(cut)} come back")
+    if end <= len(cut):
+        print(f"  the next ones: python3 -m benchmarks.gpu --stage {given.stage} --pieces {end}")
     return 0
 
 

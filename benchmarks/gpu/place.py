@@ -56,12 +56,14 @@ class Part:
         path: where in its figures the result stands.
         seconds: what it takes on a GPU, about: it is not begun with less time left.
         work: measures; returns figures.
+        tiny: whether it can be tried in seconds.
     """
 
     file: str
     path: tuple[str, ...]
     seconds: float
     work: Callable[[Place], Any]
+    tiny: bool = True
 
     @property
     def name(self) -> str:

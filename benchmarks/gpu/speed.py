@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch

@@ -55,7 +55,8 @@ def _recipes() -> list[Part]:
         for epsilon in EPSILONS
     ]
     parts += [
-        Part("recipe", ("procedural start, epsilon 10",), _RUN, functools.partial(training.started, epsilon=10.0)),
+        # Making the start takes 300 steps of 256 records at any size of the run.
+        Part("recipe", ("procedural start, epsilon 10",), _RUN, functools.partial(training.started, epsilon=10.0), tiny=False),
         Part("recipe", ("pyramid alone, epsilon 10",), _RUN, functools.partial(_labelled, "recipe", "DP-GCL, pyramid", 10.0)),
         Part("recipe", ("scenes, epsilon 8",), _RUN, training.scenes),
     ]

@@ -46,7 +46,7 @@ def main(stage: int, work: str, data: str | None, out: str | None, command: str,
 
     torch.backends.cudnn.allow_tf32 = False  # as in a run
     for part in stages()[stage]:
-        if part.name in tried or (not again and _passed(results.find(part))):
+        if part.name in tried or (tiny and not part.tiny) or (not again and _passed(results.find(part))):
             continue
         if tried and place.left < part.seconds and not tiny:
             print(f"{part.name}: not begun, it takes about {part.seconds:.0f} s", flush=True)

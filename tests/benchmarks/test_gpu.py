@@ -1,0 +1,299 @@
+"""The command for borrowed GPUs, tried without one: every part gives figures, and what is cut short goes on."""
+
+import json
+import os
+import subprocess
+import time
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import checks, loads, pieces, speed, stages, wheels, worker
+from benchmarks.gpu.place import Part, Place, Results, TimeIsUp
+from benchmarks.gpu.training import cell, started, variants_of
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.randomness import Randomness
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def place(tmp_path, cifar) -> Place:
+    return Place(torch.device("cpu"), tmp_path / "work", cifar, time.time() + 600, tiny=True)
+
+
+@pytest.fixture
+def stage(place, monkeypatch):
+    """Does a stage as the worker process does it."""
+    monkeypatch.setattr("benchmarks.throughput.transport", lambda: {"backend": "gloo"})  # it starts processes
+    place.work.mkdir()
+
+    def do(number: int, **changes) -> int:
+        job = {"work": str(place.work), "data": str(place.data), "out": None, "command": "test", "ends": place.ends}
+        (place.work / "this-call.json").unlink(missing_ok=True)
+        return worker.main(number, **{**job, "tiny": True, "again": False, **changes})
+
+    return do
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_every_part_of_a_stage_gives_figures(stage, place, number, monkeypatch):
+    few = [part for part in stages.stages()[number] if part.tiny and _is_its_own_kind(part)]
+    monkeypatch.setattr(worker, "stages", lambda: {number: few})
+    assert stage(number) == worker.DONE
+    results = Results(place.work, "test", brought=None)
+    for part in few:
+        found = results.find(part)
+        assert found is not None and "failed" not in (found if isinstance(found, dict) else {}), part.name
+        assert not isinstance(found, dict) or found.get("passed", True) is True, part.name
+
+
+def _is_its_own_kind(part: Part) -> bool:
+    """Leaves out parts that differ from others in sizes alone, which are all the same when they are tiny."""
+    alike = ("ResNet", "epsilon 1", "batch, epsilon", "16384", "pyramid", "S = 64", "1024")
+    return not any(word in name for name in part.path for word in alike) or part.path == ("recipe, epsilon 10",)
+
+
+def test_the_stages_have_what_they_promise():
+    found = stages.stages()
+    assert [part.path[0] for part in found[2]] == [
+        "group, epsilon 10",
+        "batch, epsilon 10",
+        "group, epsilon 1",
+        "batch, epsilon 1",
+    ]
+    assert {part.path[0] for part in found[1] if part.file == "checks"} == set(checks.CHECKS)
+    names = [part.name for parts in found.values() for part in parts]
+    assert len(set(names)) == len(names)
+
+
+def test_a_run_that_is_out_of_time_stops_at_a_checkpoint_and_goes_on(place, monkeypatch):
+    late = Place(place.device, place.work, place.data, time.time() - 1, tiny=True)
+    variants = variants_of("table1", "group")
+    with pytest.raises(TimeIsUp, match="2 of 4 steps"):
+        cell(late, "table1", variants, 10.0)
+    (run,) = pieces.unfinished(place.work)
+    digests = [Ledger.open(run / "ledger.jsonl").release_of(step).digest for step in (0, 1)]
+    rows = cell(place, "table1", variants, 10.0)["rows"]
+    assert [(row["name"], row["published"]) for row in rows if row["metric"] == "knn3_accuracy"] == [
+        ("Base", 24.5),
+        ("DP-GCL", 39.5),
+    ]
+    ledger = Ledger.open(run / "ledger.jsonl")
+    assert ledger.charged == 4 and [ledger.release_of(step).digest for step in (0, 1)] == digests
+    assert not pieces.unfinished(place.work)
+
+
+def test_an_unfinished_run_travels_in_pieces(place, monkeypatch, tmp_path):
+    monkeypatch.setattr(pieces, "BYTES", 200_000)
+    late = Place(place.device, place.work, place.data, time.time() - 1, tiny=True)
+    with pytest.raises(TimeIsUp):
+        cell(late, "table1", variants_of("table1", "group"), 10.0)
+    (run,) = pieces.unfinished(place.work)
+    names = dict(pieces.cut(run, place.work))
+    folder = tmp_path / "pieces"
+    folder.mkdir()
+    for name, content in list(names.items())[1:]:
+        (folder / name).write_bytes(content)
+    run.rename(tmp_path / "gone")
+    assert "pieces 1 of" in pieces.join(folder, place.work)[0] and not run.exists()
+    first = next(iter(names))
+    (folder / first).write_bytes(names[first])
+    assert pieces.join(folder, place.work) == [] and len(names) > 2
+    kept = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    assert {"config.toml", "ledger.jsonl", "secret.key", "checkpoints/step-00000002.safetensors"} <= kept
+    assert "checkpoints/step-00000000.safetensors" not in kept and not any(name.startswith("releases/") for name in kept)
+    cell(place, "table1", variants_of("table1", "group"), 10.0)
+    assert Ledger.open(run / "ledger.jsonl").charged == 4
+
+
+def test_a_start_is_made_before_the_run_is_named(place, monkeypatch, tmp_path):
+    """Its digest is part of the configuration, after which the run's folder is named."""
+    recipe = tmp_path / "start.toml"
+    text = (ROOT / "configs" / "start.toml").read_text(encoding="utf-8")
+    recipe.write_text(text.replace("steps = 300", "steps = 2").replace("batch = 256", "batch = 8").replace("20_000", "32"))
+    monkeypatch.setattr("dpfed.runs.starts.shipped_file", lambda _: recipe)
+    rows = started(place, 10.0)["rows"]
+    assert {row["name"] for row in rows} == {"Base", "DP-GCL"}
+    assert len(list((place.work / "reproduce" / "runs").iterdir())) == 1
+
+
+def test_a_part_that_fails_is_named_and_the_others_are_done(stage, place, monkeypatch, capsys):
+    def broken(_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    parts = [Part("checks", ("broken",), 0.0, broken), Part("checks", ("fine",), 0.0, lambda _: {"passed": True})]
+    monkeypatch.setattr(worker, "stages", lambda: {1: parts})
+    assert stage(1) == worker.FAILED
+    results = Results(place.work, "test", brought=None)
+    assert "illegal memory access" in results.find(parts[0])["failed"] and results.find(parts[1]) is None
+    job = {"work": str(place.work), "data": None, "out": None, "command": "test", "ends": place.ends, "tiny": True}
+    assert worker.main(1, **job, again=False) == worker.DONE  # the next process of the same call
+    assert results.find(parts[1]) == {"passed": True}
+
+
+def test_what_was_measured_elsewhere_counts_on_the_same_hardware_only(place, tmp_path, monkeypatch):
+    brought = tmp_path / "brought"
+    brought.mkdir()
+    part = Part("step", ("overhead", "small CNN"), 0.0, lambda _: None)
+    Results(tmp_path / "a", "test", brought=None).add(part, {"ratio": 1.0})
+    (tmp_path / "a" / "results" / "gpu-step.json").rename(brought / "gpu-step.json")
+    assert Results(tmp_path / "b", "test", brought).find(part) == {"ratio": 1.0}
+    monkeypatch.setattr("benchmarks.record.hardware", lambda: "another GPU")
+    assert Results(tmp_path / "b", "test", brought).find(part) is None
+
+
+def test_noise_that_differs_is_seen(place, monkeypatch):
+    assert checks.noise(place)["passed"]
+    honest = Randomness.add_normal_
+    calls = []
+
+    def other(self, out, scale, *rest, **more):
+        calls.append(1)
+        honest(self, out, scale * (1 + 1e-6 * len(calls)), *rest, **more)
+
+    monkeypatch.setattr(Randomness, "add_normal_", other)
+    found = checks.noise(place)
+    assert not found["passed"] and not found["repeats"]
+
+
+def test_a_sum_that_differs_is_seen(place, monkeypatch):
+    assert checks.engines(place)["passed"]
+    honest, calls = checks._sums, []
+
+    def other(engine, batch):
+        calls.append(1)
+        total, norms = honest(engine, batch)
+        return (total * 1.001 if len(calls) == 6 else total), norms  # as TF32 would leave it
+
+    monkeypatch.setattr(checks, "_sums", other)
+    assert not checks.engines(place)["passed"]
+
+
+def test_what_does_not_fit_into_memory_is_halved():
+    tried = []
+
+    def measure(records):
+        tried.append(records)
+        if records > 100:
+            raise torch.OutOfMemoryError("no")
+        return {"records": records}
+
+    assert speed.fitting(measure, 400) == {"records": 100} and tried == [400, 200, 100]
+
+
+def test_loads_hold_everything_and_none_is_too_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(loads, "BAGGAGE", tmp_path / "baggage")
+    monkeypatch.setattr(loads, "checkout_bytes", lambda: 0)
+    files = []
+    for number, size in enumerate((700, 600, 300, 200)):
+        files.append(tmp_path / f"{number}.whl")
+        files[-1].write_bytes(bytes(size))
+    made = loads.pack({"wheels": files[:3], "cifar10": files[3:]}, "abc", call=loads._SPARE + 1000)
+    held = [sum(file.stat().st_size for file in load.rglob("*") if file.name != "commit") for load in made]
+    assert held == [1000, 800]
+    loads.take(tmp_path / "work")
+    assert {file.name for file in (tmp_path / "work").rglob("*") if file.is_file()} == {file.name for file in files} | {
+        "commit"
+    }
+    with pytest.raises(SystemExit, match="700 bytes"):
+        loads.pack({"wheels": files}, "abc", call=loads._SPARE + 650)
+
+
+def test_the_wheels_are_all_that_the_project_names(tmp_path):
+    """The lock file has one version of each for the machine's Python."""
+    names = wheels.needed()
+    assert {"pyarrow", "cryptography", "pydantic-core", "dp-accounting", "open-clip-torch"} <= set(names)
+    assert not {"torch", "numpy", "ray", "flwr", "opacus", "triton", "pytest"} & set(names)
+    lines = [line for line in wheels.locked(names).splitlines() if "==" in line]
+    assert len(lines) == len(names) and not any(";" in line for line in lines)
+    assert "pyarrow" not in wheels.needed((*wheels.THERE, "PyArrow"))
+    with zipfile.ZipFile(tmp_path / "one-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("one/__init__.py", "")
+        wheel.writestr("one-1.data/purelib/two.py", "")
+    wheels.unpack([tmp_path / "one-1-py3-none-any.whl"], tmp_path / "site")
+    assert {path.name for path in (tmp_path / "site").glob("*") if path.suffix != ".unpacked"} == {"one", "two.py"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--stage"),
+        (["--stage", "7"], "invalid choice"),
+        (["--stage", "1", "--minutes", "0"], "must be positive"),
+        (["--stage", "1", "--data", "nowhere"], "no Parquet files"),
+        (["fetch"], "FOLDER"),
+    ],
+)
+def test_bad_words_are_refused(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(words)
+    assert ended.value.code != 0 and said in f"{ended.value.code}{capsys.readouterr().err}"
+
+
+def test_without_a_gpu_nothing_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "_has_gpu", lambda _: False)
+    assert command.main(["--stage", "1", "--work", str(tmp_path)]) == 2
+    assert "no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_machine_with_torch_and_the_wheels_does_the_first_stage(tmp_path):
+    """A real process, in an environment that holds torch, torchvision, numpy, pillow and what `pack` carries; nothing else."""
+    site, base, work = tmp_path / "env", tmp_path / "base", tmp_path / "work"
+    venv.create(site, symlinks=True)
+    _link(_with_needs(*wheels.THERE), base)
+    _link(wheels.needed(), work / "site")
+    environment = {"PATH": os.defpath, "HOME": str(tmp_path), "PYTHONPATH": str(base), "OMP_NUM_THREADS": "1"}
+    words = [
+        str(site / "bin" / "python"),
+        "-m",
+        "benchmarks.gpu",
+        "--stage",
+        "1",
+        "--minutes",
+        "9",
+        "--tiny",
+        "--work",
+        str(work),
+    ]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((work / "results" / "gpu-checks.json").read_text())["figures"]["tf32"]["passed"]
+    for absent in ("ray", "flwr", "opacus", "pytest"):
+        lacks = subprocess.run([python, "-c", f"import {absent}"], env=environment, capture_output=True)
+        assert lacks.returncode == 1
+
+
+def _with_needs(*names: str) -> set[str]:
+    """Installed packages, and what these need."""
+    from packaging.requirements import Requirement
+
+    found: set[str] = set()
+    open_names = [*names]
+    while open_names:
+        name = wheels.canonical(open_names.pop())
+        if name in found:
+            continue
+        found.add(name)
+        for text in metadata.requires(name) or []:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                open_names.append(requirement.name)
+    return found
+
+
+def _link(names, folder: Path) -> None:
+    """Lays installed packages out in a folder, as links."""
+    folder.mkdir(parents=True)
+    for name in names:
+        distribution = metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}:
+            place = folder / top
+            if not place.exists():
+                place.symlink_to(distribution.locate_file(top))
