@@ -13,7 +13,7 @@ from dpfed.config import ModelConfig
 
 MODEL = "ViT-B-32 LoRA, 224 px"  # of `throughput.MODELS`
 SIDE, RECORDS = 224, 1_024
-_TINY_SIDE, _TINY_RECORDS = 32, 16
+_TINY_SIDE, _TINY_RECORDS = 32, 64
 
 
 def exactness(place: Place) -> dict[str, Any]:

@@ -27,6 +27,7 @@ _RESERVE = 10.0  # seconds that a call keeps for what comes after the last step
 # Neither changes what a step computes, but for the last bits.
 _HERE = {"training.checkpoint_every": _EVERY, "bounding.microbatch": 512}
 _TINY = {
+    "model.image": "cnn",
     "model.width": 8,
     "model.embedding": 8,
     "model.head_hidden": 16,
@@ -123,8 +124,7 @@ def shipped(place: Place, name: str, changes: dict[str, Any]) -> dict[str, Any]:
         TimeIsUp: when the rest must wait for the next call.
     """
     own = {"data.path": str(_records(place)), "data.stores": str(place.work / "stores")}
-    tiny = {"privacy.batch": 32, "privacy.steps": 4, "privacy.accountant": "rdp"} if place.tiny else {}
-    changes = own | {"training.checkpoint_every": _EVERY} | changes | tiny
+    changes = own | {"training.checkpoint_every": _EVERY} | changes
     config = load_config(name, [f"{key}={value}" for key, value in changes.items()])
     with watching() as shown:
         run = pretrain(config, place.work / "runs" / config.name, Until(place, _EVERY, shown), resume=True)
@@ -133,9 +133,10 @@ def shipped(place: Place, name: str, changes: dict[str, Any]) -> dict[str, Any]:
 
 def scenes(place: Place) -> dict[str, Any]:
     """Captioned scenes: the public half in full, then the private half through adapters."""
-    public = shipped(place, "adapt/cifar10-public", {})
+    small = {"privacy.batch": 8, "privacy.steps": 2, "bounding.group_size": 4} if place.tiny else {}
+    public = shipped(place, "adapt/cifar10-public", small | ({"optimizer.warmup": 0} if place.tiny else {}))
     start = f"local-dir:{place.work / 'runs' / 'cifar10-public' / 'model'}"
-    return {"public": public, "adapted": shipped(place, "adapt/cifar10", {"model.architecture": start})}
+    return {"public": public, "adapted": shipped(place, "adapt/cifar10", small | {"model.architecture": start})}
 
 
 def started(place: Place, epsilon: float) -> dict[str, Any]:
