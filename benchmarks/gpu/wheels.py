@@ -86,6 +86,9 @@ def unpack(wheels: Iterable[Path], site: Path) -> None:
         if done.exists():
             continue
         with zipfile.ZipFile(wheel) as archive:
+            for top in {site / name.partition("/")[0] for name in archive.namelist()}:
+                if top.is_symlink():  # nothing is written to where a link leads
+                    top.unlink()
             archive.extractall(site)
         for data in site.glob("*.data"):  # what a wheel wants beside its packages; only more packages matter here
             for kind in ("purelib", "platlib"):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 import venv
@@ -228,6 +229,18 @@ def test_the_wheels_are_all_that_the_project_names(tmp_path):
     assert {path.name for path in (tmp_path / "site").glob("*") if path.suffix != ".unpacked"} == {"one", "two.py"}
 
 
+def test_unpacking_writes_nothing_to_where_a_link_leads(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "__init__.py").write_text("mine")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "one").symlink_to(tmp_path / "elsewhere")
+    with zipfile.ZipFile(tmp_path / "one-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("one/__init__.py", "theirs")
+    wheels.unpack([tmp_path / "one-1-py3-none-any.whl"], tmp_path / "site")
+    assert (tmp_path / "elsewhere" / "__init__.py").read_text() == "mine"
+    assert (tmp_path / "site" / "one" / "__init__.py").read_text() == "theirs"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -253,10 +266,11 @@ def test_without_a_gpu_nothing_is_measured(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_machine_with_torch_and_the_wheels_does_the_first_stage(tmp_path):
     """A real process, in an environment that holds torch, torchvision, numpy, pillow and what `pack` carries; nothing else."""
-    site, base, work = tmp_path / "env", tmp_path / "base", tmp_path / "work"
+    site, base, work, copy = (tmp_path / name for name in ("env", "base", "work", "copy"))
     venv.create(site, symlinks=True)
-    _link(_with_needs(*wheels.THERE), base)
-    _link(wheels.needed(), work / "site")
+    _link(_with_needs(*wheels.THERE) | set(wheels.needed()), base)
+    for name in ("benchmarks", "dpfed", "cluster", "configs"):  # what was packed here stays out
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {"PATH": os.defpath, "HOME": str(tmp_path), "PYTHONPATH": str(base), "OMP_NUM_THREADS": "1"}
     words = [
         str(site / "bin" / "python"),
@@ -270,7 +284,7 @@ def test_a_machine_with_torch_and_the_wheels_does_the_first_stage(tmp_path):
         "--work",
         str(work),
     ]
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(words, cwd=copy, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((work / "results" / "gpu-checks.json").read_text())["figures"]["tf32"]["passed"]
     for absent in ("ray", "flwr", "opacus", "pytest"):
