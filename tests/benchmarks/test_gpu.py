@@ -24,6 +24,11 @@ from dpfed.privacy.randomness import Randomness
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_packed(tmp_path, monkeypatch):
+    monkeypatch.setattr(loads, "BAGGAGE", tmp_path / "baggage")
+
+
 @pytest.fixture
 def place(tmp_path, cifar) -> Place:
     return Place(torch.device("cpu"), tmp_path / "work", cifar, time.time() + 600, tiny=True)
