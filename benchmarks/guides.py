@@ -264,11 +264,11 @@ def forecast() -> str:
 def torture() -> str:
     """What was done to runs, and what they lost by it."""
     lines = ["| part | what was done to it | lost or under-reported |", "|---|---|---|"]
-    for part, words in {"machine": "a local run", "sites": "a run with three simulated sites"}.items():
-        found = figures(f"torture-{part}")
-        others = "; ".join(f"{what}: {count} times" for what, count in found["others"].items())
-        deaths = sum(found["deaths"].values())
-        lines.append(f"| {words} | {deaths} times killed at a random moment; {others} | {_lost(found)} |")
+    local = figures("torture-machine")
+    others = "; ".join(f"{what}: {count} times" for what, count in local["others"].items())
+    lines.append(
+        f"| a local run | {sum(local['deaths'].values())} times killed at a random moment; {others} | {_lost(local)} |"
+    )
     for part, words in {"cluster": "a Ray job of two workers", "federation": "a federation"}.items():
         found = figures(f"torture-{part}")
         lines.append(f"| {words} | {'; '.join(sorted(fault['what'] for fault in found['faults']))} | {_lost(found)} |")

@@ -38,18 +38,22 @@ def write_atomically(path: Path, content: Content | Callable[[Path], object], mo
         OSError: if it cannot be written; the old file is still there.
     """
     draft = path.with_name(f".{path.name}.partial")
-    draft.unlink(missing_ok=True)  # left behind by a process that was killed
+    _remove(draft)  # left behind by a process that was killed
     try:
         if callable(content):
-            os.close(os.open(draft, _NEW, mode))
-            _let_write(content, draft)
-            _sync(draft)
+            draft.mkdir(0o700)  # libraries write beside a file, too, what they leave behind when they are killed
+            file = draft / path.name
+            os.close(os.open(file, _NEW, mode))
+            _let_write(content, file)
+            _sync(file)
+            os.replace(file, path)
+            draft.rmdir()
         else:
             create_file(draft, content, mode)
-        os.replace(draft, path)
+            os.replace(draft, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+            _remove(draft)
         raise
     sync_folder(path.parent)
 
@@ -155,6 +159,13 @@ def sync_folder(path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_SYNC_OF_FOLDERS:
             raise
+
+
+def _remove(draft: Path) -> None:
+    if draft.is_dir():
+        shutil.rmtree(draft)
+    else:
+        draft.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
