@@ -17,6 +17,7 @@ from io import RawIOBase
 from pathlib import Path
 
 Content = bytes | memoryview | str
+DRAFT = ".partial"  # ends the name of what is not whole yet
 
 _FROM_RUST = re.compile(r"\(os error (\d+)\)")  # in what safetensors says
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -37,7 +38,7 @@ def write_atomically(path: Path, content: Content | Callable[[Path], object], mo
     Raises:
         OSError: if it cannot be written; the old file is still there.
     """
-    draft = path.with_name(f".{path.name}.partial")
+    draft = path.with_name(f".{path.name}{DRAFT}")
     _remove(draft)  # left behind by a process that was killed
     try:
         if callable(content):
@@ -135,7 +136,7 @@ def new_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
 
 def draft_of(path: Path) -> Path:
     """Where a folder is made that will be called `path`: beside it, so that one step gives it the name."""
-    return path.parent / f".{path.name}.partial-{secrets.token_hex(4)}"
+    return path.parent / f".{path.name}{DRAFT}-{secrets.token_hex(4)}"
 
 
 def name_folder(draft: Path, path: Path) -> None:

@@ -18,7 +18,7 @@ from dpfed.config.effects import without_effect
 from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
-from dpfed.files.atomic import create_file, draft_of, new_folder, write_atomically
+from dpfed.files.atomic import DRAFT, create_file, draft_of, new_folder, write_atomically
 from dpfed.files.json_lines import DamagedLine, append_line, read_lines
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes, read_text
@@ -183,7 +183,7 @@ class RunDirectory:
         """
         known = {self.checkpoints, self.releases, self.model, self.gallery}
         for entry in (entry for folder in (self.path, *known) if folder.is_dir() for entry in folder.iterdir()):
-            if entry.is_file() or (entry.is_dir() and (entry in known or not entry.suffix)):
+            if entry.is_file() or (entry.is_dir() and (entry in known or entry.suffix in ("", DRAFT))):
                 continue
             what = "a folder" if entry.is_dir() else "a link that leads nowhere" if entry.is_symlink() else "no regular file"
             raise UserError(f"{self.path} is damaged: {entry.relative_to(self.path)} is {what}. Restore it, or remove it.")
