@@ -1,8 +1,8 @@
 """A secret search: some runs, of which only the best one is published, counted by private selection.
 
 Before anything is trained, the number of runs is drawn from a public distribution, and for each run its settings, uniformly
-from a list. Nobody learns that number. The best run by a held-out figure is published, and all others leave no trace. Its epsilon
-is then far below that of as many runs that are shown (`dpfed.privacy.selection`; docs/guarantee.md has the proof and its limits).
+from a list. Nobody learns that number. The best run by a held-out figure is published, and all others leave no trace. Its
+epsilon is then far below that of as many runs that are shown (`dpfed.privacy.selection`; docs/guarantee.md has the proof).
 """
 
 from __future__ import annotations
