@@ -99,7 +99,9 @@ class Selection:
         curves = (renyi_curve(plan.mechanism, plan.steps, tuple(grid)) for plan in self.plans)
         once = [max(column) for column in zip(*curves, strict=True)]  # whichever plan a run draws
         extra = self._extra(grid, once)
-        bound = [cost + more + math.log(self.mean) / (order - 1) for order, cost, more in zip(grid, once, extra, strict=True)]
+        none = math.exp(-self.mean) if self.distribution == "poisson" else 0.0  # no run at all is an outcome, too
+        runs = math.log(self.mean + none)
+        bound = [cost + more + runs / (order - 1) for order, cost, more in zip(grid, once, extra, strict=True)]
         for place in range(len(grid) - 2, -1, -1):  # a divergence grows with its order
             bound[place] = min(bound[place], bound[place + 1])
         found = dict(zip(grid, bound, strict=True))
