@@ -225,9 +225,7 @@ def _published(folder: Path, searched: Searched) -> RunDirectory:
     run = RunDirectory.open(folder)
     own = run.searched
     if own is None or not own.is_asked_for(searched):
-        raise UserError(
-            f"{folder} holds another run, or the best one of another search: choose another folder for this search."
-        )
+        raise UserError(f"{folder} holds another run, or the best of another search: choose another folder for this search.")
     SearchFolder.remove(folder.parent)  # a crash may have come in between
     return run
 
