@@ -144,7 +144,8 @@ def _pick_up(
     """Ledger, first step and coordinator: from the last checkpoint that is not damaged, if there is any."""
     saved = checkpoints.paths()
     marks = {"fixed_seed": parts.config.privacy.seed is not None, "raw_diagnostics": parts.config.diagnostics == "raw"}
-    selection = run.searched and run.searched.selection
+    searched = run.searched
+    selection = None if searched is None else searched.selection
     if selection is not None and not selection.covers(parts.plan):
         raise UserError(f"the plan of {run.path} is none of those that its search.json selects from: restore both.")
     if _has_header(run.ledger):

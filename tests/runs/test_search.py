@@ -28,7 +28,6 @@ from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resuming import resume
 from dpfed.runs.search import search
 from dpfed.runs.search_folder import SearchFolder
-from dpfed.runs.sweep import sweep
 from dpfed.runs.verification import verify
 from dpfed.runs.view import RunView, results_in
 
@@ -69,7 +68,8 @@ class Heard:
 def config(tiny):
     """A run of three steps; as many as ten of them, shown, cost more than a search."""
     tiny["privacy"] |= {"epsilon": None, "noise_multiplier": 1.5, "steps": 3, "delta": 1e-5, "accountant": "rdp"}
-    tiny["evaluation"] = {"tasks": ["retrieval"], "records": 60}
+    tiny["evaluation"] = {"tasks": ["retrieval"], "records": 20}
+    tiny["model"] |= {"width": 4, "text_width": 8}
     return tiny
 
 
@@ -132,24 +132,31 @@ def stopped_after(monkeypatch, steps):
     monkeypatch.setattr(running, "train", train)
 
 
-def test_what_is_published_does_not_tell_how_many_runs_there_were(searched, tmp_path):
-    few, many = Heard(), Heard()
-    (two, _), (five, made) = searched("few", 2, few), searched("few2", 5, many)
-    assert max(made) == 4
+def test_what_is_published_does_not_tell_how_many_runs_there_were(searched, tmp_path, monkeypatch):
+    few, many, seen, real = Heard(), Heard(), set(), searching._trained
+
+    def trained(kept, number, configs):  # nor does the time of the hidden folder, which others can ask for
+        seen.add((tmp_path / "many" / "rates" / ".search").stat().st_mtime_ns)
+        return real(kept, number, configs)
+
+    one, _ = searched("few", 1, few, best=0)
+    monkeypatch.setattr(searching, "_trained", trained)
+    three, made = searched("many", 3, many, best=0)
+    assert max(made) == 2 and len(seen) == 1
     place = str(tmp_path)
     assert [str(told).replace(place, "") for told in few.told] == [str(told).replace(place, "") for told in many.told]
-    first, second = contents(two.path), contents(five.path)
+    first, second = contents(one.path), contents(three.path)
     assert first.keys() == second.keys()
-    differing = {name for name in first if first[name].replace(b"few2", b"few") != second[name].replace(b"few2", b"few")}
-    assert not differing
-    assert times(two.path) == times(five.path) and len({moment for _, moment in times(two.path)}) == 1
-    assert next(iter(times(two.path)))[1] % 86_400 == 0
-    for folder in (two.path.parent, five.path.parent):
+    assert not {name for name in first if first[name].replace(b"few", b"many") != second[name].replace(b"few", b"many")}
+    assert times(one.path) == times(three.path) and len({moment for _, moment in times(one.path)}) == 1
+    assert next(iter(times(one.path)))[1] % 86_400 == 0
+    for folder in (one.path.parent, three.path.parent):
         assert [entry.name for entry in folder.iterdir()] == ["best"]
 
 
 def test_the_published_run_states_the_epsilon_of_the_search(searched):
-    run, _ = searched("runs", 2)
+    heard = Heard()
+    run, _ = searched("runs", 1, heard, best=0)
     ledger = Ledger.open(run.ledger)
     selection = ledger.selection
     assert selection.epsilon > ledger.plan.epsilon() and ledger.epsilon == selection.epsilon
@@ -164,13 +171,17 @@ def test_the_published_run_states_the_epsilon_of_the_search(searched):
     assert "secret.key" not in contents(run.path)
     (trained,) = json.loads((run.model / "model.json").read_text())["trained"]
     assert trained["epsilon"] == selection.epsilon  # who starts from the weights is told of the search
+    told = " ".join(str(one) for one in heard.told)  # before the first step
+    for value in (selection.epsilon, selection.epsilon_of_one, selection.epsilon_of_all):
+        assert f"epsilon {round_up(value)}" in told
+    assert selection.epsilon < selection.epsilon_of_all and "not protected at all" in told
+    before = contents(run.path)
+    (run.path.parent / ".search" / "inside").mkdir(parents=True)  # as if a crash had come before it was removed
+    again, made = searched("runs", 1, best=0)
+    assert not made and contents(again.path) == before and not (run.path.parent / ".search").exists()
     evaluate_run(run.path)
     assert RunView.read(run.path).epsilon == selection.epsilon
     assert resume(run.path).path == run.path
-
-
-def test_a_card_of_a_run_alone_is_not_that_of_a_search(searched):
-    run, _ = searched("runs", 1, best=0)
     facts = json.loads((run.path / "search.json").read_text())
     facts["selection"]["mean"] = 2.0
     (run.path / "search.json").write_text(json.dumps(facts))
@@ -188,10 +199,10 @@ def test_the_best_run_by_the_figure_is_published(config, file, tmp_path, monkeyp
         return run
 
     monkeypatch.setattr(searching, "_trained", trained)
-    monkeypatch.setattr(Selection, "draw", lambda own, randomness: 4)
+    monkeypatch.setattr(Selection, "draw", lambda own, randomness: 3)
     run = search(parse_config(config), file, tmp_path / "runs", SCORE)
     best = max(figures, key=lambda one: one[0])
-    assert len({ledger for *_, ledger in figures}) == 4  # no two runs have the same draws
+    assert len({ledger for *_, ledger in figures}) == 3  # no two runs have the same draws
     assert run.config().optimizer.learning_rate == best[1] and run.ledger.read_bytes() == best[2]
     found = {item["name"]: item["value"] for item in RunView.read(run.path).evaluations if item["model"] == "trained"}
     assert found[SCORE] == best[0]
@@ -219,28 +230,6 @@ def test_a_search_goes_on_with_what_was_drawn_and_leaves_no_trace_of_it(searched
 def _drawn(key):
     plan = PrivacyPlan(600, 60, group_size=4, clip_norm=1.0, steps=3, noise_multiplier=1.5, delta=1e-5, accountant="rdp")
     return Selection("geometric", 10, (plan,)).draw(Randomness(key))
-
-
-def test_the_time_of_the_hidden_folder_does_not_count_the_runs(searched, tmp_path, monkeypatch):
-    seen, real = set(), searching._trained
-
-    def trained(kept, number, configs):
-        seen.add((tmp_path / "runs" / "rates" / ".search").stat().st_mtime_ns)
-        run = real(kept, number, configs)
-        seen.add((tmp_path / "runs" / "rates" / ".search").stat().st_mtime_ns)
-        return run
-
-    monkeypatch.setattr(searching, "_trained", trained)
-    searched("runs", 3)
-    assert len(seen) == 1
-
-
-def test_a_finished_search_is_not_made_again(searched, monkeypatch):
-    run, _ = searched("runs", 1, best=0)
-    before = contents(run.path)
-    (run.path.parent / ".search" / "inside").mkdir(parents=True)  # a crash came before it was removed
-    again, made = searched("runs", 1, best=0)
-    assert not made and contents(again.path) == before and not (run.path.parent / ".search").exists()
 
 
 def test_a_budget_keeps_the_whole_cost_of_a_search_and_gives_nothing_back(config, file, shapes, tmp_path, monkeypatch):
@@ -321,7 +310,7 @@ def test_a_folder_with_another_search_or_run_is_refused(searched, config, file, 
             searched("runs", 2)
     with pytest.raises(UserError, match="holds another search, which is not finished"):
         search(parse_config(config), file, tmp_path / "runs", SCORE, 20)
-    searched("runs", 2)
+    searched("runs", 1, best=0)
     with pytest.raises(UserError, match="holds another run, or the best of another search"):
         search(parse_config(config), file, tmp_path / "runs", SCORE, 20)
 
@@ -388,19 +377,3 @@ def test_showing_all_is_advised_where_it_costs_less(config, file, tmp_path):
     with pytest.raises(UserError, match=r"epsilon [\d.]+, and 2 such runs cost [\d.]+ together even if all"):
         search(parse_config(config), file, tmp_path / "runs", SCORE, 1.6)
     assert not (tmp_path / "runs").exists()
-
-
-def test_both_numbers_are_told_before_the_first_step(searched):
-    heard = Heard()
-    run, _ = searched("runs", 1, heard, best=0)
-    told = " ".join(str(one) for one in heard.told)
-    selection = Ledger.open(run.ledger).selection
-    for value in (selection.epsilon, selection.epsilon_of_one, selection.epsilon_of_all):
-        assert f"epsilon {round_up(value)}" in told
-    assert selection.epsilon < selection.epsilon_of_all and "not protected at all" in told
-
-
-def test_a_fixed_list_is_shown_and_added_up_as_before(config, file, tmp_path):
-    outcome = sweep(parse_config(config), file, tmp_path / "runs")
-    assert [Ledger.open(run.folder + "/ledger.jsonl").selection for run in outcome.runs] == [None, None]
-    assert "search.json" not in os.listdir(outcome.runs[0].folder)
