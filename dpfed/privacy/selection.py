@@ -52,16 +52,7 @@ class Selection:
     plans: tuple[PrivacyPlan, ...]
 
     def __post_init__(self) -> None:
-        require(
-            self.distribution in DISTRIBUTIONS,
-            f"no distribution of the number of runs is called {self.distribution!r}; "
-            f"{nearest(self.distribution, DISTRIBUTIONS)}",
-        )
-        object.__setattr__(self, "mean", plain_number("the mean number of runs", NUMBER, self.mean))
-        require(
-            1 < self.mean <= MOST_RUNS,
-            f"the mean number of runs must be above 1 and at most {MOST_RUNS:g}, got {self.mean:g}",
-        )
+        object.__setattr__(self, "mean", checked_mean(self.distribution, self.mean))
         distinct = {plan.fingerprint: plan for plan in self.plans}
         object.__setattr__(self, "plans", tuple(distinct.values()))
         _check(self.plans)
@@ -174,6 +165,21 @@ class Selection:
         """How many runs there are: a function of the secret, and of nothing else."""
         word = int.from_bytes(randomness.stream(_NUMBER, 0)(8), "little")
         return self.number((word >> 11) * 2.0**-53)
+
+
+def checked_mean(distribution: str, mean: float) -> float:
+    """The mean of a distribution of the number of runs.
+
+    Raises:
+        UserError: for one that cannot be, and for a distribution that is not there.
+    """
+    require(
+        distribution in DISTRIBUTIONS,
+        f"no distribution of the number of runs is called {distribution!r}; {nearest(str(distribution), DISTRIBUTIONS)}",
+    )
+    mean = plain_number("the mean number of runs", NUMBER, mean)
+    require(1 < mean <= MOST_RUNS, f"the mean number of runs must be above 1 and at most {MOST_RUNS:g}, got {mean:g}")
+    return mean
 
 
 def epsilon_of(curve: Curve, orders: tuple[float, ...], delta: float) -> float:

@@ -24,7 +24,7 @@ from dpfed.evaluation.suite import figures_of
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import Randomness
-from dpfed.privacy.selection import Distribution, Selection, drawn_setting
+from dpfed.privacy.selection import Distribution, Selection, checked_mean, drawn_setting
 from dpfed.progress import Silent, Watcher
 from dpfed.report.results import is_fraction
 from dpfed.runs.budgeting import claim_of, foresee_search, hold_search, reserved_in, settle_search
@@ -77,7 +77,7 @@ def search(
         UserError: before anything is trained, for settings that one bound cannot cover, a figure that is not measured, a
             lifetime budget without room, a folder that holds something else, or where showing as many runs costs less.
     """
-    watcher = watcher or Silent()
+    watcher, mean = watcher or Silent(), checked_mean(distribution, mean)
     asked = read_sweep(file, base)
     place = Path(folder) / asked.name
     _refuse(asked, file)
