@@ -1,34 +1,45 @@
-"""What `python -m cluster.plan` needs to know of a machine: gradients, noise, bookkeeping, messages.
+"""What `python -m cluster.plan` needs to know of a machine: draws, images, views, gradients, noise, bookkeeping, messages.
 
     python -m benchmarks.throughput          prints, and writes benchmarks/results/throughput.json
 
-Gradients are the clipped group gradients of stand-in views that are already on the device: decoding and augmenting are not in
-them. Absolute seconds mean something for the machine that is named in the file, and for no other.
+Gradients are the clipped group gradients of stand-in views that are already on the device. Reading images and making views are
+figures of their own; `benchmarks.parts` measures those of a configuration instead. Absolute seconds mean something for the
+machine that is named in the file, and for no other.
 """
 
 from __future__ import annotations
 
+import io
+import itertools
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from PIL import Image
 from torch import Tensor, nn
 
+from benchmarks.draws import draws
 from benchmarks.record import write_result
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, Views, fastest_engine
-from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig
+from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, ViewsConfig
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import StoreWriter
+from dpfed.data.views.images import ImageViews
 from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.resolution import pick_device
+from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
 
@@ -41,6 +52,8 @@ MODELS = {
     "ResNet-50, 224 px": (ModelConfig(image="resnet50", stem="imagenet", width=64), 224, None, 512),
     "ViT-B-32 LoRA, 224 px": (ModelConfig(kind="open_clip", architecture="ViT-B-32"), 224, None, 512),
 }
+VIEWS_OF_IMAGES = ViewsConfig(crop_scale=(0.2, 1.0), crop_ratio=(0.75, 1.333), flip=0.5, jitter=0.8, grayscale=0.2)
+DECODED = 64  # images
 COORDINATED = 4_000_000  # parameters
 SIZES = (1, 1_000_000, 11_000_000)  # floats that travel
 
@@ -77,8 +90,11 @@ def gradients(
         engine.add_clipped(batch, 1.0, into)
         into.sum().item()  # waits for the device
 
+    seen = views["image"].shape[1]
     return {
         "records_per_second": round(records / median_seconds(step), 1),
+        "views_per_second": round(made_views(size, seen, min(records, 512), device), 1),
+        "decoded_per_second": round(decoded_images(size), 1),
         "parameters": TrainableVector(model).numel,
         "engine": name,
         "precision": precision,
@@ -88,8 +104,34 @@ def gradients(
     }
 
 
+def made_views(size: int, views: int, records: int, device: torch.device) -> float:
+    """Records per second of which a worker makes random views, SimCLR's, of images that are in memory."""
+    maker = ImageViews(VIEWS_OF_IMAGES)
+    images = torch.randint(0, 256, (records, 3, size, size), dtype=torch.uint8)
+    uniforms = torch.rand(records, views, maker.columns)
+    return records / median_seconds(lambda: maker(images.to(device), uniforms.to(device)).sum().item())
+
+
+def decoded_images(size: int) -> float:
+    """JPEG files of this size per second that a process reads from a store and decodes."""
+    with tempfile.TemporaryDirectory() as folder:
+        with StoreWriter(Path(folder) / "store", name="noise", kind="image", public=True) as writer:
+            for number in range(DECODED):
+                writer.add(RecordInput(str(number), _jpeg(number, size)))
+        store = RecordStore.open(Path(folder) / "store")
+        return DECODED / median_seconds(lambda: store.images(np.arange(DECODED), size))
+
+
+def _jpeg(number: int, size: int) -> bytes:
+    """A picture of soft blots, about as large as a photograph's file."""
+    coarse = np.random.default_rng(number).integers(0, 256, (size // 8 + 2, size // 8 + 2, 3), np.uint8)
+    with io.BytesIO() as file:
+        Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+        return file.getvalue()
+
+
 def coordinator(device: torch.device) -> dict[str, float]:
-    """Seconds per million parameters: the noise alone, and everything else that a coordinator does in a step."""
+    """Seconds per million parameters: the noise, everything else that a coordinator does in a step, and a checkpoint."""
     randomness = Randomness.from_seed(0)
     model = nn.ParameterList([nn.Parameter(torch.zeros(COORDINATED, device=device))])
     plan = PrivacyPlan(records=100_000, batch=1024, group_size=16, clip_norm=1.0, steps=100, noise_multiplier=1.0, delta=1e-6)
@@ -110,10 +152,14 @@ def coordinator(device: torch.device) -> dict[str, float]:
             runs.apply(next(steps), BoundedSum(torch.zeros(COORDINATED, device=device), plan.sensitivity, plan.groups))
 
         whole_seconds = median_seconds(apply)
+        checkpoints = Checkpoints(Path(folder) / "checkpoints", keep=1)
+        written = itertools.count()
+        checkpoint = median_seconds(lambda: checkpoints.save(Progress(next(written), 0, plan.fingerprint), model, runs))
     millions = COORDINATED / 1e6
     return {
         "noise_seconds_per_million": round(noise_seconds / millions, 5),
         "bookkeeping_seconds_per_million": round(max(0.0, whole_seconds - noise_seconds) / millions, 5),
+        "checkpoint_seconds_per_million": round(checkpoint / millions, 5),
     }
 
 
@@ -169,8 +215,9 @@ def main() -> None:
             figures["gradients"][name] = result = gradients(config, size, records, device)
             print(f"{name:>22}  {result['records_per_second']:>10,.1f} records/s  {result['engine']}, {result['precision']}")
     figures["coordinator"] = coordinator(device)
+    figures["worker"] = draws()
     figures["transport"] = transport()
-    for name, value in figures["coordinator"].items():
+    for name, value in (figures["coordinator"] | figures["worker"]).items():
         print(f"{name.replace('_', ' '):>32}  {value:.4f}")
     for size, seconds in figures["transport"]["reduce_and_broadcast_seconds"].items():
         print(f"{int(size):>14,} floats  {seconds * 1e3:8.2f} ms for reduce and broadcast")

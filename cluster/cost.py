@@ -9,14 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.estimate import Estimate, Machines, bottleneck, estimate
+from cluster.estimate import CHECKPOINT_EVERY, Estimate, Machines, bottleneck, estimate
 from dpfed.config import Config, load_config, parse_config
 from dpfed.console.entry import run
 from dpfed.console.terminal import say
 from dpfed.errors import UserError, nearest
 from dpfed.files.reading import read_text
+from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import large_delta, meaning, round_up
+from dpfed.privacy.samplers import PoissonSampler
 
 _WIDTH = 116  # columns of the table: a pipe or a narrow terminal wraps its lines rather than cutting figures
 
@@ -47,6 +49,16 @@ def plan(
     bookkeeping_seconds_per_million: Annotated[
         float | None, typer.Option(help="Digests, kept release, ledger, optimizer, per million parameters.")
     ] = None,
+    draws_seconds_per_million: Annotated[
+        float | None, typer.Option(help="A worker's draws for a block of steps, per million of its records.")
+    ] = None,
+    decoding: Annotated[float | None, typer.Option(help="Images/s that one worker reads and decodes.")] = None,
+    views: Annotated[float | None, typer.Option(help="Records/s whose views one worker makes.")] = None,
+    checkpoint_seconds_per_million: Annotated[
+        float | None, typer.Option(help="A checkpoint, per million parameters.", show_default=False)
+    ] = None,
+    failures: Annotated[float, typer.Option(help="Deaths of one worker per 1,000 hours.")] = 0.0,
+    restart: Annotated[float, typer.Option(help="Seconds from a death until all workers are at work again.")] = 120.0,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs that are rented together.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
@@ -65,6 +77,16 @@ def plan(
         figures[name] = figures.get(name) if value is None else value
     if missing := [f"--{name.replace('_', '-')}" for name, value in figures.items() if value is None]:
         raise UserError(f"nothing is known of {', '.join(missing)}: give a value, or a measured file with --measured.")
+    further = _further(measured, model) | {
+        name: value
+        for name, value in {
+            "keys": draws_seconds_per_million,
+            "decoding": _inverse("decoding", decoding),
+            "views": _inverse("views", views),
+            "checkpoint": checkpoint_seconds_per_million,
+        }.items()
+        if value is not None
+    }
     known = {name: value for name, value in figures.items() if value is not None}
     machines = Machines(
         throughput=known["throughput"],
@@ -74,9 +96,13 @@ def plan(
         bookkeeping=known["bookkeeping_seconds_per_million"],
         price=gpu_price,
         gpus_per_node=gpus_per_node,
+        failures=failures / 1000,
+        restart=restart,
+        **further,
     )
     trained = _trained(wanted, config) if parameters is None else parameters
-    rows = [estimate(promise, machines, trained, count) for count in workers]
+    every = CHECKPOINT_EVERY if config is None else wanted.training.checkpoint_every
+    rows = [estimate(promise, machines, trained, count, every) for count in workers]
     if as_json:
         print(json.dumps(_as_json(promise, machines, trained, rows)))
     else:
@@ -89,7 +115,9 @@ def _config(path: Path | None, assignments: list[str], given: dict[str, float | 
     flags: dict[str, float | str] = {name: value for name, value in given.items() if value is not None}
     flags |= further
     if path is not None:
-        return load_config(path, assignments + [f"{sections.get(key, 'privacy')}.{key}={flags[key]}" for key in flags])
+        return _drawing(
+            load_config(path, assignments + [f"{sections.get(key, 'privacy')}.{key}={flags[key]}" for key in flags])
+        )
     if assignments:
         raise UserError("--set overrides keys of a configuration: give one with --config.")
     if missing := [f"--{name.replace('_', '-')}" for name in given if name not in flags]:
@@ -97,7 +125,14 @@ def _config(path: Path | None, assignments: list[str], given: dict[str, float | 
     tree: dict[str, Any] = {}
     for name, value in flags.items():
         tree.setdefault(sections.get(name, "privacy"), {})[name] = value
-    return parse_config(tree, "command line")
+    return _drawing(parse_config(tree, "command line"))
+
+
+def _drawing(config: Config) -> Config:
+    """The configuration with the choice made of how records are drawn, as a run makes it."""
+    if config.privacy.draws != "auto" or not method_named(config.bounding.method).draws_independently:
+        return config
+    return config.model_copy(update={"privacy": config.privacy.model_copy(update={"draws": "gaps"})})
 
 
 def _count(config: Config, path: Path | None, records: int | None) -> int:
@@ -147,11 +182,38 @@ def _measured(path: Path | None, model: str | None) -> dict[str, float | None]:
         if model is None or model not in models:
             found = f"has no model {model!r}" if model else "holds several models"
             raise UserError(f"{path} {found}: name one with --model; {nearest(model or '', models)}")
-        return {"throughput": models[model]["records_per_second"], "latency": latency, **coordinator}
+        own = {name: coordinator[name] for name in ("noise_seconds_per_million", "bookkeeping_seconds_per_million")}
+        return {"throughput": models[model]["records_per_second"], "latency": latency, **own}
     except OSError as error:
         raise UserError(f"cannot read the measured file {path}: {error.strerror or error}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no result of `python -m benchmarks.throughput`: make one, or give the figures.") from error
+
+
+def _further(path: Path | None, model: str | None) -> dict[str, Any]:
+    """What newer files say of a worker and of checkpoints, in the names and units of `Machines`; older ones say nothing."""
+    if path is None:
+        return {}
+    figures = json.loads(read_text(path))["figures"]  # `_measured` has read it
+    worker, coordinator, one = figures.get("worker", {}), figures["coordinator"], figures["gradients"][model]
+    found = {
+        "keys": worker.get("gaps_seconds_per_million_keys"),
+        "coins": worker.get("coins_seconds_per_million_keys"),
+        "drawn": worker.get("seconds_per_million_drawn"),
+        "decoding": _inverse("decoding", one.get("decoded_per_second")),
+        "views": _inverse("views", one.get("views_per_second")),
+        "ahead": one.get("reads_ahead"),
+        "each_step": coordinator.get("seconds_per_step"),
+        "checkpoint": coordinator.get("checkpoint_seconds_per_million"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _inverse(name: str, per_second: float | None) -> float | None:
+    """Seconds of one."""
+    if per_second is not None and not per_second > 0:
+        raise UserError(f"impossible estimate: {name} must be positive, got {per_second}.")
+    return None if per_second is None else 1 / per_second
 
 
 def _as_json(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Estimate]) -> dict[str, Any]:
@@ -176,12 +238,27 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
     else:
         said += f"\nno promise (bounding.method = '{plan.method}')"
     said += f"\n{parameters:,} trained parameters; {machines.throughput:,.6g} records/s per GPU"
+    if unknown := [words for words, value in _counted(plan, machines).items() if not value]:
+        said += f"\nnot counted, as nothing is known of it: {', '.join(unknown)}"
     table = Table(box=None, pad_edge=False)
-    heads = ("workers", "GPUs", "step", "gradients", "network", "coord.", "sent/step", "sent/run", "effic.", "hours", "dollars")
+    heads = (
+        "workers",
+        "GPUs",
+        "step",
+        "data",
+        "gradients",
+        "network",
+        "coord.",
+        "sent/step",
+        "sent/run",
+        "effic.",
+        "hours",
+        "dollars",
+    )
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
-        parts = (_seconds(part) for part in (row.step, row.gradients, row.transport, row.coordinator))
+        parts = (_seconds(part) for part in (row.step, row.data, row.gradients, row.transport, row.coordinator))
         sent = (_bytes(row.bytes_per_step), _bytes(row.bytes_per_run))
         costs = (f"{row.efficiency:.0%}", f"{row.hours:,.1f}", f"{row.dollars:,.0f}")
         table.add_row(str(row.workers), str(row.gpus), *parts, *sent, *costs)
@@ -189,7 +266,23 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
     console.width = max(_WIDTH, console.width)
     console.print(said + "\n", highlight=False)
     console.print(table)
-    console.print("\n" + bottleneck(max(rows, key=lambda row: row.workers)), highlight=False)
+    most = max(rows, key=lambda row: row.workers)
+    if most.checkpoints or most.restarts:
+        said = f"Of the {most.hours:,.1f} hours with {most.workers} workers, checkpoints take "
+        said += f"{plan.steps * most.checkpoints / 3600:,.2f}, and deaths of workers {most.restarts:,.2f}."
+        console.print("\n" + said, highlight=False)
+    console.print("\n" + bottleneck(most), highlight=False)
+
+
+def _counted(plan: PrivacyPlan, machines: Machines) -> dict[str, float]:
+    """What else a step has, in words, and what is known of it."""
+    block = isinstance(plan.sampler, PoissonSampler) and plan.sampler.block is not None
+    return {
+        "draws": machines.keys if block else machines.coins,
+        "reading images": machines.decoding,
+        "views": machines.views,
+        "checkpoints": machines.checkpoint,
+    }
 
 
 def _seconds(value: float) -> str:

@@ -1,8 +1,10 @@
 """What a sharded run costs: time, bytes and dollars, by arithmetic from a handful of measured or assumed figures.
 
-A step has three parts, one after the other: every worker computes the clipped gradients of its own groups, and all wait for the
-one that drew most records; the sums go to the coordinator and the new parameters come back; in between the coordinator adds the
-noise, writes its books and takes the optimizer step. Decoding, evaluation and checkpoints are left out.
+A step has three parts, one after the other. Every worker draws its records, reads them, makes their views and computes the
+clipped gradients of its groups; all wait for the one that drew most. The sums go to the coordinator, and the new parameters
+come back. In between the coordinator adds the noise, writes its books and takes the optimizer's step. Now and then it writes a
+checkpoint. When a worker dies, all start again at the last checkpoint and repeat the releases that were kept since. Evaluation
+is left out.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ import numpy as np
 
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.samplers import PoissonSampler
 
+CHECKPOINT_EVERY = 50  # steps, where no configuration says it
 _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Machines:
     """The figures that an estimate rests on.
+
+    What is zero by default is left out of the estimate.
 
     Args:
         throughput: records per second whose clipped group gradients one GPU computes.
@@ -31,6 +37,16 @@ class Machines:
         bookkeeping: seconds of the coordinator per million parameters, for digests, kept release, ledger and optimizer.
         price: dollars per GPU and hour.
         gpus_per_node: GPUs that are rented together.
+        keys: seconds in which a worker draws a million of its records by gaps, for a block in which each is drawn once.
+        coins: seconds in which a worker asks a million of its records one by one, in every step.
+        drawn: seconds in which a worker puts a million drawn records into groups.
+        decoding: seconds in which a worker reads and decodes a record's image.
+        ahead: whether it does so while gradients are computed.
+        views: seconds in which a worker makes a record's views.
+        each_step: seconds of the coordinator in a step, whatever is trained.
+        checkpoint: seconds per million parameters in which the coordinator writes a checkpoint.
+        failures: deaths of one worker per hour.
+        restart: seconds from a death until all workers are at work again.
 
     Raises:
         UserError: if a figure is impossible.
@@ -43,12 +59,22 @@ class Machines:
     bookkeeping: float
     price: float
     gpus_per_node: int = 1
+    keys: float = 0.0
+    coins: float = 0.0
+    drawn: float = 0.0
+    decoding: float = 0.0
+    ahead: bool = True
+    views: float = 0.0
+    each_step: float = 0.0
+    checkpoint: float = 0.0
+    failures: float = 0.0
+    restart: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("throughput", "bandwidth", "gpus_per_node"):
             _check(getattr(self, name) > 0, f"{name.replace('_', ' ')} must be positive, got {getattr(self, name)}")
-        for name in ("latency", "noise", "bookkeeping", "price"):
-            _check(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        for name, value in vars(self).items():
+            _check(value >= 0, f"{name.replace('_', ' ')} must not be negative, got {value}")
         _check(all(map(math.isfinite, vars(self).values())), f"all figures must be finite, got {vars(self)}")
 
 
@@ -60,12 +86,17 @@ class Estimate:
         workers: W, one GPU each.
         gpus: paid for: whole nodes.
         largest_shard: records that the busiest worker of a step is expected to draw.
+        sampling: seconds of a step in which the busiest worker draws; a block's are shared out over its steps.
+        decoding: seconds of a step in which it waits for images.
+        views: seconds of a step in which it makes views.
         gradients: seconds of a step in which the busiest worker computes.
         transport: seconds of a step for reduce and broadcast.
         coordinator: seconds of a step for noise, bookkeeping and optimizer.
+        checkpoints: seconds of a step, on average, for checkpoints.
         bytes_per_step: what a worker's own sum and the new parameters add up to.
         bytes_per_run: the same over all steps.
-        hours: of the whole run.
+        restarts: hours of the whole run that deaths of workers are expected to cost.
+        hours: of the whole run, these included.
         dollars: hours x GPUs x price.
         efficiency: seconds of one worker's step over the seconds that W workers spend on one; 1 is perfect.
     """
@@ -73,59 +104,73 @@ class Estimate:
     workers: int
     gpus: int
     largest_shard: float
+    sampling: float
+    decoding: float
+    views: float
     gradients: float
     transport: float
     coordinator: float
+    checkpoints: float
     bytes_per_step: int
     bytes_per_run: int
+    restarts: float
     hours: float
     dollars: float
     efficiency: float
 
     @property
     def step(self) -> float:
-        """Seconds of a step."""
-        return self.gradients + self.transport + self.coordinator
+        """Seconds of a step, without checkpoints."""
+        return self.data + self.gradients + self.transport + self.coordinator
+
+    @property
+    def data(self) -> float:
+        """Seconds of a step until the views of all its records are there."""
+        return self.sampling + self.decoding + self.views
 
     def figures(self) -> dict[str, Any]:
         """All figures under their names, the step's seconds included."""
         return {**vars(self), "step": self.step}
 
 
-def estimate(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int) -> Estimate:
+def estimate(
+    plan: PrivacyPlan, machines: Machines, parameters: int, workers: int, checkpoint_every: int = CHECKPOINT_EVERY
+) -> Estimate:
     """The cost of a run.
 
     Args:
-        plan: batch, steps and what a drawn unit adds to the work.
+        plan: batch, steps, how records are drawn, and what a drawn unit adds to the work.
         machines: speeds and price.
         parameters: P, what is trained.
         workers: W.
+        checkpoint_every: steps between two checkpoints.
 
     Raises:
-        UserError: if there are no parameters, or more workers than groups.
+        UserError: if there are no parameters, more workers than groups, or workers that die faster than they start again.
     """
     _check(parameters >= 1, f"parameters must be at least 1, got {parameters}")
     _check(
         1 <= workers <= plan.groups,
         f"workers must lie in 1..{plan.groups} (the groups of a step, of which each worker needs one), got {workers}",
     )
-    step = _seconds(plan, machines, parameters, workers)
-    alone = _seconds(plan, machines, parameters, 1)
+    step, alone = _seconds(plan, machines, parameters, workers), _seconds(plan, machines, parameters, 1)
+    checkpoints = machines.checkpoint * parameters / 1e6 / checkpoint_every
     payload = 0 if workers == 1 else 2 * _FLOAT_BYTES * parameters
     gpus = math.ceil(workers / machines.gpus_per_node) * machines.gpus_per_node
-    hours = plan.steps * sum(step) / 3600
+    undisturbed = plan.steps * (sum(step.values()) + checkpoints) / 3600
+    hours = undisturbed / _productive(machines, workers, sum(step.values()), step["coordinator"], checkpoint_every)
     return Estimate(
         workers=workers,
         gpus=gpus,
         largest_shard=largest_shard(_records(plan) / workers, workers),
-        gradients=step[0],
-        transport=step[1],
-        coordinator=step[2],
+        **step,
+        checkpoints=checkpoints,
         bytes_per_step=payload,
         bytes_per_run=payload * plan.steps,
+        restarts=hours - undisturbed,
         hours=hours,
         dollars=hours * gpus * machines.price,
-        efficiency=sum(alone) / (workers * sum(step)),
+        efficiency=sum(alone.values()) / (workers * sum(step.values())),
     )
 
 
@@ -162,6 +207,7 @@ def transport_seconds(size: int, workers: int, bandwidth: float, latency: float)
 def bottleneck(one: Estimate) -> str:
     """One sentence: which part of a step takes most of its time, and what would shorten it."""
     remedies = {
+        "data": "drawing, reading and augmenting records: more workers, more cores, or images stored in their size help",
         "gradients": "computing gradients: more or faster GPUs help",
         "transport": "sending sums and parameters: a faster network, fewer workers or fewer trained parameters (adapters) help",
         "coordinator": "noise and bookkeeping on the coordinator, which no number of workers shortens: train fewer parameters",
@@ -172,14 +218,46 @@ def bottleneck(one: Estimate) -> str:
     return f"Bottleneck with {one.workers} {noun}: {share:.0%} of a step is {remedies[part]}."
 
 
-def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int) -> tuple[float, float, float]:
-    """Gradients, transport, coordinator."""
+def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int) -> dict[str, float]:
+    """Of a step, by part."""
     per_million = machines.bookkeeping + (machines.noise if plan.private else 0.0)
-    return (
-        largest_shard(_records(plan) / workers, workers) / machines.throughput,
-        transport_seconds(_FLOAT_BYTES * parameters, workers, machines.bandwidth, machines.latency),
-        per_million * parameters / 1e6,
+    records = largest_shard(_records(plan) / workers, workers)
+    gradients, decoding = records / machines.throughput, records * machines.decoding
+    return {
+        "sampling": _drawing(plan, machines, workers) + machines.drawn * records / 1e6,
+        "decoding": max(0.0, decoding - gradients) if machines.ahead else decoding,
+        "views": records * machines.views,
+        "gradients": gradients,
+        "transport": transport_seconds(_FLOAT_BYTES * parameters, workers, machines.bandwidth, machines.latency),
+        "coordinator": machines.each_step + per_million * parameters / 1e6,
+    }
+
+
+def _drawing(plan: PrivacyPlan, machines: Machines, workers: int) -> float:
+    """Seconds of a step in which a worker finds out who takes part: for all of its records, or of a block's its share."""
+    millions = plan.records / workers / 1e6
+    block = plan.sampler.block if isinstance(plan.sampler, PoissonSampler) else None
+    if block is None:
+        return machines.coins * millions
+    # Keys' figure is of a block in which each record is drawn once: its first gap, and one for each draw.
+    once = 0.5 * (1 + plan.sampling_rate * block)
+    return machines.keys * millions * once * math.ceil(plan.steps / block) / plan.steps
+
+
+def _productive(machines: Machines, workers: int, step: float, coordinator: float, checkpoint_every: int) -> float:
+    """The share of the hours in which the run gets on.
+
+    A death costs the time until all are at work again, half a step, and the releases since the last checkpoint, which the
+    coordinator repeats: half as many as lie between two, each at most as long as its own part of a step.
+    """
+    lost = machines.restart + step / 2 + checkpoint_every / 2 * coordinator
+    share = 1 - machines.failures * workers * lost / 3600
+    _check(
+        share > 0,
+        f"{workers} workers die {machines.failures * workers:,.6g} times an hour, and each death costs {lost:,.0f} s: the run "
+        "would never end",
     )
+    return share
 
 
 def _records(plan: PrivacyPlan) -> int:

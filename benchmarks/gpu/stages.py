@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from benchmarks import throughput
+from benchmarks.draws import draws
 from benchmarks.gpu import checks, speed, towers, training
 from benchmarks.gpu.place import Part, Place
 
@@ -20,8 +21,8 @@ def stages() -> dict[int, list[Part]]:
 
 
 def _first() -> list[Part]:
-    parts = [Part("checks", (name,), 60.0, check) for name, check in checks.CHECKS.items()]
-    parts += [
+    found = [Part("checks", (name,), 60.0, check) for name, check in checks.CHECKS.items()]
+    found += [
         Part("throughput", ("device",), 0.0, lambda place: place.device.type),
         *(
             Part("throughput", ("gradients", name), 40.0, functools.partial(speed.gradients, model=name))
@@ -29,16 +30,17 @@ def _first() -> list[Part]:
             if not config.external
         ),
         Part("throughput", ("coordinator",), 20.0, speed.coordinator),
+        Part("throughput", ("worker",), 30.0, lambda place: draws()),
         Part("throughput", ("transport",), 30.0, speed.transport),
     ]
     for name, model in (("small CNN", {"image": "cnn", "width": 32}), ("ResNet-18", _RESNET)):
         for batch in speed.BATCHES:
             measure = functools.partial(speed.memory, model=model, batch=batch)
-            parts.append(Part("memory", (name, str(batch)), 60.0, measure))
-    parts += [
+            found.append(Part("memory", (name, str(batch)), 60.0, measure))
+    found += [
         Part("step", ("overhead", name), 60.0, functools.partial(speed.overheads, model=name)) for name in speed.OVERHEADS
     ]
-    return parts
+    return found
 
 
 def _table() -> list[Part]:
@@ -50,32 +52,32 @@ def _table() -> list[Part]:
 
 
 def _recipes() -> list[Part]:
-    parts = [
+    found = [
         Part("recipe", (f"recipe, epsilon {epsilon:g}",), _RUN, functools.partial(_labelled, "recipe", "recipe", epsilon))
         for epsilon in EPSILONS
     ]
-    parts += [
+    found += [
         # Making the start takes 300 steps of 256 records at any size of the run.
         Part("recipe", ("procedural start, epsilon 10",), _RUN, functools.partial(training.started, epsilon=10.0), tiny=False),
         Part("recipe", ("pyramid alone, epsilon 10",), _RUN, functools.partial(_labelled, "recipe", "DP-GCL, pyramid", 10.0)),
         Part("recipe", ("scenes, epsilon 8",), _RUN, training.scenes),
     ]
-    return parts
+    return found
 
 
 def _towers() -> list[Part]:
-    parts = [
+    found = [
         Part("vit", ("exactness",), 60.0, towers.exactness),
-        # Beside the models of stage 1, where `dpfed cluster cost` looks for it.
+        # Beside the models of stage 1, where `python -m cluster.plan` looks for it.
         Part("throughput", ("gradients", towers.MODEL), 90.0, functools.partial(towers.gradients, precision="fp32", size=16)),
     ]
     for size in (16, 64):
         measure = functools.partial(towers.gradients, precision="bf16", size=size)
-        parts.append(Part("vit", ("gradients", f"bf16, S = {size}"), 90.0, measure))
-    parts.append(Part("vit", ("overhead",), 120.0, towers.overhead))
+        found.append(Part("vit", ("gradients", f"bf16, S = {size}"), 90.0, measure))
+    found.append(Part("vit", ("overhead",), 120.0, towers.overhead))
     for batch in (256, 1_024):
-        parts.append(Part("vit", ("memory", str(batch)), 90.0, functools.partial(towers.memory, batch=batch)))
-    return parts
+        found.append(Part("vit", ("memory", str(batch)), 90.0, functools.partial(towers.memory, batch=batch)))
+    return found
 
 
 def _cell(name: str, methods: tuple[str, ...], epsilon: float, place: Place) -> dict[str, Any]:

@@ -75,6 +75,66 @@ def test_seconds_bytes_hours_and_dollars_by_hand(promise):
     assert ten.efficiency == pytest.approx(20.4 / (10 * ten.step))
 
 
+def test_drawing_reading_and_views_by_hand(promise):
+    """N = 1,000,000, B = 10,000: q = 0.01, so a block has 100 steps, and the run has two."""
+    data = dataclasses.replace(MACHINES, keys=0.3, coins=0.05, drawn=2.0, decoding=1 / 1000, views=1 / 4000)
+    by_gaps = dataclasses.replace(promise, draws="gaps")
+    one = estimate(by_gaps, data, 5_000_000, 1)
+    assert one.sampling == pytest.approx(2 * 0.3 / 200 + 2.0 * 0.01)
+    assert (one.decoding, one.views) == pytest.approx((0.0, 2.5))  # ten seconds of reading beside twenty of gradients
+    assert one.step == pytest.approx(one.sampling + 2.5 + 20.4)
+    four = estimate(by_gaps, data, 5_000_000, 4)
+    assert four.sampling == pytest.approx(2 * 0.3 / 4 / 200 + 2.0 * four.largest_shard / 1e6)
+    assert estimate(promise, data, 5_000_000, 4).sampling == pytest.approx(0.05 / 4 + 2.0 * four.largest_shard / 1e6)
+    before = estimate(promise, dataclasses.replace(data, ahead=False), 5_000_000, 1)
+    assert before.decoding == pytest.approx(10.0)
+    slow = estimate(promise, dataclasses.replace(data, decoding=1 / 400), 5_000_000, 1)
+    assert slow.decoding == pytest.approx(25.0 - 20.0)  # what the gradients do not hide
+
+
+def test_a_short_run_draws_one_short_block(promise):
+    """Ten steps of a rate of 0.01: a tenth of the draws of a block in which each record is drawn once, and all first gaps."""
+    short = dataclasses.replace(promise, draws="gaps", steps=10)
+    found = estimate(short, dataclasses.replace(MACHINES, keys=0.3), 5_000_000, 1)
+    assert found.sampling == pytest.approx(0.5 * (1 + 0.1) * 0.3 / 10)
+
+
+def test_checkpoints_and_deaths_by_hand(promise):
+    still = estimate(promise, MACHINES, 5_000_000, 10, checkpoint_every=20)
+    writing = estimate(promise, dataclasses.replace(MACHINES, checkpoint=0.4), 5_000_000, 10, checkpoint_every=20)
+    assert writing.checkpoints == pytest.approx(0.4 * 5 / 20) and writing.step == still.step
+    assert writing.hours - still.hours == pytest.approx(200 * 0.1 / 3600)
+    dying = dataclasses.replace(MACHINES, failures=0.02, restart=100.0)
+    found = estimate(promise, dying, 5_000_000, 10, checkpoint_every=20)
+    lost = 100.0 + found.step / 2 + 10 * found.coordinator  # seconds of each death
+    deaths = 0.02 * 10 * found.hours
+    assert found.hours == pytest.approx(still.hours + deaths * lost / 3600)
+    assert found.restarts == pytest.approx(found.hours - still.hours)
+    with pytest.raises(UserError, match="would never end"):
+        estimate(promise, dataclasses.replace(dying, failures=40.0), 5_000_000, 10)
+
+
+def test_hours_with_deaths_are_those_of_a_simulation(promise):
+    """Deaths at random moments, each of which costs a restart: the run's hours on average."""
+    dying = dataclasses.replace(MACHINES, failures=0.5, restart=200.0)
+    expected = estimate(promise, dying, 5_000_000, 4)
+    step, coordinator = expected.step, expected.coordinator
+    rng, hours = np.random.default_rng(0), []
+    for _ in range(200):
+        clock, done, checkpoint = 0.0, 0, 0
+        death = rng.exponential(3600 / (0.5 * 4))
+        while done < promise.steps:
+            cost = step
+            if clock + cost > death:
+                clock = death + 200.0 + (done - checkpoint) * coordinator
+                death = clock + rng.exponential(3600 / (0.5 * 4))
+                continue
+            clock, done = clock + cost, done + 1
+            checkpoint = done if done % 50 == 0 else checkpoint
+        hours.append(clock / 3600)
+    assert np.mean(hours) == pytest.approx(expected.hours, abs=4 * np.std(hours) / np.sqrt(len(hours)) + 0.01 * expected.hours)
+
+
 def test_one_worker_sends_nothing():
     assert transport_seconds(10**9, 1, 1e9, 1.0) == 0
 
@@ -140,7 +200,8 @@ def test_sigma_and_epsilon_are_the_plans_and_independent_of_workers(run):
     assert [row["workers"] for row in answer["workers"]] == [1, 8, 64]
     assert all("epsilon" not in row for row in answer["workers"])
     in_si_units = {"throughput": 500, "bandwidth": 2e9, "latency": 1e-4, "noise": 0.05, "bookkeeping": 0.03, "price": 3}
-    assert answer["machines"] == pytest.approx({**in_si_units, "gpus_per_node": 1})
+    assert {name: answer["machines"][name] for name in in_si_units} == pytest.approx(in_si_units)
+    assert answer["machines"]["gpus_per_node"] == 1
 
 
 def test_the_table_has_a_row_per_number_of_workers_and_a_sentence(run):
@@ -181,9 +242,46 @@ def test_measured_figures_take_the_place_of_flags(run, tmp_path):
     assert slower["machines"]["throughput"] == 250
 
 
+def test_what_a_newer_file_knows_is_counted_and_what_nobody_knows_is_named(run, tmp_path):
+    figures = {
+        "gradients": {"small": {"records_per_second": 500.0, "decoded_per_second": 100.0, "views_per_second": 5000.0}},
+        "coordinator": {
+            "noise_seconds_per_million": 0.05,
+            "bookkeeping_seconds_per_million": 0.03,
+            "checkpoint_seconds_per_million": 0.2,
+            "seconds_per_step": 0.004,
+        },
+        "transport": {"latency_microseconds": 100.0},
+        "worker": {
+            "gaps_seconds_per_million_keys": 0.3,
+            "coins_seconds_per_million_keys": 0.05,
+            "seconds_per_million_drawn": 2.0,
+        },
+    }
+    path = tmp_path / "throughput.json"
+    path.write_text(json.dumps({"figures": figures}))
+    rest = (*PLAN, "--parameters", 1_000_000, "--workers", 1, "--bandwidth", 2, "--gpu-price", 3, "--restart", 60)
+    measured = (*rest, "--measured", path, "--model", "small", "--failures", 5)
+    machines = json.loads(run(*measured, "--json")[1])["machines"]
+    expected = {"keys": 0.3, "coins": 0.05, "drawn": 2.0, "decoding": 0.01, "views": 0.0002, "each_step": 0.004}
+    expected |= {"checkpoint": 0.2, "failures": 0.005, "restart": 60.0}
+    assert {name: machines[name] for name in expected} == pytest.approx(expected)
+    one = json.loads(run(*measured, "--json")[1])["workers"][0]
+    assert one["decoding"] == pytest.approx(2048 * (0.01 - 1 / 500)) and one["sampling"] > 0 and one["restarts"] > 0
+    out = run(*measured)[1]
+    assert "not counted" not in out and "checkpoints take" in out and "drawing, reading and augmenting" in out
+    faster = json.loads(run(*measured, "--decoding", 10_000, "--views", 10_000, "--json")[1])["workers"][0]
+    assert faster["decoding"] == 0 and faster["views"] == pytest.approx(0.2048)
+    unknown = run(*rest[:-2], *FLAGS[2:6], *FLAGS[8:])[1]
+    assert "not counted, as nothing is known of it: draws, reading images, views, checkpoints" in unknown
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "5", "--views", "0"], "views must be positive"),
+        ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "5", "--failures", "-1"], "failures must not be negative"),
+        ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "5", "--failures", "1e9"], "would never end"),
         (["--workers", "2", *FLAGS], "--batch"),
         ([*PLAN, "--workers", "2", "--bandwidth", "2", "--gpu-price", "3"], "--throughput"),
         ([*PLAN, *FLAGS, "--workers", "2"], "--parameters"),

@@ -1,0 +1,167 @@
+"""How long the parts of a configuration's own step take on this machine, in the form that `python -m cluster.plan` reads.
+
+    python -m benchmarks.parts CONFIG [KEY=VALUE ...] > measured.json      CONFIG: a file, or a name such as quickstart
+    python -m cluster.plan --config CONFIG --measured measured.json --model NAME ...
+
+NAME is the configuration's own. How long a step takes depends on its records, so these must be public. Cores are those that
+``OMP_NUM_THREADS`` gives.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.draws import draws
+from benchmarks.throughput import transport
+from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.config import Config, load_config
+from dpfed.data.store.records import RecordStore
+from dpfed.data.views.batches import ViewMaker
+from dpfed.errors import UserError
+from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import Components, assemble
+from dpfed.runs.resolution import resolve
+from dpfed.training.checkpoint import Checkpoints, Progress
+from dpfed.training.coordinator import Coordinator
+from dpfed.training.releases import Releases
+from dpfed.training.worker import Worker
+
+STEPS = 5  # timed, behind one that warms up
+
+
+def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
+    """The figures of one configuration, as `benchmarks.throughput` has them of its models.
+
+    Args:
+        config: its records must be public.
+        steps: that are timed.
+
+    Raises:
+        UserError: for private records.
+    """
+    randomness = Randomness.from_seed(0)
+    resolved = resolve(config)
+    parts = assemble(resolved, randomness)
+    if not parts.store.public:
+        raise UserError(f"how long steps take depends on their records, and those of {parts.store.name} are not public.")
+    worker, engine = parts.worker(randomness.for_owners()), resolved.bounding.engine
+    with _Timers(type(worker._engine)) as timers:
+        drawn = 0
+        for step in range(steps + 1):
+            if step == 1:  # the first one warms up
+                timers.seconds.clear()
+                drawn = 0
+            drawn += len(worker._drawn(step).indices)
+            total = worker.bounded_sum(step)
+            total.values.sum().item()  # waits for the device
+    seconds, parameters = timers.seconds, TrainableVector(parts.model).numel
+    # On a GPU, and for images that are stored as files, images are read in a thread beside the gradients.
+    ahead = parts.store.size is None or parts.device.type != "cpu"
+    one = {
+        "records_per_second": drawn / seconds["gradients"],
+        "views_per_second": drawn / (seconds["views"] - (0.0 if ahead else seconds["images"])),
+        "decoded_per_second": drawn / seconds["images"],
+        "reads_ahead": ahead,
+        "parameters": parameters,
+        "engine": engine,
+    }
+    return {"gradients": {config.name: one}, "coordinator": _coordinator(parts, randomness, steps), "worker": draws()}
+
+
+def _coordinator(parts: Components, randomness: Randomness, steps: int) -> dict[str, float]:
+    """Noise, books and checkpoints, per million of the parameters that this run trains."""
+    millions = TrainableVector(parts.model).numel / 1e6
+    plan = parts.plan
+    with tempfile.TemporaryDirectory() as folder, _Timers() as timers:
+        ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan)
+        coordinator = parts.coordinator(randomness, ledger, Releases(Path(folder) / "releases"))
+        size = TrainableVector(parts.model).numel + plan.statistics_count
+        every = []
+        for step in range(min(steps + 1, plan.steps)):
+            timers.seconds.clear()
+            coordinator.apply(step, BoundedSum(torch.zeros(size, device=parts.device), plan.sensitivity, plan.groups))
+            every.append((timers.seconds["noise"], timers.seconds["books"]))
+        started = time.perf_counter()
+        Checkpoints(Path(folder) / "checkpoints", 1).save(Progress(0, 0, plan.fingerprint), parts.model, coordinator)
+        checkpoint = time.perf_counter() - started
+    noise, whole = (statistics.median(column) for column in zip(*every[1:], strict=True))
+    return {
+        "noise_seconds_per_million": noise / millions,
+        "bookkeeping_seconds_per_million": max(0.0, whole - noise) / millions,
+        "checkpoint_seconds_per_million": checkpoint / millions,
+    }
+
+
+class _Timers:
+    """Adds up the seconds that some functions take. A context manager.
+
+    Args:
+        engine: the class of the engine, if gradients are timed, too.
+    """
+
+    def __init__(self, engine: type | None = None) -> None:
+        places: dict[str, tuple[type, str]] = {
+            "images": (RecordStore, "images"),
+            "views": (ViewMaker, "__call__"),
+            "draws": (Worker, "_drawn"),
+            "noise": (Randomness, "add_normal_"),
+            "books": (Coordinator, "apply"),
+        }
+        if engine is not None:
+            places["gradients"] = (engine, "add_clipped")
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._patches = [patch.object(*where, self._timed(part, getattr(*where))) for part, where in places.items()]
+
+    def __enter__(self) -> _Timers:
+        for one in self._patches:
+            one.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._patches:
+            one.stop()
+
+    def _timed(self, part: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                result = real(*args, **kwargs)
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                return result
+            finally:
+                self.seconds[part] += time.perf_counter() - started
+
+        return wrapper
+
+
+def main() -> None:
+    """Prints the figures."""
+    if len(sys.argv) < 2:
+        raise SystemExit("give a configuration: python -m benchmarks.parts CONFIG [KEY=VALUE ...]")
+    try:
+        config = load_config(sys.argv[1], sys.argv[2:])
+        figures = of_run(config)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    print(json.dumps({"figures": figures | {"transport": transport()}}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
