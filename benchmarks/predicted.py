@@ -58,7 +58,6 @@ def main(quick: bool) -> None:
         folder, stores = Path(place), Path(place) / "stores"
         shapes_store(records, stores)
         config = tree(stores, records, batch, blocks * BLOCK)
-        config["data"]["public"] = True
         rows, parts = predict(folder, config)
         measured = compare(folder, SPEEDUP, config)
     found = {

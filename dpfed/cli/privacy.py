@@ -101,8 +101,11 @@ def ledger(
         )
     for count, epsilon in curve:
         _print(f"  after {count:>9,} steps   epsilon {round_up(epsilon)}")
-    _print(_interruptions(book.resumed))
-    _print(f"paid releases that were taken again, bit for bit, at no cost: {book.replays:,}")
+    if selection is not None:
+        _print("interruptions are not written: they would tell how many runs there were before this one")
+    else:
+        _print(_interruptions(book.resumed))
+        _print(f"paid releases that were taken again, bit for bit, at no cost: {book.replays:,}")
     _print(f"data owners that saw sums without noise: at most {book.owners:,}")
     if not reserved:
         _print(f"lifetime budget of the records: {stated(folder)}")

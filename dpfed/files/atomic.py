@@ -162,6 +162,12 @@ def sync_folder(path: Path) -> None:
             raise
 
 
+def remove_drafts(folder: Path) -> None:
+    """Removes what `write_atomically` left in a folder when it was killed; nobody may write there meanwhile."""
+    for draft in folder.glob(f".*{DRAFT}"):
+        _remove(draft)
+
+
 def _remove(draft: Path) -> None:
     if draft.is_dir():
         shutil.rmtree(draft)

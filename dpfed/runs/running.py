@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
+from dpfed.files.atomic import remove_drafts
 from dpfed.files.reading import read_bytes
 from dpfed.models.folder import save_encoder
 from dpfed.privacy.ledger import Ledger
@@ -68,6 +69,8 @@ def _carry_out(
     run, parts, randomness = job.run, job.parts, job.randomness
     config, plan = parts.config, parts.plan
     checkpoints, interrupted = Checkpoints(run.checkpoints, config.training.keep), _has_header(run.ledger)
+    for folder in (run.path, run.checkpoints, run.releases):
+        remove_drafts(folder)
     ledger, start, coordinator = _pick_up(run, parts, randomness, checkpoints, watcher)
     hold(run, parts, ledger, watcher)
     if interrupted:

@@ -69,7 +69,7 @@ def test_a_forecast_has_the_plan_its_neighbours_and_the_best_that_takes_no_more_
     found = forecast(tiny_config, plan, StandIn("store", shapes.path, 600))
     names = [row.what for row in found.rows]
     assert names[:7] == ["as configured", "group size 2", "group size 8", "batch 30", "batch 120", "batch 240", "3 steps"]
-    assert names[7:-1] == ["12 steps", "epsilon 4", "epsilon 16"] and names[-1].startswith("best: B ")
+    assert names[7:-1] == ["12 steps", "epsilon 4.00", "epsilon 16.00"] and names[-1].startswith("best: B ")
     assert found.rows[-1].seconds <= 2.1 * found.rows[0].seconds
     assert found.rows[-1].reach >= max(row.reach for row in found.rows[:1])
     facts = found.facts()

@@ -154,7 +154,7 @@ def test_what_is_published_does_not_tell_how_many_runs_there_were(searched, tmp_
         assert [entry.name for entry in folder.iterdir()] == ["best"]
 
 
-def test_the_published_run_states_the_epsilon_of_the_search(searched):
+def test_the_published_run_states_the_epsilon_of_the_search(searched, dpfed):
     heard = Heard()
     run, _ = searched("runs", 1, heard, best=0)
     ledger = Ledger.open(run.ledger)
@@ -182,6 +182,8 @@ def test_the_published_run_states_the_epsilon_of_the_search(searched):
     evaluate_run(run.path)
     assert RunView.read(run.path).epsilon == selection.epsilon
     assert resume(run.path).path == run.path
+    code, out, _ = dpfed("privacy", "ledger", run.path)
+    assert code == 0 and f"epsilon {round_up(selection.epsilon)}" in out and "interrupted" not in out
     facts = json.loads((run.path / "search.json").read_text())
     facts["selection"]["mean"] = 2.0
     (run.path / "search.json").write_text(json.dumps(facts))

@@ -73,7 +73,7 @@ def test_a_checkpoint_is_on_disk_under_its_name_before_older_ones_go(step, monke
     monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: path.exists() and events.append(("gone", path.name)))
     path = checkpoints.save(Progress(2, 2, PLAN.fingerprint), model, coordinator)
     assert events == [
-        ("sync", f".{path.name}.partial", path.read_bytes()),
+        ("sync", path.name, path.read_bytes()),
         ("name", path.name),
         ("sync", "checkpoints", None),
         ("gone", "step-00000001.safetensors"),
