@@ -53,7 +53,7 @@ class InProcessChannel:
         """See `Channel`."""
         return list(self._sites)
 
-    def exchange(self, packets: dict[str, Packet], seconds: float) -> Iterator[tuple[str, Packet | None]]:
+    def exchange(self, packets: dict[str, Packet], seconds: float, most: int) -> Iterator[tuple[str, Packet | None]]:
         """See `Channel`."""
         for address, packet in packets.items():
             yield address, self._sites[address].answer(packet)

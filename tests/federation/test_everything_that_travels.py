@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from dpfed.federation.protocol import members
+from dpfed.federation.coordinator import members
 from dpfed.federation.protocol.trust import Trust
 from dpfed.federation.protocol.vectors import decoded
 from dpfed.privacy.ledger import Ledger

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dpfed.errors import UserError
+from dpfed.federation.secure.parties import Parties
 from dpfed.privacy.plan import PrivacyPlan
 
 Mode = Literal["central", "distributed", "secure", "local"]
@@ -67,6 +68,17 @@ class Trust:
             raise UserError(f"of {n} sites {d} may drop out and {c} collude: that leaves none to carry the noise.")
         if self.mode == "secure" and 2 * d >= n:
             raise UserError(f"secure sums of {n} sites can do without {(n - 1) // 2} of them in a step, not without {d}.")
+
+        if self.mode == "secure" and 2 * d + c >= n and self.honest > 1:
+            raise UserError(
+                f"secure sums of {n} sites, of which {c} may collude, can do without {max(0, n - c - 1) // 2} of them in a "
+                f"step, not without {d}: a server that lies could show them different lists of who is there."
+            )
+
+    @property
+    def parties(self) -> Parties:
+        """Who is needed for a secure sum."""
+        return Parties(self.sites, self.drops, self.colluders)
 
     @property
     def shared(self) -> bool:
