@@ -35,13 +35,15 @@ class Wire:
 
     def __init__(self, sites: dict[str, SiteWorker]) -> None:
         self.workers, self.tampers, self.gone = sites, dict[str, Tamper](), set[str]()
+        self.most: list[int] = []  # bytes that replies may have, by exchange
         self.questions: list[tuple[str, Packet]] = []
         self.replies: list[tuple[str, Packet]] = []
 
     def sites(self) -> list[str]:
         return [address for address in self.workers if address not in self.gone]
 
-    def exchange(self, packets, seconds):
+    def exchange(self, packets, seconds, most):
+        self.most.append(most)
         for address, packet in packets.items():
             self.questions.append((address, packet))
             if address in self.gone:

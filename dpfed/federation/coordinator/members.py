@@ -157,8 +157,8 @@ class Members:
         before, self._releases[number] = self._releases.get(number, __version__), release
         if release != before:
             self._note(
-                f"{self._name(number)} runs dpfed {release} now, and before {before}; this coordinator runs {__version__}. They "
-                "speak the same protocol, so the run goes on"
+                f"{self._name(number)} runs dpfed {release} now, and before {before}; this coordinator runs {__version__}. "
+                "They speak the same protocol, so the run goes on"
             )
 
     def _say(self, number: int, why: str, text: str) -> None:

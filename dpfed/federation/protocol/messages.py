@@ -1,7 +1,8 @@
 """What coordinator and sites say to each other: a signed header in JSON, and at most one long vector.
 
 Every header names the terms that both signed up to, the version of this protocol, and the sender's release of dpfed. The
-signature covers the header, and the header holds a hash of the vector, so nobody between the two can change, mix or invent a message, and a recorded one fits no other federation.
+signature covers the header, and the header holds a hash of the vector, so nobody between the two can change, mix or invent a
+message, and a recorded one fits no other federation.
 """
 
 from __future__ import annotations

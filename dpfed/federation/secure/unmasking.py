@@ -171,10 +171,10 @@ class Unmasking:
             }
             if len(found) == len(members):
                 return found
-        lost = [site for site in members if site not in found]
+        lost = _named(site for site in members if site not in found)
         raise UserError(
-            f"step {step}: the shares of {_named(given)} do not give the secrets of {_named(lost)}: too many of them are wrong, or "
-            f"{_named(lost)} gave out wrong ones."
+            f"step {step}: the shares of {_named(given)} do not give the secrets of {lost}: too many of them are wrong, or "
+            f"{lost} gave out wrong ones."
         )
 
     def _fits(self, site: int, secret: bytes) -> bool:
