@@ -1,5 +1,6 @@
-"""A server that tells sites different stories, alone or with sites that collude: what it can learn is a sum that was planned."""
+"""A server that tells sites different stories, alone or with sites that collude: it learns planned sums only."""
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -109,45 +110,48 @@ class Liar:
         self.honest = set(range(sites)) - self.colluding
 
     def drawn(self, sites) -> frozenset[int]:
-        """A set that is large enough."""
-        size = self.rng.integers(self.needed, len(sites) + 1)
+        """A set that is large enough; mostly not larger."""
+        size = self.needed if self.rng.random() < 0.75 else self.rng.integers(self.needed, len(sites) + 1)
         return frozenset(self.rng.choice(sorted(sites), size, replace=False).tolist())
+
+    def arrivals(self, stories: list[frozenset[int]]) -> list[frozenset[int]]:
+        """What sites are told about who arrived: one set for most of them, or all that lack most of a few victims."""
+        everyone, drops = frozenset(range(self.sites)), self.sites - self.needed
+        if self.rng.random() < 0.5:
+            victims = self.rng.choice(self.sites, drops + 1, replace=False).tolist()
+            return [everyone - set(gone) for gone in itertools.combinations(victims, drops)]
+        return [self.drawn(everyone)] * 6 + [self.drawn(stories[1]), *stories]
 
     def step(self, step: int) -> tuple[dict[int, frozenset[int]], dict[int, set[int]], dict[int, set[int]]]:
         """One step: each honest site's roster, and for each site who gave away a share of its seed, and of its round key."""
         everyone = range(self.sites)
         offers, masking = self.federation.offers(step), self.federation.masking
         keys = {site: offer.public[:32] for site, offer in offers.items()}
-        stories = [self.drawn(everyone) for _ in range(2)]
-        rosters = {}
+        stories, rosters = [frozenset(everyone), self.drawn(everyone)], {}
         for site in self.honest:
-            if fitting := [story for story in stories if site in story]:
-                rosters[site] = fitting[self.rng.integers(len(fitting))]
-                self.federation.mask(site, step, vectors(self.sites)[0], {other: offers[other] for other in rosters[site]})
+            rosters[site] = stories[self.rng.integers(2) if site in stories[1] else 0]
+            self.federation.mask(site, step, vectors(self.sites)[0], {other: offers[other] for other in rosters[site]})
         views = {roster: View(StepKeys(TERMS, step), {site: keys[site] for site in roster}) for roster in stories}
-        arrivals = [self.drawn(story) for story in stories] + stories
-        voted = {}
+        arrivals, voted, told = self.arrivals(stories), {}, {}
         for site in rosters:
-            if self.rng.integers(3):
-                arrived = arrivals[self.rng.integers(len(arrivals))]
-                try:
-                    voted[site, rosters[site], arrived] = masking[site].confirm(step, arrived)
-                except OtherView:
-                    pass
+            told[site] = arrivals[self.rng.integers(len(arrivals))]
+            with contextlib.suppress(OtherView):
+                if self.rng.integers(5):
+                    voted[site, rosters[site], told[site]] = masking[site].confirm(step, told[site])
         seeds, round_keys = ({site: set(self.colluding) for site in everyone} for _ in range(2))
         for site, roster in rosters.items():
             signed = {other: masking[other].signed_roster(step) for other in rosters if rosters[other] == roster}
             signed |= {other: self.federation.identities[other].sign(views[roster].roster()) for other in self.colluding}
-            for at in self.rng.permutation(len(arrivals)):
-                statement = views[roster].arrivals(arrivals[at])
-                votes = {other: vote for (other, seen, told), vote in voted.items() if (seen, told) == (roster, arrivals[at])}
+            for arrived in (told[site], *arrivals):
+                votes = {other: vote for (other, *said), vote in voted.items() if said == [roster, arrived]}
+                statement = views[roster].arrivals(arrived)
                 votes |= {other: self.federation.identities[other].sign(statement) for other in self.colluding}
                 try:
-                    masking[site].reveal(step, arrivals[at], signed, votes)
+                    masking[site].reveal(step, arrived, signed, votes)
                 except OtherView:
                     continue
                 for member in roster:
-                    (seeds if member in arrivals[at] else round_keys)[member].add(site)
+                    (seeds if member in arrived else round_keys)[member].add(site)
         return rosters, seeds, round_keys
 
     def learns(self, rosters, seeds, round_keys) -> int | None:
@@ -166,9 +170,8 @@ class Liar:
         )
         for size in range(1, len(masks) + 1):
             for chosen in itertools.combinations(range(len(masks)), size):
-                rank = np.linalg.matrix_rank(columns[list(chosen)]) if streams else 0
-                if rank < size:  # some combination of these vectors is free of every unknown stream
-                    return size
+                if np.linalg.matrix_rank(columns[list(chosen)]) < size:
+                    return size  # some combination of these vectors is free of every unknown stream
         return None
 
 
