@@ -19,7 +19,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.terms import SiteCard, Terms
+from dpfed.federation.protocol.terms import SiteCard, Terms, hidden_text
 from dpfed.files.atomic import create_file, new_folder
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes, read_text
@@ -303,8 +303,11 @@ def _made(folder: Path) -> Iterator[Path]:
 
 def _card(path: Path) -> SiteCard:
     try:
-        return SiteCard.model_validate(json.loads(read_text(path)))
+        tree = json.loads(read_text(path))
+        if found := hidden_text(tree):
+            raise UserError(f"{path} holds characters that a terminal does not show as they are ({found}): do not use it.")
+        return SiteCard.model_validate(tree)
     except OSError as error:
         raise UserError(f"cannot read the card {path}: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no site's card: `dpfed site create` writes card.json.") from error

@@ -124,7 +124,10 @@ def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation 
             f"{run.path} is no simulated federation: resume it without simulated sites.",
             command="On the command line: leave --federated out.",
         )
-    simulation = Simulation.model_validate(json.loads(read_text(run.simulation)))
+    try:
+        simulation = Simulation.model_validate(json.loads(read_text(run.simulation)))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{run.simulation} is damaged: restore it from a copy of the run.") from error
     if expected not in (None, simulation):
         raise UserError(
             f"{run.path} simulates {simulation}, and now {expected} is asked for: choose another folder.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from dpfed.schema.section import Items
 _Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
 _AGREED_DATA = ("size", "resize")
+_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, direction, halves of characters, ends of lines
 # Of [model]: what they hold is compared, where they lie is each party's own matter.
 _FILES = ("architecture", "weights", "anchors", "start")
 
@@ -35,10 +37,12 @@ _FILES = ("architecture", "weights", "anchors", "start")
 class SiteCard(Section):
     """What a site tells about itself; public."""
 
-    name: str = Field(pattern="^[A-Za-z0-9._-]{1,64}$")
+    name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     records: int = Field(ge=1, description="training records, as declared")
     units: int | None = Field(None, ge=1, description="units of these records, where they name any")
-    unit_name: str | None = Field(None, max_length=64, description="what such a unit is called, such as 'patient'")
+    unit_name: str | None = Field(
+        None, max_length=64, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]*$", description="what such a unit is called, such as 'patient'"
+    )
     signing_key: str = _Key
     exchange_key: str = _Key
 
@@ -58,7 +62,7 @@ class Terms(Section):
     trust: Mode = "central"
     drops: int = Field(0, ge=0, description="d: sites that may drop out of a step (distributed and secure)")
     colluders: int = Field(1, ge=0, description="c: sites that may tell others what they know (distributed and secure)")
-    deadline: float = Field(120.0, gt=0, description="seconds that a step waits for the slowest site")
+    deadline: float = Field(120.0, gt=0, le=86_400, description="seconds that a step waits for the slowest site")
     broadcast: Literal["fp32", "bf16"] = Field("fp32", description="how parameters travel to the sites; sums are always fp32")
     coordinator: str = _Key
     sites: Items[Member] = Field(min_length=1)
@@ -102,10 +106,13 @@ class Terms(Section):
             UserError: if they cannot be read, or contradict themselves.
         """
         try:
-            return cls._checked(json.loads(read_text(Path(path))))
+            tree = json.loads(read_text(Path(path)))
+            if found := hidden_text(tree):
+                raise UserError(f"{path} holds characters that a terminal does not show as they are ({found}): do not join it.")
+            return cls._checked(tree)
         except OSError as error:
             raise UserError(f"cannot read the terms {path}: {error.strerror or error}.") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path} holds no terms of a federation: `dpfed federation create` writes terms.json.") from error
 
     def save(self, path: Path) -> None:
@@ -184,6 +191,20 @@ class Terms(Section):
         raise UserError(
             "this site is not in the terms: its key is not among them. Ask the coordinator for terms with its card."
         )
+
+
+def hidden_text(tree: Any) -> str:
+    """The first text in a tree of JSON with characters that a terminal acts on instead of showing them; empty if none has.
+
+    Raises:
+        RecursionError: if it is nested too deeply.
+    """
+    if isinstance(tree, dict):
+        return next(filter(None, map(hidden_text, (*tree, *tree.values()))), "")
+    if isinstance(tree, list):
+        return next(filter(None, map(hidden_text, tree)), "")
+    hidden = isinstance(tree, str) and any(unicodedata.category(character) in _HIDDEN for character in tree)
+    return ascii(tree[:40]) if hidden else ""
 
 
 def _without_folder(name: str | None) -> str | None:

@@ -79,6 +79,11 @@ class SiteWorker:
             self._masking, self._grid = Masking(self._number, identity, terms.sites, parties, context), grid_of(terms)
         self._answers = {"hello": self._hello, "step": self._step, "confirm": self._confirm, "reveal": self._reveal}
 
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest vector that a question has: the parameters."""
+        return 4 * self._vector.numel
+
     def answer(self, packet: Packet) -> Packet:
         """The answer to one message; a refusal, if it may not be answered. Raises nothing."""
         try:
