@@ -241,9 +241,9 @@ def test_the_files_are_those_of_the_table_with_their_permissions(parties):
 
 def test_the_table_of_modes_has_the_figures_of_the_plan_that_it_names():
     from dpfed.config import load_config
+    from dpfed.federation.protocol.cards import SiteCard
     from dpfed.federation.protocol.identity import Identity
     from dpfed.federation.protocol.statement import message_epsilon
-    from dpfed.federation.protocol.terms import SiteCard
 
     config = settle(load_config(ROOT / "configs" / "federation.toml"))
     keys = [Identity(bytes([number]) * 32) for number in range(4)]

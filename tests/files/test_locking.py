@@ -118,17 +118,15 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("what", ["link", "dangling link", "pipe", "folder"])
+@pytest.mark.parametrize("what", ["link", "dangling link", "pipe"])
 def test_only_an_ordinary_file_is_locked(tmp_path, what):
     target, lock = tmp_path / "target", tmp_path / "lock"
     if what == "link":
         target.write_text("precious")
     if "link" in what:
         lock.symlink_to(target)
-    elif what == "pipe":
-        os.mkfifo(lock)
     else:
-        lock.mkdir()
+        os.mkfifo(lock)
     with pytest.raises(UserError, match="no ordinary file"), file_lock(lock, "taken"):
         pytest.fail("it was locked")
     assert not target.exists() or target.read_text() == "precious"

@@ -92,7 +92,7 @@ def receive_packet(sock: socket.socket, most: int = MOST_VECTOR) -> Packet:
     magic, *lengths = _PREFIX.unpack(_read(sock, _PREFIX.size))
     if magic != _MAGIC:
         raise PacketError("what came is no packet")
-    _check(*lengths, most)
+    _check(*lengths, most_vector=most)
     header, signature, vector = (_read(sock, length) for length in lengths)
     return Packet(bytes(header), bytes(signature), vector)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import unicodedata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from dpfed.config import Config, DataConfig, Section, first_problem, read_back
 from dpfed.errors import UserError
+from dpfed.federation.protocol.cards import KEY, SiteCard, hidden_text
 from dpfed.federation.protocol.identity import is_exchange_key
 from dpfed.federation.protocol.trust import Mode, Trust
 from dpfed.files.atomic import write_atomically
@@ -26,25 +26,10 @@ from dpfed.models.building import image_size
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.schema.section import Items
 
-_Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
 _AGREED_DATA = ("size", "resize")
-_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control, direction, halves of characters, ends of lines
 # Of [model]: what they hold is compared, where they lie is each party's own matter.
 _FILES = ("architecture", "weights", "anchors", "start")
-
-
-class SiteCard(Section):
-    """What a site tells about itself; public."""
-
-    name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    records: int = Field(ge=1, description="training records, as declared")
-    units: int | None = Field(None, ge=1, description="units of these records, where they name any")
-    unit_name: str | None = Field(
-        None, max_length=64, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]*$", description="what such a unit is called, such as 'patient'"
-    )
-    signing_key: str = _Key
-    exchange_key: str = _Key
 
 
 class Member(SiteCard):
@@ -64,7 +49,7 @@ class Terms(Section):
     colluders: int = Field(1, ge=0, description="c: sites that may tell others what they know (distributed and secure)")
     deadline: float = Field(120.0, gt=0, le=86_400, description="seconds that a step waits for the slowest site")
     broadcast: Literal["fp32", "bf16"] = Field("fp32", description="how parameters travel to the sites; sums are always fp32")
-    coordinator: str = _Key
+    coordinator: str = KEY
     sites: Items[Member] = Field(min_length=1)
 
     @classmethod
@@ -191,20 +176,6 @@ class Terms(Section):
         raise UserError(
             "this site is not in the terms: its key is not among them. Ask the coordinator for terms with its card."
         )
-
-
-def hidden_text(tree: Any) -> str:
-    """The first text in a tree of JSON with characters that a terminal acts on instead of showing them; empty if none has.
-
-    Raises:
-        RecursionError: if it is nested too deeply.
-    """
-    if isinstance(tree, dict):
-        return next(filter(None, map(hidden_text, (*tree, *tree.values()))), "")
-    if isinstance(tree, list):
-        return next(filter(None, map(hidden_text, tree)), "")
-    hidden = isinstance(tree, str) and any(unicodedata.category(character) in _HIDDEN for character in tree)
-    return ascii(tree[:40]) if hidden else ""
 
 
 def _without_folder(name: str | None) -> str | None:

@@ -10,10 +10,11 @@ from dp_accounting.rdp import RdpAccountant
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.journal import Journal
-from dpfed.federation.folders import CoordinatorFolder, SiteFolder, _card
+from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.statement import of_federation, statement
-from dpfed.federation.protocol.terms import SiteCard, Terms
+from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.trust import Trust
 from dpfed.federation.site.serving import load_site
 from dpfed.privacy.ledger import Ledger, Release
@@ -220,7 +221,7 @@ def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_p
             with pytest.raises(UserError, match=f"delta {said}"):
                 site.join(worse)
     assert not site.ledger.exists()
-    config = Terms.agree(terms.run_config(), [_card(one.card) for one in sites], terms.coordinator)
+    config = Terms.agree(terms.run_config(), [SiteCard.load(one.card) for one in sites], terms.coordinator)
     with pytest.raises(UserError, match=r"1.00e-6 at most"):
         strict.join(config)
     site.join(config)
@@ -418,7 +419,7 @@ def test_terms_and_cards_that_are_nested_deeply_are_refused(terms, tmp_path, dep
     with pytest.raises(UserError):
         Terms.load(tmp_path / "within.json")
     with pytest.raises(UserError, match="card"):
-        _card(tmp_path / "terms.json")
+        SiteCard.load(tmp_path / "terms.json")
 
 
 def test_hidden_text_in_terms_is_refused_wherever_it_is(terms, tmp_path):
