@@ -55,7 +55,7 @@ READERS = {
     "a picture": ("0.png", lambda path: _tile({"file": path.name, "text": "", "role": ""}, path.parent)),
     "a store": (HEADER, lambda path: RecordStore.open(path.parent)),
     "terms": ("terms.json", Terms.load),
-    "a site's card": ("card.json", _card),
+    "a site's card": ("card.json", SiteCard.load),
     "a party's key": ("identity.key", Identity.load),
     "a site's secret": ("secret.key", lambda path: SiteFolder(path.parent).randomness()),
     "a certificate": ("ca.crt", authority),
