@@ -130,9 +130,10 @@ def test_the_statement_says_when_the_promise_holds(sites, agree):
     terms = agree(trust="secure", drops=0, colluders=1)
     prints = [site.own_card().fingerprint for site in sites]
     assert confirmation(terms, 0, prints[1:]) == (
-        "3 of 3 members: this site, south, west. The promise holds if these are honest, whoever the others are"
+        "3 of 3 members: this site, south, west. The promise holds if these are honest"
     )
-    assert "this site, west. The promise holds" in confirmation(terms, 0, prints[2:])  # one of them may collude
+    one_unknown = confirmation(terms, 0, prints[2:])  # who may collude
+    assert one_unknown.endswith("this site, west. The promise holds if these are honest, whoever the others are")
     assert "The promise holds" not in confirmation(terms, 0, [])
     for trust in ("central", "local"):
         assert "does not depend on who the other members are" in confirmation(agree(trust=trust), 0, [])
@@ -165,7 +166,7 @@ def test_the_commands(sites, agree, tmp_path):
     terms = tmp_path / "terms.json"
     terms.write_text(agree(trust="secure", colluders=1).text)
     south, west = (site.own_card().fingerprint for site in sites[1:])
-    assert run("confirm", sites[0].path, south) == (0, "1 cards of other sites are confirmed.")
+    assert run("confirm", sites[0].path, south)[1].endswith("1 cards of other sites are confirmed.")
     code, said = run("join", sites[0].path, terms)
     assert code == 0 and "confirmed 2 of 3 members: this site, south. The promise holds" in said
     code, said = run("confirm", sites[0].path, west)

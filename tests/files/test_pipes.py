@@ -12,6 +12,7 @@ from dpfed.data.store.layout import HEADER
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.folders import SiteFolder
+from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.terms import Terms
 from dpfed.models.adapter_file import apply_adapters

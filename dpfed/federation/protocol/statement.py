@@ -85,7 +85,7 @@ def confirmation(terms: Terms, own: int, confirmed: Collection[str]) -> str:
     if not trust.shared:
         return f"{said}. The promise does not depend on who the other members are"
     if part >= 1:
-        return f"{said}. The promise holds if these are honest, whoever the others are"
+        return f"{said}. The promise holds if these are honest" + (", whoever the others are" * (len(known) + 1 < trust.sites))
     multiplier = plan.noise_std * math.sqrt(part) / plan.rounded_sensitivity
     left = epsilon(dataclasses.replace(plan.mechanism, noise_multiplier=multiplier), plan.steps, plan.delta, plan.accountant)
     if not math.isfinite(left):
