@@ -12,9 +12,10 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from dpfed.federation.flower.content import MESSAGE_TYPE, content_of, packet_in, vector_record
-from dpfed.federation.flower.internals import RunNotRunningException, shorten_fetching
-from dpfed.federation.protocol.packets import Packet, failure_of
+from dpfed.federation.flower.internals import RunNotRunningException, limit_replies, replies_of_at_most, shorten_fetching
+from dpfed.federation.protocol.packets import MOST_VECTOR, Packet, failure_of
 
+_AROUND = 1 << 16, 1 << 7  # bytes that Flower puts around a packet; and one for each so many of the packet
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # seconds between looks for a reply; Flower's own loop takes 3
 
 _log = logging.getLogger(__name__)
@@ -29,13 +30,16 @@ class FlowerChannel:
 
     def __init__(self, grid: Grid) -> None:
         shorten_fetching()
+        limit_replies()
         self._grid = grid
 
     def sites(self) -> list[str]:
         """Addresses of the sites that are connected now."""
         return sorted(str(node) for node in self._grid.get_node_ids())
 
-    def exchange(self, packets: dict[str, Packet], seconds: float) -> Iterator[tuple[str, Packet | None]]:
+    def exchange(
+        self, packets: dict[str, Packet], seconds: float, most: int = MOST_VECTOR
+    ) -> Iterator[tuple[str, Packet | None]]:
         """Sends packets and yields the answers as they come, until all are there or time is over.
 
         What a site sends later is never looked at. A site whose answer comes slowly, or never ends, delays no other.
@@ -43,9 +47,11 @@ class FlowerChannel:
         Args:
             packets: one for each address.
             seconds: from now.
+            most: bytes that an answer may have.
 
         Yields:
-            An address with its answer; with ``None`` where the site, or Flower on its behalf, says that there is none.
+            An address with its answer; with ``None`` where the site, or Flower on its behalf, says that there is none, or where
+            it is too long.
 
         Raises:
             RunNotRunningException: if the run was stopped.
@@ -57,7 +63,7 @@ class FlowerChannel:
             answers.put((address, None))
         # One thread per site: a look at a reply that is still on its way takes until it has come.
         for address, message in sent.items():
-            threading.Thread(target=self._await, args=(address, message, deadline, answers), daemon=True).start()
+            threading.Thread(target=self._await, args=(address, message, deadline, most, answers), daemon=True).start()
         for _ in packets:
             try:
                 address, answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -79,13 +85,15 @@ class FlowerChannel:
         ids = self._grid.push_messages(messages) if messages else []
         return {address: message for address, message in zip(packets, ids, strict=True) if message}
 
-    def _await(self, address: str, message: str, deadline: float, answers: queue.SimpleQueue) -> None:
+    def _await(self, address: str, message: str, deadline: float, most: int, answers: queue.SimpleQueue) -> None:
         """Puts one site's answer into the queue, if it comes in time."""
         pause = _FIRST_PAUSE
         try:
             while time.monotonic() < deadline:
-                for reply in self._grid.pull_messages([message]):
-                    answers.put((address, _answer(address, message, reply)))
+                with replies_of_at_most(most + _AROUND[0] + most // _AROUND[1]):
+                    replies = list(self._grid.pull_messages([message]))
+                for reply in replies:
+                    answers.put((address, _answer(address, message, reply, most)))
                     return
                 time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
                 pause = min(1.5 * pause, _LONGEST_PAUSE)
@@ -96,7 +104,7 @@ class FlowerChannel:
             answers.put((address, None))
 
 
-def _answer(address: str, message: str, reply: Message) -> Packet | None:
+def _answer(address: str, message: str, reply: Message, most: int) -> Packet | None:
     """The packet in a reply; ``None`` if it says that there is none."""
     if reply.has_error():
         _log.warning("site %s: no answer (Flower's error %s)", address, reply.error.code)
@@ -106,5 +114,8 @@ def _answer(address: str, message: str, reply: Message) -> Packet | None:
     packet = packet_in(reply.content)
     if reason := failure_of(packet):
         _log.warning("site %s: no answer (%s)", address, reason)
+        return None
+    if (length := len(packet.header) + len(packet.signature) + len(packet.vector)) > most:
+        _log.warning("site %s: no answer (%d bytes, of which %d may be)", address, length, most)
         return None
     return packet

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.coordinator.members import Channel
 from dpfed.federation.coordinator.rounds import Federation
 from dpfed.federation.folders import CoordinatorFolder
-from dpfed.federation.protocol.members import Channel
 from dpfed.federation.protocol.terms import Terms
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Watcher

@@ -10,8 +10,9 @@ from pathlib import Path
 from dpfed.audit.canaries import CanaryModel
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.coordinator.rounds import Federation
+from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.terms import SiteCard, Terms
+from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.trust import Mode
 from dpfed.federation.simulation import InProcessChannel
 from dpfed.federation.site.worker import SiteWorker

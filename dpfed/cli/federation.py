@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -92,6 +93,33 @@ def create_site(
     own = {"weights": weights, "architecture": architecture, "start": start}
     made = SiteFolder.create(folder, name, store, declared, budget=budget, delta=delta, device=device, **own)
     console.print(f"Give {made.card} to the coordinator; all else in {made.path} is secret.", highlight=False, soft_wrap=True)
+    read_out = f"Read its fingerprint out to the other sites, by telephone: {made.own_card().fingerprint}"
+    console.print(read_out, highlight=False, soft_wrap=True)
+
+
+@site.command()
+def confirm(
+    folder: SiteDirectory,
+    cards: Annotated[
+        list[str],
+        typer.Argument(
+            help="Fingerprints of other sites' cards, in quotes, or card.json as it came from them.", show_default=False
+        ),
+    ],
+) -> None:
+    """Note that other sites' cards are theirs: you have heard the fingerprints from the sites themselves."""
+    say(f"reading {folder}", True)
+    from dpfed.federation.folders import SiteFolder
+    from dpfed.federation.protocol.statement import confirmation
+
+    opened = SiteFolder.open(folder)
+    opened.confirm(cards)
+    if not opened.joined:
+        console.print(f"{len(opened.confirmed.read())} cards of other sites are confirmed.", highlight=False, soft_wrap=True)
+        return
+    terms = opened.terms()
+    text = confirmation(terms, terms.number_of(opened.identity().signing_key), opened.confirmed.read())
+    console.print(f"confirmed  {text}", highlight=False, soft_wrap=True)
 
 
 @site.command()
@@ -103,9 +131,9 @@ def join(
     from dpfed.federation.folders import SiteFolder
     from dpfed.federation.protocol.terms import Terms
 
-    loaded = Terms.load(terms)
-    SiteFolder.open(folder).join(loaded)
-    _show_terms(loaded)
+    loaded, opened = Terms.load(terms), SiteFolder.open(folder)
+    opened.join(loaded)
+    _show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed.read())
     compare = "\nCompare the fingerprint with the coordinator's, by another channel than the file's: for example, by telephone."
     console.print(compare, highlight=False, soft_wrap=True)
 
@@ -140,16 +168,19 @@ def status(folder: SiteDirectory) -> None:
     """Show what the site has spent."""
     say(f"reading {folder}", True)
     from dpfed.federation.folders import SiteFolder
+    from dpfed.federation.protocol.statement import confirmation
     from dpfed.privacy.ledger import Ledger
     from dpfed.privacy.promise import meaning, round_up
 
     opened = SiteFolder.open(folder)
     terms, ledger = opened.terms(), Ledger.open(opened.ledger)
-    own = terms.sites[terms.number_of(opened.identity().signing_key)]
+    number = terms.number_of(opened.identity().signing_key)
+    own = terms.sites[number]
     plan, budget = ledger.plan, opened.settings().budget
     for name, value in (
         ("site", f"{own.name}, {own.records:,} records declared, {own.groups} of {plan.groups} groups"),
         ("terms", terms.fingerprint),
+        ("confirmed", confirmation(terms, number, opened.confirmed.read())),
         ("steps answered", f"{ledger.charged} of {plan.steps}"),
         ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(plan.delta)}, of {round_up(plan.epsilon())} planned"),
         ("which means", meaning(plan.epsilon(), plan.delta, plan.protected, "what all planned steps release")),
@@ -165,8 +196,8 @@ def _say(text: str) -> None:
     print(time.strftime("%H:%M:%S"), text, flush=True)
 
 
-def _show_terms(terms: Terms) -> None:
+def _show_terms(terms: Terms, own: int | None = None, confirmed: Collection[str] = ()) -> None:
     from dpfed.federation.protocol.statement import statement
 
-    for name, value in statement(terms):
+    for name, value in statement(terms, own, confirmed):
         console.print(f"{name:>15}  {value}", highlight=False, soft_wrap=True)

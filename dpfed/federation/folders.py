@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +17,13 @@ from dpfed.data.importers import Progress
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
+from dpfed.federation.confirmed_cards import ConfirmedCards
+from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.terms import SiteCard, Terms
+from dpfed.federation.protocol.terms import Terms
 from dpfed.files.atomic import create_file, new_folder
 from dpfed.files.locking import file_lock
-from dpfed.files.reading import read_bytes, read_text
+from dpfed.files.reading import read_bytes
 from dpfed.places import local_path
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
@@ -56,6 +57,7 @@ class SiteFolder:
         path: the folder, for its owner's eyes only.
         card: public, for the coordinator.
         door: a Unix socket while the site is served.
+        confirmed: cards of other sites that its operator has confirmed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,6 +66,7 @@ class SiteFolder:
         self.door = self.path / "door" / "socket"
         self.ledger = self.path / "ledger.jsonl"
         self._settings, self._terms = self.path / "site.toml", self.path / "terms.json"
+        self.confirmed = ConfirmedCards(self.path / "confirmed.json")
         self._identity, self._randomness = self.path / "identity.key", self.path / "secret.key"
 
     @classmethod
@@ -116,6 +119,19 @@ class SiteFolder:
             raise UserError(f"{path} is no site: `dpfed site create {path} --name NAME --store STORE` makes one.")
         return folder
 
+    @property
+    def joined(self) -> bool:
+        """Whether the site has joined a federation."""
+        return self._terms.is_file()
+
+    def own_card(self) -> SiteCard:
+        """What the site tells about itself."""
+        return SiteCard.load(self.card)
+
+    def confirm(self, cards: list[str]) -> None:
+        """Notes that cards are those of other sites, see `ConfirmedCards.add`."""
+        self.confirmed.add(cards, self.own_card(), self.terms() if self.joined else None)
+
     def settings(self) -> SiteSettings:
         """The site's choices.
 
@@ -149,7 +165,7 @@ class SiteFolder:
         Raises:
             UserError: if it joined none.
         """
-        if not self._terms.is_file():
+        if not self.joined:
             raise UserError(f"{self.path} has joined no federation: `dpfed site join {self.path} TERMS` does.")
         return Terms.load(self._terms)
 
@@ -157,14 +173,15 @@ class SiteFolder:
         """Signs up: from now on the site answers to these terms, and to no others.
 
         Raises:
-            UserError: if the site is not in them, has joined others, does not agree to what they spend, or its store's lifetime
-                budget has no room for it.
+            UserError: if the site is not in them, has joined others, does not agree to what they spend, has confirmed a card
+                that they lack, or its store's lifetime budget has no room for it.
         """
         number = terms.number_of(self.identity().signing_key)
-        card = _card(self.card)
+        card = self.own_card()
         if card != SiteCard(**terms.sites[number].model_dump(exclude={"groups"})):
             raise UserError(f"these terms describe this site otherwise than {self.card} does: ask for terms made with that.")
-        if self._terms.is_file():
+        self.confirmed.refuse_strangers(terms)
+        if self.joined:
             raise UserError(f"{self.path} has joined a federation already: make another folder for another one.")
         plan, budget = terms.privacy_plan, self.settings().budget
         if not plan.promises:
@@ -237,7 +254,7 @@ class CoordinatorFolder:
         refuse_start(config)
         identity, config = Identity.fresh(), settle(config)
         starting_weights(config)
-        terms = Terms.agree(config, [_card(card) for card in cards], identity.signing_key, **options)
+        terms = Terms.agree(config, [SiteCard.load(card) for card in cards], identity.signing_key, **options)
         _refuse_existing(folder.path)
         # Before anything is made: it is where the run is measured.
         records_of(config, progress)
@@ -299,12 +316,3 @@ def _made(folder: Path) -> Iterator[Path]:
             yield draft
     except OSError as error:
         raise UserError(f"cannot make {folder}: {error.strerror}; choose another folder.") from error
-
-
-def _card(path: Path) -> SiteCard:
-    try:
-        return SiteCard.model_validate(json.loads(read_text(path)))
-    except OSError as error:
-        raise UserError(f"cannot read the card {path}: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise UserError(f"{path} is no site's card: `dpfed site create` writes card.json.") from error

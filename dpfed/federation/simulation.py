@@ -20,9 +20,10 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.coordinator.rounds import Federation
+from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.packets import Packet
-from dpfed.federation.protocol.terms import SiteCard, Terms
+from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.site.worker import SiteWorker
 from dpfed.files.reading import read_text
@@ -53,7 +54,7 @@ class InProcessChannel:
         """See `Channel`."""
         return list(self._sites)
 
-    def exchange(self, packets: dict[str, Packet], seconds: float) -> Iterator[tuple[str, Packet | None]]:
+    def exchange(self, packets: dict[str, Packet], seconds: float, most: int) -> Iterator[tuple[str, Packet | None]]:
         """See `Channel`."""
         for address, packet in packets.items():
             yield address, self._sites[address].answer(packet)
@@ -124,7 +125,10 @@ def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation 
             f"{run.path} is no simulated federation: resume it without simulated sites.",
             command="On the command line: leave --federated out.",
         )
-    simulation = Simulation.model_validate(json.loads(read_text(run.simulation)))
+    try:
+        simulation = Simulation.model_validate(json.loads(read_text(run.simulation)))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{run.simulation} is damaged: restore it from a copy of the run.") from error
     if expected not in (None, simulation):
         raise UserError(
             f"{run.path} simulates {simulation}, and now {expected} is asked for: choose another folder.",

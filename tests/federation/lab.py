@@ -11,9 +11,10 @@ import torch
 from dpfed.config import parse_config
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.coordinator.rounds import Federation
+from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.packets import Packet
-from dpfed.federation.protocol.terms import SiteCard, Terms
+from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.worker import SiteWorker
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
@@ -35,13 +36,15 @@ class Wire:
 
     def __init__(self, sites: dict[str, SiteWorker]) -> None:
         self.workers, self.tampers, self.gone = sites, dict[str, Tamper](), set[str]()
+        self.most: list[int] = []  # bytes that replies may have, by exchange
         self.questions: list[tuple[str, Packet]] = []
         self.replies: list[tuple[str, Packet]] = []
 
     def sites(self) -> list[str]:
         return [address for address in self.workers if address not in self.gone]
 
-    def exchange(self, packets, seconds):
+    def exchange(self, packets, seconds, most):
+        self.most.append(most)
         for address, packet in packets.items():
             self.questions.append((address, packet))
             if address in self.gone:

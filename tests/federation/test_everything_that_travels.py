@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from dpfed.federation.protocol import members
+from dpfed.federation.coordinator import members
 from dpfed.federation.protocol.trust import Trust
 from dpfed.federation.protocol.vectors import decoded
 from dpfed.privacy.ledger import Ledger
@@ -16,10 +16,12 @@ from tests.training.twins import Noise, files, stores
 
 STEPS = 2
 MODES = {"central": {}, "distributed": {"drops": 1, "colluders": 0}, "secure": {"drops": 1, "colluders": 0}, "local": {}}
+ALWAYS = {"kind", "terms", "vector", "site", "protocol", "release"}
 HEADERS = {  # all that a site ever says
-    "hello": {"kind", "terms", "vector", "site", "nonce", "frozen", "last", "offer"},
-    "sum": {"kind", "terms", "vector", "site", "step", "offer"},
-    "shares": {"kind", "terms", "vector", "site", "step", "shares"},
+    "hello": ALWAYS | {"nonce", "frozen", "last", "session", "offer"},
+    "sum": ALWAYS | {"step", "offer", "roster"},
+    "vote": ALWAYS | {"step", "vote"},
+    "shares": ALWAYS | {"step", "shares"},
 }
 
 

@@ -24,6 +24,7 @@ import typer.main
 from dpfed.cli import app
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.federation.folders import CoordinatorFolder
+from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.messages import sign, verify
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.vectors import encoded
@@ -171,7 +172,10 @@ def parties(shapes):
     tree = {"data": {"source": "store", "path": str(folder / "stores" / EVALUATION), "size": 16}, **PLAN}
     (coordinator / "plan.toml").write_text(tomli_w.dumps(tree))
     carry_out(command("dpfed", "federation", "create"), coordinator)
-    for name in NAMES:
+    cards = {name: SiteCard.load(coordinator / "cards" / f"{name}.json").fingerprint for name in NAMES}
+    for name in reversed(NAMES):  # the guide's is the last one
+        heard = [card for other, card in cards.items() if other != name]
+        output["confirm"] = carry_out([*command("dpfed", "site", "confirm")[:4], *heard], folder / name)
         shutil.copy(coordinator / "federation" / "terms.json", folder / name)
         output["join"] = carry_out(as_site(command("dpfed", "site", "join"), name), folder / name)
     yield folder, output
@@ -180,8 +184,11 @@ def parties(shapes):
 
 def test_the_commands_print_what_the_guide_shows(parties):
     folder, output = parties
-    assert output["create"] == printed("dpfed", "site", "create").replace("/srv/dpfed", str(folder / "west"))
-    changing = re.compile(r"[0-9a-f]{32}|epsilon [\d.]+|[\d.]+e-\d+|sigma = [\d.]+|\d+ records")
+    fingerprint = r"(?:[0-9a-f]{4} ){7}[0-9a-f]{4}"
+    shown = printed("dpfed", "site", "create").replace("/srv/dpfed", str(folder / "west"))
+    assert re.sub(fingerprint, "", output["create"]) == re.sub(fingerprint, "", shown)
+    assert output["confirm"] == printed("dpfed", "site", "confirm")
+    changing = re.compile(rf"{fingerprint}|[0-9a-f]{{32}}|epsilon [\d.]+|[\d.]+e-\d+|sigma = [\d.]+|\d+ records")
     assert changing.sub("", output["join"]) == changing.sub("", printed("dpfed", "site", "join"))
 
 
@@ -226,7 +233,7 @@ def test_the_files_are_those_of_the_table_with_their_permissions(parties):
     for where, place in (("certificates", coordinator), ("keys", north)):
         carry_out(command("python", "-m", "server.certificates", where), place)
     rows = re.findall(r"^\| `([\w/.]+)` \| (site|coordinator) \| (0\d+) \|", GUIDE, re.MULTILINE)
-    assert len(rows) == 16
+    assert len(rows) == 17
     for path, whose, mode in rows:
         if path == "keys/runtime.secret":  # made by the shell, under umask 077
             continue
@@ -243,7 +250,6 @@ def test_the_table_of_modes_has_the_figures_of_the_plan_that_it_names():
     from dpfed.config import load_config
     from dpfed.federation.protocol.identity import Identity
     from dpfed.federation.protocol.statement import message_epsilon
-    from dpfed.federation.protocol.terms import SiteCard
 
     config = settle(load_config(ROOT / "configs" / "federation.toml"))
     keys = [Identity(bytes([number]) * 32) for number in range(4)]

@@ -116,3 +116,17 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path):
     (tmp_path / ".lock").mkdir()
     with pytest.raises(IsADirectoryError, match=".lock"), file_lock(tmp_path / ".lock", "taken"):
         pass
+
+
+@pytest.mark.parametrize("what", ["link", "dangling link", "pipe"])
+def test_only_an_ordinary_file_is_locked(tmp_path, what):
+    target, lock = tmp_path / "target", tmp_path / "lock"
+    if what == "link":
+        target.write_text("precious")
+    if "link" in what:
+        lock.symlink_to(target)
+    else:
+        os.mkfifo(lock)
+    with pytest.raises(UserError, match="no ordinary file"), file_lock(lock, "taken"):
+        pytest.fail("it was locked")
+    assert not target.exists() or target.read_text() == "precious"

@@ -11,7 +11,8 @@ from dpfed.config import ModelConfig, load_config
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.federation.folders import SiteFolder, _card
+from dpfed.federation.folders import SiteFolder
+from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.terms import Terms
 from dpfed.models.adapter_file import apply_adapters
@@ -55,7 +56,7 @@ READERS = {
     "a picture": ("0.png", lambda path: _tile({"file": path.name, "text": "", "role": ""}, path.parent)),
     "a store": (HEADER, lambda path: RecordStore.open(path.parent)),
     "terms": ("terms.json", Terms.load),
-    "a site's card": ("card.json", _card),
+    "a site's card": ("card.json", SiteCard.load),
     "a party's key": ("identity.key", Identity.load),
     "a site's secret": ("secret.key", lambda path: SiteFolder(path.parent).randomness()),
     "a certificate": ("ca.crt", authority),

@@ -81,6 +81,13 @@ def test_answers_come_as_they_are_ready(grid, sites):
     assert next(answers)[0] == "11"
 
 
+def test_an_answer_that_is_too_long_is_none(grid, sites):
+    sites.handle["a"] = lambda packet: Packet(b"reply", b"", bytes(5000))
+    packets = {"11": Packet(b"q", b""), "12": Packet(b"q", b"")}
+    assert dict(FlowerChannel(grid).exchange(packets, 10, 4000)) == {"11": None, "12": Packet(b"q", b"")}
+    assert len(dict(FlowerChannel(grid).exchange(packets, 10, 6000))["11"].vector) == 5000
+
+
 def test_no_exchange_with_nobody(grid):
     assert list(FlowerChannel(grid).exchange({}, 1)) == []
 

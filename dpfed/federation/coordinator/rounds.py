@@ -8,9 +8,8 @@ as zeros: divisor and noise do not depend on who came.
 from __future__ import annotations
 
 import time
-from base64 import b64encode
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,10 +18,11 @@ from torch import Tensor, nn
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.journal import Journal
-from dpfed.federation.protocol.answers import Offer, Rejected, Shares, Sum, read
+from dpfed.federation.coordinator.members import Channel, Members
+from dpfed.federation.coordinator.patience import Patience
+from dpfed.federation.protocol.answers import Answer, Rejected, Sum, read
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.members import Channel, Members
-from dpfed.federation.protocol.messages import digest_of, sign
+from dpfed.federation.protocol.messages import LONGEST_HEADER, digest_of, sign
 from dpfed.federation.protocol.packets import Content, Packet
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.vectors import decoded, encoded, grid_of
@@ -30,7 +30,12 @@ from dpfed.federation.site.worker import frozen_digest
 from dpfed.models.parameters import BroadcastVector, TrainableVector
 from dpfed.privacy.ledger import Ledger
 
+if TYPE_CHECKING:
+    from dpfed.federation.coordinator.secure_sum import SecureSum
+
 _GREETING = 60.0  # seconds that a greeting may take
+_QUIET, _AGAIN = 10.0, 60.0  # seconds of waiting before something is said, and said again
+_PAUSES = 0.2, 2.0  # seconds between two rounds of greetings, at first and at last
 _ROOM = 1e-3  # of a bound: sites add up in float32
 _DEVIATIONS = 8  # a Gaussian's norm exceeds its square root of P by more once in 10^14
 
@@ -46,6 +51,7 @@ class Federation:
         journal: of the run.
         paid: the run's ledger as it was when the run was taken up.
         note: told what the operator should see.
+        patience: with sites that hang.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class Federation:
         journal: Journal,
         paid: Ledger,
         note: Callable[[str], None],
+        patience: Patience | None = None,
     ) -> None:
         if identity.signing_key != terms.coordinator:
             raise UserError("this is not the coordinator's key that the terms name: use the folder in which they were made.")
@@ -64,13 +71,14 @@ class Federation:
         self._journal, self._paid, self._note = journal, paid, note
         self._plan, self._trust = terms.privacy_plan, terms.trust_model
         self._vector, self._sent = TrainableVector(model), BroadcastVector(model)
-        self._members = Members(terms, identity, frozen_digest(model), note)
+        self._members = Members(terms, identity, frozen_digest(model), note, patience)
         self._secure = terms.trust == "secure"
         self._numbers = self._vector.numel + self._plan.statistics_count  # of a sum
         self._threshold: dict[str, float] = {}  # what the steps ask about beside their gradients
         self._gathered = False  # whether all sites had their time to come
         self._addresses: dict[int, str] = {}  # of the sites that the current step asks
-        self._roster: dict[int, Offer] = {}  # what they offered for it
+        self._masked: SecureSum | None = None  # of that step
+        self._without = ""  # the sites without which the last step went on
 
     def collect(self, step: int) -> BoundedSum | None:
         """See `Transport`.
@@ -93,12 +101,13 @@ class Federation:
         total, reason = None, f"{len(arrived)} of {self._trust.sites} sites came, {self._trust.least} are needed"
         if len(arrived) >= self._trust.least:
             total, reason = self._unmasked(step, arrived, missing) if self._secure else (_sum(arrived), "")
+        others = {"releases": self._members.releases} if self._members.releases else {}
         if total is None:
-            self._journal.write("discarded", step, reason=reason, arrived=names, missing=missing)
+            self._journal.write("discarded", step, reason=reason, arrived=names, missing=missing, **others)
             self._note(f"step {step} is discarded and paid for: {reason}")
             return None
         std = self._trust.carried_std(self._plan, len(arrived))
-        self._journal.write("collected", step, arrived=names, missing=missing, noise_of_sites=std)
+        self._journal.write("collected", step, arrived=names, missing=missing, noise_of_sites=std, **others)
         return BoundedSum(total.to(self._vector.device), self._plan.sensitivity, self._plan.groups, std)
 
     def tell(self, threshold: float) -> None:
@@ -107,29 +116,44 @@ class Federation:
 
     def _wait_for_sites(self, step: int) -> None:
         """Greets until enough sites are there; before this server's first step, until all are, or the deadline is over."""
-        started, said = time.monotonic(), False
+        started, pause = time.monotonic(), _PAUSES[0]
+        say_at = started + min(_QUIET, self._terms.deadline)
         while True:
             over = self._gathered or time.monotonic() - started > self._terms.deadline
             needed = self._trust.least if over else max(self._trust.least, self._trust.sites - len(self._members.ahead))
-            greetings = self._members.greetings(self._channel.sites(), step)
+            addresses = self._channel.sites()
+            self._members.connected(addresses)
+            greetings = self._members.greetings(addresses, step)
             if len(self._members.present(step)) < needed:
-                for address, reply in self._channel.exchange(greetings, min(_GREETING, self._terms.deadline)):
+                seconds = min(_GREETING, self._terms.deadline)
+                for address, reply in self._channel.exchange(greetings, seconds, LONGEST_HEADER):
                     self._members.welcome(reply, address, greetings[address], step)
                     if len(self._members.present(step)) >= needed:
                         break
             there, ahead = len(self._members.present(step)), self._members.ahead
             if there >= needed:
                 self._gathered = True
+                self._say_who_is_missing(step)
                 return
             if self._trust.sites - len(ahead) < self._trust.least:
                 raise UserError(
                     f"the sites took part in steps up to {max(ahead.values())}, and this run is at step {step}: it is not the "
                     "run that they know. Go on with that one, or make new terms."
                 )
-            if not said and over:
-                self._note(f"waiting for sites: {there} of {self._trust.sites}, {self._trust.least} are needed")
-                said = True
-            time.sleep(0.2)
+            if time.monotonic() > say_at:
+                counts = f"{there} of {self._trust.sites}, {self._trust.least} are needed"
+                self._note(f"waiting for sites: {counts}. {self._members.absent(step)}")
+                say_at = time.monotonic() + _AGAIN
+            time.sleep(pause)
+            pause = min(1.5 * pause, _PAUSES[1])
+
+    def _say_who_is_missing(self, step: int) -> None:
+        """Names the sites without which a step goes on, whenever they are others than before."""
+        there = self._members.present(step)
+        without = ", ".join(site.name for number, site in enumerate(self._terms.sites) if number not in there)
+        if without and without != self._without:
+            self._note(f"step {step} goes on without {len(self._terms.sites) - len(there)} sites. {self._members.absent(step)}")
+        self._without = without
 
     def _ask(self, step: int) -> tuple[dict[int, Content], dict[str, str]]:
         """Asks all sites for their sums.
@@ -139,8 +163,8 @@ class Federation:
         """
         content = encoded(self._sent.gather(), self._terms.broadcast)
         digest = digest_of(content)  # once, for all sites
-        self._addresses, self._roster = self._members.present(step), self._members.offers(step)
-        roster = self._addresses
+        roster = self._addresses = self._members.present(step)
+        self._masked = self._masked_sum(step)
         numbers = {address: number for number, address in roster.items()}
         packets = {
             address: self._signed("step", content, digest, step=step, **self._threshold, **self._offers_for(number))
@@ -150,7 +174,8 @@ class Federation:
         arrived: dict[int, Content] = {}
         missing = {site.name: "not there" for number, site in enumerate(self._terms.sites) if number not in roster}
         waiting = set(roster)
-        for address, reply in self._channel.exchange(greetings | packets, self._terms.deadline):
+        most = LONGEST_HEADER + 4 * self._numbers
+        for address, reply in self._channel.exchange(greetings | packets, self._terms.deadline, most):
             if address in greetings:
                 self._members.welcome(reply, address, greetings[address], step + 1)
                 continue
@@ -158,59 +183,62 @@ class Federation:
             waiting.discard(number)
             try:
                 answer = self._read(reply, Sum, number, step)
-                arrived[number] = self._checked(number, reply.vector if reply else b"")
+                arrived[number] = self._checked(number, reply.vector if reply else b"", answer)
                 self._members.keep(number, answer.offer, step + 1)
+                self._members.answered(number, answer.release)
             except Rejected as rejected:
                 missing[self._terms.sites[number].name] = str(rejected)
                 if reply is None:
-                    self._members.lose(number)
+                    self._members.lose(number, address, str(rejected))
                 else:  # it is there, and is asked again
                     self._members.keep(number, None, step + 1)
             if not waiting:  # whoever is greeted may answer later
                 break
         missing |= {self._terms.sites[number].name: "no answer before the deadline" for number in waiting}
         for number in waiting:
-            self._members.lose(number)
+            self._members.hung(number, roster[number], self._terms.deadline, step)
         return arrived, missing
+
+    def _masked_sum(self, step: int) -> SecureSum | None:
+        if not self._secure:
+            return None
+        from dpfed.federation.coordinator.secure_sum import SecureSum  # what it imports, only secure sums need
+
+        return SecureSum(self._terms, step, self._members.offers(step), self._numbers)
 
     def _unmasked(self, step: int, arrived: dict[int, Content], missing: dict[str, str]) -> tuple[Tensor | None, str]:
         """The total of masked sums, with the help of the sites that sent them; ``None``, and why there is none."""
-        from dpfed.federation.secure.unmasking import Unmasking  # what it imports, only secure sums need
 
-        terms, public = self._terms, {number: offer.public for number, offer in self._roster.items()}
-        context = terms.fingerprint.encode()
-        unmasking = Unmasking(self._trust.sites, self._trust.drops, context, step, public, self._numbers)
-        for number, content in arrived.items():
-            unmasking.add(number, np.frombuffer(content, "<u4"))
-        packet = self._signed("reveal", step=step, arrived=sorted(unmasking.close()))
-        numbers = {self._addresses[number]: number for number in arrived}
-        reveals: dict[int, dict[int, bytes]] = {}
-        reason = "nobody helped to unmask the sum"
-        for address, reply in self._channel.exchange(dict.fromkeys(numbers, packet), terms.deadline):
-            number = numbers[address]
-            try:
-                reveals[number] = self._read(reply, Shares, number, step).shares
-                total = torch.from_numpy(grid_of(terms).decode(unmasking.total(reveals)))
-            except Rejected as rejected:
-                missing[terms.sites[number].name] = f"unmasking: {rejected}"
-            except UserError as error:  # too few shares as yet, or a wrong one among them
-                reason = str(error)
-            else:
-                most = self._most(arrived)
-                norm = torch.linalg.vector_norm(total, dtype=torch.float64).item()
-                return (total, "") if norm <= most else (None, "the total is larger than its groups and its noise allow")
-        return None, reason
+        def ask(kind: str, expected: type[Answer], fields: dict[str, Any]) -> Iterator[tuple[int, Any]]:
+            packet, numbers = self._signed(kind, step=step, **fields), {self._addresses[number]: number for number in arrived}
+            packets = dict.fromkeys(numbers, packet)
+            for address, reply in self._channel.exchange(packets, self._terms.deadline, LONGEST_HEADER):
+                number = numbers[address]
+                try:
+                    yield number, self._read(reply, expected, number, step)
+                except Rejected as rejected:
+                    missing[self._terms.sites[number].name] = f"unmasking: {rejected}"
 
-    def _checked(self, number: int, content: Content) -> Content:
+        assert self._masked is not None  # made before the sites were asked
+        values, reason = self._masked.total(ask)
+        if values is None:
+            return None, reason
+        total = torch.from_numpy(grid_of(self._terms).decode(values))
+        norm = torch.linalg.vector_norm(total, dtype=torch.float64).item()
+        return (total, "") if norm <= self._most(arrived) else (None, "the total is larger than its groups and its noise allow")
+
+    def _checked(self, number: int, content: Content, answer: Sum) -> Content:
         """The answer, if it can be a sum of this site.
 
         Raises:
-            Rejected: for another shape, values that are not finite, or a norm that no honest sum of this site has.
+            Rejected: for another shape, values that are not finite, or a norm that no honest sum of this site has; of a masked
+                one, which may be any bits, if the site has not signed the roster.
         """
         if len(content) != 4 * self._numbers:
             raise Rejected("a sum of another shape")
-        if self._secure:
-            return content  # masked: any bits are possible
+        if self._masked is not None:
+            self._masked.add(number, answer, content)
+            return b""  # it is in the sum already
         norm = torch.linalg.vector_norm(decoded(content), dtype=torch.float64).item()
         if not np.isfinite(norm):
             raise Rejected("a sum that is not finite")
@@ -232,9 +260,7 @@ class Federation:
 
     def _offers_for(self, number: int) -> dict[str, Any]:
         """What the others gave for this site to mask its sum with."""
-        if not self._secure:
-            return {}
-        return {"offers": {str(other): _text(offer, number) for other, offer in self._roster.items() if other != number}}
+        return {} if self._masked is None else self._masked.offers_for(number)
 
     def _signed(self, kind: str, vector: bytes = b"", digest: str | None = None, **fields: Any) -> Packet:
         return sign(self._identity, self._terms.fingerprint, kind, vector, digest, **fields)
@@ -247,7 +273,3 @@ def _sum(arrived: dict[int, Content]) -> Tensor:
     for number in others:
         total += decoded(arrived[number])
     return total
-
-
-def _text(offer: Offer, number: int) -> str:
-    return b64encode(offer.ciphertexts[number]).decode()

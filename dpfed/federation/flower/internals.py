@@ -10,6 +10,8 @@ Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's comm
   ``flwr/supernode/start_client_internal.py``.
 - what a SuperNode gives up at, which `outlast_cut_handshakes` changes: ``_should_giveup`` in
   ``flwr/supercore/retry/http_retry.py``.
+- `pull_objects` of ``flwr/superlink/grid/http_grid.py``, which `limit_replies` gives a limit: a reply comes in objects of any
+  number and size.
 - `RunNotRunningException`, with which ``Grid`` says that the operator stopped the run.
 
 On an upgrade: change `VERSION` here and the range of ``flwr`` in ``pyproject.toml``, and run the tests of this room. They say
@@ -18,9 +20,11 @@ what no longer fits. Then read the files above: what they do may have changed, t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.metadata import version
 from types import SimpleNamespace, TracebackType
 from typing import Any
@@ -34,6 +38,7 @@ VERSION = "1.41"
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _FIRST, _LONGEST = 0.05, 0.4  # seconds between tries to fetch what is not there yet
+_OBJECTS, _CHUNK = 16, 1 << 20  # of a reply: objects beside the chunks of its vector; bytes of the smallest chunk that counts
 _LONGEST_IDLE = 0.2  # seconds; an idle SuperNode then asks five times a second, a signed request of a few hundred bytes
 
 
@@ -78,7 +83,9 @@ __all__ = [
     "RunNotRunningException",
     "SuperNode",
     "Task",
+    "limit_replies",
     "outlast_cut_handshakes",
+    "replies_of_at_most",
     "run_supernode",
     "shorten_fetching",
     "shorten_idling",
@@ -100,6 +107,60 @@ def shorten_fetching() -> None:
         if missing := shorter.keys() - defaults.keys():
             raise misfit(f"{', '.join(sorted(missing))} of {function.__name__}")
         defaults.update(shorter)
+
+
+_most: ContextVar[int | None] = ContextVar("most bytes of a reply", default=None)
+
+
+@contextmanager
+def replies_of_at_most(size: int) -> Iterator[None]:
+    """Within it, this thread gives up a reply that is longer, before it is in memory; see `limit_replies`.
+
+    Args:
+        size: bytes.
+    """
+    token = _most.set(size)
+    try:
+        yield
+    finally:
+        _most.reset(token)
+
+
+def limit_replies() -> None:
+    """Makes `replies_of_at_most` work in this process. A reply that is given up is an error of Flower's, as a lost one is.
+
+    Raises:
+        UserError: if this version of Flower fetches replies in another way.
+    """
+    with _fitting():
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+        from flwr.superlink.grid import http_grid
+    if (plain := getattr(http_grid, "pull_objects", None)) is None:
+        raise misfit("pull_objects of http_grid")
+    if getattr(plain, "limited", False):
+        return
+
+    def limited(object_ids: list[str], pull_object_fn: Callable[[str], bytes], **options: Any) -> dict[str, bytes]:
+        most = _most.get()
+        if most is None:
+            return plain(object_ids, pull_object_fn, **options)
+        if len(object_ids) > _OBJECTS + most // _CHUNK:
+            raise ObjectPullError(object_ids[0], f"more than {most:,} bytes are announced")
+        lock, left = threading.Lock(), most
+
+        def counted(object_id: str) -> bytes:
+            nonlocal left
+            content = pull_object_fn(object_id)
+            with lock:
+                left -= len(content)
+                if left < 0:
+                    raise ObjectPullError(object_id, f"the reply has more than {most:,} bytes")
+            return content
+
+        return plain(object_ids, counted, **options)
+
+    limited.limited = True  # type: ignore[attr-defined]
+    http_grid.pull_objects = limited
 
 
 def shorten_idling() -> None:

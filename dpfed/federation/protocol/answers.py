@@ -9,10 +9,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StrictInt, ValidationError
 
-from dpfed.federation.protocol.messages import Untrusted, verify
+from dpfed import __version__
+from dpfed.federation.protocol.messages import PROTOCOL, OtherVersion, Untrusted, verify
 from dpfed.federation.protocol.packets import Packet
 
-_PUBLIC_BYTES, _CIPHERTEXT_BYTES, _SHARE_BYTES = 64, 124, 32  # of secure sums, see `dpfed.federation.secure.masking`
+_SIGNATURE_BYTES = 64
 
 
 class Reason(StrEnum):
@@ -25,6 +26,9 @@ class Reason(StrEnum):
     BUDGET = "the site's budget is spent"
     SHAPE = "parameters of another shape, or not finite"
     OFFER = "another site's offer cannot be opened"
+    NO_OFFER = "the site holds no offer of its own for this step: it was started again"
+    VIEW = "what the sites were told about this step does not agree"
+    VERSION = "the site's dpfed speaks another version of the protocol"
     FAILED = "the site cannot go on; its operator knows more"
 
 
@@ -49,9 +53,8 @@ def _decoded(text: Any) -> bytes:
 
 
 _Base64 = Annotated[bytes, BeforeValidator(_decoded), PlainSerializer(lambda content: b64encode(content).decode())]
-_Public = Annotated[_Base64, Field(min_length=_PUBLIC_BYTES, max_length=_PUBLIC_BYTES)]
-_Ciphertext = Annotated[_Base64, Field(min_length=_CIPHERTEXT_BYTES, max_length=_CIPHERTEXT_BYTES)]
-_Share = Annotated[_Base64, Field(min_length=_SHARE_BYTES, max_length=_SHARE_BYTES)]
+_Signature = Annotated[_Base64, Field(min_length=_SIGNATURE_BYTES, max_length=_SIGNATURE_BYTES)]
+_Release = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
 
 
 class Offer(BaseModel):
@@ -59,8 +62,8 @@ class Offer(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     step: StrictInt
-    public: _Public
-    ciphertexts: dict[int, _Ciphertext]
+    public: _Base64
+    envelopes: _Base64  # for each other site, in the order of their numbers; all have the same length
 
 
 class Hello(Answer):
@@ -69,6 +72,8 @@ class Hello(Answer):
     nonce: str
     frozen: str
     last: StrictInt  # the latest step that it took part in; -1: none
+    session: Annotated[str, Field(max_length=64)]  # another one whenever the worker is started
+    release: _Release
     offer: Offer | None = None
 
 
@@ -76,14 +81,23 @@ class Sum(Answer):
     """A site's sum, which is the vector."""
 
     step: StrictInt
+    release: _Release
+    roster: _Signature | None = None  # of the roster that it was masked for, where sites may drop out
     offer: Offer | None = None
 
 
-class Shares(Answer):
-    """What takes masks away."""
+class Vote(Answer):
+    """Who arrived, as the site was told."""
 
     step: StrictInt
-    shares: dict[int, _Share]
+    vote: _Signature
+
+
+class Shares(Answer):
+    """What takes masks away: a share for each member of the roster, in order."""
+
+    step: StrictInt
+    shares: _Base64
 
 
 class Refused(Answer):
@@ -93,7 +107,18 @@ class Refused(Answer):
     about: StrictInt | None = None  # the site whose fault it seems to be
 
 
-KINDS: dict[type[Answer], str] = {Hello: "hello", Sum: "sum", Shares: "shares", Refused: "refusal"}
+KINDS: dict[type[Answer], str] = {Hello: "hello", Sum: "sum", Vote: "vote", Shares: "shares", Refused: "refusal"}
+
+
+def other_version(error: OtherVersion) -> str:
+    """Which versions two parties have; fixed words and numbers only."""
+    release = error.release if error.release.replace(".", "").isalnum() and error.release.isascii() else "an unknown release"
+    return (
+        f"it speaks protocol {error.speaks} (dpfed {release}), and this coordinator protocol {PROTOCOL} (dpfed {__version__}): "
+        "install the same release on both"
+    )
+
+
 _Kind = TypeVar("_Kind", bound=Answer)
 
 
@@ -121,6 +146,8 @@ def read(packet: Packet | None, kind: type[_Kind], site: int, signing_key: str, 
         if header.get("kind") != KINDS[kind] or header.get("site") != site:
             raise Rejected("an answer to another question")
         return kind.model_validate(header)
+    except OtherVersion as error:
+        raise Rejected(other_version(error)) from error
     except Untrusted as error:
         raise Rejected("an answer that the site did not sign") from error
     except (ValidationError, ValueError, RecursionError) as error:

@@ -1,7 +1,8 @@
 """What coordinator and sites say to each other: a signed header in JSON, and at most one long vector.
 
-Every header names the terms that both signed up to. The signature covers the header, and the header holds a hash of the vector,
-so nobody between the two can change, mix or invent a message, and a recorded one fits no other federation.
+Every header names the terms that both signed up to, the version of this protocol, and the sender's release of dpfed. The
+signature covers the header, and the header holds a hash of the vector, so nobody between the two can change, mix or invent a
+message, and a recorded one fits no other federation.
 """
 
 from __future__ import annotations
@@ -10,15 +11,30 @@ import hashlib
 import json
 from typing import Any
 
+from dpfed import __version__
 from dpfed.federation.protocol.identity import Identity, is_signed
 from dpfed.federation.protocol.packets import Content, Packet
 
-_LONGEST = 1 << 20  # bytes of a header: offers for thousands of sites
+PROTOCOL = 2  # a party that speaks another version is refused; raise it when a message changes its meaning
+LONGEST_HEADER = 1 << 20  # bytes: offers for thousands of sites
 _DOMAIN = b"dpfed message 1\0"  # a signature for this purpose fits no other
 
 
 class Untrusted(ValueError):
     """A message that its alleged sender did not sign, or that is none."""
+
+
+class OtherVersion(Untrusted):
+    """A message of a dpfed that speaks another version of this protocol.
+
+    Attributes:
+        speaks: its version; 1 is that of messages that name none.
+        release: of dpfed, as far as it is said.
+    """
+
+    def __init__(self, speaks: int, release: str) -> None:
+        super().__init__(f"protocol {speaks}, and this is {PROTOCOL}")
+        self.speaks, self.release = speaks, release
 
 
 def digest_of(vector: Content) -> str:
@@ -40,7 +56,15 @@ def sign(
         fields: further content, as JSON knows it.
     """
     header = json.dumps(
-        {"terms": terms, "kind": kind, "vector": digest or digest_of(vector), **fields}, sort_keys=True
+        {
+            "terms": terms,
+            "kind": kind,
+            "vector": digest or digest_of(vector),
+            "protocol": PROTOCOL,
+            "release": __version__,
+            **fields,
+        },
+        sort_keys=True,
     ).encode()
     return Packet(header, identity.sign(_DOMAIN + header), vector)
 
@@ -54,13 +78,15 @@ def verify(packet: Packet, signing_key: str, terms: str) -> dict[str, Any]:
         terms: fingerprint of the terms that it must name.
 
     Raises:
-        Untrusted: if that sender did not sign it, for these terms.
+        Untrusted: if that sender did not sign it, for these terms; `OtherVersion` if it speaks another version of the protocol.
     """
     if not is_signed(_DOMAIN + packet.header, packet.signature, signing_key):
         raise Untrusted("not signed by its sender")
     header = alleged(packet)
     if header.get("terms") != terms:
         raise Untrusted("about other terms")
+    if (speaks := header.get("protocol", 1)) != PROTOCOL:
+        raise OtherVersion(speaks if type(speaks) is int and 0 < speaks < 1000 else 0, str(header.get("release", ""))[:20])
     if header.get("vector") != digest_of(packet.vector):
         raise Untrusted("its vector was changed")
     return header
@@ -69,7 +95,7 @@ def verify(packet: Packet, signing_key: str, terms: str) -> dict[str, Any]:
 def alleged(packet: Packet) -> dict[str, Any]:
     """What a header says, whoever wrote it; empty if it is none."""
     try:
-        header = json.loads(packet.header) if len(packet.header) <= _LONGEST else None
+        header = json.loads(packet.header) if len(packet.header) <= LONGEST_HEADER else None
     except (ValueError, RecursionError):  # of what is no JSON, or deeper than anything meant
         return {}
     return header if isinstance(header, dict) else {}

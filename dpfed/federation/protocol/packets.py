@@ -78,8 +78,12 @@ def send_packet(sock: socket.socket, packet: Packet) -> None:
         sock.sendall(packet.vector)
 
 
-def receive_packet(sock: socket.socket) -> Packet:
+def receive_packet(sock: socket.socket, most: int = MOST_VECTOR) -> Packet:
     """Reads a packet; the vector stays in the buffer that it came into.
+
+    Args:
+        sock: to read from.
+        most: bytes that the vector may have.
 
     Raises:
         PacketError: if what comes is none, is too large, or ends too early.
@@ -88,16 +92,16 @@ def receive_packet(sock: socket.socket) -> Packet:
     magic, *lengths = _PREFIX.unpack(_read(sock, _PREFIX.size))
     if magic != _MAGIC:
         raise PacketError("what came is no packet")
-    _check(*lengths)
+    _check(*lengths, most_vector=most)
     header, signature, vector = (_read(sock, length) for length in lengths)
     return Packet(bytes(header), bytes(signature), vector)
 
 
-def _check(header: int, signature: int, vector: int) -> None:
+def _check(header: int, signature: int, vector: int, most_vector: int = MOST_VECTOR) -> None:
     for name, length, most in (
         ("header", header, MOST_HEADER),
         ("signature", signature, MOST_SIGNATURE),
-        ("vector", vector, MOST_VECTOR),
+        ("vector", vector, most_vector),
     ):
         if length > most:
             raise PacketError(f"a {name} of {length:,} bytes is too large: the most is {most:,}")

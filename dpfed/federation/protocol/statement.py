@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.protocol.terms import Terms
@@ -26,8 +26,14 @@ _NOISE_FROM: dict[Mode, str] = {
 }
 
 
-def statement(terms: Terms) -> Iterator[tuple[str, str]]:
-    """Names and values, in the order in which an operator reads them."""
+def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+    """Names and values, in the order in which an operator reads them.
+
+    Args:
+        terms: of the federation.
+        own: number of the site that reads them; ``None``: nobody in particular.
+        confirmed: fingerprints of the cards that this site has confirmed.
+    """
     plan = terms.privacy_plan
     yield "fingerprint", terms.fingerprint
     if plan.promises:
@@ -57,7 +63,41 @@ def statement(terms: Terms) -> Iterator[tuple[str, str]]:
         yield "one message", seen
     yield "a step needs", f"{terms.trust_model.least} of {len(terms.sites)} sites within {terms.deadline:g} s"
     for member in terms.sites:
-        yield "site", f"{member.name}, {member.records:,} records, {member.groups} groups"
+        yield "site", f"{member.name}, {member.records:,} records, {member.groups} groups, card {member.fingerprint}"
+    if own is not None:
+        yield "confirmed", confirmation(terms, own, confirmed)
+
+
+def confirmation(terms: Terms, own: int, confirmed: Collection[str]) -> str:
+    """How many members a site knows to be who they say, and what it is promised if only these are honest.
+
+    Args:
+        terms: of the federation.
+        own: number of the site.
+        confirmed: fingerprints of the cards that it has confirmed.
+    """
+    plan, trust = terms.privacy_plan, terms.trust_model
+    known = [member.name for number, member in enumerate(terms.sites) if number != own and member.fingerprint in confirmed]
+    said = f"{len(known) + 1} of {len(terms.sites)} members: {', '.join(['this site', *known])}"
+    part = trust.noise_if_honest(len(known) + 1)
+    if not plan.private:
+        return said
+    if not trust.shared:
+        return f"{said}. The promise does not depend on who the other members are"
+    if part >= 1:
+        return f"{said}. The promise holds if these are honest" + (", whoever the others are" * (len(known) + 1 < trust.sites))
+    multiplier = plan.noise_std * math.sqrt(part) / plan.rounded_sensitivity
+    left = epsilon(dataclasses.replace(plan.mechanism, noise_multiplier=multiplier), plan.steps, plan.delta, plan.accountant)
+    if not math.isfinite(left):
+        return f"{said}. If only these are honest, no finite epsilon holds: confirm the others' cards (`dpfed site confirm`)"
+    words = (
+        meaning(left, plan.delta, f"{plan.protected} of this site", "what the federation releases").split(". ")[0].rstrip(".")
+    )
+    return (
+        f"{said}. If only these are honest, and the coordinator lies together with the others, then not epsilon "
+        f"{round_up(plan.epsilon())} holds but {round_up(left)}, at the same delta: {words[0].lower()}{words[1:]}. Confirm the "
+        "others' cards (`dpfed site confirm`)"
+    )
 
 
 def message_epsilon(terms: Terms) -> str:

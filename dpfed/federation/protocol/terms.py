@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from dpfed.config import Config, DataConfig, Section, first_problem, read_back
 from dpfed.errors import UserError
+from dpfed.federation.protocol.cards import KEY, SiteCard, hidden_text
 from dpfed.federation.protocol.identity import is_exchange_key
 from dpfed.federation.protocol.trust import Mode, Trust
 from dpfed.files.atomic import write_atomically
@@ -25,22 +26,10 @@ from dpfed.models.building import image_size
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.schema.section import Items
 
-_Key = Field(pattern="^[0-9a-f]{64}$", description="a public key, hex")
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
 _AGREED_DATA = ("size", "resize")
 # Of [model]: what they hold is compared, where they lie is each party's own matter.
 _FILES = ("architecture", "weights", "anchors", "start")
-
-
-class SiteCard(Section):
-    """What a site tells about itself; public."""
-
-    name: str = Field(pattern="^[A-Za-z0-9._-]{1,64}$")
-    records: int = Field(ge=1, description="training records, as declared")
-    units: int | None = Field(None, ge=1, description="units of these records, where they name any")
-    unit_name: str | None = Field(None, max_length=64, description="what such a unit is called, such as 'patient'")
-    signing_key: str = _Key
-    exchange_key: str = _Key
 
 
 class Member(SiteCard):
@@ -58,9 +47,9 @@ class Terms(Section):
     trust: Mode = "central"
     drops: int = Field(0, ge=0, description="d: sites that may drop out of a step (distributed and secure)")
     colluders: int = Field(1, ge=0, description="c: sites that may tell others what they know (distributed and secure)")
-    deadline: float = Field(120.0, gt=0, description="seconds that a step waits for the slowest site")
+    deadline: float = Field(120.0, gt=0, le=86_400, description="seconds that a step waits for the slowest site")
     broadcast: Literal["fp32", "bf16"] = Field("fp32", description="how parameters travel to the sites; sums are always fp32")
-    coordinator: str = _Key
+    coordinator: str = KEY
     sites: Items[Member] = Field(min_length=1)
 
     @classmethod
@@ -102,10 +91,13 @@ class Terms(Section):
             UserError: if they cannot be read, or contradict themselves.
         """
         try:
-            return cls._checked(json.loads(read_text(Path(path))))
+            tree = json.loads(read_text(Path(path)))
+            if found := hidden_text(tree):
+                raise UserError(f"{path} holds characters that a terminal does not show as they are ({found}): do not join it.")
+            return cls._checked(tree)
         except OSError as error:
             raise UserError(f"cannot read the terms {path}: {error.strerror or error}.") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path} holds no terms of a federation: `dpfed federation create` writes terms.json.") from error
 
     def save(self, path: Path) -> None:

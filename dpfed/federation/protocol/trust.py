@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dpfed.errors import UserError
+from dpfed.federation.secure.parties import Parties
 from dpfed.privacy.plan import PrivacyPlan
 
 Mode = Literal["central", "distributed", "secure", "local"]
@@ -31,7 +32,7 @@ _SHARES = (
 _SAID = {
     "central": "central: each site sends its clipped sum; the server sees it, adds the noise once and keeps the ledger",
     "distributed": "distributed: " + _SHARES + "The server sees each site's sum with that site's share only",
-    "secure": "secure: " + _SHARES + "Each site masks its sum: a server that follows the protocol sees the noisy total only",
+    "secure": "secure: " + _SHARES + "Each site masks its sum: the server sees the noisy total only, also if it lies",
     "local": "local: each site adds the whole noise to its own sum before anything leaves it, and trusts nobody",
 }
 
@@ -68,6 +69,17 @@ class Trust:
         if self.mode == "secure" and 2 * d >= n:
             raise UserError(f"secure sums of {n} sites can do without {(n - 1) // 2} of them in a step, not without {d}.")
 
+        if self.mode == "secure" and 2 * d + c >= n and self.honest > 1:
+            raise UserError(
+                f"secure sums of {n} sites, of which {c} may collude, can do without {max(0, n - c - 1) // 2} of them in a "
+                f"step, not without {d}: a server that lies could show them different lists of who is there."
+            )
+
+    @property
+    def parties(self) -> Parties:
+        """Who is needed for a secure sum."""
+        return Parties(self.sites, self.drops, self.colluders)
+
     @property
     def shared(self) -> bool:
         """Whether the sites share the noise out among themselves."""
@@ -92,6 +104,24 @@ class Trust:
     def carried_std(self, plan: PrivacyPlan, arrived: int) -> float:
         """Standard deviation of the noise in the sum over so many sites."""
         return self.share_std(plan) * math.sqrt(arrived)
+
+    def noise_if_honest(self, confirmed: int) -> float:
+        """Which part of the plan's variance stays if only so many sites are honest, and the server lies with the others.
+
+        Args:
+            confirmed: honest sites, the one that asks among them.
+
+        Returns:
+            1 or more: the plan's promise holds.
+        """
+        others = self.sites - confirmed
+        if not self.shared or others <= self.colluders:
+            return 1.0
+        # Enough honest sites agree on one story, and share masks around all that are taken away: their noise stays together.
+        together = self.mode == "secure" and self.sites > 2 * self.drops + others
+        if together and (self.parties.links == self.sites - 1 or others + self.drops < self.parties.links):
+            return max(1, confirmed - self.drops) / self.honest
+        return 1 / self.honest
 
     def message_multiplier(self, plan: PrivacyPlan) -> float:
         """Noise over sensitivity of what the server sees of one site; infinity where it sees nothing of one site."""

@@ -1,27 +1,38 @@
 """A site's side of secure aggregation: its vector leaves only under masks that cancel in the sum.
 
-Per step: `offer` (keys and shares for the others), `mask` (the vector), `reveal` (shares that let the server take away what
-did not cancel). The protocol is that of Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine
-Learning" (CCS 2017), with its first two rounds joined: long-term keys are agreed beforehand, so round keys travel inside the
-encrypted offers. docs/secure-aggregation.md says what it protects, against whom, and why.
+Per step: `offer` (keys and shares for the others), `open` (the others' offers), `mask` (the vector), and where sites may drop
+out `confirm` (who arrived) and `reveal` (shares that let the server take away what did not cancel). The protocol is that of
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), with its first two rounds
+joined: long-term keys are agreed beforehand, so round keys travel beside the encrypted shares. docs/secure-aggregation.md says
+what it protects, against whom, and why.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from dpfed.errors import UserError
-from dpfed.federation.secure.masks import BadOffer, StepKeys, add_mask, pair_sign, public_bytes
-from dpfed.federation.secure.shares import SECRET_BYTES, split, threshold
+from dpfed.federation.protocol.identity import Identity, is_signed
+from dpfed.federation.secure.agreement import View
+from dpfed.federation.secure.envelopes import Envelopes, Keyed, offer_lengths
+from dpfed.federation.secure.masks import StepKeys, add_mask, pair_sign, public_bytes
+from dpfed.federation.secure.parties import Parties
+from dpfed.federation.secure.shares import SECRET_BYTES, split
 
-_NONCE = 12
+_PENDING = 4  # steps that a site keeps offers for; two SuperNodes at one site, or a late greeting, ask ahead
+
+
+class NotOffered(UserError):
+    """A step for which this site holds no offer of its own: it masked it before, or was started again."""
+
+
+class OtherView(UserError):
+    """What a server says about a step does not fit what this site saw of it, or what other sites have signed."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +40,12 @@ class Offer:
     """What a site sends before a step.
 
     Attributes:
-        public: 64 bytes for the server: the round public key and the check value of the self mask's seed.
-        ciphertexts: for each other site, by its number: the round public key and one share of each secret, encrypted for it.
+        public: for the server: the round public key and, where sites may drop out, the check value of the self mask's seed.
+        envelopes: for each other site, by its number: the round public key, and encrypted one share of each secret.
     """
 
     public: bytes
-    ciphertexts: dict[int, bytes]
+    envelopes: dict[int, bytes]
 
 
 @dataclass(frozen=True)
@@ -47,19 +58,29 @@ class _Shares:
 
 @dataclass(frozen=True)
 class _Offered:
-    step: int
     key: X25519PrivateKey = field(repr=False)
     seed: bytes = field(repr=False)
     own: _Shares = field(repr=False)
     offer: Offer = field(repr=False)
 
 
+@dataclass(frozen=True)
+class Opened:
+    """The offers of a step's roster, opened: all that a vector can be masked with."""
+
+    step: int
+    view: View
+    shares: dict[int, _Shares] = field(repr=False)
+    pair_keys: dict[int, bytes] = field(repr=False)
+
+
 @dataclass
 class _Masked:
     step: int
+    view: View
     shares: dict[int, _Shares] = field(repr=False)  # by member of the roster; empty once revealed
-    arrived: frozenset[int] | None = None
-    revealed: dict[int, bytes] = field(default_factory=dict, repr=False)
+    arrived: frozenset[int] | None = None  # as this site confirmed or revealed; never another set
+    revealed: bytes = field(default=b"", repr=False)
 
 
 class Masking:
@@ -69,94 +90,123 @@ class Masking:
 
     Args:
         me: number of this site.
-        identity: its long-term private key.
-        peers: long-term public keys of all other sites, 32 bytes each, by number, from terms that this site has verified.
-        tolerated: t, see `threshold`.
+        identity: its long-term keys.
+        sites: long-term public keys of all sites, in the order of their numbers, from terms that this site has verified.
+        parties: how many of them may drop out or collude.
         context: fingerprint of the run's agreed terms.
 
     Raises:
-        UserError: if the sites are not numbered 0 .. n - 1 without gaps, or `tolerated` is too large.
+        UserError: if there are more or fewer sites, or this one's keys are others.
     """
 
-    def __init__(self, me: int, identity: X25519PrivateKey, peers: dict[int, bytes], tolerated: int, context: bytes) -> None:
-        self._sites = len(peers) + 1
-        if {me, *peers} != set(range(self._sites)):
-            raise UserError(f"sites are numbered from 0 to {self._sites - 1}; got this site as {me}, and {sorted(peers)}.")
-        self._me, self._identity, self._peers, self._context = me, identity, dict(peers), context
-        self._needed = threshold(self._sites, tolerated)
-        self._last = -1  # latest step that was offered
-        self._offered: _Offered | None = None
+    def __init__(self, me: int, identity: Identity, sites: Sequence[Keyed], parties: Parties, context: bytes) -> None:
+        if len(sites) != parties.sites or sites[me].exchange_key != identity.exchange_key:
+            raise UserError(f"this is not site {me} of {parties.sites}: its keys are others, or there are {len(sites)} sites.")
+        self._me, self._identity, self._sites, self._parties, self._context = me, identity, list(sites), parties, context
+        self._envelopes = Envelopes(me, identity, sites, offer_lengths(parties)[1])
+        self._offered: dict[int, _Offered] = {}  # by step, until it or a later one is masked
         self._masked: _Masked | None = None
 
     def __repr__(self) -> str:
-        return f"Masking(site {self._me} of {self._sites})"
+        return f"Masking(site {self._me} of {self._parties.sites})"
 
     def offer(self, step: int) -> Offer:
         """Draws this site's secrets of a step and shares them out.
 
-        The offers of step s + 1 may be made while step s is not revealed yet. Secrets of an earlier offer that was never
-        masked are forgotten. Asked again for the same step, the same offer is returned.
+        Offers for several steps may wait at a time: those of step s + 1 travel before step s is revealed, or even masked, when
+        somebody greets this site meanwhile. Asked again for the same step, the same offer is returned.
 
         Raises:
-            UserError: if the step is not later than those offered before.
+            NotOffered: if the step, or a later one, was masked before.
         """
-        if self._offered is not None and self._offered.step == step:
-            return self._offered.offer
-        if step <= self._last:
-            raise UserError(f"step {step} cannot be offered: site {self._me} was at step {self._last} already.")
+        if offered := self._offered.get(step):
+            return offered.offer
+        if self._masked is not None and step <= self._masked.step:
+            raise NotOffered(f"step {step} cannot be offered: site {self._me} was at step {self._masked.step} already.")
         key, seed = X25519PrivateKey.generate(), os.urandom(SECRET_BYTES)
-        of_seed = split(seed, self._needed, self._sites)
-        of_key = split(key.private_bytes_raw(), self._needed, self._sites)
         keys, public = StepKeys(self._context, step), public_bytes(key)
-        ciphertexts = {}
-        for peer, identity in self._peers.items():
-            # The key is fresh for each step and direction; the random nonce keeps it safe when a restarted site offers again.
-            nonce = os.urandom(_NONCE)
-            cipher = ChaCha20Poly1305(keys.envelope(self._identity, identity, self._me, peer))
-            text = public + of_seed[peer] + of_key[peer]
-            ciphertexts[peer] = nonce + cipher.encrypt(nonce, text, keys.label("offer", self._me, peer))
-        offer = Offer(public + keys.self_check(seed, self._me), ciphertexts)
-        self._last = step
-        self._offered = _Offered(step, key, seed, _Shares(of_seed[self._me], of_key[self._me]), offer)
-        return offer
+        shares = self._dealt(seed, key)
+        envelopes = {
+            peer: self._envelopes.seal(keys, peer, public, own.of_seed + own.of_key)
+            for peer, own in enumerate(shares)
+            if peer != self._me
+        }
+        check = keys.self_check(seed, self._me) if self._parties.drops else b""
+        offered = _Offered(key, seed, shares[self._me], Offer(public + check, envelopes))
+        self._offered[step] = offered
+        while len(self._offered) > _PENDING:
+            del self._offered[min(self._offered)]
+        return offered.offer
 
-    def mask(self, step: int, values: np.ndarray, offers: dict[int, bytes]) -> np.ndarray:
-        """Masks this site's vector, once.
+    def open(self, step: int, offers: dict[int, bytes]) -> Opened:
+        """Opens the others' offers. Nothing changes: a step can be opened before anything is paid for it, and again.
 
         Args:
-            step: that was offered last.
+            step: that was offered.
+            offers: the envelopes for this site, by sender. They and this site are the step's roster.
+
+        Raises:
+            NotOffered: if this site holds no offer of its own for the step.
+            BadOffer: if an offer was not made for this site, step and run by the one it is said to be from.
+            OtherView: if the roster is too small.
+        """
+        if (offered := self._offered.get(step)) is None:
+            raise NotOffered(
+                f"step {step} cannot be masked: site {self._me} masked it before, or holds no offer of its own for it."
+            )
+        if len(offers) + 1 < (needed := self._parties.needed):
+            raise OtherView(f"step {step}: offers of {len(offers) + 1} sites, at least {needed} are needed.")
+        keys, partners = StepKeys(self._context, step), self._parties.partners(self._me)
+        public, shares, pair_keys = {self._me: public_bytes(offered.key)}, {self._me: offered.own}, {}
+        for sender, envelope in offers.items():
+            public[sender], text = self._envelopes.open(keys, sender, envelope)
+            shares[sender] = _Shares(text[:SECRET_BYTES], text[SECRET_BYTES:])
+            if sender in partners:
+                pair_keys[sender] = keys.pair_mask(offered.key, public[sender], self._me, sender)
+        return Opened(step, View(keys, public), shares, pair_keys)
+
+    def mask(self, opened: Opened, values: np.ndarray) -> np.ndarray:
+        """Masks this site's vector, once in a step. Offers for this step and earlier ones are forgotten.
+
+        Args:
+            opened: the step's offers.
             values: ``(P,)`` uint32, see `Grid.encode`; left as it is.
-            offers: the ciphertexts for this site, by sender. They and this site are the step's roster.
 
         Returns:
             ``(P,)`` uint32, uniformly distributed to anyone who does not hold the step's secrets.
 
         Raises:
-            UserError: if the step was masked before or not offered, the roster is too small, or an offer was not made for
-                this site, step and run by the one it is said to be from. Then nothing is masked and the step can be tried
-                again.
+            NotOffered: if the step, or a later one, was masked meanwhile.
         """
         if values.dtype != np.uint32 or values.ndim != 1:
             raise ValueError(f"expected a (P,) uint32 vector, got {values.shape} {values.dtype}")
-        offered = self._offered
-        if offered is None or offered.step != step:
-            raise UserError(
-                f"step {step} cannot be masked: site {self._me} masked it before, or holds no offer of its own for it."
-            )
-        if len(offers) + 1 < self._needed:
-            raise UserError(f"step {step}: offers of {len(offers) + 1} sites, at least {self._needed} are needed.")
-        keys, shares, pair_keys = StepKeys(self._context, step), {self._me: offered.own}, {}
-        for sender, ciphertext in offers.items():
-            public, shares[sender] = self._open(keys, sender, ciphertext)
-            pair_keys[sender] = keys.pair_mask(offered.key, public, self._me, sender)
-        self._offered, self._masked = None, _Masked(step, shares)
+        if (offered := self._offered.get(opened.step)) is None:
+            raise NotOffered(f"step {opened.step} cannot be masked: site {self._me} masked it before.")
+        self._offered = {step: kept for step, kept in self._offered.items() if step > opened.step}
+        self._masked = _Masked(opened.step, opened.view, opened.shares)
         masked = values.copy()
-        add_mask(masked, keys.self_mask(offered.seed, self._me), +1)
-        for sender, key in pair_keys.items():
-            add_mask(masked, key, pair_sign(self._me, sender))
+        if self._parties.drops:
+            add_mask(masked, StepKeys(self._context, opened.step).self_mask(offered.seed, self._me), +1)
+        for partner, key in opened.pair_keys.items():
+            add_mask(masked, key, pair_sign(self._me, partner))
         return masked
 
-    def reveal(self, step: int, arrived: Iterable[int]) -> dict[int, bytes]:
+    def signed_roster(self, step: int) -> bytes:
+        """This site's signature of the roster that it masked a step for."""
+        return self._identity.sign(self._at(step).view.roster())
+
+    def confirm(self, step: int, arrived: Iterable[int]) -> bytes:
+        """Signs who is said to have arrived. A site signs one set in a step.
+
+        Raises:
+            OtherView: see `reveal`.
+        """
+        masked, arrived = self._at(step), frozenset(arrived)
+        self._check(masked, arrived)
+        masked.arrived = arrived
+        return self._identity.sign(masked.view.arrivals(arrived))
+
+    def reveal(self, step: int, arrived: Iterable[int], rosters: dict[int, bytes], votes: dict[int, bytes]) -> bytes:
         """Hands out what the server needs to take the remaining masks away: one share for each member of the roster.
 
         For a site that arrived it is the share of its self mask's seed, for one that did not the share of its round key.
@@ -165,44 +215,59 @@ class Masking:
         Args:
             step: that was masked last.
             arrived: the sites whose masked vectors are in the sum.
+            rosters: their signatures of the roster, see `signed_roster`.
+            votes: signatures of the arrivals, see `confirm`; needed if somebody of the roster has not arrived.
 
         Returns:
-            32 bytes for each member of the roster. The same again if asked again.
+            32 bytes for each member of the roster, in order. The same again if asked again.
 
         Raises:
-            UserError: if the step is not the one masked last, another set was revealed before, fewer sites arrived than the
-                threshold, or one that is not in the roster.
+            NotOffered: if the step is not the one masked last.
+            OtherView: if this site confirmed or revealed another set before, fewer sites arrived than are needed, one that is
+                not in the roster, or too few sites have signed the same. Then nothing is revealed.
         """
-        masked, arrived = self._masked, frozenset(arrived)
-        if masked is None or masked.step != step:
-            raise UserError(f"step {step} cannot be revealed: site {self._me} did not mask it, or has gone on to a later step.")
-        if masked.arrived is not None:
-            if masked.arrived != arrived:
-                raise UserError(f"step {step}: shares were revealed for another set of sites before; a second set is refused.")
-            return dict(masked.revealed)
-        if strangers := sorted(arrived - masked.shares.keys()):
-            raise UserError(f"step {step}: sites {strangers} are said to have arrived, but are not in the step's roster.")
-        if len(arrived) < self._needed:
-            raise UserError(
-                f"step {step}: {len(arrived)} sites arrived, at least {self._needed} are needed; nothing is revealed."
-            )
+        masked, arrived = self._at(step), frozenset(arrived)
+        self._check(masked, arrived)
+        wrong = [site for site in arrived if not self._is_signed(site, masked.view.roster(), rosters)]
+        if wrong:
+            raise OtherView(f"step {step}: sites {sorted(wrong)} have not signed the roster that site {self._me} was told.")
+        if arrived != masked.view.members:
+            agreeing = sum(self._is_signed(site, masked.view.arrivals(arrived), votes) for site in masked.view.members)
+            if agreeing < self._parties.needed:
+                raise OtherView(
+                    f"step {step}: {agreeing} sites have signed who arrived, at least {self._parties.needed} must; nothing is "
+                    "revealed."
+                )
         masked.arrived = arrived
-        masked.revealed = {site: own.of_seed if site in arrived else own.of_key for site, own in masked.shares.items()}
-        masked.shares = {}
-        return dict(masked.revealed)
+        if masked.shares:
+            shares = sorted(masked.shares.items())
+            masked.revealed = b"".join(own.of_seed if site in arrived else own.of_key for site, own in shares)
+            masked.shares = {}
+        return masked.revealed
 
-    def _open(self, keys: StepKeys, sender: int, ciphertext: bytes) -> tuple[bytes, _Shares]:
-        if sender not in self._peers:
-            raise BadOffer(f"step {keys.step}: an offer of site {sender}, which is not another site of this run.", sender)
-        cipher = ChaCha20Poly1305(keys.envelope(self._identity, self._peers[sender], sender, self._me))
-        try:
-            text = cipher.decrypt(ciphertext[:_NONCE], ciphertext[_NONCE:], keys.label("offer", sender, self._me))
-        except (InvalidTag, ValueError):
-            text = b""
-        if len(text) != 3 * SECRET_BYTES:
-            raise BadOffer(
-                f"step {keys.step}: the offer of site {sender} was changed on its way, or made for another site, step or run.",
-                sender,
+    def _at(self, step: int) -> _Masked:
+        if not self._parties.drops:
+            raise OtherView("no site may drop out of this run: its sums hold no masks that have to be taken away.")
+        if self._masked is None or self._masked.step != step:
+            raise NotOffered(f"step {step} is over: site {self._me} did not mask it, or has gone on to a later step.")
+        return self._masked
+
+    def _check(self, masked: _Masked, arrived: frozenset[int]) -> None:
+        step = masked.step
+        if masked.arrived not in (None, arrived):
+            raise OtherView(f"step {step}: another set of sites was said to have arrived before; a second set is refused.")
+        if strangers := sorted(arrived - masked.view.members):
+            raise OtherView(f"step {step}: sites {strangers} are said to have arrived, but are not in the step's roster.")
+        if len(arrived) < self._parties.needed:
+            raise OtherView(
+                f"step {step}: {len(arrived)} sites arrived, at least {self._parties.needed} are needed; nothing is revealed."
             )
-        public, of_seed, of_key = (text[start : start + SECRET_BYTES] for start in range(0, len(text), SECRET_BYTES))
-        return public, _Shares(of_seed, of_key)
+
+    def _is_signed(self, site: int, statement: bytes, signatures: dict[int, bytes]) -> bool:
+        return site in signatures and is_signed(statement, signatures[site], self._sites[site].signing_key)
+
+    def _dealt(self, seed: bytes, key: X25519PrivateKey) -> list[_Shares]:
+        if not self._parties.drops:  # nothing will have to be recovered
+            return [_Shares(b"", b"")] * self._parties.sites
+        dealt = split([seed, key.private_bytes_raw()], self._parties.needed, self._parties.sites)
+        return [_Shares(*shares) for shares in zip(*dealt, strict=True)]

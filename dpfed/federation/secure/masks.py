@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dpfed.errors import UserError
 
-_CHUNK = 1 << 16  # ring elements at a time: 256 KB of stream stay in the processor's cache until they are added
+_CHUNK = 1 << 14  # ring elements at a time: 64 KB of stream stay in the processor's cache until they are added
+_ZEROS = memoryview(bytes(4 * _CHUNK))
 
 
 class BadOffer(UserError):
@@ -50,16 +52,15 @@ class StepKeys:
         parts = [purpose.encode(), self.context, *(number.to_bytes(8, "big") for number in (self.step, *sites))]
         return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
-    def envelope(self, identity: X25519PrivateKey, other: bytes, sender: int, receiver: int) -> bytes:
+    def envelope(self, secret: bytes, sender: int, receiver: int) -> bytes:
         """Key under which `sender` encrypts its offer for `receiver`; either of them can derive it.
 
         Args:
-            identity: long-term private key of the one who derives.
-            other: long-term public key of the other one.
+            secret: on which the two agree by their long-term keys, see `agreed`.
             sender: number of a site.
             receiver: number of a site.
         """
-        return _derive(_agree(identity, other, "long-term"), self.label("offer", sender, receiver))
+        return _derive(secret, self.label("offer", sender, receiver))
 
     def self_mask(self, seed: bytes, site: int) -> bytes:
         """Key of the mask that a site adds on its own account."""
@@ -78,7 +79,7 @@ class StepKeys:
             one: number of a site.
             other: number of the other; the order does not matter.
         """
-        return _derive(_agree(private, public, "round"), self.label("pair mask", min(one, other), max(one, other)))
+        return _derive(agreed(private, public, "round"), self.label("pair mask", min(one, other), max(one, other)))
 
 
 def pair_sign(site: int, other: int) -> int:
@@ -87,19 +88,19 @@ def pair_sign(site: int, other: int) -> int:
 
 
 def add_mask(values: np.ndarray, key: bytes, sign: int) -> None:
-    """Adds a mask to ring elements in place: the ChaCha20 stream of a key, read as little-endian words.
+    """Adds a mask to ring elements in place: the AES-256 stream of a key (counter mode, from 0), read as little-endian words.
 
     Args:
         values: ``(P,)`` uint32; additions wrap at 2^32.
         key: 32 bytes, used for this stream only (which is why the nonce can be zero).
         sign: +1 to add, -1 to subtract.
     """
-    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
-    zeros, words = bytes(4 * _CHUNK), np.empty(_CHUNK, "<u4")
+    stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
+    words = np.empty(_CHUNK, "<u4")
     combine = np.add if sign > 0 else np.subtract
     for start in range(0, len(values), _CHUNK):
         part = values[start : start + _CHUNK]
-        stream.update_into(memoryview(zeros)[: 4 * len(part)], words.data.cast("B"))
+        stream.update_into(_ZEROS[: 4 * len(part)], words.data.cast("B"))
         combine(part, words[: len(part)], out=part)
 
 
@@ -108,7 +109,12 @@ def public_bytes(private: X25519PrivateKey) -> bytes:
     return private.public_key().public_bytes_raw()
 
 
-def _agree(private: X25519PrivateKey, public: bytes, which: str) -> bytes:
+def agreed(private: X25519PrivateKey, public: bytes, which: str) -> bytes:
+    """The secret of two keys, 32 bytes, the same from either side.
+
+    Raises:
+        UserError: for a public key that is none; `which` says what it was for.
+    """
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # wrong length, or a point that gives the same secret to everybody

@@ -1,65 +1,81 @@
-"""Shamir shares of 32-byte secrets: any `threshold` of them give the secret, fewer tell nothing about it."""
+"""Shamir shares of 32-byte secrets: any `needed` of them give the secret, fewer tell nothing about it.
+
+A secret is two elements of GF(2^128), each the value at 0 of a polynomial; a site's share holds the values at the site's number
+plus 1. What a set of givers must weigh its shares with depends on the set only, so the weights are computed once and then
+serve for all secrets (`Recovery`).
+"""
 
 from __future__ import annotations
 
-from Crypto.Protocol.SecretSharing import Shamir
+import functools
+import os
 
-from dpfed.errors import UserError
+import numpy as np
 
-SECRET_BYTES = 32
-_HALF = 16  # bytes of the field GF(2^128): a secret is shared as two halves
+from dpfed.federation.secure import field
 
-
-def threshold(sites: int, tolerated: int) -> int:
-    """How many sites must arrive, and how many shares give a secret.
-
-    Args:
-        sites: n, all sites of the run.
-        tolerated: t, sites that may drop out or work together with the server.
-
-    Returns:
-        n - t.
-
-    Raises:
-        UserError: if there are fewer than two sites, or 2t >= n: t sites that collude would hold enough shares themselves.
-
-    >>> threshold(10, 3)
-    7
-    """
-    if sites < 2:
-        raise UserError(f"secure aggregation hides a site among others: it needs at least 2 sites, got {sites}.")
-    if tolerated < 0 or 2 * tolerated >= sites:
-        raise UserError(
-            f"{tolerated} of {sites} sites cannot be tolerated to drop or collude: fewer than half can, "
-            f"here 0 to {(sites - 1) // 2}."
-        )
-    return sites - tolerated
+SECRET_BYTES = 2 * field.BYTES
 
 
-def split(secret: bytes, needed: int, sites: int) -> list[bytes]:
-    """Shares a secret.
+def split(secrets: list[bytes], needed: int, sites: int) -> list[list[bytes]]:
+    """Shares secrets.
 
     Args:
-        secret: 32 bytes.
-        needed: shares that give it back.
-        sites: shares to make.
+        secrets: 32 bytes each.
+        needed: shares that give one back.
+        sites: shares to make of each.
 
     Returns:
-        One share of 32 bytes for each site, in the order of their numbers.
+        For each secret a share of 32 bytes for each site, in the order of their numbers.
     """
-    halves = (Shamir.split(needed, sites, part, False) for part in (secret[:_HALF], secret[_HALF:]))
-    return [first + second for (_, first), (_, second) in zip(*halves, strict=True)]
+    halves = field.from_bytes(b"".join(secrets))
+    drawn = field.from_bytes(os.urandom((needed - 1) * len(halves) * field.BYTES)).reshape(needed - 1, len(halves), 2)
+    points = np.arange(1, sites + 1, dtype=np.uint64)[:, None]
+    values = np.zeros((sites, len(halves), 2), np.uint64)
+    for coefficients in (*drawn, halves):  # Horner's scheme; the secret is the constant
+        values = field.scaled(values, points) ^ coefficients
+    return [[field.to_bytes(values[site, at : at + 2]) for site in range(sites)] for at in range(0, len(halves), 2)]
+
+
+class Recovery:
+    """Gives secrets back from the shares of a set of givers; wrong shares give wrong bytes, which the caller must check.
+
+    Args:
+        givers: exactly as many sites as `split` needed.
+    """
+
+    def __init__(self, givers: tuple[int, ...]) -> None:
+        self.givers = givers
+        self._weights = list(_weights(givers))
+
+    def secrets(self, shares: list[bytes]) -> list[bytes]:
+        """The secrets behind some shares.
+
+        Args:
+            shares: for each giver, in their order, its shares of all secrets, one after the other.
+
+        Returns:
+            32 bytes for each secret.
+        """
+        elements = np.stack([field.from_bytes(own) for own in shares])
+        content = field.to_bytes(field.combined(self._weights, elements))
+        return [content[at : at + SECRET_BYTES] for at in range(0, len(content), SECRET_BYTES)]
 
 
 def combine(shares: dict[int, bytes]) -> bytes:
-    """Gives a secret back; wrong shares give wrong bytes, which the caller must check.
+    """One secret from exactly as many shares as `split` needed, by the number of the site that holds them."""
+    return Recovery(tuple(shares)).secrets(list(shares.values()))[0]
 
-    Args:
-        shares: exactly as many as `split` needed, 32 bytes each, by the number of the site that holds them.
 
-    Returns:
-        32 bytes.
-    """
-    # Shamir evaluates its polynomial at 1, 2, ...: the secret itself stands at 0.
-    first = Shamir.combine([(site + 1, share[:_HALF]) for site, share in shares.items()], False)
-    return first + Shamir.combine([(site + 1, share[_HALF:]) for site, share in shares.items()], False)
+@functools.lru_cache(maxsize=8)  # mostly the same sites come in every step
+def _weights(givers: tuple[int, ...]) -> tuple[int, ...]:
+    """Lagrange's weights at 0: the product of the other points over their differences from the giver's own."""
+    points = np.array(givers, np.uint64) + np.uint64(1)
+    below = np.zeros((len(points), 2), np.uint64)
+    below[:, 0] = points  # the product of all points, over the giver's own, makes that of the others
+    whole = 1
+    for point in points:
+        differences = points ^ point
+        below = field.scaled(below, np.where(differences, differences, np.uint64(1)))
+        whole = field.product(whole, int(point))
+    return tuple(field.product(whole, field.inverse(int(low) | int(high) << 64)) for low, high in below.tolist())

@@ -6,55 +6,71 @@ See `dpfed.federation.secure.masking` for the sites' side and docs/secure-aggreg
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dpfed.errors import UserError
+from dpfed.federation.protocol.identity import is_signed
+from dpfed.federation.secure.agreement import View
+from dpfed.federation.secure.envelopes import KEY_BYTES, Keyed, offer_lengths
 from dpfed.federation.secure.masks import StepKeys, add_mask, pair_sign, public_bytes
-from dpfed.federation.secure.shares import SECRET_BYTES, combine, threshold
+from dpfed.federation.secure.parties import Parties
+from dpfed.federation.secure.shares import SECRET_BYTES, Recovery
 
-_TRIES = 200  # sets of shares that are tried for a secret
+TRIES = 40  # sets of givers that are tried at most; each takes about a second with 1,000 sites
 
 
 class Unmasking:
-    """The sum of one step: `add` what arrives, `close`, ask the sites to reveal, then `total`.
+    """The sum of one step: `add` what arrives, `close`, ask the sites to confirm and reveal if need be, then `total`.
 
     Args:
-        sites: n, all sites of the run.
-        tolerated: t, see `threshold`.
+        sites: public keys of all sites, in the order of their numbers.
+        parties: how many of them may drop out or collude.
         context: fingerprint of the run's agreed terms.
         step: training step.
         public: `Offer.public` of each site of the step's roster, by number.
         size: P, length of the vectors.
 
+    Attributes:
+        rosters: signatures of the roster, by site that arrived.
+        votes: signatures of the arrivals, by site.
+
     Raises:
-        UserError: if the roster is too small, or a site's public values do not have 64 bytes.
+        UserError: if the roster is too small, or a site's public values have another length.
     """
 
-    def __init__(self, sites: int, tolerated: int, context: bytes, step: int, public: dict[int, bytes], size: int) -> None:
-        self._needed = threshold(sites, tolerated)
-        if len(public) < self._needed:
-            raise UserError(f"step {step}: {_named(public)} made offers, at least {self._needed} sites are needed.")
-        if wrong := [site for site, value in public.items() if len(value) != 2 * SECRET_BYTES]:
-            raise UserError(f"step {step}: the public values of {_named(wrong)} do not have {2 * SECRET_BYTES} bytes.")
-        self._keys = StepKeys(context, step)
-        self._round_key = {site: value[:SECRET_BYTES] for site, value in public.items()}
-        self._check = {site: value[SECRET_BYTES:] for site, value in public.items()}
+    def __init__(
+        self, sites: Sequence[Keyed], parties: Parties, context: bytes, step: int, public: dict[int, bytes], size: int
+    ) -> None:
+        if len(public) < parties.needed:
+            raise UserError(f"step {step}: {_named(public)} made offers, at least {parties.needed} sites are needed.")
+        length, _ = offer_lengths(parties)
+        if wrong := [site for site, value in public.items() if len(value) != length]:
+            raise UserError(f"step {step}: the public values of {_named(wrong)} do not have {length} bytes.")
+        self._sites, self._parties, self._keys = sites, parties, StepKeys(context, step)
+        self._round_key = {site: value[:KEY_BYTES] for site, value in sorted(public.items())}
+        self._check = {site: value[KEY_BYTES:] for site, value in public.items()}
+        self._view = View(self._keys, self._round_key)
         self._total = np.zeros(size, np.uint32)
         self._arrived: set[int] = set()
         self._closed = False
+        self.rosters: dict[int, bytes] = {}
+        self.votes: dict[int, bytes] = {}
 
-    def add(self, site: int, masked: np.ndarray) -> None:
+    def add(self, site: int, masked: np.ndarray, signature: bytes = b"") -> None:
         """Adds a site's masked vector.
 
         Args:
             site: its number.
             masked: ``(P,)`` uint32, from `Masking.mask`.
+            signature: of the roster, from `Masking.signed_roster`; not needed where no site may drop out.
 
         Raises:
-            UserError: if the site is not in the roster or was added before, the step is closed, or the vector does not fit.
+            UserError: if the site is not in the roster or was added before, the step is closed, or the vector or the signature
+                does not fit.
         """
         step, size = self._keys.step, len(self._total)
         if site not in self._round_key or site in self._arrived or self._closed:
@@ -64,6 +80,10 @@ class Unmasking:
             raise UserError(f"step {step}: the vector of site {site} was not added, because {reason}.")
         if masked.shape != (size,) or masked.dtype != np.uint32:
             raise UserError(f"step {step}: site {site} sent {masked.shape} {masked.dtype}, expected ({size},) uint32.")
+        if self._parties.drops:
+            if not is_signed(self._view.roster(), signature, self._sites[site].signing_key):
+                raise UserError(f"step {step}: site {site} has not signed the step's roster.")
+            self.rosters[site] = signature
         self._total += masked
         self._arrived.add(site)
 
@@ -74,66 +94,110 @@ class Unmasking:
             The sites in the sum: what every site must be told in the request to reveal.
 
         Raises:
-            UserError: if fewer than the threshold arrived: the sum can never be unmasked.
+            UserError: if fewer than are needed arrived: the sum can never be unmasked.
         """
-        if len(self._arrived) < self._needed:
+        if len(self._arrived) < self._parties.needed:
             raise UserError(
-                f"step {self._keys.step}: {_named(self._arrived)} arrived, at least {self._needed} are needed for a sum."
+                f"step {self._keys.step}: {_named(self._arrived)} arrived, at least {self._parties.needed} are needed for a "
+                "sum."
             )
         self._closed = True
         return frozenset(self._arrived)
 
-    def total(self, reveals: dict[int, dict[int, bytes]]) -> np.ndarray:
+    @property
+    def unanimous(self) -> bool:
+        """Whether the whole roster arrived: then the sites need not confirm it to each other."""
+        return self._arrived == self._view.members
+
+    def vote(self, site: int, signature: bytes) -> bool:
+        """Takes a site's signature of the arrivals, if it is one.
+
+        Returns:
+            Whether it is.
+        """
+        valid = is_signed(self._view.arrivals(frozenset(self._arrived)), signature, self._sites[site].signing_key)
+        if valid:
+            self.votes[site] = signature
+        return valid
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether enough sites have signed who arrived."""
+        return self.unanimous or len(self.votes) >= self._parties.needed
+
+    def total(self, reveals: dict[int, bytes], tries: int = TRIES) -> np.ndarray:
         """The sum over the sites that arrived.
 
         Args:
-            reveals: what `Masking.reveal` returned, by the number of the site that revealed it; at least the threshold of
-                them. May be tried again with more of them.
+            reveals: what `Masking.reveal` returned, by the number of the site that revealed it; as many as are needed. May be
+                tried again with more of them. Empty where no site may drop out: then all masks have cancelled.
+            tries: sets of givers that are tried at most, where shares are wrong.
 
         Returns:
             ``(P,)`` uint32, for `Grid.decode`.
 
         Raises:
-            UserError: if there are too few shares of a secret, or they do not give the secret that its site committed to.
+            UserError: if there are too few shares, or they do not give the secrets that their sites committed to.
         """
         if not self._closed:
             raise ValueError("close the step before it is unmasked")
-        # Every secret is recovered and checked before the first mask is taken away.
-        seeds = {site: self._seed(site, reveals) for site in sorted(self._arrived)}
-        keys = {site: self._key(site, reveals) for site in sorted(self._round_key.keys() - self._arrived)}
         values = self._total.copy()
-        for site, seed in seeds.items():
-            add_mask(values, self._keys.self_mask(seed, site), -1)
-        for gone, key in keys.items():
-            for site in seeds:
+        if not self._parties.drops:
+            return values
+        secrets = self._secrets(reveals, tries)  # all are recovered and checked before the first mask is taken away
+        for site in sorted(self._arrived):
+            add_mask(values, self._keys.self_mask(secrets[site], site), -1)
+        for gone in self._view.members - self._arrived:
+            key = X25519PrivateKey.from_private_bytes(secrets[gone])
+            for site in self._parties.partners(gone) & self._arrived:
                 add_mask(values, self._keys.pair_mask(key, self._round_key[site], site, gone), -pair_sign(site, gone))
         return values
 
-    def _seed(self, site: int, reveals: dict[int, dict[int, bytes]]) -> bytes:
-        return self._secret(site, reveals, lambda secret: self._keys.self_check(secret, site) == self._check[site])
-
-    def _key(self, site: int, reveals: dict[int, dict[int, bytes]]) -> X25519PrivateKey:
-        def fits(secret: bytes) -> bool:
-            return public_bytes(X25519PrivateKey.from_private_bytes(secret)) == self._round_key[site]
-
-        return X25519PrivateKey.from_private_bytes(self._secret(site, reveals, fits))
-
-    def _secret(self, site: int, reveals: dict[int, dict[int, bytes]], fits: Callable[[bytes], bool]) -> bytes:
-        """Recovers a secret of a site; where a share is wrong, from others, as far as there are enough of them."""
-        given = {giver: shares[site] for giver, shares in sorted(reveals.items()) if len(shares.get(site, b"")) == SECRET_BYTES}
-        step = self._keys.step
-        if len(given) < self._needed:
+    def _secrets(self, reveals: dict[int, bytes], tries: int) -> dict[int, bytes]:
+        """The seeds of the sites that arrived and the round keys of the others, by site."""
+        members, step = list(self._round_key), self._keys.step
+        given = {giver: shares for giver, shares in sorted(reveals.items()) if len(shares) == SECRET_BYTES * len(members)}
+        if len(given) < self._parties.needed:
             raise UserError(
-                f"step {step}: {_named(given)} revealed a share for site {site}, {self._needed} are needed: the sum stays "
-                "masked."
+                f"step {step}: {_named(given)} revealed shares, {self._parties.needed} are needed: the sum stays masked."
             )
-        for shares in itertools.islice(itertools.combinations(given.items(), self._needed), _TRIES):
-            if fits(secret := combine(dict(shares))):
-                return secret
+        found: dict[int, bytes] = {}
+        for givers in itertools.islice(_sets(list(given), self._parties.needed), tries):
+            secrets = Recovery(givers).secrets([given[giver] for giver in givers])
+            found |= {
+                site: secret
+                for site, secret in zip(members, secrets, strict=True)
+                if site not in found and self._fits(site, secret)
+            }
+            if len(found) == len(members):
+                return found
+        lost = _named(site for site in members if site not in found)
         raise UserError(
-            f"step {step}: the shares of {_named(given)} do not give the secret of site {site}: too many of them are wrong, or "
-            f"site {site} gave out wrong ones."
+            f"step {step}: the shares of {_named(given)} do not give the secrets of {lost}: too many of them are wrong, or "
+            f"{lost} gave out wrong ones."
         )
+
+    def _fits(self, site: int, secret: bytes) -> bool:
+        if site in self._arrived:
+            return self._keys.self_check(secret, site) == self._check[site]
+        return public_bytes(X25519PrivateKey.from_private_bytes(secret)) == self._round_key[site]
+
+
+def _sets(givers: list[int], needed: int) -> Iterator[tuple[int, ...]]:
+    """Sets of givers, so that one that gives wrong shares is soon left out: all sets, or one for each run of sites left out.
+
+    Behind these come random ones, without end.
+    """
+    if math.comb(len(givers), needed) <= TRIES:
+        yield from itertools.combinations(givers, needed)
+        return
+    spare = len(givers) - needed
+    for end in range(len(givers), 0, -spare):
+        start = max(0, end - spare)
+        yield tuple(givers[:start] + givers[start + spare :])
+    draws = np.random.default_rng(0)  # no secret: which sets are tried first
+    while True:
+        yield tuple(sorted(draws.choice(givers, needed, replace=False).tolist()))
 
 
 def _named(sites: Iterable[int]) -> str:

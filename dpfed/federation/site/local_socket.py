@@ -16,22 +16,27 @@ import stat
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dpfed.errors import UserError
-from dpfed.federation.protocol.packets import Failure, Packet, PacketError, failed, receive_packet, send_packet
+from dpfed.federation.protocol.packets import MOST_VECTOR, Failure, Packet, PacketError, failed, receive_packet, send_packet
 from dpfed.files.locking import file_lock
 
 _LONGEST_PATH = 100  # bytes; operating systems allow 104 to 108
 _LONGEST_READ = 10.0  # seconds that one read or write on a connection may take
-_CONNECTIONS = 8  # that are read from, or wait for their turn, at a time
+_CONNECTIONS = 32  # at a time; one more, and the oldest that has not said what it wants is hung up on
 _TICK = 0.2  # seconds between looks at the stop event
 
 _log = logging.getLogger(__name__)
 
 
-def serve(path: Path, handle: Callable[[Packet], Packet], stop: threading.Event, group: str | None = None) -> None:
+def serve(
+    path: Path,
+    handle: Callable[[Packet], Packet],
+    stop: threading.Event,
+    group: str | None = None,
+    most: int = MOST_VECTOR,
+) -> None:
     """Answers packets, one after the other, until told to stop. The packet in hand is answered before this returns.
 
     Args:
@@ -39,17 +44,17 @@ def serve(path: Path, handle: Callable[[Packet], Packet], stop: threading.Event,
         handle: answers one packet. When it raises, the other side learns that it failed, and nothing else.
         stop: ends the service.
         group: whose members may ask, too; default: only this user.
+        most: bytes that a question's vector may have.
 
     Raises:
         UserError: if the socket cannot be there, or another worker serves it.
     """
     path = Path(path)
-    with _listening(path, group) as listener, ThreadPoolExecutor(_CONNECTIONS) as pool:
-        turn = threading.Lock()
+    with _listening(path, group) as listener, _Visitors(handle, stop, most) as visitors:
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
                 connection, _ = listener.accept()
-                pool.submit(_answer, connection, handle, turn, stop)
+                visitors.receive(connection)
 
 
 def ask(path: Path, packet: Packet, timeout: float) -> Packet:
@@ -72,20 +77,55 @@ def ask(path: Path, packet: Packet, timeout: float) -> Packet:
         return receive_packet(sock)
 
 
-def _answer(sock: socket.socket, handle: Callable[[Packet], Packet], turn: threading.Lock, stop: threading.Event) -> None:
-    """One connection. Whatever the other side does ends here."""
-    with sock, contextlib.suppress(OSError):
-        sock.settimeout(_LONGEST_READ)
+class _Visitors:
+    """Everybody who is connected, each in a thread of its own: whoever is silent or slow delays nobody else."""
+
+    def __init__(self, handle: Callable[[Packet], Packet], stop: threading.Event, most: int) -> None:
+        self._handle, self._stop, self._most = handle, stop, most
+        self._turn = threading.Lock()
+        self._reading: dict[socket.socket, None] = {}  # whose packet has not come yet, the oldest first
+        self._threads: set[threading.Thread] = set()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> _Visitors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in list(self._threads):
+            thread.join()
+
+    def receive(self, sock: socket.socket) -> None:
+        """Answers a new visitor, and hangs up on the oldest silent one if there are too many."""
+        with self._lock:
+            self._reading[sock] = None
+            if len(self._threads) >= _CONNECTIONS:
+                with contextlib.suppress(OSError):
+                    next(iter(self._reading)).shutdown(socket.SHUT_RDWR)  # its thread notices, and ends
+        thread = threading.Thread(target=self._answer, args=(sock,), daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def _answer(self, sock: socket.socket) -> None:
+        """One connection. Whatever the other side does ends here."""
         try:
-            packet = receive_packet(sock)
-        except PacketError:
-            send_packet(sock, failed(Failure.GARBLED))
-            return
-        with turn:
-            if _gone(sock):  # an answer that nobody waits for might still cost budget
-                return
-            reply = failed(Failure.UNREACHABLE) if stop.is_set() else _handled(handle, packet)
-        send_packet(sock, reply)
+            with sock, contextlib.suppress(OSError):
+                sock.settimeout(_LONGEST_READ)
+                try:
+                    packet = receive_packet(sock, self._most)
+                except PacketError:
+                    send_packet(sock, failed(Failure.GARBLED))
+                    return
+                finally:
+                    with self._lock:
+                        self._reading.pop(sock, None)
+                with self._turn:
+                    if _gone(sock):  # an answer that nobody waits for might still cost budget
+                        return
+                    stopped = self._stop.is_set()
+                    reply = failed(Failure.UNREACHABLE) if stopped else _handled(self._handle, packet)
+                send_packet(sock, reply)
+        finally:
+            self._threads.discard(threading.current_thread())
 
 
 def _handled(handle: Callable[[Packet], Packet], packet: Packet) -> Packet:
@@ -129,7 +169,15 @@ def _directory(folder: Path, group: str | None) -> None:
     if not folder.exists():
         folder.mkdir(parents=True, mode=0o700)
         _share(folder, group, 0o700)
-    if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    found = folder.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise UserError(f"{folder} is no directory: the socket needs one of its own.")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise UserError(
+            f"{folder} belongs to another user (number {found.st_uid}), who could put a socket of theirs there: choose a "
+            "directory of your own."
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UserError(f"other users may write to {folder}, and could put a socket of theirs there: choose another directory.")
 
 

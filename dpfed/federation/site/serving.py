@@ -37,7 +37,7 @@ def serve_site(
     with folder.locked():
         worker = load_site(folder, log)
         log("ready")
-        serve(door, worker.answer, stop, group)
+        serve(door, worker.answer, stop, group, worker.longest)
 
 
 def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:

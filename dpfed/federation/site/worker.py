@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from dpfed.errors import UserError
 from dpfed.federation.protocol.answers import Reason
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import Untrusted, sign, verify
+from dpfed.federation.protocol.messages import OtherVersion, Untrusted, sign, verify
 from dpfed.federation.protocol.packets import Content, Packet
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.vectors import decoded, encoded, grid_of
@@ -27,7 +28,10 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.training.worker import Worker
 
 if TYPE_CHECKING:
-    from dpfed.federation.secure.masking import Masking
+    from dpfed.federation.secure.masking import Masking, Opened
+
+
+_SIGNATURE_BYTES = 64
 
 
 class Refusal(Exception):
@@ -66,14 +70,19 @@ class SiteWorker:
         self._number = terms.number_of(identity.signing_key)
         self._vector = BroadcastVector(model)
         self._frozen, self._last = frozen_digest(model), ledger.last_step
+        self._session = secrets.token_hex(8)  # tells the coordinator that this worker was started again
         self._masking: Masking | None = None
         if terms.trust == "secure":
             from dpfed.federation.secure.masking import Masking  # what it imports, only secure sums need
 
-            peers = {number: bytes.fromhex(site.exchange_key) for number, site in enumerate(terms.sites)}
-            del peers[self._number]
-            self._masking = Masking(self._number, identity.exchange, peers, terms.drops, terms.fingerprint.encode())
-        self._answers = {"hello": self._hello, "step": self._step, "reveal": self._reveal}
+            parties, context = terms.trust_model.parties, terms.fingerprint.encode()
+            self._masking, self._grid = Masking(self._number, identity, terms.sites, parties, context), grid_of(terms)
+        self._answers = {"hello": self._hello, "step": self._step, "confirm": self._confirm, "reveal": self._reveal}
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest vector that a question has: the parameters."""
+        return 4 * self._vector.numel
 
     def answer(self, packet: Packet) -> Packet:
         """The answer to one message; a refusal, if it may not be answered. Raises nothing."""
@@ -85,6 +94,9 @@ class SiteWorker:
             return answer(header, packet.vector)
         except Refusal as refusal:
             reason, about = refusal.reason, refusal.about
+        except OtherVersion as error:
+            self._log(f"the coordinator's dpfed is another ({error}): install the same release")
+            reason, about = Reason.VERSION, None
         except Untrusted:
             reason, about = Reason.UNTRUSTED, None
         except UserError as error:  # it may name records
@@ -98,11 +110,13 @@ class SiteWorker:
 
     def _hello(self, header: dict[str, Any], vector: Content) -> Packet:
         offer = self._offer(_number(header.get("step")))
-        return self._signed("hello", nonce=str(header.get("nonce")), frozen=self._frozen, last=self._last, **offer)
+        return self._signed(
+            "hello", nonce=str(header.get("nonce")), frozen=self._frozen, last=self._last, session=self._session, **offer
+        )
 
     def _step(self, header: dict[str, Any], vector: Content) -> Packet:
         step, parameters = self._allowed(_number(header.get("step"))), self._parameters(vector)
-        offers, threshold = self._offers_in(header), self._threshold_in(header)
+        opened, threshold = self._opened(step, header), self._threshold_in(header)
         # Paid for before a record is drawn: also an answer that then fails says something about the records that it needed.
         self._ledger.charge(Release(step, hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:32]))
         self._last = step
@@ -110,17 +124,32 @@ class SiteWorker:
         if threshold is not None:
             self._worker.threshold = threshold
         total = self._worker.bounded_sum(step)
-        return self._signed("sum", self._protected(step, total.values, offers), step=step, **self._offer(step + 1))
+        content = self._protected(step, total.values, opened)
+        return self._signed("sum", content, step=step, **self._roster(step), **self._offer(step + 1))
+
+    def _confirm(self, header: dict[str, Any], vector: Content) -> Packet:
+        masking, step, arrived = self._asked_about(header)
+        try:
+            return self._signed("vote", step=step, vote=_text(masking.confirm(step, arrived)))
+        except UserError as error:
+            raise self._refusal(error) from error
 
     def _reveal(self, header: dict[str, Any], vector: Content) -> Packet:
+        masking, step, arrived = self._asked_about(header)
+        rosters, votes = _signatures(arrived, header.get("rosters")), _signatures(header.get("voters"), header.get("votes"))
+        try:
+            return self._signed("shares", step=step, shares=_text(masking.reveal(step, arrived, rosters, votes)))
+        except UserError as error:
+            raise self._refusal(error) from error
+
+    def _asked_about(self, header: dict[str, Any]) -> tuple[Masking, int, list[int]]:
+        """The step, and who is said to have arrived in it."""
         if self._masking is None:
             raise Refusal(Reason.UNKNOWN)
-        step, arrived = _number(header.get("step")), header.get("arrived")
+        step = _number(header.get("step"))
         if step != self._last:
             raise Refusal(Reason.OVER)
-        if not isinstance(arrived, list):
-            raise Refusal(Reason.MALFORMED)
-        return self._signed("shares", step=step, shares=_text(self._masking.reveal(step, set(map(_number, arrived)))))
+        return self._masking, step, _numbers(header.get("arrived"))
 
     def _allowed(self, step: int) -> int:
         """The step, if the site may take it now.
@@ -162,38 +191,59 @@ class SiteWorker:
             raise Refusal(Reason.MALFORMED)
         return threshold
 
-    def _offers_in(self, header: dict[str, Any]) -> dict[int, bytes]:
-        """What the other sites offered for this one to mask a step with; empty where nothing is masked."""
-        if self._masking is None:
-            return {}
-        offers = header.get("offers")
-        if not isinstance(offers, dict):
-            raise Refusal(Reason.MALFORMED)
-        return {int(number): base64.b64decode(offer) for number, offer in offers.items()}
+    def _opened(self, step: int, header: dict[str, Any]) -> Opened | None:
+        """What the other sites offered for this one to mask a step with; ``None`` where nothing is masked.
 
-    def _protected(self, step: int, values: Tensor, offers: dict[int, bytes]) -> bytes:
+        Raises:
+            Refusal: if the step cannot be masked with that. It is found out before anything is paid.
+        """
+        if self._masking is None:
+            return None
+        roster = _numbers(header.get("roster"))
+        others, offers = [number for number in sorted(roster) if number != self._number], _decoded(header.get("offers"))
+        length, rest = divmod(len(offers), max(1, len(others)))
+        if rest or self._number not in roster:
+            raise Refusal(Reason.MALFORMED)
+        own = {number: offers[at * length : (at + 1) * length] for at, number in enumerate(others)}
+        try:
+            return self._masking.open(step, own)
+        except UserError as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: UserError) -> Refusal:
+        """What the coordinator is told of a step that cannot be masked or revealed."""
+        from dpfed.federation.secure.masking import NotOffered
+
+        self._log(str(error))  # of numbers of sites and steps
+        if isinstance(error, BadOffer):
+            return Refusal(Reason.OFFER, error.sender)
+        return Refusal(Reason.NO_OFFER if isinstance(error, NotOffered) else Reason.VIEW)
+
+    def _protected(self, step: int, values: Tensor, opened: Opened | None) -> bytes:
         """The sum as it leaves the site: with the site's part of the noise, and masked where that was agreed."""
         plan, trust = self._terms.privacy_plan, self._terms.trust_model
         if not (std := trust.share_std(plan)):
             return encoded(values)
         noise = GaussianNoise(std) if trust.shared else plan.noise
         share = KeyedNoise(noise, self._randomness, "share", self._terms.fingerprint, self._number)
-        if self._masking is None:
+        if self._masking is None or opened is None:
             return encoded(share.add_(values.cpu(), step))
         noisy = share.add_(values.cpu().double(), step, of=values)  # the grid of secure sums is finer than float32
-        ring = grid_of(self._terms).encode(noisy.numpy())
-        try:
-            return self._masking.mask(step, ring, offers).astype("<u4", copy=False).tobytes()
-        except BadOffer as error:
-            raise Refusal(Reason.OFFER, error.sender) from error
+        return self._masking.mask(opened, self._grid.encode(noisy.numpy())).astype("<u4", copy=False).tobytes()
+
+    def _roster(self, step: int) -> dict[str, str]:
+        """This site's signature of the roster, which the others compare with what they saw before they reveal anything."""
+        if self._masking is None or not self._terms.drops:
+            return {}
+        return {"roster": _text(self._masking.signed_roster(step))}
 
     def _offer(self, step: int) -> dict[str, Any]:
         """What the other sites need to mask a step together with this one."""
         if self._masking is None or not self._last < step < self._terms.privacy_plan.steps:
             return {}
         offer = self._masking.offer(step)
-        public = base64.b64encode(offer.public).decode()
-        return {"offer": {"step": step, "public": public, "ciphertexts": _text(offer.ciphertexts)}}
+        envelopes = b"".join(envelope for _, envelope in sorted(offer.envelopes.items()))
+        return {"offer": {"step": step, "public": _text(offer.public), "envelopes": _text(envelopes)}}
 
     def _signed(self, kind: str, vector: bytes = b"", **fields: Any) -> Packet:
         return sign(self._identity, self._terms.fingerprint, kind, vector, site=self._number, **fields)
@@ -215,5 +265,28 @@ def _number(value: Any) -> int:
     return value
 
 
-def _text(content: dict[int, bytes]) -> dict[str, str]:
-    return {str(number): base64.b64encode(value).decode() for number, value in content.items()}
+def _numbers(value: Any) -> list[int]:
+    if not isinstance(value, list) or len(set(map(_number, value))) != len(value):
+        raise Refusal(Reason.MALFORMED)
+    return value
+
+
+def _signatures(sites: Any, content: Any) -> dict[int, bytes]:
+    """A signature of each of some sites, from one text."""
+    numbers, signatures = _numbers(sites), _decoded(content)
+    if len(signatures) != _SIGNATURE_BYTES * len(numbers):
+        raise Refusal(Reason.MALFORMED)
+    return {number: signatures[at * _SIGNATURE_BYTES : (at + 1) * _SIGNATURE_BYTES] for at, number in enumerate(numbers)}
+
+
+def _decoded(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise Refusal(Reason.MALFORMED)
+    try:
+        return base64.b64decode(value, validate=True)
+    except ValueError as error:
+        raise Refusal(Reason.MALFORMED) from error
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode()

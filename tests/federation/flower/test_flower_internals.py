@@ -1,5 +1,6 @@
 """Flower has what dpfed takes from it beyond its documented API, and its waits become as short as we ask for."""
 
+import importlib
 import importlib.metadata
 import inspect
 import itertools
@@ -23,7 +24,13 @@ from flwr.supernode import fleet_http_connection, start_client_internal  # noqa:
 import dpfed.federation  # noqa: E402
 from dpfed.errors import UserError  # noqa: E402
 from dpfed.federation.flower import internals  # noqa: E402
-from dpfed.federation.flower.internals import outlast_cut_handshakes, shorten_fetching, shorten_idling  # noqa: E402
+from dpfed.federation.flower.internals import (  # noqa: E402
+    limit_replies,
+    outlast_cut_handshakes,
+    replies_of_at_most,
+    shorten_fetching,
+    shorten_idling,
+)
 
 ROOT = Path(dpfed.federation.__file__).parents[2]
 UPGRADE = "Flower has changed: dpfed/federation/flower/internals.py says what to do on an upgrade."
@@ -207,3 +214,54 @@ def test_a_supernode_outlasts_a_network_that_fails_in_a_handshake(monkeypatch, w
 def test_without_our_patience_a_supernode_gives_up():
     """As soon as this fails, Flower has mended it, and `outlast_cut_handshakes` can go."""
     assert make_simple_http_retry_invoker().should_giveup(handshake("cut"))
+
+
+# ---- how long a reply may be
+
+
+@pytest.fixture
+def pull(monkeypatch):
+    """What Flower's grid fetches the objects of a reply with, under our limit."""
+    from flwr.superlink.grid import http_grid
+
+    monkeypatch.setattr(http_grid, "pull_objects", inflatable_utils.pull_objects)
+    limit_replies()
+    limit_replies()  # a second channel in one process
+    return lambda names, fetch: http_grid.pull_objects(object_ids=names, pull_object_fn=fetch)
+
+
+def test_a_reply_is_given_up_when_it_is_longer_than_it_may_be(pull):
+    fetched = []
+
+    def fetch(name):
+        fetched.append(name)
+        return bytes(1000)
+
+    names = [str(number) for number in range(10)]
+    assert len(pull(names, fetch)) == 10  # nobody limits it here
+    with replies_of_at_most(10_000):
+        assert len(pull(names, fetch)) == 10
+    fetched.clear()
+    with replies_of_at_most(3_500), pytest.raises(inflatable_utils.ObjectPullError, match="more than 3,500 bytes"):
+        pull(names, fetch)
+    assert len(fetched) < 10
+    assert len(pull(names, fetch)) == 10  # and no longer
+
+
+def test_a_reply_of_very_many_objects_is_not_fetched_at_all(pull):
+    with replies_of_at_most(1 << 20), pytest.raises(inflatable_utils.ObjectPullError, match="are announced"):
+        pull([str(number) for number in range(1000)], lambda name: pytest.fail("it was fetched"))
+
+
+def test_a_flower_that_fetches_replies_in_another_way_is_refused(monkeypatch):
+    from flwr.superlink.grid import http_grid
+
+    monkeypatch.delattr(http_grid, "pull_objects")
+    with pytest.raises(UserError, match="pull_objects of http_grid"):
+        limit_replies()
+
+
+def test_what_is_fetched_is_called_as_flower_calls_it():
+    source = inspect.getsource(importlib.import_module("flwr.superlink.grid.http_grid").HttpGrid.pull_messages)
+    assert "pull_objects(" in source and "object_ids=" in source and "pull_object_fn=" in source, UPGRADE
+    assert "except ObjectPullError" in source, UPGRADE

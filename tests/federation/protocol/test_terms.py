@@ -10,10 +10,11 @@ from dp_accounting.rdp import RdpAccountant
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.journal import Journal
-from dpfed.federation.folders import CoordinatorFolder, SiteFolder, _card
+from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.statement import of_federation, statement
-from dpfed.federation.protocol.terms import SiteCard, Terms
+from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.trust import Trust
 from dpfed.federation.site.serving import load_site
 from dpfed.privacy.ledger import Ledger, Release
@@ -220,7 +221,7 @@ def test_a_large_delta_is_not_joined_whatever_the_epsilon(parties, shapes, tmp_p
             with pytest.raises(UserError, match=f"delta {said}"):
                 site.join(worse)
     assert not site.ledger.exists()
-    config = Terms.agree(terms.run_config(), [_card(one.card) for one in sites], terms.coordinator)
+    config = Terms.agree(terms.run_config(), [SiteCard.load(one.card) for one in sites], terms.coordinator)
     with pytest.raises(UserError, match=r"1.00e-6 at most"):
         strict.join(config)
     site.join(config)
@@ -381,3 +382,67 @@ def test_the_card_of_a_federation_speaks_of_the_sites_units(tiny, cards, shapes)
         )
         ledger = Ledger.create(shapes.path.parent / f"{unit}.jsonl", terms.privacy_plan)
         assert said in privacy_card(card_facts(parts, ledger))
+
+
+# ---- what a hostile coordinator, or a hostile site, may have written
+
+
+@pytest.mark.parametrize("name", [".", "..", "-rf", ".hidden", "a/b", "a\x1b[31m", "a\n", "a\u202eb", "", "x" * 65])
+def test_names_that_are_paths_options_or_hidden_text_are_refused(name):
+    key = Identity(b"n" * 32)
+    with pytest.raises(ValueError, match="name"):
+        SiteCard(name=name, records=1, signing_key=key.signing_key, exchange_key=key.exchange_key)
+
+
+@pytest.mark.parametrize("unit", ["\x1b[2J", "patient\n", "\u202epatient", "a\u2028b"])
+def test_units_with_hidden_text_are_refused(unit):
+    key = Identity(b"n" * 32)
+    with pytest.raises(ValueError, match="unit_name"):
+        SiteCard(name="a", records=1, units=1, unit_name=unit, signing_key=key.signing_key, exchange_key=key.exchange_key)
+
+
+@pytest.mark.parametrize("deadline", [1e308, 86_401, float("inf"), 0, -1, float("nan")])
+def test_deadlines_that_no_step_can_have_are_refused(tiny_config, cards, deadline):
+    with pytest.raises(UserError, match="deadline"):
+        Terms.agree(tiny_config, cards, Identity(b"c" * 32).signing_key, deadline=deadline)
+
+
+@pytest.mark.parametrize("depth", [500, 990, 5_000, 200_000])
+@pytest.mark.parametrize("bracket", ["[]", "{}"])
+def test_terms_and_cards_that_are_nested_deeply_are_refused(terms, tmp_path, depth, bracket):
+    opening = '{"a":' if bracket == "{}" else "["
+    deep = opening * depth + "1" + bracket[1] * depth
+    (tmp_path / "terms.json").write_text(deep)
+    with pytest.raises(UserError, match="terms"):
+        Terms.load(tmp_path / "terms.json")
+    (tmp_path / "within.json").write_text(terms.text.replace('"config": {', f'"config": {{"deep": {deep}, '))
+    with pytest.raises(UserError):
+        Terms.load(tmp_path / "within.json")
+    with pytest.raises(UserError, match="card"):
+        SiteCard.load(tmp_path / "terms.json")
+
+
+def test_hidden_text_in_terms_is_refused_wherever_it_is(terms, tmp_path):
+    """The terms are printed for an operator who decides by them."""
+    for change in (
+        lambda tree: tree["config"].update(name="\x1b[2J(0.1, 1e-9)-differential privacy"),
+        lambda tree: tree["config"].update({"\u202e": 1}),
+        lambda tree: tree["sites"][0].update(unit_name="a\rb"),
+    ):
+        change(tree := json.loads(terms.text))
+        with pytest.raises(UserError, match="characters that a terminal does not show") as raised:
+            Terms.load(written(tree, tmp_path))
+        assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize(("sites", "drops", "colluders"), [(5, 2, 1), (6, 2, 2), (7, 3, 1), (100, 49, 2)])
+def test_secure_terms_in_which_a_lying_server_could_narrow_the_sum_are_refused(sites, drops, colluders):
+    with pytest.raises(UserError, match=rf"can do without {(sites - colluders - 1) // 2} of them .*server that lies"):
+        Trust("secure", sites, drops, colluders)
+    Trust("secure", sites, (sites - colluders - 1) // 2, colluders)
+    Trust("distributed", sites, drops, colluders)
+
+
+@pytest.mark.parametrize(("sites", "drops", "colluders"), [(3, 1, 1), (5, 2, 2), (2, 0, 1)])
+def test_secure_terms_in_which_each_site_adds_all_the_noise_need_no_majority(sites, drops, colluders):
+    assert Trust("secure", sites, drops, colluders).honest == 1

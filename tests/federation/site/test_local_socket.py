@@ -1,5 +1,6 @@
 """The local socket of a site: real sockets, and processes where one must die."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -11,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ import pytest
 from dpfed.errors import UserError
 from dpfed.federation.protocol import packets
 from dpfed.federation.protocol.packets import Failure, Packet, PacketError, failed, failure_of, receive_packet, send_packet
+from dpfed.federation.site import local_socket
 from dpfed.federation.site.local_socket import ask, serve
 
 PATIENCE = 10.0  # seconds
@@ -30,7 +31,7 @@ def path():
         yield Path(folder) / "site" / "socket"
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(path, handle, **options):
     """A site worker in a thread; yields its stop event."""
     stop, troubles = threading.Event(), []
@@ -226,6 +227,53 @@ def test_a_silent_visitor_holds_nobody_up(path):
         ask(path, Packet(b"question", b""), PATIENCE)
         assert time.monotonic() - start < 1
         visitor.close()
+
+
+def test_many_silent_visitors_delay_nobody(path):
+    """More than there is room for: then the oldest of them is hung up on."""
+    with serving(path, echo), contextlib.ExitStack() as stack:
+        silent = []
+        for number in range(3 * local_socket._CONNECTIONS):
+            visitor = stack.enter_context(socket.socket(socket.AF_UNIX))
+            visitor.settimeout(PATIENCE)
+            visitor.connect(str(path))
+            visitor.sendall(b"dpf1"[: number % 5])  # nothing, or a beginning
+            silent.append(visitor)
+            if number % 8 == 7:
+                start = time.monotonic()
+                assert ask(path, Packet(b"question", b""), PATIENCE).header == b"question"
+                assert time.monotonic() - start < 2
+        start = time.monotonic()
+        silent[0].recv(100)  # it was let go, and did not have to be waited for
+        assert time.monotonic() - start < 2
+
+
+def test_a_question_longer_than_any_of_the_protocol_is_not_read(path):
+    with serving(path, echo, most=100):
+        assert ask(path, Packet(b"q", b"", bytes(100)), PATIENCE).vector == bytes(100)
+        for size in (101, 10_000_000):
+            with contextlib.suppress(OSError):  # it may hang up while we write
+                assert failure_of(ask(path, Packet(b"q", b"", bytes(size)), PATIENCE)) == Failure.GARBLED
+
+
+def test_a_directory_of_another_user_is_refused(path, monkeypatch):
+    path.parent.mkdir(mode=0o755)
+    if os.geteuid() == 0:
+        os.chown(path.parent, 4711, -1)
+    else:
+        monkeypatch.setattr(local_socket.os, "geteuid", lambda: 4711)
+    with pytest.raises(UserError, match="belongs to another user .* choose a directory of your own"):
+        serve(path, echo, threading.Event())
+
+
+def test_a_lock_beside_the_socket_that_is_a_link_is_refused(path):
+    path.parent.mkdir(mode=0o700)
+    target = path.with_name("precious")
+    target.write_text("mine")
+    path.with_name("socket.lock").symlink_to(target)
+    with pytest.raises(UserError, match="is no ordinary file but a link"):
+        serve(path, echo, threading.Event())
+    assert target.read_text() == "mine"
 
 
 def test_a_failure_says_nothing_about_itself(path, caplog):

@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 
+from dpfed import __version__
 from dpfed.errors import UserError
 from dpfed.federation.protocol.answers import Reason
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import digest_of, sign
+from dpfed.federation.protocol.messages import PROTOCOL, digest_of, sign
 from dpfed.federation.protocol.packets import Packet
 from dpfed.federation.protocol.vectors import encoded
 from dpfed.models.parameters import TrainableVector
@@ -60,6 +61,7 @@ def test_a_step_is_on_the_books_before_a_record_is_drawn(lab, monkeypatch):
     monkeypatch.setattr(site._worker, "bounded_sum", bounded_sum)
     reply = site.answer(question(lab, step=2))
     fixed = {"kind": "refusal", "terms": lab.terms.fingerprint, "vector": digest_of(b""), "site": 0}
+    fixed |= {"protocol": PROTOCOL, "release": __version__}
     assert said(reply) == fixed | {"reason": Reason.FAILED, "about": None} and not reply.vector  # and nothing else
     assert lab.ledger(0).charged == 1 and lab.logs[0] == "error: a record cannot be read"
     assert said(site.answer(question(lab, step=2)))["reason"] == Reason.OVER
@@ -125,5 +127,7 @@ def test_a_secure_site_reveals_shares_of_one_set_only(tiny, tmp_path, numbers):
     lab = Lab(tiny, tmp_path, trust="secure", drops=1)
     assert lab.server.collect(0) is not None  # with all three
     site = lab.wire.workers["node0"]
-    reply = said(site.answer(sign(lab.coordinator, lab.terms.fingerprint, "reveal", step=0, arrived=numbers)))
+    (asked,) = {packet.header for _, packet in lab.wire.questions if json.loads(packet.header)["kind"] == "reveal"}
+    fields = {name: value for name, value in json.loads(asked).items() if name in ("rosters", "voters", "votes")}
+    reply = said(site.answer(sign(lab.coordinator, lab.terms.fingerprint, "reveal", step=0, arrived=numbers, **fields)))
     assert reply["kind"] == ("shares" if len(numbers) == SITES else "refusal")

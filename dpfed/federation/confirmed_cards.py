@@ -1,0 +1,87 @@
+"""Which cards a site's operator has compared with the sites themselves: a coordinator could invent members."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from dpfed.errors import UserError
+from dpfed.federation.protocol.cards import SiteCard
+from dpfed.federation.protocol.terms import Terms
+from dpfed.files.atomic import write_atomically
+from dpfed.files.reading import read_text
+
+_FINGERPRINT = re.compile("[0-9a-f]{4}( [0-9a-f]{4}){7}")
+
+
+class ConfirmedCards:
+    """A file of fingerprints.
+
+    Args:
+        path: of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> list[str]:
+        """The fingerprints.
+
+        Raises:
+            UserError: if the file is damaged.
+        """
+        if not self._path.is_file():
+            return []
+        try:
+            found = json.loads(read_text(self._path))
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, list) or not all(isinstance(each, str) and _FINGERPRINT.fullmatch(each) for each in found):
+            raise UserError(f"{self._path} is damaged: remove it, and confirm the other sites' cards again.")
+        return found
+
+    def add(self, cards: list[str], own: SiteCard, terms: Terms | None) -> None:
+        """Notes that cards are those of other sites, as this site's operator has heard from these themselves.
+
+        Args:
+            cards: fingerprints, as they were read out, or files that came from the sites and not from the coordinator.
+            own: this site's card.
+            terms: that the site has joined, if it has.
+
+        Raises:
+            UserError: for what is neither, is this site's own, or belongs to no member of the terms.
+        """
+        given = [_fingerprint(card) for card in cards]
+        if own.fingerprint in given:
+            raise UserError(f"{own.fingerprint} is this site's own card: give the fingerprints of the others.")
+        if terms is not None:
+            _refuse_strangers(terms, given)
+        write_atomically(self._path, json.dumps(sorted({*self.read(), *given}), indent=1) + "\n")
+
+    def refuse_strangers(self, terms: Terms) -> None:
+        """Refuses terms that lack a confirmed card: somebody may have put another one in its place.
+
+        Raises:
+            UserError: naming the card.
+        """
+        _refuse_strangers(terms, self.read())
+
+
+def _refuse_strangers(terms: Terms, confirmed: list[str]) -> None:
+    members = {member.fingerprint for member in terms.sites}
+    if strange := [each for each in confirmed if each not in members]:
+        raise UserError(
+            f"no member of these terms has the card {strange[0]}: compare it again with the site that it belongs to. If it is "
+            "right, the coordinator has left that site out, or put another one in its place."
+        )
+
+
+def _fingerprint(card: str) -> str:
+    """The fingerprint of a card, from a file of it, or as somebody wrote it down: spaces, dashes and case do not matter."""
+    plain = re.sub(r"[\s:-]", "", card).lower()
+    if re.fullmatch("[0-9a-f]{32}", plain):
+        return " ".join(plain[at : at + 4] for at in range(0, 32, 4))
+    if not Path(card).is_file():
+        raise UserError(f"{card!r} is neither the fingerprint of a card, 32 hexadecimal digits, nor a file.")
+    return SiteCard.load(Path(card)).fingerprint

@@ -1,0 +1,187 @@
+"""Which sites are there, where, and what they have offered for the step to come."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from dpfed import __version__
+from dpfed.federation.coordinator.patience import Patience
+from dpfed.federation.protocol.answers import Hello, Offer, Rejected, read
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.messages import alleged, sign
+from dpfed.federation.protocol.packets import Packet
+from dpfed.federation.protocol.terms import Terms
+
+
+class Channel(Protocol):
+    """Carries packets to sites and back."""
+
+    def sites(self) -> list[str]:
+        """The addresses that can be reached now."""
+
+    def exchange(self, packets: dict[str, Packet], seconds: float, most: int) -> Iterator[tuple[str, Packet | None]]:
+        """Sends a packet to each address and yields what comes back: all at once, until all have answered or time is up.
+
+        Args:
+            packets: by address.
+            seconds: to wait at most.
+            most: bytes that a reply may have. What is longer is not read to its end.
+
+        Yields:
+            An address and its reply; ``None``: it failed.
+        """
+
+
+class Members:
+    """The sites that take part now.
+
+    Args:
+        terms: of the federation.
+        identity: the coordinator's.
+        frozen: digest of the weights that are not trained.
+        note: told what the operator should see.
+        patience: with sites that hang.
+
+    Attributes:
+        ahead: latest step of sites that took part in later steps than the one to come.
+    """
+
+    def __init__(
+        self, terms: Terms, identity: Identity, frozen: str, note: Callable[[str], None], patience: Patience | None = None
+    ) -> None:
+        self._terms, self._identity, self._frozen, self._note = terms, identity, frozen, note
+        self._patience = patience or Patience()
+        self._addresses: dict[int, str] = {}
+        self._offers: dict[int, Offer] = {}
+        self._sessions: dict[int, str] = {}
+        self._why: dict[int, str] = {}  # a site is not there, or was not taken in
+        self._releases: dict[int, str] = {}
+        self.ahead: dict[int, int] = {}
+
+    def present(self, step: int) -> dict[int, str]:
+        """Addresses of the sites that can take a step, by number."""
+        return {number: address for number, address in sorted(self._addresses.items()) if self._can_take(number, step)}
+
+    def absent(self, step: int) -> str:
+        """The sites that cannot take a step, by name, and why."""
+        there = self.present(step)
+        names = {number: site.name for number, site in enumerate(self._terms.sites) if number not in there}
+        return "; ".join(f"{name}: {self._reason(number)}" for number, name in names.items())
+
+    @property
+    def releases(self) -> dict[str, str]:
+        """The releases of dpfed that sites run, by name, where they are others than this one."""
+        named = {self._terms.sites[number].name: release for number, release in sorted(self._releases.items())}
+        return {name: release for name, release in named.items() if release != __version__}
+
+    def offers(self, step: int) -> dict[int, Offer]:
+        """What they offered for it; empty where nothing is masked."""
+        return {number: self._offers[number] for number in self.present(step) if number in self._offers}
+
+    def connected(self, addresses: Iterable[str]) -> None:
+        """Forgets the sites that cannot be reached any more: a step that asks them would be paid for in vain."""
+        there = set(addresses)
+        for number, address in list(self._addresses.items()):
+            if address not in there:
+                self.lose(number, address, "its SuperNode is not connected any more")
+
+    def keep(self, number: int, offer: Offer | None, step: int) -> None:
+        """A site stays, with what it offers for the next step."""
+        self._offers.pop(number, None)
+        if offer is not None and offer.step == step and self._fits(offer):
+            self._offers[number] = offer
+
+    def answered(self, number: int, release: str) -> None:
+        """A site answered a step."""
+        self._patience.answered(number)
+        self._heard(number, release)
+
+    def lose(self, number: int, address: str, why: str) -> None:
+        """A site did not answer rightly: it must be greeted again, unless it came from elsewhere meanwhile."""
+        if self._addresses.get(number) == address:
+            del self._addresses[number]
+            self._offers.pop(number, None)
+        self._why[number] = why
+
+    def hung(self, number: int, address: str, seconds: float, step: int) -> None:
+        """A site let a step wait until its deadline: it is left alone for a while, so that it does not cost the next one."""
+        self._patience.hung(number, seconds)
+        self.lose(number, address, f"it did not answer step {step} within {seconds:g} s")
+        left = self._patience.left(number)
+        self._note(f"{self._name(number)} did not answer step {step} within {seconds:g} s: it is asked again in {left:.0f} s")
+
+    def greetings(self, addresses: Iterable[str], step: int) -> dict[str, Packet]:
+        """Greetings to those of some addresses whose sites cannot take a step yet."""
+        known = set(self.present(step).values())
+        return {address: self._greeting(step) for address in addresses if address not in known}
+
+    def welcome(self, reply: Packet | None, address: str, greeting: Packet, step: int) -> None:
+        """Takes a site in if it answered its greeting rightly."""
+        number = alleged(reply).get("site") if reply is not None else None
+        if type(number) is not int or not 0 <= number < len(self._terms.sites):
+            return
+        site = self._terms.sites[number]
+        try:
+            hello = read(reply, Hello, number, site.signing_key, self._terms.fingerprint)
+            if hello.nonce != alleged(greeting)["nonce"]:
+                raise Rejected("an answer to another question")
+            if hello.frozen != self._frozen:
+                raise Rejected("its weights that are not trained differ from the coordinator's")
+        except Rejected as rejected:
+            if number not in self._addresses:
+                self._say(number, str(rejected), f"{site.name} is not taken in: {rejected}")
+            return
+        self._heard(number, hello.release)
+        if self._sessions.get(number) != hello.session:
+            self._sessions[number] = hello.session
+            self._patience.answered(number)  # it was started again
+        self.ahead.pop(number, None)
+        if hello.last >= step:
+            self.ahead[number] = hello.last
+            self._why[number] = f"it took part in step {hello.last} already"
+            return
+        if self._patience.left(number):
+            return
+        self._addresses[number] = address
+        self._why.pop(number, None)
+        self.keep(number, hello.offer, step)
+
+    def _reason(self, number: int) -> str:
+        why, left = self._why.get(number, "it never came"), self._patience.left(number)
+        return f"{why}, and is asked again in {left:.0f} s" if left else why
+
+    def _heard(self, number: int, release: str) -> None:
+        """Says once which other release of dpfed a site runs, also if it changes between two steps."""
+        before, self._releases[number] = self._releases.get(number, __version__), release
+        if release != before:
+            self._note(
+                f"{self._name(number)} runs dpfed {release} now, and before {before}; this coordinator runs {__version__}. "
+                "They speak the same protocol, so the run goes on"
+            )
+
+    def _say(self, number: int, why: str, text: str) -> None:
+        """Says it once, and not at each of many greetings."""
+        if self._why.get(number) != why:
+            self._note(text)
+        self._why[number] = why
+
+    def _name(self, number: int) -> str:
+        return self._terms.sites[number].name
+
+    def _can_take(self, number: int, step: int) -> bool:
+        return self._terms.trust != "secure" or (number in self._offers and self._offers[number].step == step)
+
+    def _fits(self, offer: Offer) -> bool:
+        """Whether an offer has the right lengths, and one round key for all."""
+        from dpfed.federation.secure.envelopes import KEY_BYTES, offer_lengths  # what it imports, only secure sums need
+
+        public, each = offer_lengths(self._terms.trust_model.parties)
+        if len(offer.public) != public or len(offer.envelopes) != each * (len(self._terms.sites) - 1):
+            return False
+        starts = range(0, len(offer.envelopes), each)
+        return all(offer.envelopes[at : at + KEY_BYTES] == offer.public[:KEY_BYTES] for at in starts)
+
+    def _greeting(self, step: int) -> Packet:
+        return sign(self._identity, self._terms.fingerprint, "hello", nonce=secrets.token_hex(16), step=step)

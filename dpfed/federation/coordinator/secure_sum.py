@@ -1,0 +1,95 @@
+"""How the coordinator comes to the total of masked sums: with the help of the sites that sent them, who agree first."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from dpfed.errors import UserError
+from dpfed.federation.protocol.answers import Answer, Offer, Rejected, Shares, Sum, Vote
+from dpfed.federation.protocol.packets import Content
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.secure.envelopes import offer_lengths
+from dpfed.federation.secure.unmasking import TRIES, Unmasking
+
+Ask = Callable[[str, type[Answer], dict[str, Any]], Iterator[tuple[int, Any]]]
+
+
+class SecureSum:
+    """A step's masked sums.
+
+    Args:
+        terms: of the federation.
+        step: training step.
+        roster: what its sites offered for it.
+        size: numbers of a sum.
+    """
+
+    def __init__(self, terms: Terms, step: int, roster: dict[int, Offer], size: int) -> None:
+        self._parties, self._roster = terms.trust_model.parties, roster
+        public = {number: offer.public for number, offer in roster.items()}
+        self._unmasking = Unmasking(terms.sites, self._parties, terms.fingerprint.encode(), step, public, size)
+
+    def offers_for(self, number: int) -> dict[str, Any]:
+        """The roster, and what its other members offered to one of them."""
+        _, length = offer_lengths(self._parties)
+        offers = []
+        for other, offer in sorted(self._roster.items()):
+            if other != number:
+                at = length * (number - (number > other))  # an offer holds nothing for its own site
+                offers.append(offer.envelopes[at : at + length])
+        return {"roster": sorted(self._roster), "offers": _text(b"".join(offers))}
+
+    def add(self, number: int, answer: Sum, content: Content) -> None:
+        """Adds what a site sent.
+
+        Raises:
+            Rejected: if the site has not signed the roster.
+        """
+        try:
+            self._unmasking.add(number, np.frombuffer(content, "<u4").astype(np.uint32, copy=False), answer.roster or b"")
+        except UserError as error:
+            raise Rejected("a sum for another roster") from error
+
+    def total(self, ask: Ask) -> tuple[np.ndarray | None, str]:
+        """The total; ``None``, and why there is none.
+
+        Args:
+            ask: sends a question of a kind, with its fields, to the sites that arrived, and yields the right answers.
+        """
+        arrived = sorted(self._unmasking.close())
+        if not self._parties.drops:
+            return self._unmasking.total({}), ""
+        fields: dict[str, Any] = {"arrived": arrived}
+        if not self._unmasking.unanimous:
+            for number, answer in ask("confirm", Vote, fields):
+                self._unmasking.vote(number, answer.vote)
+                if self._unmasking.confirmed:
+                    break
+            if not self._unmasking.confirmed:
+                return None, f"{len(self._unmasking.votes)} sites confirmed who arrived, {self._parties.needed} are needed"
+        rosters, votes = self._unmasking.rosters, sorted(self._unmasking.votes.items())
+        fields |= {"rosters": _text(b"".join(rosters[number] for number in arrived))}
+        fields |= {"voters": [number for number, _ in votes], "votes": _text(b"".join(vote for _, vote in votes))}
+        return self._revealed(ask("reveal", Shares, fields))
+
+    def _revealed(self, answers: Iterator[tuple[int, Shares]]) -> tuple[np.ndarray | None, str]:
+        reveals: dict[int, bytes] = {}
+        for number, answer in answers:
+            reveals[number] = answer.shares
+            if len(reveals) == self._parties.needed:
+                try:
+                    return self._unmasking.total(reveals, tries=1), ""
+                except UserError:  # a wrong share is among them: the others' may do
+                    continue
+        try:
+            return self._unmasking.total(reveals, TRIES), ""
+        except UserError as error:
+            return None, str(error)
+
+
+def _text(content: bytes) -> str:
+    return b64encode(content).decode()

@@ -1,0 +1,87 @@
+"""What a site sends to another one through the server, for that one's eyes: a round public key beside encrypted shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.secure.masks import BadOffer, StepKeys, agreed
+from dpfed.federation.secure.parties import Parties
+from dpfed.federation.secure.shares import SECRET_BYTES
+
+KEY_BYTES = 32  # of a round public key
+_NONCE, _TAG = 12, 16
+
+
+class Keyed(Protocol):
+    """A party's public keys, hex."""
+
+    @property
+    def exchange_key(self) -> str:
+        """For agreeing on secrets."""
+
+    @property
+    def signing_key(self) -> str:
+        """For checking its signatures."""
+
+
+def offer_lengths(parties: Parties) -> tuple[int, int]:
+    """Bytes of what a site offers in a step to the server, and to each other site."""
+    secrets, check = (2 * SECRET_BYTES, SECRET_BYTES) if parties.drops else (0, 0)
+    return KEY_BYTES + check, KEY_BYTES + _NONCE + secrets + _TAG
+
+
+class Envelopes:
+    """Seals what one site sends to the others, and opens what they send to it.
+
+    Args:
+        me: number of this site.
+        identity: its long-term keys.
+        sites: long-term public keys of all sites, in the order of their numbers.
+        length: bytes of an envelope.
+    """
+
+    def __init__(self, me: int, identity: Identity, sites: Sequence[Keyed], length: int) -> None:
+        self._me, self._identity, self._sites, self._length = me, identity, list(sites), length
+        self._agreed: dict[int, bytes] = {}  # with each other site, for the whole run
+
+    def seal(self, keys: StepKeys, receiver: int, public: bytes, text: bytes) -> bytes:
+        """An envelope: the round public key, which cannot be changed unnoticed, and the encrypted text.
+
+        The key is fresh for each step and direction; the random nonce keeps it safe when a restarted site offers again.
+        """
+        nonce = os.urandom(_NONCE)
+        cipher = self._cipher(keys, self._me, receiver, receiver)
+        return public + nonce + cipher.encrypt(nonce, text, keys.label("offer", self._me, receiver) + public)
+
+    def open(self, keys: StepKeys, sender: int, envelope: bytes) -> tuple[bytes, bytes]:
+        """The round public key and the text of an envelope.
+
+        Raises:
+            BadOffer: if it was not made for this site, step and run by the one it is said to be from.
+        """
+        if sender == self._me or not 0 <= sender < len(self._sites):
+            raise BadOffer(f"step {keys.step}: an offer of site {sender}, which is not another site of this run.", sender)
+        public, nonce = envelope[:KEY_BYTES], envelope[KEY_BYTES : KEY_BYTES + _NONCE]
+        try:
+            if len(envelope) != self._length:
+                raise InvalidTag
+            cipher = self._cipher(keys, sender, self._me, sender)
+            bound = keys.label("offer", sender, self._me) + public
+            return public, cipher.decrypt(nonce, envelope[KEY_BYTES + _NONCE :], bound)
+        except InvalidTag:
+            raise BadOffer(
+                f"step {keys.step}: the offer of site {sender} was changed on its way, or made for another site, step or run.",
+                sender,
+            ) from None
+
+    def _cipher(self, keys: StepKeys, sender: int, receiver: int, other: int) -> ChaCha20Poly1305:
+        if other not in self._agreed:
+            theirs = bytes.fromhex(self._sites[other].exchange_key)
+            self._agreed[other] = agreed(self._identity.exchange, theirs, "long-term")
+        return ChaCha20Poly1305(keys.envelope(self._agreed[other], sender, receiver))

@@ -1,0 +1,367 @@
+"""Who takes part: two SuperNodes at one site, sites that hang, vanish, restart or change their release, what is said."""
+
+import json
+
+import pytest
+
+from dpfed.federation.coordinator.patience import Patience
+from dpfed.federation.coordinator.rounds import Federation
+from dpfed.federation.protocol import messages
+from dpfed.federation.protocol.messages import sign
+from tests.federation.lab import Lab, identity_of
+
+
+@pytest.fixture
+def lab(tiny, tmp_path):
+    def make(trust: str = "central", **options) -> Lab:
+        tiny["privacy"] |= {"epsilon": None, "noise_multiplier": 1.0, "accountant": "rdp", "steps": options.pop("steps", 8)}
+        folder = tmp_path / f"{trust}-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        return Lab(tiny, folder, trust=trust, **({"drops": 1, "colluders": 0} | options))
+
+    return make
+
+
+class Clock:
+    """Seconds that a test moves on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def hanging(one: Lab, address: str, kind: str = "step") -> None:
+    """From now on an address takes questions of a kind, and never answers."""
+    exchange = one.wire.exchange
+
+    def silent(packets, seconds, most):
+        heard = {at: packet for at, packet in packets.items() if at != address or json.loads(packet.header)["kind"] != kind}
+        yield from exchange(heard, seconds, most)
+
+    one.wire.exchange = silent
+
+
+def patient(one: Lab, clock: Clock) -> None:
+    """A server whose patience follows the test's clock."""
+    before = one.server
+    one.server = Federation(
+        one.terms, one.coordinator, one.wire, one.parts.model, before._journal, before._paid, one.notes.append, Patience(clock)
+    )
+
+
+def events(one: Lab) -> list[str]:
+    return [line["event"] for line in one.events() if line["event"] != "opened"]
+
+
+# ---- two SuperNodes on one worker, as the rotation of keys makes them
+
+
+@pytest.mark.parametrize("trust", ["central", "secure"])
+@pytest.mark.parametrize("drops", [0, 1])
+def test_two_supernodes_on_one_worker_waste_no_step(lab, trust, drops):
+    one = lab(trust, drops=drops, colluders=1)
+    one.wire.workers["another"] = one.wire.workers["node0"]
+    for step in range(4):
+        assert one.server.collect(step) is not None, one.events()[-1]
+        assert one.events()[-1]["arrived"] == ["site-0", "site-1", "site-2"]
+    assert [one.ledger(number).charged for number in range(3)] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("trust", ["central", "secure"])
+def test_a_site_moves_to_another_supernode_between_two_steps(lab, trust):
+    one = lab(trust, drops=0, colluders=1)
+    one.server.collect(0)
+    one.wire.workers["another"] = one.wire.workers["node0"]  # the new key
+    one.server.collect(1)
+    one.wire.gone = {"node0"}  # the old one is removed
+    for step in (2, 3):
+        assert one.server.collect(step) is not None
+    assert events(one) == ["collected"] * 4
+
+
+def test_a_site_whose_supernode_went_is_waited_for_and_no_step_is_paid_in_vain(lab):
+    one = lab("secure", drops=0, colluders=1)
+    one.server.collect(0)
+    one.wire.gone, tries = {"node1"}, []
+    exchange = one.wire.exchange
+
+    def comes_back(packets, seconds, most):
+        tries.append(set(packets))
+        one.wire.gone = set() if len(tries) > 2 else one.wire.gone
+        yield from exchange(packets, seconds, most)
+
+    one.wire.exchange = comes_back
+    assert one.server.collect(1) is not None
+    assert events(one) == ["collected"] * 2 and [one.ledger(number).charged for number in range(3)] == [2, 2, 2]
+
+
+# ---- checked before it is paid for
+
+
+def test_a_site_pays_for_no_step_that_it_cannot_mask(lab):
+    """It was started again behind its SuperNode: its secrets are gone, and it says so before it charges anything."""
+    one = lab("secure", drops=1, colluders=0)
+    one.server.collect(0)
+    one.wire.workers["node0"] = one.site(0)
+    assert one.server.collect(1) is not None
+    assert one.events()[-1]["missing"] == {
+        "site-0": "refused: the site holds no offer of its own for this step: it was started again"
+    }
+    assert [one.ledger(number).charged for number in range(3)] == [1, 2, 2]
+    one.server.collect(2)  # it is greeted along with this step
+    one.server.collect(3)
+    assert one.events()[-1]["arrived"] == ["site-0", "site-1", "site-2"]
+
+
+@pytest.mark.parametrize("harm", ["offers", "roster", "none"])
+def test_a_step_that_cannot_be_masked_costs_a_site_nothing(lab, harm):
+    one = lab("secure", drops=0, colluders=1)
+    one.server._wait_for_sites(0)
+    caught = []
+    one.wire.exchange = lambda packets, seconds, most: caught.append(packets) or iter(())
+    one.server.collect(0)
+    question = caught[0]["node0"]
+    fields = json.loads(question.header)
+    fields.pop("vector")
+    changes = {
+        "offers": {"offers": fields["offers"][::-1]},
+        "roster": {"roster": [0, 1], "offers": fields["offers"][: len(fields["offers"]) // 2]},
+        "none": {},
+    }
+    fields |= changes[harm]
+    reply = one.wire.workers["node0"].answer(
+        sign(one.coordinator, fields.pop("terms"), fields.pop("kind"), question.vector, **fields)
+    )
+    assert json.loads(reply.header)["kind"] == ("sum" if harm == "none" else "refusal")
+    assert one.ledger(0).charged == (harm == "none")
+
+
+# ---- sites that hang
+
+
+def test_a_hanging_site_costs_one_deadline_and_comes_back_by_itself(lab):
+    one, clock = lab("secure", drops=1, deadline=5.0), Clock()
+    patient(one, clock)
+    one.server.collect(0)
+    plain = one.wire.exchange
+    hanging(one, "node0")
+    asked = [one.server.collect(step) is not None for step in (1, 2, 3)]
+    assert asked == [True] * 3 and one.events()[-1]["missing"] == {"site-0": "not there"}
+    assert [line["missing"].get("site-0") for line in one.events() if line["event"] == "collected"] == [
+        None,
+        "no answer before the deadline",
+        "not there",
+        "not there",
+    ]
+    assert "site-0 did not answer step 1 within 5 s: it is asked again in 5 s" in one.notes
+    clock.now, one.wire.exchange = 6.0, plain
+    one.server.collect(4)  # it is greeted along with this step
+    one.server.collect(5)
+    assert one.events()[-1]["arrived"] == ["site-0", "site-1", "site-2"]
+
+
+def test_patience_doubles_ends_and_is_forgotten():
+    clock = Clock()
+    patience = Patience(clock)
+    for left in (120, 240, 480, 600, 600):
+        patience.hung(3, 120.0)
+        assert patience.left(3) == left
+    assert patience.left(1) == 0
+    clock.now = 500.0
+    assert patience.left(3) == 100
+    patience.answered(3)
+    assert patience.left(3) == 0
+    for _ in range(5000):
+        patience.hung(4, 1e300)
+    assert patience.left(4) == 600
+
+
+def test_a_hanging_site_that_is_started_again_is_taken_in_at_once(lab):
+    one = lab("central", deadline=5.0)
+    patient(one, Clock())  # whose time stands still
+    one.server.collect(0)
+    plain = one.wire.exchange
+    hanging(one, "node0")
+    one.server.collect(1)
+    one.wire.exchange = plain
+    one.server.collect(2)
+    one.server.collect(3)
+    assert one.events()[-1]["missing"] == {"site-0": "not there"}
+    one.wire.workers["node0"] = one.site(0)
+    one.server.collect(4)
+    one.server.collect(5)
+    assert one.events()[-1]["arrived"] == ["site-0", "site-1", "site-2"]
+
+
+def test_steps_are_not_paid_again_and_again_for_a_site_that_hangs_and_is_needed(lab, monkeypatch):
+    """The run waits with growing pauses, instead of discarding step after step."""
+    one, clock = lab("secure", drops=0, colluders=1, deadline=5.0, steps=50), Clock()
+    patient(one, clock)
+    monkeypatch.setattr("dpfed.federation.coordinator.rounds.time.sleep", clock.sleep)
+    one.server.collect(0)
+    hanging(one, "node0")
+    for step in range(1, 6):
+        assert one.server.collect(step) is None
+    assert clock.now >= 5 * (1 + 2 + 4 + 8)
+
+
+# ---- who is missing, by name
+
+
+def test_a_site_without_which_steps_go_on_is_named_once(lab):
+    one = lab("central", deadline=0.3)
+    one.wire.gone = {"node2"}
+    for step in range(3):
+        one.server.collect(step)
+    said = [note for note in one.notes if "goes on without" in note]
+    assert said == ["step 0 goes on without 1 sites. site-2: it never came"]
+    one.wire.gone = {"node1", "node2"}
+    one.server.collect(3)
+    assert one.notes[-1] == (
+        "step 3 goes on without 2 sites. site-1: its SuperNode is not connected any more; site-2: it never came"
+    )
+
+
+def test_a_site_that_is_waited_for_is_named(lab, monkeypatch):
+    one, clock = lab("secure", drops=0, colluders=1, deadline=60.0), Clock()
+    one.wire.gone = {"node2"}
+    monkeypatch.setattr("dpfed.federation.coordinator.rounds.time.monotonic", clock)
+
+    def sleep(seconds):
+        clock.now += seconds
+        if clock.now > 150:
+            one.wire.gone = set()
+
+    monkeypatch.setattr("dpfed.federation.coordinator.rounds.time.sleep", sleep)
+    assert one.server.collect(0) is not None
+    waited = [note for note in one.notes if note.startswith("waiting")]
+    assert set(waited) == {"waiting for sites: 2 of 3, 3 are needed. site-2: it never came"} and 2 <= len(waited) <= 4
+
+
+# ---- versions
+
+
+def speaking(change):
+    """A site whose messages name another version."""
+
+    def tamper(question, reply):
+        fields = json.loads(reply.header) | change
+        fields = {name: value for name, value in fields.items() if value is not None and name != "vector"}
+        return sign(identity_of(0), fields.pop("terms"), fields.pop("kind"), reply.vector, **fields)
+
+    return tamper
+
+
+@pytest.mark.parametrize(("protocol", "said"), [(3, "protocol 3 (dpfed 9.9)"), (1, "protocol 1 (dpfed 9.9)")])
+def test_a_site_that_speaks_another_protocol_is_not_taken_in_and_named_once(lab, protocol, said):
+    one = lab("central", deadline=0.3)
+    one.wire.tampers["node0"] = speaking({"protocol": protocol, "release": "9.9"})
+    one.server.collect(0)
+    one.server.collect(1)
+    assert one.events()[-1]["arrived"] == ["site-1", "site-2"]
+    told = [note for note in one.notes if "not taken in" in note]
+    assert (
+        len(told) == 1 and told[0].startswith(f"site-0 is not taken in: it speaks {said}") and "same release on both" in told[0]
+    )
+
+
+def test_a_message_of_before_versions_is_of_protocol_1(monkeypatch):
+    from dpfed.federation.protocol.identity import Identity
+
+    monkeypatch.setattr(messages, "PROTOCOL", None)
+    packet = sign(Identity(b"a" * 32), "terms", "hello")
+    monkeypatch.undo()
+    old = {name: value for name, value in json.loads(packet.header).items() if name not in ("protocol", "release")}
+    header = json.dumps(old).encode()
+    packet = messages.Packet(header, Identity(b"a" * 32).sign(messages._DOMAIN + header))
+    with pytest.raises(messages.OtherVersion) as raised:
+        messages.verify(packet, Identity(b"a" * 32).signing_key, "terms")
+    assert (raised.value.speaks, raised.value.release) == (1, "")
+
+
+def test_a_coordinator_that_speaks_another_protocol_is_refused_and_costs_nothing(lab, monkeypatch):
+    one = lab("central")
+    monkeypatch.setattr(messages, "PROTOCOL", 3)
+    packet = sign(one.coordinator, one.terms.fingerprint, "hello", nonce="n", step=0)
+    monkeypatch.undo()
+    reply = json.loads(one.wire.workers["node0"].answer(packet).header)
+    assert (reply["kind"], reply["reason"]) == ("refusal", "the site's dpfed speaks another version of the protocol")
+    assert one.logs[0] == "the coordinator's dpfed is another (protocol 3, and this is 2): install the same release"
+
+
+def test_a_site_that_is_upgraded_in_mid_run_is_noticed(lab):
+    one = lab("central")
+    one.server.collect(0)
+    assert "releases" not in one.events()[-1]
+    one.wire.tampers["node0"] = speaking({"release": "0.2.0"})
+    for step in (1, 2):
+        one.server.collect(step)
+        assert one.events()[-1]["releases"] == {"site-0": "0.2.0"}
+    assert [note for note in one.notes if "runs dpfed" in note] == [
+        "site-0 runs dpfed 0.2.0 now, and before 0.1.0; this coordinator runs 0.1.0. They speak the same protocol, so the run "
+        "goes on"
+    ]
+
+
+# ---- how long a reply may be
+
+
+def test_every_question_limits_its_replies(lab):
+    one = lab("secure")
+    one.server.collect(0)
+    numbers = one.server._numbers
+    assert set(one.wire.most) == {messages.LONGEST_HEADER, messages.LONGEST_HEADER + 4 * numbers}
+    assert (
+        max(len(r.header) + len(r.signature) + len(r.vector) for _, r in one.wire.replies)
+        < messages.LONGEST_HEADER + 4 * numbers
+    )
+
+
+# ---- agreement between sites
+
+
+def test_a_site_may_leave_before_it_reveals(lab):
+    one = lab("secure", drops=1, colluders=0)
+    one.wire.tampers["node2"] = lambda q, r: None if b'"kind": "shares"' in r.header else r
+    assert one.server.collect(0) is not None
+    assert one.events()[-1]["arrived"] == ["site-0", "site-1", "site-2"]
+
+
+def test_sites_confirm_who_arrived_only_when_somebody_did_not(lab):
+    one = lab("secure", drops=1, colluders=0)
+    one.server.collect(0)
+    kinds = [json.loads(packet.header)["kind"] for _, packet in one.wire.questions]
+    assert "confirm" not in kinds and kinds.count("reveal") == 2  # as many as are needed
+    one.wire.tampers["node0"] = lambda q, r: None if b'"kind": "sum"' in r.header else r
+    assert one.server.collect(1) is not None
+    kinds = [json.loads(packet.header)["kind"] for _, packet in one.wire.questions]
+    assert kinds.count("confirm") == 2 and one.events()[-1]["arrived"] == ["site-1", "site-2"]
+
+
+def test_where_no_site_may_drop_out_a_step_is_one_exchange(lab):
+    one = lab("secure", drops=0, colluders=1)
+    for step in range(2):
+        assert one.server.collect(step) is not None
+    kinds = [json.loads(packet.header)["kind"] for _, packet in one.wire.questions]
+    assert kinds == ["hello"] * 3 + ["step"] * 6
+
+
+def test_a_site_that_signs_another_roster_counts_as_missing(lab):
+    one = lab("secure", drops=1, colluders=0)
+
+    def other(question, reply):
+        fields = json.loads(reply.header)
+        if fields["kind"] != "sum":
+            return reply
+        fields.pop("vector")
+        fields["roster"] = fields["roster"][::-1].replace("=", "A")[:86] + "=="
+        return sign(identity_of(0), fields.pop("terms"), fields.pop("kind"), reply.vector, **fields)
+
+    one.wire.tampers["node0"] = other
+    assert one.server.collect(0) is not None
+    assert one.events()[-1]["missing"] == {"site-0": "a sum for another roster"}

@@ -1,0 +1,175 @@
+"""Sites make sure of each other: a coordinator that invents members, or changes a card, is found out or at least counted."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dpfed.cli import app
+from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.protocol.cards import SiteCard
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.statement import confirmation, statement
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.protocol.trust import Trust
+from dpfed.privacy.promise import round_up
+
+
+@pytest.fixture
+def tiny(tiny):
+    tiny["privacy"]["accountant"] = "rdp"  # fast
+    return tiny
+
+
+@pytest.fixture
+def sites(shapes, tmp_path):
+    return [SiteFolder.create(tmp_path / name, name, shapes.path) for name in ("north", "south", "west")]
+
+
+@pytest.fixture
+def agree(tiny, sites, tmp_path):
+    def make(cards=None, **options) -> Terms:
+        cards = [site.card for site in sites] if cards is None else cards
+        name = f"coordinator-{len(list(tmp_path.iterdir()))}"
+        return Terms.load(CoordinatorFolder.create(tmp_path / name, parse_config(tiny), cards, **options).terms)
+
+    return make
+
+
+def invented(tmp_path, name: str) -> object:
+    """A card that the coordinator made for a site of its own."""
+    key = Identity.fresh()
+    card = SiteCard(name=name, records=600, signing_key=key.signing_key, exchange_key=key.exchange_key)
+    (path := tmp_path / f"{name}.json").write_text(card.model_dump_json(exclude_none=True))
+    return path
+
+
+def test_a_fingerprint_binds_all_that_a_card_says(sites):
+    card = sites[0].own_card()
+    changes = [
+        {"name": "x"},
+        {"records": 601},
+        {"units": 5},
+        {"unit_name": "eye"},
+        {"signing_key": "0" * 64},
+        {"exchange_key": "1" * 64},
+    ]
+    others = [card.model_copy(update=change) for change in changes] + [site.own_card() for site in sites[1:]]
+    assert len({card.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
+    assert SiteCard.load(sites[0].card).fingerprint == card.fingerprint
+
+
+def test_terms_show_the_fingerprints_of_the_cards_that_went_in(sites, agree):
+    terms = agree()
+    shown = [value.split("card ")[1] for name, value in statement(terms) if name == "site"]
+    assert shown == [site.own_card().fingerprint for site in sites]
+    assert "confirmed" not in dict(statement(terms))
+
+
+@pytest.mark.parametrize("form", [str, str.upper, lambda text: text.replace(" ", ""), lambda text: text.replace(" ", "-")])
+def test_fingerprints_are_taken_as_people_write_them(sites, form):
+    sites[0].confirm([form(sites[1].own_card().fingerprint), str(sites[2].card)])
+    assert sites[0].confirmed.read() == sorted(site.own_card().fingerprint for site in sites[1:])
+
+
+def test_what_is_no_card_of_another_site_is_not_confirmed(sites, tmp_path):
+    for wrong, said in (
+        ("abc", "neither the fingerprint"),
+        (str(tmp_path / "nowhere.json"), "neither the fingerprint"),
+        (str(sites[0].path / "site.toml"), "no site's card"),
+        (str(sites[0].card), "this site's own card"),
+    ):
+        with pytest.raises(UserError, match=said):
+            sites[0].confirm([wrong])
+    assert sites[0].confirmed.read() == []
+
+
+def test_a_card_that_the_coordinator_replaced_is_found_out(sites, agree, tmp_path):
+    sites[0].confirm([sites[1].own_card().fingerprint])
+    replaced = agree([sites[0].card, invented(tmp_path, "south"), sites[2].card])
+    with pytest.raises(UserError, match="no member of these terms has the card .* put another one in its place"):
+        sites[0].join(replaced)
+    assert not sites[0].ledger.exists()
+    sites[0].join(agree())
+
+
+def test_after_joining_only_members_can_be_confirmed(sites, agree, tmp_path):
+    sites[0].join(agree())
+    with pytest.raises(UserError, match="no member of these terms"):
+        sites[0].confirm([str(invented(tmp_path, "east"))])
+    sites[0].confirm([str(sites[1].card)])
+    assert sites[0].confirmed.read() == [sites[1].own_card().fingerprint]
+
+
+def test_a_damaged_list_of_confirmed_cards_confirms_nothing(sites):
+    for text in ("{", "{}", '["abc"]', "[1]", "[" * 5000):
+        (sites[0].path / "confirmed.json").write_text(text)
+        with pytest.raises(UserError, match="is damaged"):
+            sites[0].confirmed.read()
+
+
+def test_nine_invented_members_of_ten_are_counted_and_the_promise_without_them_is_told(sites, agree, tmp_path):
+    """The coordinator knows all shares of the noise but one: what is left is this site's own."""
+    cards = [sites[0].card, *(invented(tmp_path, f"sham-{number}") for number in range(9))]
+    terms = agree(cards, trust="secure", drops=0, colluders=1)
+    sites[0].join(terms)
+    said = confirmation(terms, 0, sites[0].confirmed.read())
+    alone = terms.trust_model.noise_if_honest(1)
+    assert alone == pytest.approx(1 / 9)
+    assert said.startswith(
+        "1 of 10 members: this site. If only these are honest, and the coordinator lies together with the others"
+    )
+    left = float(said.split(" holds but ")[1].split(",")[0])
+    assert left > 2 * terms.privacy_plan.epsilon()
+    assert f"not epsilon {round_up(terms.privacy_plan.epsilon())}" in said
+
+
+def test_the_statement_says_when_the_promise_holds(sites, agree):
+    terms = agree(trust="secure", drops=0, colluders=1)
+    prints = [site.own_card().fingerprint for site in sites]
+    assert confirmation(terms, 0, prints[1:]) == (
+        "3 of 3 members: this site, south, west. The promise holds if these are honest"
+    )
+    one_unknown = confirmation(terms, 0, prints[2:])  # who may collude
+    assert one_unknown.endswith("this site, west. The promise holds if these are honest, whoever the others are")
+    assert "The promise holds" not in confirmation(terms, 0, [])
+    for trust in ("central", "local"):
+        assert "does not depend on who the other members are" in confirmation(agree(trust=trust), 0, [])
+
+
+@pytest.mark.parametrize(
+    ("sites_", "drops", "colluders"), [(3, 0, 1), (3, 1, 0), (10, 0, 1), (10, 3, 1), (10, 2, 3), (200, 20, 1)]
+)
+def test_what_is_left_of_the_noise_is_what_honest_sites_add_to_the_narrowest_sum(sites_, drops, colluders):
+    trust = Trust("secure", sites_, drops, colluders)
+    for honest in range(1, sites_ + 1):
+        part, others = trust.noise_if_honest(honest), sites_ - honest
+        least = 1  # its own share is added in any case
+        if sites_ > 2 * drops + others and (others + drops < trust.parties.links or trust.parties.links == sites_ - 1):
+            least = max(1, sites_ - drops - others)  # of any sum that they agree to reveal
+        if others <= colluders:
+            assert part == 1 and least / trust.honest >= 1
+        else:
+            assert part == pytest.approx(least / trust.honest) and part < 1
+    assert Trust("distributed", sites_, drops, colluders).noise_if_honest(1) == pytest.approx(
+        1 if sites_ - 1 <= colluders else 1 / trust.honest
+    )
+
+
+def test_the_commands(sites, agree, tmp_path):
+    def run(*arguments):
+        result = CliRunner().invoke(app, ["site", *map(str, arguments)])
+        return result.exit_code, " ".join(result.output.split())
+
+    terms = tmp_path / "terms.json"
+    terms.write_text(agree(trust="secure", colluders=1).text)
+    south, west = (site.own_card().fingerprint for site in sites[1:])
+    assert run("confirm", sites[0].path, south)[1].endswith("1 cards of other sites are confirmed.")
+    code, said = run("join", sites[0].path, terms)
+    assert code == 0 and "confirmed 2 of 3 members: this site, south. The promise holds" in said
+    code, said = run("confirm", sites[0].path, west)
+    assert code == 0 and "3 of 3 members: this site, south, west" in said
+    assert "confirmed 3 of 3 members" in run("status", sites[0].path)[1]
+    assert json.loads((sites[0].path / "confirmed.json").read_text()) == sorted([south, west])
