@@ -192,10 +192,12 @@ def _refuse_empty(store: RecordStore, records: np.ndarray) -> None:
 
 
 def _write_header(store: RecordStore, indices: np.ndarray, folder: Path) -> None:
+    splits = {split: np.intersect1d(indices, store.split(split)) for split in SPLITS}
     header = read_layout(store.path).header | {
         "dpfed_store": FORMAT_VERSION,
         "records": len(indices),
-        "splits": {split: len(np.intersect1d(indices, store.split(split))) for split in SPLITS},
+        "splits": {split: len(own) for split, own in splits.items()},
+        **({} if store.units is None else {"training_units": len(np.unique(store.units[splits["train"]]))}),
         "skipped": [],  # what was left out when the source was written has no site
         "files": {name: (folder / name).stat().st_size for name in Part("", len(indices)).files},
     }

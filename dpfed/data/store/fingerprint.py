@@ -90,4 +90,4 @@ def contents_of(store: RecordStore, key: str | None) -> Contents:
 
 def splits_of(store: RecordStore) -> np.ndarray:
     """``(N,)`` int8, the split of each open record."""
-    return store.index["split"].to_numpy()
+    return np.asarray(store.index.splits)

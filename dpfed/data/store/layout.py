@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dpfed.data.store.header import fault_of
+from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError
 from dpfed.files.reading import read_bytes
 from dpfed.places import STORE_HEADER, is_store
@@ -104,6 +105,22 @@ class Layout:
     def sharded_by(self) -> str | None:
         """``"record"`` or ``"unit"``: whose key decides the shard; ``None`` when the store is not sharded."""
         return self.header["sharding"]["by"] if self.shards else None
+
+    @property
+    def splits(self) -> dict[str, int] | None:
+        """Records of the whole store by split; ``None`` where the header says nothing that can be."""
+        counts = self.header.get("splits")
+        if not isinstance(counts, dict) or set(counts) != set(SPLITS):
+            return None
+        whole = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts.values())
+        return counts if whole and sum(counts.values()) == self.header["records"] else None
+
+    @property
+    def training_units(self) -> int | None:
+        """Units of the training records of a store that is not sharded; ``None``: an older dpfed wrote it, or it has none."""
+        units = self.header.get("training_units")
+        whole = isinstance(units, int) and not isinstance(units, bool) and self.header.get("unit_name") is not None
+        return units if whole and 0 <= units <= self.header["records"] else None
 
     def parts(self, owner: int, owners: int) -> list[Part]:
         """What one of several owners opens: its shards in order, then the part that all open.

@@ -1,7 +1,7 @@
 """Record stores: an immutable directory of records, memory-mapped, of which only what is asked for is read.
 
-The index (key, split, labels and unit of every record) is small and always read; the records themselves (id, image and
-captions, in batches of about a thousand) are mapped and read at access. `dpfed.data.store.layout` says which files there are.
+The index (key, split, labels and unit of every record) and the records themselves (id, image and captions, in batches of about
+a thousand) are mapped, and read at access. `dpfed.data.store.layout` says which files there are.
 A store is made by `dpfed.data.store.writing.StoreWriter` or `dpfed.data.store.sharding.shard_store`, and never changed
 afterwards.
 """
@@ -13,20 +13,23 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
-from torch import Tensor
 
+from dpfed.data.store.columns import Column, blocks
+from dpfed.data.store.index import Index
 from dpfed.data.store.integrity import Damage, check_index, check_schema
 from dpfed.data.store.layout import Layout, Part, damaged, read_layout
-from dpfed.data.store.mapped import MappedBatches
+from dpfed.data.store.mapped import MappedBatches, RecordsFile, starts_of
 from dpfed.data.store.record import SPLITS
 from dpfed.data.views.pixels import BrokenImage, decoded, decoders, square
 from dpfed.errors import UserError, nearest
 from dpfed.places import local_path
+
+if TYPE_CHECKING:  # torch takes seconds and half a gigabyte, and whoever imports or counts records does without
+    from torch import Tensor
 
 _RESIZED_AT_ONCE = 1024  # images resized at a time: bounds the float workspace
 
@@ -45,8 +48,9 @@ class RecordStore:
         resized: at least one stored image became a square of that side by cropping and bicubic scaling.
         converted: what was done to images that stock open_clip would destroy -> to how many (`dpfed.data.views.modes`), as the
             import counted them.
-        index: key, split, unit (if any) and labels of every open record, as they are stored.
-        keys: ``(N,)`` uint64, a stable hash of each record's id; unique.
+        index: key, split, unit (if any) and labels of every open record (`dpfed.data.store.index`).
+        keys: ``(N,)`` uint64, a stable hash of each record's id; unique. As units and labels, it is mapped; of a store of many
+            millions it is a `Column`, which answers to what an array does.
         units: ``(N,)`` uint64, the same for records that share a unit; ``None`` when the source names no units.
         unit_name: what a unit is called, such as ``"person"``; ``None``: there are none.
         labels: name -> ``(N,)`` int64, -1 where a record has none.
@@ -57,7 +61,7 @@ class RecordStore:
         contents_key: the secret that it is keyed with, which must not leave the store; ``None``: the records are public.
     """
 
-    def __init__(self, path: Path, layout: Layout, index: pa.Table, batches: list[pa.RecordBatch]) -> None:
+    def __init__(self, path: Path, layout: Layout, index: Index, batches: MappedBatches) -> None:
         self.path, self._layout, header = path, layout, layout.header
         self.name: str = header["name"]
         self.kind: str = header["kind"]
@@ -71,12 +75,8 @@ class RecordStore:
         contents = header.get("contents") or {}  # absent in older stores
         self.contents: str | None = contents.get("fingerprint")
         self.contents_key: str | None = contents.get("key")
-        self.index = index
-        self.keys: np.ndarray = index["key"].to_numpy()
-        self.units: np.ndarray | None = index["unit"].to_numpy() if self.unit_name else None
-        self.labels: dict[str, np.ndarray] = {name: index[f"label:{name}"].to_numpy() for name in self.label_names}
-        self._split: np.ndarray = index["split"].to_numpy()
-        self._batches = MappedBatches(path, self.kind, batches)
+        self.index, self._batches = index, batches
+        self.keys, self.units, self.labels = index.keys, index.units, index.labels
         self._opened = (path, 0, 1)
 
     @classmethod
@@ -97,10 +97,9 @@ class RecordStore:
         parts = layout.parts(owner, owners)
         try:
             layout.check_sizes(path, parts)
-            indexes, batches = zip(*(_read(path, part, layout.header) for part in parts), strict=True)
-            index = pa.concat_tables(indexes).combine_chunks()
-            store = cls(path, layout, index, [batch for own in batches for batch in own])
-            store._check(parts)
+            tables, files = zip(*(_read(path, part, layout.header) for part in parts), strict=True)
+            batches = MappedBatches(path, layout.header["kind"], [file for own in files for file in own])
+            store = cls(path, layout, Index(layout, parts, tables), batches)
         except Damage as error:
             raise damaged(path, str(error)) from error
         except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -121,22 +120,30 @@ class RecordStore:
     @property
     def training_records(self) -> int:
         """How many training records the whole store holds, open or not."""
-        return sum(part.records for part in self._layout.shards) if self.shards else len(self.split("train"))
+        return sum(part.records for part in self._layout.shards) if self.shards else self.count("train")
 
-    @property
+    @functools.cached_property
     def training_units(self) -> int | None:
         """How many units the training records of the whole store have, open or not; ``None`` when it names no units."""
         if self.units is None:
             return None
         if self.shards:
             return sum(part.units or 0 for part in self._layout.shards)
+        if (counted := self._layout.training_units) is not None:
+            return counted
         return len(np.unique(self.units[self.split("train")]))
 
     @property
     def shard_numbers(self) -> np.ndarray | None:
-        """``(N,)`` uint64, the shard of every open training record, by its own key or its unit's; ``None``: not sharded."""
+        """``(N,)`` uint64, the shard of every open training record, by its own key or its unit's; ``None``: not sharded.
+
+        It is computed where it is read.
+        """
         keys = self.units if self._layout.sharded_by == "unit" else self.keys
-        return keys % np.uint64(self.shards) if self.shards and keys is not None else None
+        if not self.shards or keys is None:
+            return None
+        shards = np.uint64(self.shards)
+        return Column([keys], lambda own: own % shards)  # type: ignore[return-value]
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -159,15 +166,42 @@ class RecordStore:
         Raises:
             UserError: for any other name.
         """
-        if name not in SPLITS:
-            raise UserError(f"unknown split {name!r}; {nearest(name, SPLITS)}")
-        return np.flatnonzero(self._split == SPLITS.index(name))
+        return self.index.rows(_number(name))
+
+    def count(self, name: str) -> int:
+        """How many open records a split has, without looking at them; see `split`."""
+        return self.index.count(_number(name))
+
+    def smallest(self, rows: Callable[[int, int], np.ndarray], count: int) -> np.ndarray:
+        """Of some rows, those with the smallest keys: always the same records, whatever their order in the store.
+
+        Args:
+            rows: which of the rows between two are meant, ``(end - first,)`` bool; it is asked for one block after the other.
+            count: how many.
+
+        Returns:
+            ``(n,)`` int64, in the order of their keys; fewer where there are fewer.
+        """
+        chosen, keys = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+        for first, end in blocks(len(self)):
+            own = first + np.flatnonzero(rows(first, end))
+            chosen, keys = np.append(chosen, own), np.append(keys, self.keys[own])
+            order = np.argsort(keys, kind="stable")[:count]
+            chosen, keys = chosen[order], keys[order]
+        return chosen
+
+    def within(self, name: str) -> Callable[[int, int], np.ndarray]:
+        """Which of the rows between two are of a split, ``(end - first,)`` bool."""
+        number = _number(name)
+        return lambda first, end: self.index.splits[first:end] == number
 
     def share_units(self, first: str, second: str) -> bool:
         """Whether a unit has records in both of two splits."""
-        if self.units is None:
+        units, within = self.units, self.within(first)
+        if units is None:
             return False
-        return bool(np.isin(self.units[self.split(first)], self.units[self.split(second)]).any())
+        others = np.unique(units[self.split(second)])
+        return any(np.isin(units[at:end][within(at, end)], others).any() for at, end in blocks(len(self)))
 
     def ids(self, indices: np.ndarray) -> list[str]:
         """The records' ids, one for each index."""
@@ -200,6 +234,8 @@ class RecordStore:
         stored = np.empty(len(indices), whole)
         for places, batch, local in self._batches.holding(indices):
             stored[places] = np.frombuffer(batch.column("image").buffers()[1], whole, len(batch))[local]
+        import torch
+
         images = torch.from_numpy(stored.view(np.uint8).reshape(-1, 3, self.size, self.size))
         return images if size == self.size else _resize(images, size, interpolation)
 
@@ -212,6 +248,8 @@ class RecordStore:
         yield from self._batches
 
     def _decoded(self, indices: np.ndarray, size: int, resize: str, interpolation: str) -> Tensor:
+        import torch
+
         result = np.empty((len(indices), 3, size, size), np.uint8)
 
         def fill(place: int, encoded: pa.Scalar) -> None:
@@ -231,21 +269,6 @@ class RecordStore:
         for _ in decoders().map(lambda file: fill(*file), files):
             pass  # an error in a thread is raised here
         return torch.from_numpy(result)
-
-    def _check(self, parts: list[Part]) -> None:
-        """Whether each open shard holds its own training records and no others: what is promised is counted in the header."""
-        start, numbers = 0, self.shard_numbers
-        for part in parts:
-            indices = slice(start, start + part.records)
-            start += part.records
-            if part.shard is None:
-                wrong = self.shards is not None and (self._split[indices] == 0).any()
-            else:
-                wrong = numbers is None or (numbers[indices] != part.shard).any() or self._split[indices].any()
-                if part.units is not None:
-                    wrong = wrong or self.units is None or part.units != len(np.unique(self.units[indices]))
-            if wrong:
-                raise damaged(self.path, f"{part.files[0]} names records that belong elsewhere")
 
 
 def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
@@ -268,6 +291,8 @@ def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
 
 
 def _resize(images: Tensor, size: int, interpolation: str) -> Tensor:
+    import torch
+
     result = images.new_empty(len(images), 3, size, size)
     for source, target in zip(images.split(_RESIZED_AT_ONCE), result.split(_RESIZED_AT_ONCE), strict=True):
         if len(source):
@@ -276,16 +301,22 @@ def _resize(images: Tensor, size: int, interpolation: str) -> Tensor:
     return result
 
 
-def _read(path: Path, part: Part, header: dict[str, Any]) -> tuple[pa.Table, list[pa.RecordBatch]]:
+def _number(split: str) -> int:
+    if split not in SPLITS:
+        raise UserError(f"unknown split {split!r}; {nearest(split, SPLITS)}")
+    return SPLITS.index(split)
+
+
+def _read(path: Path, part: Part, header: dict[str, Any]) -> tuple[pa.Table, list[RecordsFile]]:
     """A part's index, and its records, mapped."""
-    index, records = (str(path / name) for name in part.files)
-    with pa.memory_map(index) as source:
+    index, *records = part.files
+    with pa.memory_map(str(path / index)) as source:
         table = pa.ipc.open_file(source).read_all()
     check_index(table, header)
-    reader = pa.ipc.open_file(pa.memory_map(records))
-    check_schema(reader.schema, header)
-    batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-    held = sum(len(batch) for batch in batches)
+    files = [RecordsFile(path / name, starts_of(table.schema, Path(name).name)) for name in records]
+    for file in files:
+        check_schema(file.schema, header)
+    held = sum(int(file.starts[-1]) for file in files)
     if not len(table) == held == part.records:
-        raise damaged(path, f"{part.files[1]} should hold {part.records} records and holds {held}")
-    return table, batches
+        raise damaged(path, f"{records[0]} should hold {part.records} records and holds {held}")
+    return table, files

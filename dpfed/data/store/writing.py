@@ -19,6 +19,7 @@ from dpfed.data.reasons import by_reason, mending
 from dpfed.data.store.fingerprint import Contents
 from dpfed.data.store.holdout import hold_out_hash, selected
 from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS
+from dpfed.data.store.mapped import with_starts
 from dpfed.data.store.new_directory import cannot_write, name_directory, start_directory
 from dpfed.data.store.record import KINDS, SPLITS, RecordInput, check_types, is_text, record_key
 from dpfed.data.views.pixels import BrokenImage, decoded, decoders, encode, memory, square
@@ -92,6 +93,7 @@ class StoreWriter:
         self._labels = {label: array("q") for label in self._label_names}
         self._contents = Contents(public)
         self._hashes = {split: array("Q") for split in SPLITS[1:]}
+        self._batches: list[int] = []
         self._seen: set[int] = set()
         self._copies: dict[str, int] = {}
         self._pending: list[RecordInput] = []
@@ -238,6 +240,7 @@ class StoreWriter:
             return
         columns = [[record.id for record in kept], images, [list(record.captions) for record in kept]]
         self._records.write_batch(pa.record_batch(columns, schema=self._schema))
+        self._batches.append(len(kept))
         for record, image in zip(kept, images, strict=True):
             self._contents.add(record.id, image, record.captions, record_key(record.unit or record.id), record.labels)
             self._keys.append(record_key(record.id))
@@ -279,8 +282,9 @@ class StoreWriter:
             **{f"label:{label}": np.frombuffer(numbers, np.int64) for label, numbers in self._labels.items()},
         }
         table = pa.table(columns)
-        with pa.ipc.new_file(str(self._partial / INDEX), table.schema) as writer:
-            writer.write_table(table)
+        schema = with_starts(table.schema, {RECORDS: self._batches})
+        with pa.ipc.new_file(str(self._partial / INDEX), schema) as writer:
+            writer.write_table(table.cast(schema))
 
     def _header(self, sizes: dict[str, int]) -> dict[str, object]:
         images: dict[str, object] = {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size}
@@ -295,11 +299,15 @@ class StoreWriter:
             "images": images | ({"resized": True} if self._resized else {}),
             "label_names": self._label_names,
             "unit_name": self._unit_name,
+            **({"training_units": self._training_units()} if self._unit_name else {}),
             "skipped": [{"id": id, "reason": reason} for id, reason in self.broken],
             "files": sizes,
             **({"converted": dict(self.converted)} if self.converted else {}),
             "contents": self._contents.header(np.frombuffer(self._splits, np.int8)),
         }
+
+    def _training_units(self) -> int:
+        return len(np.unique(np.frombuffer(self._units, np.uint64)[np.frombuffer(self._splits, np.int8) == 0]))
 
     def _broken_sentence(self) -> str:
         return f"{len(self.broken):,} of {len(self._seen):,} records cannot be read: {'; '.join(by_reason(self.broken))}"
