@@ -46,7 +46,7 @@ def inspect(
         "name": store.name,
         "kind": store.kind,
         "public": store.public,
-        "records": {split: len(store.split(split)) for split in SPLITS},
+        "records": {split: store.count(split) for split in SPLITS},
         "labels": {name: len(store.label_names.get(name, [])) or None for name in store.labels},
         "left_out": len(store.skipped),
         "fingerprint": store.contents or "none",

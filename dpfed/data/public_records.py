@@ -171,10 +171,10 @@ def open_public(
         raise UserError(
             f"public.path: the model reads captions, and the records of {store.path} have none: give captioned public records."
         )
-    if len(store.split("train")) < config.records:
+    if store.count("train") < config.records:
         raise UserError(
             f"public.records = {config.records:,} public records join every group, and {store.path} has "
-            f"{len(store.split('train')):,} training records: lower it, or give another store."
+            f"{store.count('train'):,} training records: lower it, or give another store."
         )
     if share_images(store, private):  # how many is private
         raise UserError(

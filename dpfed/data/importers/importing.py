@@ -21,6 +21,7 @@ from dpfed.data.importers.source import FileRecord, Source, Unreadable
 from dpfed.data.importers.table import TableImporter
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
+from dpfed.data.store.columns import blocks
 from dpfed.data.store.new_directory import check_destination
 from dpfed.data.store.record import SPLITS
 from dpfed.data.store.records import RecordStore
@@ -135,7 +136,7 @@ def import_records(
         path=store.path,
         format=chosen,
         kind=store.kind,
-        counts={split: len(store.split(split)) for split in SPLITS},
+        counts={split: store.count(split) for split in SPLITS},
         skipped=store.skipped,
         seconds=time.monotonic() - started,
         unit_name=store.unit_name,
@@ -226,8 +227,9 @@ def _empty_classes(store: RecordStore) -> dict[str, list[str]]:
     """Label -> its classes that no record has, of the labels that have some."""
     empty = {}
     for label, names in store.label_names.items():
-        numbers = store.labels[label]
-        counts = np.bincount(numbers[numbers >= 0], minlength=len(names))
-        if missing := [name for name, count in zip(names, counts.tolist(), strict=True) if not count]:
+        found = np.zeros(len(names) + 1, bool)
+        for first, end in blocks(len(store)):
+            found[store.labels[label][first:end]] = True  # -1, no class, is the last place
+        if missing := [name for name, there in zip(names, found.tolist(), strict=False) if not there]:
             empty[label] = missing
     return empty

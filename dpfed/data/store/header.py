@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dpfed.data.limits import LARGEST_SIDE, SMALLEST_SIDE
+from dpfed.data.limits import LARGEST_SIDE, MOST_VOLUMES, SMALLEST_SIDE
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -59,6 +59,7 @@ class _Header(_Strict):
     files: dict[str, Count]
     converted: dict[str, Count] = {}
     sharding: _Sharding | None = None
+    volumes: Annotated[int, Field(ge=1, le=MOST_VOLUMES)] = 1
 
     @model_validator(mode="after")
     def _shards_fit(self) -> _Header:

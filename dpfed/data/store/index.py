@@ -117,7 +117,9 @@ class Index:
     def _check_block(self, number: int) -> None:
         first, end = number * BLOCK, min((number + 1) * BLOCK, len(self))
         splits = _within(self._layout.place, 0, len(SPLITS))(self.splits[first:end])
-        overlapping = slice(np.searchsorted(self._starts, first, "right") - 1, np.searchsorted(self._starts, end, "left"))
+        overlapping = slice(
+            int(np.searchsorted(self._starts, first, "right")) - 1, int(np.searchsorted(self._starts, end, "left"))
+        )
         for part, start in zip(self._parts[overlapping], self._starts[overlapping].tolist(), strict=False):
             rows = slice(max(first, start), min(end, start + part.records))
             self._check_part(part, rows, splits[rows.start - first : rows.stop - first], rows.stop == start + part.records)

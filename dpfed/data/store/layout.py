@@ -2,7 +2,7 @@
 
     store.json                 format version, name, kind, counts, label names, and the sizes of the other files
     index.arrow                key, split, labels and unit (if any) of every record
-    records.arrow              id, image and captions
+    records.arrow              id, image and captions; of a large import, records-00000.arrow, records-00001.arrow, ...
 
 A sharded store has the two Arrow files in each of several folders instead: ``shard-00000``, ``shard-00001``, ... hold the
 training records, ``held-out`` holds the rest. A training record is in the shard ``key % shards``, with the key of its unit
@@ -24,6 +24,7 @@ from dpfed.places import STORE_HEADER, is_store
 
 FORMAT_VERSION = 2
 SHARDED_FORMAT_VERSION = 3  # of sharded stores; others keep the older version, which more versions of dpfed can read
+VOLUMES_FORMAT_VERSION = 4  # of stores in several volumes
 HEADER, INDEX, RECORDS = STORE_HEADER, "index.arrow", "records.arrow"
 HELD_OUT = "held-out"
 _SHOWN = 80  # characters of what is wrong with a header
@@ -38,17 +39,24 @@ class Part:
         records: how many records it holds.
         shard: the number of the shard; ``None`` for held-out records and for a store that is not sharded.
         units: how many units a shard of units holds, otherwise ``None``.
+        volumes: in how many files the records are.
     """
 
     folder: str
     records: int
     shard: int | None = None
     units: int | None = None
+    volumes: int = 1
 
     @property
-    def files(self) -> tuple[str, str]:
+    def files(self) -> tuple[str, ...]:
         """Index and records, below the store's directory."""
-        return str(PurePosixPath(self.folder, INDEX)), str(PurePosixPath(self.folder, RECORDS))
+        return tuple(str(PurePosixPath(self.folder, name)) for name in (INDEX, *volume_files(self.volumes)))
+
+
+def volume_files(volumes: int) -> list[str]:
+    """The names of the files of records."""
+    return [RECORDS] if volumes == 1 else [f"records-{number:05}.arrow" for number in range(volumes)]
 
 
 def shard_folder(number: int) -> str:
@@ -86,9 +94,9 @@ class Layout:
         try:
             header = json.loads(text)
             version = header["dpfed_store"]
-            if isinstance(version, int) and version > SHARDED_FORMAT_VERSION:
+            if isinstance(version, int) and version > VOLUMES_FORMAT_VERSION:
                 raise UserError(
-                    f"{place} was written in store format {version}, and this dpfed reads up to {SHARDED_FORMAT_VERSION}; "
+                    f"{place} was written in store format {version}, and this dpfed reads up to {VOLUMES_FORMAT_VERSION}; "
                     "update dpfed."
                 )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -119,8 +127,9 @@ class Layout:
     def training_units(self) -> int | None:
         """Units of the training records of a store that is not sharded; ``None``: an older dpfed wrote it, or it has none."""
         units = self.header.get("training_units")
-        whole = isinstance(units, int) and not isinstance(units, bool) and self.header.get("unit_name") is not None
-        return units if whole and 0 <= units <= self.header["records"] else None
+        if not isinstance(units, int) or isinstance(units, bool) or self.header.get("unit_name") is None:
+            return None
+        return units if 0 <= units <= self.header["records"] else None
 
     def parts(self, owner: int, owners: int) -> list[Part]:
         """What one of several owners opens: its shards in order, then the part that all open.
@@ -182,7 +191,7 @@ def damaged(place: str | Path, what: str) -> UserError:
 def _parts(header: dict[str, Any]) -> tuple[tuple[Part, ...], Part]:
     sharding = header.get("sharding")
     if sharding is None:
-        return (), Part("", header["records"])
+        return (), Part("", header["records"], volumes=header.get("volumes", 1))
     units = sharding["units"] if sharding["by"] == "unit" else [None] * len(sharding["records"])
     shards = tuple(
         Part(shard_folder(number), records, number, of_units)

@@ -63,7 +63,9 @@ class RecordsFile:
     """
 
     def __init__(self, path: Path, starts: np.ndarray | None) -> None:
-        self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        with pa.memory_map(str(path)) as source:
+            mapped = source.read_buffer()  # stays when the file is closed: a process may not have many files open
+        self._reader = pa.ipc.open_file(mapped)
         self.schema = self._reader.schema
         count = self._reader.num_record_batches
         if starts is None:

@@ -145,8 +145,13 @@ class RecordStore:
         shards = np.uint64(self.shards)
         return Column([keys], lambda own: own % shards)  # type: ignore[return-value]
 
+    @property
+    def opened_by(self) -> tuple[int, int]:
+        """The owner whose shards are open, and how many owners there are."""
+        return self._opened[1:]
+
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.index)
 
     def __repr__(self) -> str:
         return f"RecordStore({str(self.path)!r}, {self.name!r}, {self.kind}, {len(self):,} records)"
@@ -186,9 +191,10 @@ class RecordStore:
         for first, end in blocks(len(self)):
             own = first + np.flatnonzero(rows(first, end))
             chosen, keys = np.append(chosen, own), np.append(keys, self.keys[own])
-            order = np.argsort(keys, kind="stable")[:count]
-            chosen, keys = chosen[order], keys[order]
-        return chosen
+            if len(keys) > count:
+                order = np.argsort(keys, kind="stable")[:count]
+                chosen, keys = chosen[order], keys[order]
+        return chosen[np.argsort(keys, kind="stable")]
 
     def within(self, name: str) -> Callable[[int, int], np.ndarray]:
         """Which of the rows between two are of a split, ``(end - first,)`` bool."""

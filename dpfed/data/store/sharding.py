@@ -114,7 +114,9 @@ def _write(store: RecordStore, path: Path, shards: int, progress: Callable[[int,
     records = np.bincount(part_of_record, minlength=len(parts))[:-1].tolist()
     units = _counted(np.unique(owned[store.split("train")]), shards) if by_unit else None
     sharding = {"by": "unit" if by_unit else "record", "records": records, "units": units}
-    header = read_layout(store.path).header | {
+    header = read_layout(store.path).header
+    header.pop("volumes", None)
+    header |= {
         "dpfed_store": SHARDED_FORMAT_VERSION,
         "sharding": sharding,
         "files": {name: (path / name).stat().st_size for part in parts for name in part.files},
