@@ -118,6 +118,7 @@ def _from_path(
                 test=config.test,
                 public=config.public,
                 progress=progress,
+                wait=True,
             )
         except UserError as error:  # it may name records
             public = f"the records at {path} cannot be imported: `dpfed data import {path} DEST` says why."

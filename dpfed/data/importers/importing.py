@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,24 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.detection import detect, existing, importers
 from dpfed.data.importers.folder import TABLES, FolderImporter
 from dpfed.data.importers.listing import suffix
-from dpfed.data.importers.naming import CONTENT, content_hash
+from dpfed.data.importers.naming import CONTENT
 from dpfed.data.importers.parquet import ParquetImporter
-from dpfed.data.importers.source import FileRecord, Source, Unreadable
+from dpfed.data.importers.pieces import Progress, VolumesPlan, store_records
+from dpfed.data.importers.processes import MOST_WORKERS, Tell
+from dpfed.data.importers.source import Source
 from dpfed.data.importers.table import TableImporter
+from dpfed.data.importers.workplace import workplace
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
 from dpfed.data.store.columns import blocks
 from dpfed.data.store.new_directory import check_destination
 from dpfed.data.store.record import SPLITS
 from dpfed.data.store.records import RecordStore
+from dpfed.data.store.volume import Form
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
 from dpfed.places import local_path
-
-Progress = Callable[[int, int | None], None]  # (records so far, of how many)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class ImportReport:
         passed_over: what lies below the source and holds no records by its name, and how often.
         empty_classes: label -> its classes that no record has.
         converted: what was done to images that stock open_clip would destroy -> to how many.
+        bytes_read: of archives and Parquet files.
     """
 
     path: Path
@@ -62,6 +65,7 @@ class ImportReport:
     passed_over: dict[str, int]
     empty_classes: dict[str, list[str]]
     converted: dict[str, int]
+    bytes_read: int = 0
 
 
 def import_records(
@@ -77,8 +81,14 @@ def import_records(
     id: str | None = None,
     allow_outside: bool = False,
     watch: Callable[[int], None] | None = None,
+    workers: int = 1,
+    wait: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> ImportReport:
     """Imports a data set into a new record store.
+
+    An import of archives or Parquet files that was interrupted goes on where it stopped, when it is started again
+    (`dpfed.data.importers.workplace`). The store is the same for any number of workers, and after any interruption.
 
     Args:
         source: a local file or folder, or several tables of one folder.
@@ -95,39 +105,40 @@ def import_records(
             source, where it has one, otherwise a hash.
         allow_outside: also read files outside of the source's folder, which tables or links name.
         watch: called now and then, with how many files were found, while the source is looked through.
+        workers: processes that read archives and Parquet files at a time. New processes import the program's main module again:
+            guard what it does with ``if __name__ == "__main__":``.
+        wait: wait for another import to the same place, instead of refusing.
+        say: told what the user should know.
 
     Raises:
-        UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for.
+        UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for;
+            when another import to `dest` is under way, or was interrupted there.
     """
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
     check_destination(dest)
-    size = stored_side(size)
+    size, workers = stored_side(size), whole_number(workers, "the number of workers", 1, MOST_WORKERS)
     sources: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
     paths = [existing(one) for one in sources]
-    held_out = {"validation": validation, "test": test}
-    held_out = {split: whole_number(count, f"the number of {split} records") for split, count in held_out.items()}
+    asked = {"validation": validation, "test": test}
+    held_out = [(whole_number(count, f"the number of {split} records"), split) for split, count in asked.items()]
+    held_out = [(count, split) for count, split in held_out if count]
     try:
-        chosen, opened = _open(paths, format, id, Access.to(paths[0], allow_outside, watch))
-        path = paths[0] if len(paths) == 1 else paths[0].parent
-        _refuse_unread(opened, path, chosen, skip_broken, format is not None)
-        _refuse_splits(opened, path, held_out)
-        with StoreWriter(
-            dest,
-            name=path.stem if path.is_file() else path.name,
-            kind=opened.kind,
-            size=size,
-            public=public,
-            label_names=opened.label_names,
-            skip_broken=skip_broken,
-            unit_name=opened.unit_name,
-        ) as writer:
-            for entry in opened.unread:
-                writer.reject(entry.id, entry.reason)
-            _copy(opened, writer, Access.to(path, allow_outside), id == CONTENT or not opened.named, progress)
-            for split, count in held_out.items():
-                if count:
-                    writer.hold_out(count, split)
+        with workplace(dest, workers, wait, say) as place:
+            chosen, opened = _open(paths, format, id, Access.to(paths[0], allow_outside, watch, place))
+            path = paths[0] if len(paths) == 1 else paths[0].parent
+            _refuse_unread(opened, path, chosen, skip_broken, format is not None)
+            _refuse_splits(opened, path, held_out)
+            splits = tuple(split for _, split in held_out)
+            name = path.stem if path.is_file() else path.name
+            form = Form(name, opened.kind, size, public, opened.label_names, opened.unit_name, splits)
+            access, by_content = Access.to(path, allow_outside), id == CONTENT or not opened.named
+            if opened.pieces:
+                plan = VolumesPlan(place, opened, form, access, by_content)
+                plan.carry_out(progress)
+                plan.finish(dest, held_out, skip_broken)
+            else:
+                _write(opened, dest, form, access, by_content, held_out, skip_broken, progress)
     except OSError as error:
         where = error.filename or paths[0]
         raise UserError(f"the import stopped at {where}: {error.strerror or error}; nothing was written.") from error
@@ -144,6 +155,7 @@ def import_records(
         passed_over=dict(opened.passed_over),
         empty_classes=_empty_classes(store),
         converted=store.converted,
+        bytes_read=sum(piece.size for piece in opened.pieces),
     )
 
 
@@ -185,42 +197,47 @@ def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, f
     raise UserError(f"below {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{' ' * bool(advice)}{advice}")
 
 
-def _refuse_splits(opened: Source, path: Path, held_out: dict[str, int]) -> None:
-    for split, count in held_out.items():
-        if count and split in opened.splits:
+def _refuse_splits(opened: Source, path: Path, held_out: list[tuple[int, str]]) -> None:
+    for count, split in held_out:
+        if split in opened.splits:
             raise UserError(f"{path} has a {split} split of its own, so {split} = {count} cannot be asked for; set it to 0.")
-    if opened.total is not None and 0 < opened.total <= sum(held_out.values()):
+    most = sum(count for count, _ in held_out)
+    if opened.total is not None and 0 < opened.total <= most:
         raise UserError(
-            f"{path} has {opened.total:,} records, so {sum(held_out.values()):,} of them cannot be held out: some must be left "
-            "for training; ask for fewer."
+            f"{path} has {opened.total:,} records, so {most:,} of them cannot be held out: some must be left for training; ask "
+            "for fewer."
         )
 
 
-def _copy(source: Source, writer: StoreWriter, access: Access, by_content: bool, progress: Progress | None) -> None:
-    """Stores the records.
-
-    Args:
-        source: gives them.
-        writer: takes them.
-        access: which image files may be read.
-        by_content: name them by a hash of what they hold, after the beginning that the source gives, if it names none.
-        progress: called now and then.
-    """
-    done = 0
-    for done, item in enumerate(source.records, start=1):  # noqa: B007 - the count is read after the loop
-        record = item.read(access) if isinstance(item, FileRecord) else item
-        if isinstance(record, Unreadable):
-            writer.reject(record.id, record.reason)
-        elif by_content:
-            beginning = f"{record.split}/" if source.named else record.id
-            name = writer.counted(beginning + content_hash(record, source.label_names))
-            writer.add(replace(record, id=name, place=record.place or record.id))
-        else:
-            writer.add(record)
-        if progress is not None and done % 256 == 0:
-            progress(done, source.total)
-    if progress is not None:
-        progress(done, done)
+def _write(
+    opened: Source,
+    dest: Path,
+    form: Form,
+    access: Access,
+    by_content: bool,
+    held_out: list[tuple[int, str]],
+    skip_broken: bool,
+    progress: Progress | None,
+) -> None:
+    """Writes the records of a source that is read from beginning to end."""
+    with StoreWriter(
+        dest,
+        name=form.name,
+        kind=form.kind,
+        size=form.size,
+        public=form.public,
+        label_names=form.label_names,
+        skip_broken=skip_broken,
+        unit_name=form.unit_name,
+    ) as writer:
+        for entry in opened.unread:
+            writer.reject(entry.id, entry.reason)
+        tell: Tell = (lambda done: None) if progress is None else lambda done: progress(done, opened.total)
+        done = store_records(opened.records, writer, access, by_content, opened.named, form, tell)
+        if progress is not None:
+            progress(done, done)
+        for count, split in held_out:
+            writer.hold_out(count, split)
 
 
 def _empty_classes(store: RecordStore) -> dict[str, list[str]]:

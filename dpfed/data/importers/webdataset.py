@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 import tarfile
@@ -10,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import harmless, suffix
-from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Source, Unreadable, number_classes, unit_of
+from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Piece, Source, Unreadable, number_classes, unit_of
 from dpfed.data.importers.splits import holds, split_files
 from dpfed.data.store.record import RecordInput
 from dpfed.data.views.pixels import EXTENSIONS
@@ -94,6 +96,23 @@ class _Survey:
     unread: list[Unreadable] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
 
+    def facts(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it."""
+        unread = [(entry.id, entry.reason) for entry in self.unread]
+        sets = {"classes": sorted(self.classes), "unit_keys": sorted(self.unit_keys)}
+        return {**vars(self), **sets, "unread": unread, "unused": dict(self.unused), "passed_over": dict(self.passed_over)}
+
+    def add(self, facts: dict[str, Any]) -> None:
+        """Adds what is known of some of the samples."""
+        self.samples += facts["samples"]
+        self.captioned |= facts["captioned"]
+        self.classes |= set(facts["classes"])
+        self.unit_keys |= set(facts["unit_keys"])
+        self.damaged += facts["damaged"]
+        self.unused.update(facts["unused"])
+        self.unread += [Unreadable(*entry) for entry in facts["unread"]]
+        self.passed_over.update(facts["passed_over"])
+
 
 class WebDatasetImporter(Importer):
     """A .tar archive, or a folder of them whose names, or whose folders' names, speak of train, validation or test.
@@ -115,16 +134,25 @@ class WebDatasetImporter(Importer):
 
     def open(self, path: Path, access: Access | None = None) -> Source:
         """Reads the texts (not the images) of all archives and streams the records."""
-        found = split_files(path, ".tar", self.layout, access or Access.to(path))
+        access = access or Access.to(path)
+        found = split_files(path, ".tar", self.layout, access)
         shards = found.files
-        survey = _survey(shards)
+        if access.place is None:
+            surveyed = [_survey(shard) for shard in shards]
+        else:
+            surveyed = access.place.survey(_survey, [file for _, file in shards], shards)
+        survey = _Survey()
+        for one in surveyed:
+            survey.add(one)
         if not survey.samples:
             reason = f" ({survey.damaged[0]})" if survey.damaged else ""
             raise UserError(f"there are no samples in the archives of {path}{reason}; expected {self.layout}.")
         numbers, names = number_classes(survey.classes)
+        classes = {str(value): number for value, number in numbers.items()}
+        pieces = [_Archive(file, file.stat().st_size, split, classes) for split, file in shards]
         return Source(
             kind="image-text" if survey.captioned else "image",
-            records=_records(shards, numbers),
+            records=itertools.chain.from_iterable(piece.records() for piece in pieces),
             label_names={"label": names} if names else {},
             splits=frozenset(split for split, _ in shards),
             total=survey.samples + len(survey.damaged),  # a damaged archive is one more that cannot be read
@@ -132,22 +160,56 @@ class WebDatasetImporter(Importer):
             unused=tuple(survey.unused),
             unread=[*found.unread(lambda file: _OF_TOOLS.fullmatch(file.name) is not None), *survey.unread],
             passed_over=survey.passed_over + Counter(found.passed_over),
+            pieces=pieces,
         )
 
 
-def _survey(shards: list[tuple[str, Path]]) -> _Survey:
-    survey = _Survey()
-    for split, shard in shards:
+@dataclass(frozen=True)
+class _Archive(Piece):
+    """One archive.
+
+    Attributes:
+        split: that its records belong to.
+        classes: class -> number.
+    """
+
+    split: str
+    classes: dict[str, int]
+
+    @property
+    def mark(self) -> object:
+        """See `Piece`."""
+        return self.split
+
+    def records(self) -> Iterator[Item]:
+        """See `Piece`."""
+        name, seen = f"{self.split}/{self.file.stem}", set()
         try:
-            for sample in _samples(shard, _TEXTS, functools.partial(_stray, place=f"{split}/{shard.stem}", survey=survey)):
-                survey.samples += 1
-                survey.unused.update(kind for kind in sample.unused if kind.removeprefix(".") not in _IMAGES)
-                survey.captioned |= bool(sample.captions)
-                survey.classes.add(sample.label)
-                survey.unit_keys.update([sample.unit_key] if sample.unit_key else [])
-        except _DamagedArchive as error:  # it is met again, and counted, when the records are read
-            survey.damaged.append(f"{shard.name} {error}")
-    return survey
+            for sample in _samples(self.file, _IMAGES | _TEXTS):
+                if sample.key in seen:
+                    raise UserError(
+                        f"{self.file}: the files of the sample {sample.key!r} do not stand together; sort the archive by name."
+                    )
+                seen.add(sample.key)
+                yield _record(f"{name}/{sample.key}", sample, self.split, self.classes)
+        except _DamagedArchive as error:
+            yield Unreadable(name, f"archive {error} (after {len(seen):,} samples)")
+
+
+def _survey(split_and_file: tuple[str, Path], tell: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
+    """What the texts of an archive say, as `_Survey.add` takes it and JSON holds it."""
+    split, shard = split_and_file
+    survey = _Survey()
+    try:
+        for sample in _samples(shard, _TEXTS, functools.partial(_stray, place=f"{split}/{shard.stem}", survey=survey)):
+            survey.samples += 1
+            survey.unused.update(kind for kind in sample.unused if kind.removeprefix(".") not in _IMAGES)
+            survey.captioned |= bool(sample.captions)
+            survey.classes.add(sample.label)
+            survey.unit_keys.update([sample.unit_key] if sample.unit_key else [])
+    except _DamagedArchive as error:  # it is met again, and counted, when the records are read
+        survey.damaged.append(f"{shard.name} {error}")
+    return survey.facts()
 
 
 def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:
@@ -163,22 +225,7 @@ def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:
     survey.unread.append(Unreadable(f"{place}/{member.name}", reason))
 
 
-def _records(shards: list[tuple[str, Path]], numbers: dict[object, int]) -> Iterator[Item]:
-    for split, shard in shards:
-        name, seen = f"{split}/{shard.stem}", set()
-        try:
-            for sample in _samples(shard, _IMAGES | _TEXTS):
-                if sample.key in seen:
-                    raise UserError(
-                        f"{shard}: the files of the sample {sample.key!r} do not stand together; sort the archive by name."
-                    )
-                seen.add(sample.key)
-                yield _record(f"{name}/{sample.key}", sample, split, numbers)
-        except _DamagedArchive as error:
-            yield Unreadable(name, f"archive {error} (after {len(seen):,} samples)")
-
-
-def _record(id: str, sample: _Sample, split: str, numbers: dict[object, int]) -> Item:
+def _record(id: str, sample: _Sample, split: str, numbers: dict[str, int]) -> Item:
     only = f" that is read, only {' and '.join(sorted(set(sample.unused)))}" if sample.unused else ""
     fault = sample.fault or (f"no image{only}" if not sample.images else "several images" if len(sample.images) > 1 else None)
     if fault:

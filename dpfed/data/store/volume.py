@@ -69,6 +69,9 @@ class Volume:
         met: records that were met, with the broken ones.
         converted: what was done to images that stock open_clip cannot read sensibly -> to how many.
         resized: whether an image became a square by cropping and scaling.
+        copies: ids that follow from what records hold -> how many of its records have them, where that is more than one, or
+            where earlier volumes have such records, too.
+        taken: ids -> how many records of earlier volumes it was told to have them.
     """
 
     numbers: pa.Table
@@ -77,12 +80,14 @@ class Volume:
     met: int
     converted: Mapping[str, int]
     resized: bool
+    copies: Mapping[str, int] = field(default_factory=dict)
+    taken: Mapping[str, int] = field(default_factory=dict)
 
     def save(self, place: Path) -> None:
         """Writes all of it, beside the file of records; it is there when ``place.json`` is."""
         with pa.ipc.new_file(str(place.with_suffix(".arrow")), self.numbers.schema) as writer:
             writer.write_table(self.numbers)
-        facts = [list(self.batches), list(self.broken), self.met, dict(self.converted), self.resized]
+        facts = {name: value for name, value in vars(self).items() if name != "numbers"}
         write_atomically(place.with_suffix(".json"), json.dumps(facts))
 
     @classmethod
@@ -92,10 +97,9 @@ class Volume:
             facts = json.loads(place.with_suffix(".json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        batches, broken, met, converted, resized = facts
         with pa.memory_map(str(place.with_suffix(".arrow"))) as source:
             numbers = pa.ipc.open_file(source).read_all()
-        return cls(numbers, batches, [(id, reason) for id, reason in broken], met, converted, resized)
+        return cls(numbers, **facts)
 
 
 @dataclass(frozen=True)
@@ -133,8 +137,9 @@ class VolumeWriter:
         self._hashes = {split: array("Q") for split in form.hold_out}
         self._digests = bytearray()
         self._batches: list[int] = []
-        self._copies: dict[str, int] = dict(taken or {})
-        self._seen = {record_key(id) for id in self._copies}
+        self._taken = dict(taken or {})
+        self._copies = dict(self._taken)
+        self._seen = {record_key(id) for id in self._taken}
         self._pending: list[RecordInput] = []
         self._pending_bytes = 0
         self._records = pa.ipc.new_file(str(file), form.schema)
@@ -142,7 +147,7 @@ class VolumeWriter:
     @property
     def met(self) -> int:
         """Records met so far, with the broken ones."""
-        return len(self._seen)
+        return len(self._seen) - len(self._taken)
 
     def add(self, record: RecordInput) -> None:
         """Adds a record; see `dpfed.data.store.writing.StoreWriter.add`."""
@@ -190,7 +195,10 @@ class VolumeWriter:
             **{f"hold out:{split}": pa.array(np.frombuffer(own, np.uint64)) for split, own in self._hashes.items()},
             **{f"label:{label}": pa.array(np.frombuffer(own, np.int64)) for label, own in self._labels.items()},
         }
-        return Volume(pa.table(columns), self._batches, self.broken, self.met, self.converted, self._resized)
+        copies = {id: count - self._taken.get(id, 0) for id, count in self._copies.items()}
+        return Volume(
+            pa.table(columns), self._batches, self.broken, self.met, self.converted, self._resized, copies, self._taken
+        )
 
     def close(self) -> None:
         """Gives up; the file is not complete."""

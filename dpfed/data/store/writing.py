@@ -149,6 +149,7 @@ def write_around(
     volumes: Sequence[Volume],
     held_out: Sequence[tuple[int, str]],
     skip_broken: bool,
+    left_out: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Writes what makes a store of volumes: index and header.
 
@@ -160,13 +161,15 @@ def write_around(
         volumes: in the order of their files.
         held_out: how many training records go to which split, in this order.
         skip_broken: leave unreadable records out, instead of refusing.
+        left_out: (id, reason) of what is left out beside the volumes' own records.
 
     Raises:
         UserError: for unreadable records, no records, ids that occur twice, or more held out than there are.
         OSError: if a file cannot be written.
     """
-    broken = [entry for volume in volumes for entry in volume.broken]
-    sentence = f"{len(broken):,} of {sum(volume.met for volume in volumes):,} records cannot be read"
+    broken = [*left_out, *((id, reason) for volume in volumes for id, reason in volume.broken)]
+    met = len(left_out) + sum(volume.met for volume in volumes)
+    sentence = f"{len(broken):,} of {met:,} records cannot be read"
     sentence = f"{sentence}: {'; '.join(by_reason(broken))}" if broken else ""
     if broken and not skip_broken:
         raise UserError(f"{sentence}; {mending(broken)}.")
