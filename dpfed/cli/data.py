@@ -77,6 +77,7 @@ def import_(
             watch=import_progress(watcher, "files found"),
             workers=cores() if workers is None else workers,
             say=watcher.note,
+            surveyed=import_progress(watcher, "archives read"),
         )
     counts = ", ".join(f"{count:,} {split}" for split, count in report.counts.items())
     _say(f"{report.path}: {report.kind} records from {report.format}: {counts}")

@@ -84,6 +84,7 @@ def import_records(
     workers: int = 1,
     wait: bool = False,
     say: Callable[[str], None] | None = None,
+    surveyed: Progress | None = None,
 ) -> ImportReport:
     """Imports a data set into a new record store.
 
@@ -109,6 +110,7 @@ def import_records(
             guard what it does with ``if __name__ == "__main__":``.
         wait: wait for another import to the same place, instead of refusing.
         say: told what the user should know.
+        surveyed: called now and then with how many archives were looked through, and of how many, before records are stored.
 
     Raises:
         UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for;
@@ -124,7 +126,7 @@ def import_records(
     held_out = [(whole_number(count, f"the number of {split} records"), split) for split, count in asked.items()]
     held_out = [(count, split) for count, split in held_out if count]
     try:
-        with workplace(dest, workers, wait, say) as place:
+        with workplace(dest, workers, wait, say, surveyed) as place:
             chosen, opened = _open(paths, format, id, Access.to(paths[0], allow_outside, watch, place))
             path = paths[0] if len(paths) == 1 else paths[0].parent
             _refuse_unread(opened, path, chosen, skip_broken, format is not None)

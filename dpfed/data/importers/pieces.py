@@ -20,7 +20,7 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.naming import content_hash
 from dpfed.data.importers.processes import Tell, each
 from dpfed.data.importers.source import FileRecord, Item, Piece, Source, Unreadable
-from dpfed.data.importers.workplace import Workplace, stamp_of
+from dpfed.data.importers.workplace import DRAFT, Workplace, stamp_of
 from dpfed.data.store.fingerprint import new_key
 from dpfed.data.store.layout import volume_files
 from dpfed.data.store.new_directory import name_directory
@@ -83,7 +83,7 @@ def write_volume(job: Job, tell: Tell) -> int:
     Returns:
         How many records there were, with those that cannot be read.
     """
-    draft = job.file.with_name(f".{job.file.name}.{os.getpid()}")
+    draft = job.place.with_suffix(f".{os.getpid()}{DRAFT}")
     writer = VolumeWriter(draft, job.form, job.key, job.taken)
     try:
         records = itertools.chain.from_iterable(piece.records() for piece in job.pieces)

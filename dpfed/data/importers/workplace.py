@@ -25,6 +25,7 @@ from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 from dpfed.files.locking import file_lock
 
+DRAFT = ".draft"  # of a file of records that is not complete
 _NOTES = ".import"
 _PLAN, _SURVEYS = "plan.json", "surveys.jsonl"
 
@@ -36,10 +37,18 @@ class Workplace:
         folder: in which the store is written.
         workers: processes at most.
         say: told what the user should know.
+        surveyed: called with how many files were surveyed, and of how many.
     """
 
-    def __init__(self, folder: Path, workers: int = 1, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workers: int = 1,
+        say: Callable[[str], None] | None = None,
+        surveyed: Callable[[int, int | None], None] | None = None,
+    ) -> None:
         self.folder, self.notes, self.workers, self.say = folder, folder / _NOTES, workers, say or (lambda text: None)
+        self._surveyed = surveyed or (lambda done, total: None)
 
     def volume(self, number: int) -> Path:
         """Where a volume is noted down."""
@@ -74,6 +83,7 @@ class Workplace:
                 known[stamps[left[number]]] = found
                 notes.write(json.dumps([stamps[left[number]], found]) + "\n")
                 notes.flush()
+                self._surveyed(len(known), len(stamps))
         return [known[stamp] for stamp in stamps]
 
     def _surveys(self) -> Iterator[tuple[list[Any], Any]]:
@@ -128,7 +138,11 @@ def stamp_of(file: Path) -> tuple[str, int, int]:
 
 @contextlib.contextmanager
 def workplace(
-    dest: Path, workers: int = 1, wait: bool = False, say: Callable[[str], None] | None = None
+    dest: Path,
+    workers: int = 1,
+    wait: bool = False,
+    say: Callable[[str], None] | None = None,
+    surveyed: Callable[[int, int | None], None] | None = None,
 ) -> Iterator[Workplace]:
     """The workplace of an import, for this process alone until the ``with`` block ends.
 
@@ -139,6 +153,7 @@ def workplace(
         workers: processes at most.
         wait: wait for another import to the same place, instead of refusing.
         say: told what the user should know.
+        surveyed: see `Workplace`.
 
     Raises:
         UserError: if `dest` is there, nothing can be written there, or another import is under way.
@@ -147,7 +162,7 @@ def workplace(
     folder = dest.parent / f".{dest.name}{_NOTES}"
     missing = [above for above in dest.parents if not above.exists()]
     taken = f"another import to {dest} is under way: wait until it has ended, or choose another destination."
-    place = Workplace(folder, workers, say)
+    place = Workplace(folder, workers, say, surveyed)
     with contextlib.ExitStack() as stack:
         try:
             place.notes.mkdir(parents=True, exist_ok=True)
@@ -157,6 +172,8 @@ def workplace(
             raise cannot_write(dest, error) from error
         try:
             refuse_existing(dest)
+            for draft in place.notes.glob(f"*{DRAFT}"):
+                draft.unlink()
             yield place
         except UserError as error:
             if place.worth_keeping and not dest.exists():

@@ -142,7 +142,7 @@ class VolumeWriter:
         self._seen = {record_key(id) for id in self._taken}
         self._pending: list[RecordInput] = []
         self._pending_bytes = 0
-        self._records = pa.ipc.new_file(str(file), form.schema)
+        self._records, self._closed = pa.ipc.new_file(str(file), form.schema), False
 
     @property
     def met(self) -> int:
@@ -184,7 +184,7 @@ class VolumeWriter:
     def finish(self) -> Volume:
         """Completes the file."""
         self._flush()
-        self._records.close()
+        self.close()
         columns = {
             "key": pa.array(np.frombuffer(self._keys, np.uint64)),
             "unit": pa.array(np.frombuffer(self._units, np.uint64)),
@@ -201,8 +201,10 @@ class VolumeWriter:
         )
 
     def close(self) -> None:
-        """Gives up; the file is not complete."""
-        self._records.close()
+        """Closes the file, once: Arrow would write its end again. Before `finish`, it is not complete."""
+        if not self._closed:
+            self._closed = True
+            self._records.close()
 
     def _check(self, record: RecordInput) -> None:
         form = self._form
