@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -186,7 +184,7 @@ def open_public(
 
 def share_images(first: RecordStore, second: RecordStore) -> bool:
     """Whether an image is in both of two stores, byte by byte as it is stored; the first should be the smaller one."""
-    lengths = np.unique(np.concatenate([_lengths(batch.column("image")) for _, batch in first.stored()]))
+    lengths = np.unique(np.concatenate([first.pictures.lengths(batch) for _, batch in first.stored()]))
     hashes = set(_hashes(first, lengths))
     return any(hashed in hashes for hashed in _hashes(second, lengths))
 
@@ -194,13 +192,8 @@ def share_images(first: RecordStore, second: RecordStore) -> bool:
 def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[bytes]:
     """Of every stored image that is as long as one of these: most files need not be read."""
     for _, batch in store.stored():
-        images = batch.column("image")
-        for row in np.flatnonzero(np.isin(_lengths(images), lengths)).tolist():
-            yield hashlib.blake2b(images[row].as_buffer(), digest_size=_HASH_BYTES).digest()
-
-
-def _lengths(images: pa.Array) -> np.ndarray:
-    return np.asarray(pc.binary_length(images))
+        for row in np.flatnonzero(np.isin(store.pictures.lengths(batch), lengths)).tolist():
+            yield hashlib.blake2b(store.pictures.at(batch, row), digest_size=_HASH_BYTES).digest()
 
 
 def _place(config: PublicConfig) -> Path:

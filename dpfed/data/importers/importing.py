@@ -21,6 +21,7 @@ from dpfed.data.importers.pieces import Progress, VolumesPlan, store_records
 from dpfed.data.importers.processes import MOST_WORKERS, Tell
 from dpfed.data.importers.source import Source
 from dpfed.data.importers.table import TableImporter
+from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.data.importers.workplace import workplace
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
@@ -82,6 +83,8 @@ def import_records(
     allow_outside: bool = False,
     watch: Callable[[int], None] | None = None,
     workers: int = 1,
+    link: bool = False,
+    decode: bool = True,
     wait: bool = False,
     say: Callable[[str], None] | None = None,
     surveyed: Progress | None = None,
@@ -108,6 +111,9 @@ def import_records(
         watch: called now and then, with how many files were found, while the source is looked through.
         workers: processes that read archives and Parquet files at a time. New processes import the program's main module again:
             guard what it does with ``if __name__ == "__main__":``.
+        link: leave the images in their archives, and store where they lie (`dpfed.data.store.linked`).
+        decode: decode every image of an archive or a Parquet file once. Otherwise one that cannot be read ends the run that
+            draws it.
         wait: wait for another import to the same place, instead of refusing.
         say: told what the user should know.
         surveyed: called now and then with how many archives were looked through, and of how many, before records are stored.
@@ -131,9 +137,13 @@ def import_records(
             path = paths[0] if len(paths) == 1 else paths[0].parent
             _refuse_unread(opened, path, chosen, skip_broken, format is not None)
             _refuse_splits(opened, path, held_out)
+            if link:
+                _refuse_links(opened, chosen, size)
+            if not decode:
+                _refuse_undecoded(opened, chosen, size)
             splits = tuple(split for _, split in held_out)
             name = path.stem if path.is_file() else path.name
-            form = Form(name, opened.kind, size, public, opened.label_names, opened.unit_name, splits)
+            form = Form(name, opened.kind, size, public, opened.label_names, opened.unit_name, splits, link, decode)
             access, by_content = Access.to(path, allow_outside), id == CONTENT or not opened.named
             if opened.pieces:
                 plan = VolumesPlan(place, opened, form, access, by_content)
@@ -209,6 +219,23 @@ def _refuse_splits(opened: Source, path: Path, held_out: list[tuple[int, str]]) 
             f"{path} has {opened.total:,} records, so {most:,} of them cannot be held out: some must be left for training; ask "
             "for fewer."
         )
+
+
+def _refuse_links(opened: Source, format: str, size: int | None) -> None:
+    if not opened.linkable:
+        raise UserError(
+            f"--link stores where images lie in archives of the format {WebDatasetImporter.name!r}, and the format here is "
+            f"{format!r}: leave it out."
+        )
+    if size is not None:
+        raise UserError("--link leaves images as they are in their archives, and --size makes squares of them: leave one out.")
+
+
+def _refuse_undecoded(opened: Source, format: str, size: int | None) -> None:
+    if not opened.pieces:
+        raise UserError(f"--no-decode is for archives and Parquet files, and the format is {format!r}: leave it out.")
+    if size is not None:
+        raise UserError("--size makes squares of images, and they have to be decoded for that: leave it or --no-decode out.")
 
 
 def _write(

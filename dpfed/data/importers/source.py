@@ -109,6 +109,7 @@ class Source:
         advice: what the user may have meant instead, where files are unread.
         doubtful: so much lies beside the records that the format must be given by name.
         pieces: the same records in pieces, in the same order; none where they can only be read one after the other.
+        linkable: the images lie in the files of the pieces as they are.
     """
 
     kind: str
@@ -124,6 +125,7 @@ class Source:
     advice: str = ""
     doubtful: bool = False
     pieces: Sequence[Piece] = ()
+    linkable: bool = False
 
 
 class Importer(ABC):

@@ -38,7 +38,7 @@ class _Sample:
     """The files of one sample, and what their texts say."""
 
     key: str
-    images: list[bytes] = field(default_factory=list)
+    images: list[tuple[bytes, int]] = field(default_factory=list)  # and where they begin in the archive
     captions: list[str] = field(default_factory=list)
     label: str = ""
     unit_key: str | None = None
@@ -46,7 +46,7 @@ class _Sample:
     fault: str | None = None
     unused: list[str] = field(default_factory=list)
 
-    def read(self, extension: str, content: bytes | str | None) -> None:
+    def read(self, extension: str, content: bytes | str | None, offset: int) -> None:
         """Takes a file of the sample: its content, why it is not read, or ``None`` if its extension says nothing."""
         if content is None:
             self.unused.append(f".{extension}")
@@ -55,7 +55,7 @@ class _Sample:
             self.fault = f"its .{extension} is {content}"
             return
         if extension in _IMAGES:
-            self.images.append(content)
+            self.images.append((content, offset))
             return
         try:
             text = content.decode("utf-8-sig")
@@ -161,6 +161,7 @@ class WebDatasetImporter(Importer):
             unread=[*found.unread(lambda file: _OF_TOOLS.fullmatch(file.name) is not None), *survey.unread],
             passed_over=survey.passed_over + Counter(found.passed_over),
             pieces=pieces,
+            linkable=True,
         )
 
 
@@ -191,7 +192,7 @@ class _Archive(Piece):
                         f"{self.file}: the files of the sample {sample.key!r} do not stand together; sort the archive by name."
                     )
                 seen.add(sample.key)
-                yield _record(f"{name}/{sample.key}", sample, self.split, self.classes)
+                yield _record(f"{name}/{sample.key}", sample, self.split, self.classes, str(self.file))
         except _DamagedArchive as error:
             yield Unreadable(name, f"archive {error} (after {len(seen):,} samples)")
 
@@ -225,13 +226,14 @@ def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:
     survey.unread.append(Unreadable(f"{place}/{member.name}", reason))
 
 
-def _record(id: str, sample: _Sample, split: str, numbers: dict[str, int]) -> Item:
+def _record(id: str, sample: _Sample, split: str, numbers: dict[str, int], archive: str) -> Item:
     only = f" that is read, only {' and '.join(sorted(set(sample.unused)))}" if sample.unused else ""
     fault = sample.fault or (f"no image{only}" if not sample.images else "several images" if len(sample.images) > 1 else None)
     if fault:
         return Unreadable(id, fault)
     labels = {"label": numbers[sample.label]} if sample.label in numbers else {}
-    return RecordInput(id, sample.images[0], tuple(sample.captions), labels, split, sample.unit)
+    [(image, offset)] = sample.images
+    return RecordInput(id, image, tuple(sample.captions), labels, split, sample.unit, origin=(archive, offset))
 
 
 def _samples(
@@ -245,20 +247,20 @@ def _samples(
         stray: called with every member that is no file of a sample.
     """
     sample: _Sample | None = None
-    for key, extension, content in _members(shard, extensions, stray):
+    for key, extension, content, offset in _members(shard, extensions, stray):
         if sample is None or key != sample.key:
             if sample is not None:
                 yield sample
             sample = _Sample(key)
-        sample.read(extension, content)
+        sample.read(extension, content, offset)
     if sample is not None:
         yield sample
 
 
 def _members(
     shard: Path, extensions: Collection[str], stray: Callable[[tarfile.TarInfo], None]
-) -> Iterator[tuple[str, str, bytes | str | None]]:
-    """Yields (key, extension, content) and raises `_DamagedArchive` where the archive is not whole.
+) -> Iterator[tuple[str, str, bytes | str | None, int]]:
+    """Yields (key, extension, content, where it begins) and raises `_DamagedArchive` where the archive is not whole.
 
     The content is why a file is not read, or ``None``, where it is not read.
     """
@@ -274,7 +276,7 @@ def _members(
                 if extension in extensions:
                     opened = archive.extractfile(member) if member.size <= _MOST_BYTES else None
                     content = "larger than 1 GiB" if opened is None else opened.read()
-                yield named[1], extension, content
+                yield named[1], extension, content, member.offset_data
             end = archive.offset
         # tarfile takes a header that it cannot read for the end; the real end is a block of zeros.
         with shard.open("rb") as file:

@@ -110,8 +110,9 @@ def contents_of(store: RecordStore, key: str | None) -> Contents:
     units = store.keys if store.units is None else store.units
     for rows, batch in store.stored():
         ids, captions = batch["id"].to_pylist(), batch["captions"].to_pylist()
-        for row, id, texts, image in zip(range(rows.start, rows.stop), ids, captions, batch["image"], strict=True):
-            collected.add(id, image.as_py(), texts, units[row], {name: values[row] for name, values in store.labels.items()})
+        images = store.pictures.stored(batch)
+        for row, id, texts, image in zip(range(rows.start, rows.stop), ids, captions, images, strict=True):
+            collected.add(id, image, texts, units[row], {name: values[row] for name, values in store.labels.items()})
     return collected
 
 

@@ -34,6 +34,11 @@ class _Skipped(_Strict):
     reason: str
 
 
+class _LinkedFile(_Strict):
+    path: str
+    size: Count
+
+
 class _Sharding(_Strict):
     by: Literal["record", "unit"]
     records: Annotated[list[Count], Field(min_length=1)]
@@ -60,6 +65,7 @@ class _Header(_Strict):
     converted: dict[str, Count] = {}
     sharding: _Sharding | None = None
     volumes: Annotated[int, Field(ge=1, le=MOST_VOLUMES)] = 1
+    linked: list[_LinkedFile] | None = None
 
     @model_validator(mode="after")
     def _shards_fit(self) -> _Header:
@@ -68,6 +74,8 @@ class _Header(_Strict):
                 raise ValueError("shards of units in a store without units")
             if sum(self.sharding.records) > self.records:
                 raise ValueError("more records in the shards than in the store")
+        if self.linked is not None and self.images.encoding == "raw":
+            raise ValueError("linked images are files")
         return self
 
 

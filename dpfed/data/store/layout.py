@@ -24,7 +24,7 @@ from dpfed.places import STORE_HEADER, is_store
 
 FORMAT_VERSION = 2
 SHARDED_FORMAT_VERSION = 3  # of sharded stores; others keep the older version, which more versions of dpfed can read
-VOLUMES_FORMAT_VERSION = 4  # of stores in several volumes
+NEWEST_FORMAT_VERSION = 4  # of stores in several volumes, and of linked ones
 HEADER, INDEX, RECORDS = STORE_HEADER, "index.arrow", "records.arrow"
 HELD_OUT = "held-out"
 _SHOWN = 80  # characters of what is wrong with a header
@@ -52,6 +52,13 @@ class Part:
     def files(self) -> tuple[str, ...]:
         """Index and records, below the store's directory."""
         return tuple(str(PurePosixPath(self.folder, name)) for name in (INDEX, *volume_files(self.volumes)))
+
+
+def format_version(header: dict[str, Any]) -> int:
+    """The oldest format that has all that a header says."""
+    if header.get("volumes", 1) > 1 or header.get("linked") is not None:
+        return NEWEST_FORMAT_VERSION
+    return SHARDED_FORMAT_VERSION if "sharding" in header else FORMAT_VERSION
 
 
 def volume_files(volumes: int) -> list[str]:
@@ -94,9 +101,9 @@ class Layout:
         try:
             header = json.loads(text)
             version = header["dpfed_store"]
-            if isinstance(version, int) and version > VOLUMES_FORMAT_VERSION:
+            if isinstance(version, int) and version > NEWEST_FORMAT_VERSION:
                 raise UserError(
-                    f"{place} was written in store format {version}, and this dpfed reads up to {VOLUMES_FORMAT_VERSION}; "
+                    f"{place} was written in store format {version}, and this dpfed reads up to {NEWEST_FORMAT_VERSION}; "
                     "update dpfed."
                 )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

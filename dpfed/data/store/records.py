@@ -22,16 +22,15 @@ from dpfed.data.store.columns import Column, blocks
 from dpfed.data.store.index import Index
 from dpfed.data.store.integrity import Damage, check_index, check_schema
 from dpfed.data.store.layout import Layout, Part, damaged, read_layout
+from dpfed.data.store.linked import LinkedFiles
 from dpfed.data.store.mapped import MappedBatches, RecordsFile, starts_of
+from dpfed.data.store.pictures import Pictures
 from dpfed.data.store.record import SPLITS
-from dpfed.data.views.pixels import BrokenImage, decoded, decoders, square
 from dpfed.errors import UserError, nearest
 from dpfed.places import local_path
 
 if TYPE_CHECKING:  # torch takes seconds and half a gigabyte, and whoever imports or counts records does without
     from torch import Tensor
-
-_RESIZED_AT_ONCE = 1024  # images resized at a time: bounds the float workspace
 
 
 class RecordStore:
@@ -48,6 +47,7 @@ class RecordStore:
         resized: at least one stored image became a square of that side by cropping and bicubic scaling.
         converted: what was done to images that stock open_clip would destroy -> to how many (`dpfed.data.views.modes`), as the
             import counted them.
+        pictures: the images, batch by batch (`dpfed.data.store.pictures`).
         index: key, split, unit (if any) and labels of every open record (`dpfed.data.store.index`).
         keys: ``(N,)`` uint64, a stable hash of each record's id; unique. As units and labels, it is mapped; of a store of many
             millions it is a `Column`, which answers to what an array does.
@@ -75,7 +75,8 @@ class RecordStore:
         contents = header.get("contents") or {}  # absent in older stores
         self.contents: str | None = contents.get("fingerprint")
         self.contents_key: str | None = contents.get("key")
-        self.index, self._batches = index, batches
+        self.index, self._batches, self._linked = index, batches, LinkedFiles.of(path, header)
+        self.pictures = Pictures(path, self.size, batches, self._linked)
         self.keys, self.units, self.labels = index.keys, index.units, index.labels
         self._opened = (path, 0, 1)
 
@@ -104,6 +105,8 @@ class RecordStore:
             raise damaged(path, str(error)) from error
         except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise damaged(path, f"its files cannot be read ({type(error).__name__})") from error
+        if store._linked is not None:
+            store._linked.check()
         store._opened = (path, owner, owners)
         return store
 
@@ -144,6 +147,11 @@ class RecordStore:
             return None
         shards = np.uint64(self.shards)
         return Column([keys], lambda own: own % shards)  # type: ignore[return-value]
+
+    @property
+    def linked_files(self) -> int:
+        """How many files elsewhere hold the images; none, where the store holds them itself."""
+        return len(self._layout.header.get("linked") or ())
 
     @property
     def opened_by(self) -> tuple[int, int]:
@@ -232,49 +240,17 @@ class RecordStore:
 
         Raises:
             IndexError: for an index that does not exist.
-            UserError: when a stored file cannot be decoded any more.
+            UserError: when a stored file cannot be decoded any more, or a linked one has changed.
         """
-        if self.size is None:
-            return self._decoded(np.asarray(indices), size, resize, interpolation)
-        whole = np.dtype((np.void, 3 * self.size**2))  # one element per image: a gather is then one memcpy each
-        stored = np.empty(len(indices), whole)
-        for places, batch, local in self._batches.holding(indices):
-            stored[places] = np.frombuffer(batch.column("image").buffers()[1], whole, len(batch))[local]
-        import torch
-
-        images = torch.from_numpy(stored.view(np.uint8).reshape(-1, 3, self.size, self.size))
-        return images if size == self.size else _resize(images, size, interpolation)
+        return self.pictures.squares(indices, size, resize, interpolation)
 
     def encoded(self, indices: np.ndarray) -> list[bytes]:
         """The stored images as they are, one for each index: files, or raw ``(3, size, size)`` pixels."""
-        return self._batches.column("image", indices)
+        return self.pictures.encoded(indices)
 
     def stored(self) -> Iterator[tuple[slice, pa.RecordBatch]]:
-        """The open records as they are stored (id, image, captions), batch by batch, with their indices."""
+        """The open records as they are stored (id, image or its place, captions), batch by batch, with their indices."""
         yield from self._batches
-
-    def _decoded(self, indices: np.ndarray, size: int, resize: str, interpolation: str) -> Tensor:
-        import torch
-
-        result = np.empty((len(indices), 3, size, size), np.uint8)
-
-        def fill(place: int, encoded: pa.Scalar) -> None:
-            try:
-                with decoded(encoded.as_py()) as (image, _):
-                    result[place] = square(image, size, resize, interpolation)
-            except BrokenImage as error:
-                [id] = self.ids(indices[place : place + 1])
-                found = damaged(self.path, f"the image of {id!r} cannot be decoded ({error})")
-                raise UserError(str(found), damaged(self.path, "an image cannot be decoded").public) from error
-
-        files = [
-            (place, batch.column("image")[row])
-            for places, batch, local in self._batches.holding(indices)
-            for place, row in zip(places.tolist(), local.tolist(), strict=True)
-        ]
-        for _ in decoders().map(lambda file: fill(*file), files):
-            pass  # an error in a thread is raised here
-        return torch.from_numpy(result)
 
 
 def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
@@ -294,17 +270,6 @@ def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
             if not path.exists():  # otherwise another process was faster, and its store will do
                 raise
     return RecordStore.open(path)
-
-
-def _resize(images: Tensor, size: int, interpolation: str) -> Tensor:
-    import torch
-
-    result = images.new_empty(len(images), 3, size, size)
-    for source, target in zip(images.split(_RESIZED_AT_ONCE), result.split(_RESIZED_AT_ONCE), strict=True):
-        if len(source):
-            resized = torch.nn.functional.interpolate(source.float(), (size, size), mode=interpolation, antialias=True)
-            target.copy_(resized.round_().clamp_(0, 255))
-    return result
 
 
 def _number(split: str) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpfed.data.limits import MOST_SHARDS, whole_number
-from dpfed.data.store.layout import HEADER, HELD_OUT, INDEX, RECORDS, SHARDED_FORMAT_VERSION, Part, read_layout, shard_folder
+from dpfed.data.store.layout import HEADER, HELD_OUT, INDEX, RECORDS, Part, format_version, read_layout, shard_folder
 from dpfed.data.store.mapped import with_starts
 from dpfed.data.store.new_directory import cannot_write, name_directory, refuse_existing, start_directory
 from dpfed.data.store.record import SPLITS
@@ -117,10 +117,10 @@ def _write(store: RecordStore, path: Path, shards: int, progress: Callable[[int,
     header = read_layout(store.path).header
     header.pop("volumes", None)
     header |= {
-        "dpfed_store": SHARDED_FORMAT_VERSION,
         "sharding": sharding,
         "files": {name: (path / name).stat().st_size for part in parts for name in part.files},
     }
+    header["dpfed_store"] = format_version(header)
     (path / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 

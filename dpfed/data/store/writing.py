@@ -16,7 +16,7 @@ from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
 from dpfed.data.store.fingerprint import RECORD_BYTES, fingerprint_of, new_key
 from dpfed.data.store.holdout import selected
-from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS, VOLUMES_FORMAT_VERSION, volume_files
+from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS, format_version, volume_files
 from dpfed.data.store.mapped import RecordsFile, with_starts
 from dpfed.data.store.new_directory import cannot_write, name_directory, start_directory
 from dpfed.data.store.record import KINDS, SPLITS, RecordInput
@@ -150,6 +150,7 @@ def write_around(
     held_out: Sequence[tuple[int, str]],
     skip_broken: bool,
     left_out: Sequence[tuple[str, str]] = (),
+    linked: Sequence[tuple[str, int]] | None = None,
 ) -> None:
     """Writes what makes a store of volumes: index and header.
 
@@ -162,6 +163,7 @@ def write_around(
         held_out: how many training records go to which split, in this order.
         skip_broken: leave unreadable records out, instead of refusing.
         left_out: (id, reason) of what is left out beside the volumes' own records.
+        linked: path and size of the files that hold the images; ``None``: the volumes do.
 
     Raises:
         UserError: for unreadable records, no records, ids that occur twice, or more held out than there are.
@@ -198,22 +200,26 @@ def write_around(
     converted = sum((Counter(volume.converted) for volume in volumes), Counter[str]())
     # What does not apply to most stores is left out of them: they then have the header, and the fingerprint, of before.
     header = {
-        "dpfed_store": FORMAT_VERSION if len(volumes) == 1 else VOLUMES_FORMAT_VERSION,
+        "dpfed_store": FORMAT_VERSION,
         "name": form.name,
         "kind": form.kind,
         "public": form.public,
         "records": len(numbers),
         "splits": {split: int((splits == number).sum()) for number, split in enumerate(SPLITS)},
-        "images": images | ({"resized": True} if any(volume.resized for volume in volumes) else {}),
+        "images": images
+        | ({"resized": True} if any(volume.resized for volume in volumes) else {})
+        | ({} if form.decoded else {"undecoded": True}),
         "label_names": form.label_names,
         "unit_name": form.unit_name,
         **({} if units is None else {"training_units": units}),
         **({} if len(volumes) == 1 else {"volumes": len(volumes)}),
+        **({} if linked is None else {"linked": [{"path": path, "size": size} for path, size in linked]}),
         "skipped": [{"id": id, "reason": reason} for id, reason in broken],
         "files": {name: (folder / name).stat().st_size for name in (INDEX, *files)},
         **({"converted": dict(sorted(converted.items()))} if converted else {}),
         "contents": {"fingerprint": fingerprint_of(key, digests, splits)} | ({"key": key.hex()} if key else {}),
     }
+    header["dpfed_store"] = format_version(header)
     (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
