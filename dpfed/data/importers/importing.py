@@ -109,8 +109,7 @@ def import_records(
             source, where it has one, otherwise a hash.
         allow_outside: also read files outside of the source's folder, which tables or links name.
         watch: called now and then, with how many files were found, while the source is looked through.
-        workers: processes that read archives and Parquet files at a time. New processes import the program's main module again:
-            guard what it does with ``if __name__ == "__main__":``.
+        workers: processes that read archives and Parquet files at a time.
         link: leave the images in their archives, and store where they lie (`dpfed.data.store.linked`).
         decode: decode every image of an archive or a Parquet file once. Otherwise one that cannot be read ends the run that
             draws it.

@@ -18,7 +18,7 @@ import numpy as np
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.naming import content_hash
-from dpfed.data.importers.processes import Tell, each
+from dpfed.data.importers.processes import Tell
 from dpfed.data.importers.source import FileRecord, Item, Piece, Source, Unreadable
 from dpfed.data.importers.workplace import DRAFT, Workplace, stamp_of
 from dpfed.data.store.fingerprint import new_key
@@ -251,7 +251,7 @@ class VolumesPlan:
             if progress is not None:
                 progress(sum(known.values()), self._source.total)
 
-        for which, met in each(write_volume, jobs, self._place.workers, told):
+        for which, met in self._place.processes.each(write_volume, jobs, told):
             told(which, met)
 
     def _loaded(self, number: int) -> Volume | None:

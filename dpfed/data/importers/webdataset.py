@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Self
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import harmless, suffix
@@ -25,8 +25,26 @@ _NAME = re.compile(r"(?:\./)?((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key, and 
 _IMAGES = frozenset(extension.removeprefix(".") for extension in EXTENSIONS)
 _TEXTS = frozenset({"txt", "json", "cls"})
 _OF_TOOLS = re.compile(r"\d+(\.parquet|_stats\.json)")  # img2dataset writes figures about each archive beside it
+_OCTAL = re.compile(rb"[0-7]+").fullmatch
+_BUFFER = 1 << 18  # bytes that are read at a time: most members are smaller
 _MOST_BYTES = 1 << 30  # of one member; a larger one would not be decoded anyway
 _CAPTION_KEYS = ("caption", "captions", "text", "title")
+
+
+class _Header(tarfile.TarInfo):
+    """What the header of a member says; of plain files only what is needed is read, which is most of the time of a survey."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """See `tarfile.TarInfo`."""
+        said, size = buf[148:156].rstrip(b"\0 "), buf[124:136].rstrip(b"\0 ")
+        name, prefix = buf[:100].partition(b"\0")[0], buf[345:500].partition(b"\0")[0]
+        plain = len(buf) == tarfile.BLOCKSIZE and buf[156:157] == tarfile.REGTYPE and not name.endswith(b"/")
+        if not plain or not _OCTAL(said) or not _OCTAL(size) or int(said, 8) != sum(buf) - sum(buf[148:156]) + 8 * 32:
+            return super().frombuf(buf, encoding, errors)
+        header = cls((prefix + b"/" + name if prefix else name).decode(encoding, errors))
+        header.size, header.type = int(size, 8), tarfile.REGTYPE
+        return header
 
 
 class _DamagedArchive(Exception):
@@ -265,7 +283,7 @@ def _members(
     The content is why a file is not read, or ``None``, where it is not read.
     """
     try:
-        with shard.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        with shard.open("rb", buffering=_BUFFER) as file, tarfile.open(fileobj=file, mode="r:", tarinfo=_Header) as archive:
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # public, and untyped; tarfile would remember every member
                 named = _NAME.fullmatch(member.name)
@@ -274,8 +292,7 @@ def _members(
                     continue
                 extension, content = named[2].lower(), None
                 if extension in extensions:
-                    opened = archive.extractfile(member) if member.size <= _MOST_BYTES else None
-                    content = "larger than 1 GiB" if opened is None else opened.read()
+                    content = "larger than 1 GiB" if member.size > _MOST_BYTES else _content(file, archive, member)
                 yield named[1], extension, content, member.offset_data
             end = archive.offset
         # tarfile takes a header that it cannot read for the end; the real end is a block of zeros.
@@ -285,3 +302,15 @@ def _members(
                 raise _DamagedArchive("is cut off or damaged")
     except (tarfile.TarError, OSError, ValueError, RecursionError, OverflowError) as error:
         raise _DamagedArchive(f"cannot be read ({error})") from error
+
+
+def _content(file: BinaryIO, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    """The bytes of a member."""
+    if member.type != tarfile.REGTYPE:  # a sparse file, say
+        opened = archive.extractfile(member)
+        return b"" if opened is None else opened.read()
+    file.seek(member.offset_data)
+    content = file.read(member.size)
+    if len(content) < member.size:
+        raise tarfile.ReadError("unexpected end of data")
+    return content

@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpfed.data.importers.processes import Tell, each
+from dpfed.data.importers.processes import Processes, Tell
 from dpfed.data.store.new_directory import cannot_write, refuse_existing
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 from dpfed.files.locking import file_lock
 
 DRAFT = ".draft"  # of a file of records that is not complete
+WORTH_A_PROCESS = 16 << 20  # bytes to read: in less time a process does not start
 _NOTES = ".import"
 _PLAN, _SURVEYS = "plan.json", "surveys.jsonl"
 
@@ -35,7 +36,7 @@ class Workplace:
 
     Args:
         folder: in which the store is written.
-        workers: processes at most.
+        processes: that do the work.
         say: told what the user should know.
         surveyed: called with how many files were surveyed, and of how many.
     """
@@ -43,11 +44,11 @@ class Workplace:
     def __init__(
         self,
         folder: Path,
-        workers: int = 1,
+        processes: Processes,
         say: Callable[[str], None] | None = None,
         surveyed: Callable[[int, int | None], None] | None = None,
     ) -> None:
-        self.folder, self.notes, self.workers, self.say = folder, folder / _NOTES, workers, say or (lambda text: None)
+        self.folder, self.notes, self.processes, self.say = folder, folder / _NOTES, processes, say or (lambda text: None)
         self._surveyed = surveyed or (lambda done, total: None)
 
     def volume(self, number: int) -> Path:
@@ -79,7 +80,8 @@ class Workplace:
         stamps = [stamp_of(file) for file in files]
         left = [number for number, stamp in enumerate(stamps) if stamp not in known]
         with open(self.notes / _SURVEYS, "a", encoding="utf-8") as notes:
-            for number, found in each(work, [items[number] for number in left], self.workers):
+            most = sum(stamps[number][1] for number in left) // WORTH_A_PROCESS
+            for number, found in self.processes.each(work, [items[number] for number in left], most=most):
                 known[stamps[left[number]]] = found
                 notes.write(json.dumps([stamps[left[number]], found]) + "\n")
                 notes.flush()
@@ -162,8 +164,8 @@ def workplace(
     folder = dest.parent / f".{dest.name}{_NOTES}"
     missing = [above for above in dest.parents if not above.exists()]
     taken = f"another import to {dest} is under way: wait until it has ended, or choose another destination."
-    place = Workplace(folder, workers, say, surveyed)
     with contextlib.ExitStack() as stack:
+        place = Workplace(folder, stack.enter_context(Processes(workers)), say, surveyed)
         try:
             place.notes.mkdir(parents=True, exist_ok=True)
             stack.enter_context(file_lock(place.notes / ".lock", taken, math.inf if wait else 0.0))

@@ -20,7 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from dpfed.data.importers import import_records, pieces, processes
+from dpfed.data.importers import import_records, pieces
+from dpfed.data.importers import workplace as workplace_room
+from dpfed.data.importers.processes import Processes
 from dpfed.data.importers.workplace import workplace
 from dpfed.data.store.fingerprint import contents_of, splits_of
 from dpfed.data.store.records import RecordStore
@@ -33,6 +35,7 @@ SHARDS, EACH = 5, 12
 def small_volumes(monkeypatch):
     """Every piece is a volume."""
     monkeypatch.setattr(pieces, "_SMALLEST", 1)
+    monkeypatch.setattr(workplace_room, "WORTH_A_PROCESS", 1)
 
 
 def jpeg(number: int) -> bytes:
@@ -125,15 +128,10 @@ def test_a_name_in_two_archives_is_refused(tmp_path: Path) -> None:
 
 IMPORT = """
 import sys, time
-from pathlib import Path
 from dpfed.data.importers import import_records, pieces
-import dpfed.data.importers.workplace
 pieces._SMALLEST = 1
-if __name__ == "__main__":
-    def slowly(done, total):
-        print(done, flush=True)
-        time.sleep(0.2)
-    import_records(sys.argv[1], sys.argv[2], public=True, validation=7, workers=int(sys.argv[3]), progress=slowly)
+slowly = lambda done, total: time.sleep(0.2)
+import_records(sys.argv[1], sys.argv[2], public=True, validation=7, workers=int(sys.argv[3]), progress=slowly)
 """
 
 
@@ -181,9 +179,9 @@ def test_a_killed_import_is_not_taken_for_another_one(archives: Path, tmp_path: 
 
 def test_a_process_that_dies_ends_the_import_in_words_and_nothing_is_lost(archives: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"ended by SIGKILL.*goes on where it stopped"):
-        list(processes.each(_die_at_two, range(4), 2))
+        list(Processes(2).each(_die_at_two, range(4)))
     with pytest.raises(OSError, match="disk"):
-        list(processes.each(_fail, range(4), 2))
+        list(Processes(2).each(_fail, range(4)))
 
 
 def _die_at_two(number: int, tell: object) -> int:
