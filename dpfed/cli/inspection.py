@@ -48,7 +48,7 @@ def inspect(
         "public": store.public,
         "records": {split: store.count(split) for split in SPLITS},
         "labels": {name: len(store.label_names.get(name, [])) or None for name in store.labels},
-        "left_out": len(store.skipped),
+        "left_out": store.left_out,
         "fingerprint": store.contents or "none",
     }
     if store.converted:

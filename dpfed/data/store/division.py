@@ -200,7 +200,7 @@ def _write_header(store: RecordStore, indices: np.ndarray, folder: Path) -> None
         "skipped": [],  # what was left out when the source was written has no site
         "files": {name: (folder / name).stat().st_size for name in Part("", len(indices)).files},
     }
-    for inherited in ("sharding", "volumes", "contents"):  # the whole store's fingerprint is not a part's
+    for inherited in ("sharding", "volumes", "left_out", "contents"):  # the whole store's fingerprint is not a part's
         header.pop(inherited, None)
     header["dpfed_store"] = format_version(header)
     (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")

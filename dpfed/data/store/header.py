@@ -61,6 +61,7 @@ class _Header(_Strict):
     label_names: dict[str, list[str]]
     unit_name: str | None = None  # absent in stores of format 1
     skipped: list[_Skipped]
+    left_out: Count = 0
     files: dict[str, Count]
     converted: dict[str, Count] = {}
     sharding: _Sharding | None = None

@@ -27,6 +27,8 @@ SHARDED_FORMAT_VERSION = 3  # of sharded stores; others keep the older version, 
 NEWEST_FORMAT_VERSION = 4  # of stores in several volumes, and of linked ones
 HEADER, INDEX, RECORDS = STORE_HEADER, "index.arrow", "records.arrow"
 HELD_OUT = "held-out"
+SKIPPED = "skipped.jsonl"  # all records that were left out, where they are too many for the header
+MOST_SKIPPED = 10_000
 _SHOWN = 80  # characters of what is wrong with a header
 
 

@@ -21,12 +21,13 @@ import pyarrow as pa
 from dpfed.data.store.columns import Column, blocks
 from dpfed.data.store.index import Index
 from dpfed.data.store.integrity import Damage, check_index, check_schema
-from dpfed.data.store.layout import Layout, Part, damaged, read_layout
+from dpfed.data.store.layout import SKIPPED, Layout, Part, damaged, read_layout
 from dpfed.data.store.linked import LinkedFiles
 from dpfed.data.store.mapped import MappedBatches, RecordsFile, starts_of
 from dpfed.data.store.pictures import Pictures
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError, nearest
+from dpfed.files.reading import read_text
 from dpfed.places import local_path
 
 if TYPE_CHECKING:  # torch takes seconds and half a gigabyte, and whoever imports or counts records does without
@@ -55,7 +56,7 @@ class RecordStore:
         unit_name: what a unit is called, such as ``"person"``; ``None``: there are none.
         labels: name -> ``(N,)`` int64, -1 where a record has none.
         label_names: name -> what the numbers mean.
-        skipped: (id, reason) of the records that were left out as unreadable when the store was written.
+        left_out: how many records were left out as unreadable when the store was written.
         contents: fingerprint of all records of the whole store (`dpfed.data.store.fingerprint`); ``None``: an older dpfed
             wrote it.
         contents_key: the secret that it is keyed with, which must not leave the store; ``None``: the records are public.
@@ -70,8 +71,8 @@ class RecordStore:
         self.resized: bool = header["images"].get("resized", False)
         self.converted: dict[str, int] = header.get("converted", {})
         self.label_names: dict[str, list[str]] = header["label_names"]
-        self.skipped: list[tuple[str, str]] = [(entry["id"], entry["reason"]) for entry in header["skipped"]]
         self.unit_name: str | None = header.get("unit_name")  # absent in stores of format 1
+        self.left_out: int = header.get("left_out", len(header["skipped"]))
         contents = header.get("contents") or {}  # absent in older stores
         self.contents: str | None = contents.get("fingerprint")
         self.contents_key: str | None = contents.get("key")
@@ -109,6 +110,21 @@ class RecordStore:
             store._linked.check()
         store._opened = (path, owner, owners)
         return store
+
+    @functools.cached_property
+    def skipped(self) -> list[tuple[str, str]]:
+        """(id, reason) of the records that were left out as unreadable when the store was written.
+
+        Raises:
+            UserError: when the list is damaged.
+        """
+        entries = self._layout.header["skipped"]
+        try:
+            if self.left_out > len(entries):
+                entries = [json.loads(line) for line in read_text(self.path / SKIPPED).splitlines()]
+            return [(entry["id"], entry["reason"]) for entry in entries]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise damaged(self.path, f"{SKIPPED} cannot be read") from error
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -20,8 +20,10 @@ from dpfed.data.store import index as index_room
 from dpfed.data.store.columns import Column
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.mapped import RecordsFile
+from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.sharding import shard_store
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
@@ -68,6 +70,7 @@ def test_time_and_memory_of_opening_do_not_grow_with_the_store(path: Path, tmp_p
     program = """
 import sys
 from dpfed.data.store import index
+from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 index.WHOLE = 0
 RecordStore.open(sys.argv[2])
@@ -206,3 +209,17 @@ def test_columns_answer_as_arrays_do() -> None:
     for outside in (13, -14, np.array([3, 13])):
         with pytest.raises(IndexError):
             column[outside]
+
+
+def test_a_long_list_of_what_was_left_out_is_not_in_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpfed.data.store.writing.MOST_SKIPPED", 3)
+    with StoreWriter(tmp_path / "s", name="x", kind="image", size=8, skip_broken=True) as writer:
+        for number in range(9):
+            writer.add(RecordInput(f"r{number}", b"broken" if number else np.zeros((8, 8, 3), np.uint8)))
+    store = RecordStore.open(tmp_path / "s")
+    assert len(json.loads((store.path / HEADER).read_text())["skipped"]) == 3
+    for one in (store, shard_store(store.path, tmp_path / "sharded", 2)):
+        assert one.left_out == 8 and [id for id, _ in one.skipped] == [f"r{number}" for number in range(1, 9)]
+    (store.path / "skipped.jsonl").write_text("[1]\n")
+    with pytest.raises(UserError, match="skipped.jsonl cannot be read"):
+        _ = RecordStore.open(store.path).skipped
