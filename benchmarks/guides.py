@@ -297,8 +297,8 @@ def stores() -> str:
     lines += [
         "",
         "Images of one pixel. The first opening in a process imports a library; memory is that of the whole process. Of "
-        f"{sharded['records']:,} records in {sharded['shards']} shards, one of {sharded['shards']} workers opens {own}; a worker "
-        f"that is alone opens all {every}.",
+        f"{sharded['records']:,} records in {sharded['shards']} shards, one of {sharded['shards']} workers opens {own}; a "
+        f"worker that is alone opens all {every}.",
         "",
         "| import | workers | MB/s | records/s | time over reading the bytes |",
         "|---|---|---|---|---|",
@@ -311,8 +311,8 @@ def stores() -> str:
     archives = result["importing"]["webdataset"]
     lines += [
         "",
-        f"JPEG files of 224 pixels, {archives['bytes'] / archives['records'] / 1000:.0f} kB each; {archives['cores']} cores that "
-        f"other work used as well. The disk gave {archives['bytes'] / 1e6 / archives['reading']['cold']:,.0f} MB/s.",
+        f"JPEG files of 224 pixels, {archives['bytes'] / archives['records'] / 1000:.0f} kB each; {archives['cores']} cores "
+        f"that other work used as well. The disk gave {archives['bytes'] / 1e6 / archives['reading']['cold']:,.0f} MB/s.",
     ]
     return "\n".join(lines)
 

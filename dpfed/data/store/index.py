@@ -47,6 +47,7 @@ class Index:
         self.labels = {name: self._column(f"label:{name}", len(names)) for name, names in layout.header["label_names"].items()}
         self._starts = np.cumsum([0] + [part.records for part in parts])
         self._unchecked = set(range(-(-len(self.table) // BLOCK)))
+        self._counted: list[int] | None = None  # records of each split, where the header does not say it
         self._training = 0  # records in the blocks that were checked
         if any(part.units and not part.records for part in parts):
             raise self._wrong("")
@@ -63,7 +64,10 @@ class Index:
             return shards
         if (counts := self._layout.splits) is not None:
             return counts[SPLITS[split]]
-        return sum(int((self.splits[first:end] == split).sum()) for first, end in blocks(len(self)))
+        if self._counted is None:
+            each = (np.bincount(self.splits[first:end], minlength=len(SPLITS)) for first, end in blocks(len(self)))
+            self._counted = np.sum(list(each), axis=0).tolist()
+        return self._counted[split]
 
     def rows(self, split: int) -> np.ndarray:
         """Rows of a split, ``(n,)`` int64, ascending."""

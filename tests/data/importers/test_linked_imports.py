@@ -115,5 +115,7 @@ def test_the_command_links_and_inspect_says_so(archives: Path, tmp_path: Path) -
         app, ["data", "import", str(archives), str(tmp_path / "s"), "--link", "--workers", "1"], catch_exceptions=False
     )
     assert made.exit_code == 0 and "records/s" in made.output
+    refused = CliRunner().invoke(app, ["data", "import", str(archives), str(tmp_path / "t"), "--workers", "0"])
+    assert "the number of workers must be a whole number from 1" in str(refused.exception)
     shown = CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "s"), "--json", "--check"])
     assert json.loads(shown.stdout)["linked"] == 3
