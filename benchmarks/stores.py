@@ -16,8 +16,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from benchmarks.own_memory import seconds
 from benchmarks.record import write_result
 from benchmarks.synthetic_store import write_synthetic
 
@@ -36,7 +35,7 @@ ARCHIVES, SAMPLES = 16, 2_000  # of a data set to import
 SIDE = 224
 
 _OPEN = """
-from benchmarks.stores import megabytes, seconds
+from benchmarks.own_memory import megabytes, seconds
 before = megabytes()
 from dpfed.data.store.records import RecordStore
 imported = megabytes()
@@ -49,7 +48,7 @@ print(dict(open=len(store), seconds=first, seconds_again=again, megabytes=megaby
 _COPIED = "indices = store.split('train'); keys, own = store.keys[indices], None"
 _MAPPED = "keys, own = store.keys, OwnRows(store, store.keys)"
 _START = """
-from benchmarks.stores import BATCH, megabytes, peak, seconds
+from benchmarks.own_memory import megabytes, peak, seconds
 from dpfed.data.own_rows import OwnRows
 from dpfed.data.store.records import RecordStore
 from dpfed.privacy.randomness import Randomness
@@ -61,34 +60,15 @@ def start():
     global keys, own
     {how}
 found = dict(seconds=seconds(start), anonymous_megabytes=megabytes() - before[0], peak_megabytes=peak() - before[1])
-rate = BATCH / len(store)
+rate = {batch} / len(store)
 draws = PoissonSampler(rate, block_length(rate, 100_000)).participants(Randomness.from_seed(0), keys, own)
 print(found | dict(first_draw_seconds=seconds(lambda: draws(0)), drawn=len(draws(1)), block=block_length(rate, 100_000)))
 """
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """By the clock."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-def megabytes() -> float:
-    """Of this process's own memory; what is mapped from files is the system's to take back, and `peak` counts it."""
-    status = Path("/proc/self/status").read_text()
-    return sum(int(line.split()[1]) for line in status.splitlines() if line.startswith(("RssAnon", "RssShmem"))) / 1000
-
-
-def peak() -> float:
-    """Of all memory that this process had resident at once, megabytes, with what is mapped."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1000
-
-
 def measured(program: str) -> dict[str, Any]:
     """What a program in a new process prints, with the peak of its memory."""
-    program += "\nfrom benchmarks.stores import peak\nprint(peak())"
+    program += "\nfrom benchmarks.own_memory import peak\nprint(peak())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     figures, most = done.stdout.splitlines()
     return eval(figures) | {"peak": float(most)}  # a dictionary of numbers that this file printed
@@ -101,7 +81,7 @@ def opening(place: Path) -> dict[str, Any]:
         path = place / f"store-{size}"
         disk = write_synthetic(path, size)
         opened = measured(_OPEN.format(path=str(path), owner=0, owners=1))
-        start = {how: measured(_START.format(path=str(path), how=code)) for how, code in _WAYS.items()}
+        start = {how: measured(_START.format(path=str(path), how=code, batch=BATCH)) for how, code in _WAYS.items()}
         found[size] = {"disk_bytes": disk, "opened": opened, "start": start}
         print(size, found[size], flush=True)
         if size != SHARDED:
@@ -146,7 +126,7 @@ def write_parquet(folder: Path) -> None:
         rows = range(SAMPLES)
         images = [pictures[(row * 7 + shard) % len(pictures)] for row in rows]
         table = {"id": [f"{shard}-{row}" for row in rows], "image": images, "text": [f"picture {row}" for row in rows]}
-        pq.write_table(pa.table(table), folder / f"{shard:05}.parquet", row_group_size=500)
+        pq.write_table(pa.table(table), folder / f"{shard:05}.parquet", row_group_size=500, use_dictionary=False)
 
 
 def _jpeg(number: int) -> bytes:

@@ -256,7 +256,9 @@ class VolumeWriter:
         def encode_all(part: list[RecordInput]) -> list[_Stored | BrokenImage]:
             return list(map(self._encode, part))
 
-        encoded = (stored for part in decoders().map(encode_all, parts) for stored in part)
+        # Looking at a header takes less time than handing it to a thread.
+        each = decoders().map(encode_all, parts) if self._form.decoded else map(encode_all, parts)
+        encoded = (stored for part in each for stored in part)
         for record, stored in zip(pending, encoded, strict=True):
             if isinstance(stored, BrokenImage):
                 self.broken.append((record.called, str(stored)))
