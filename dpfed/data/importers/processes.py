@@ -108,7 +108,7 @@ class Processes:
         while len(self._all) < count:
             here, there = Pipe()
             self._all[here] = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM.format(there.fileno(), os.getpid())],
+                [sys.executable, "-P", "-c", _PROGRAM.format(there.fileno(), os.getpid())],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # an interruption from the keyboard is for this process, which ends the others
