@@ -90,9 +90,9 @@ def digests(name: str, folder: Path) -> dict[str, str]:
         name: of `CASES`.
         folder: for stores and the run.
     """
-    changes, options = CASES[name]
+    _, options = CASES[name]
     source, run = folder / "config.toml", folder / name.replace(", ", "-").replace(" ", "-")
-    source.write_text(_toml(_config(name, changes, folder)), encoding="utf-8")
+    source.write_text(_toml(tree_of(name, folder)), encoding="utf-8")
     command = [sys.executable, "-m", "dpfed", "pretrain", str(source), "--run", str(run), "--json", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
@@ -127,7 +127,14 @@ def _hash(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-def _config(name: str, changes: dict[str, Any], folder: Path) -> dict[str, Any]:
+def tree_of(name: str, folder: Path) -> dict[str, Any]:
+    """The configuration of one of `CASES`, as nested dictionaries.
+
+    Args:
+        name: of `CASES`.
+        folder: for stores and what else the run reads.
+    """
+    changes, _ = CASES[name]
     tree = {"name": "digests"} | {section: {**values, **changes.get(section, {})} for section, values in BASE.items()}
     tree |= {section: values for section, values in changes.items() if section not in BASE}
     if "kind" in changes.get("model", {}) and changes["model"]["kind"] == "image":

@@ -234,6 +234,18 @@ def budget() -> str:
     return "\n".join([*lines, "", "Numbers of steps; `python -m benchmarks.budget` counts them."])
 
 
+def selection() -> str:
+    """What the best of a secret number of runs costs."""
+    found = figures("selection")
+    names = ("one run", "10 runs, all shown", *(f"best, {name}" for name in found["at_most_one"]))
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    for row in found["rows"]:
+        lines.append("| " + " | ".join(round_up(row[key]) for key in ("one", "shown", *found["at_most_one"])) + " |")
+    few = ", ".join(f"{name} {100 * chance:.2g} %" for name, chance in found["at_most_one"].items())
+    note = f"Epsilon; N = 20,000, q = 0.1, T = 100, delta = 1/(N ln N), 10 runs on average. One run at most: {few}."
+    return "\n".join([*lines, "", f"{note} `python -m benchmarks.selection` counts."])
+
+
 def forecast() -> str:
     """Whether forecasts order runs as these come out."""
     result = figures("forecast")
@@ -264,11 +276,11 @@ def forecast() -> str:
 def torture() -> str:
     """What was done to runs, and what they lost by it."""
     lines = ["| part | what was done to it | lost or under-reported |", "|---|---|---|"]
-    for part, words in {"machine": "a local run", "sites": "a run with three simulated sites"}.items():
-        found = figures(f"torture-{part}")
-        others = "; ".join(f"{what}: {count} times" for what, count in found["others"].items())
-        deaths = sum(found["deaths"].values())
-        lines.append(f"| {words} | {deaths} times killed at a random moment; {others} | {_lost(found)} |")
+    local = figures("torture-machine")
+    others = "; ".join(f"{what}: {count} times" for what, count in local["others"].items())
+    lines.append(
+        f"| a local run | {sum(local['deaths'].values())} times killed at a random moment; {others} | {_lost(local)} |"
+    )
     for part, words in {"cluster": "a Ray job of two workers", "federation": "a federation"}.items():
         found = figures(f"torture-{part}")
         lines.append(f"| {words} | {'; '.join(sorted(fault['what'] for fault in found['faults']))} | {_lost(found)} |")
@@ -323,7 +335,7 @@ def _lost(found: dict[str, Any]) -> str:
 
 GUIDES: dict[str, Blocks] = {
     "data.md": {"stores": ("stores", stores)},
-    "budget.md": {"budget": ("budget", budget)},
+    "budget.md": {"budget": ("budget", budget), "selection": ("selection", selection)},
     "forecast.md": {"forecast": ("forecast", forecast)},
     "federation.md": {"faults": ("federation-faults", faults), "rounds": ("federation", rounds)},
     "faults.md": {"torture": ("torture-federation", torture)},

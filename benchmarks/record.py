@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,19 +20,31 @@ from dpfed.runs.provenance import hardware
 RESULTS = Path(__file__).parent / "results"
 
 
+COMMIT = "DPFED_COMMIT"  # the environment's word for the commit, where the code is a copy without its repository
+
+
 def write_result(name: str, figures: dict[str, Any], seeds: list[int]) -> Path:
     """Writes ``benchmarks/results/NAME.json``."""
-    provenance = {
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({**provenance(seeds), "figures": figures}, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def provenance(seeds: list[int]) -> dict[str, Any]:
+    """What stands in a result file beside its figures."""
+    return {
         "command": f"python -m {module_name()} {shlex.join(sys.argv[1:])}".strip(),
-        "commit": _git("rev-parse", "HEAD") + ("-dirty" if _git("status", "--porcelain", "--", "dpfed", "configs") else ""),
+        "commit": os.environ.get(COMMIT) or commit(),
         "hardware": hardware(),
         "versions": {"dpfed": dpfed.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "seeds": seeds,
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({**provenance, "figures": figures}, indent=2) + "\n", encoding="utf-8")
-    return path
+
+
+def commit() -> str:
+    """Of the checkout, with ``-dirty`` where the code was changed since."""
+    return _git("rev-parse", "HEAD") + ("-dirty" if _git("status", "--porcelain", "--", "dpfed", "configs") else "")
 
 
 def figures(name: str) -> dict[str, Any]:
@@ -45,4 +59,6 @@ def module_name() -> str:
 
 
 def _git(*arguments: str) -> str:
+    if shutil.which("git") is None:
+        return ""
     return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=RESULTS.parent).stdout.strip()

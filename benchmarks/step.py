@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.record import write_result
+from benchmarks.throughput import stand_in_views
 from dpfed.bounding import foreach
-from dpfed.bounding.engines import ENGINES, GroupBatch, fastest_engine
+from dpfed.bounding.engines import ENGINES, GroupBatch, Views, fastest_engine
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives.infonce import group_loss
 
-VIEWS = 3  # two views and one intra-group augmentation
 MODELS = {
     "small CNN": (ModelConfig(image="cnn", width=32), 256, 11, (16, 32, 64, 128)),
     "ResNet-18": (ModelConfig(image="resnet18", width=64), 64, 3, (8, 16, 32)),
@@ -33,13 +33,14 @@ MODELS = {
 }
 SIZES = (4, 16)
 BATCHES = (1_024, 65_536)
+CPU = torch.device("cpu")
 
 
 class NonPrivate:
     """Gradient of the same loss without clipping, accumulated over microbatches."""
 
-    def __init__(self, model: nn.Module, images: Tensor, microbatch: int, per_core: bool) -> None:
-        self._model, self._images, self._microbatch = model, images, microbatch
+    def __init__(self, model: nn.Module, views: Views, microbatch: int, per_core: bool) -> None:
+        self._model, self._views, self._microbatch = model, views, microbatch
         self._vector = TrainableVector(model)
         self._lanes = torch.get_num_threads() if per_core else 1
         self._pool = ThreadPoolExecutor(self._lanes, initializer=torch.set_num_threads, initargs=(1,)) if per_core else None
@@ -54,28 +55,30 @@ class NonPrivate:
     def _lane(self, lane: int) -> Tensor:
         total = self._vector.zeros()
         parts = self._vector.split(total)
-        for start in range(lane * self._microbatch, len(self._images), self._lanes * self._microbatch):
-            images = self._images[start : start + self._microbatch]
-            present = torch.ones(len(images), dtype=torch.bool)
-            loss = group_loss(self._model({"image": images}), present, self._model.temperature)
+        for start in range(lane * self._microbatch, len(self._views["image"]), self._lanes * self._microbatch):
+            views = {name: view[start : start + self._microbatch] for name, view in self._views.items()}
+            present = torch.ones(len(views["image"]), dtype=torch.bool, device=total.device)
+            loss = group_loss(self._model(views), present, self._model.temperature)
             foreach.add_(parts, torch.autograd.grad(loss, self._vector.parameters))
         return total
 
 
-def overheads(config: ModelConfig, records: int, repeats: int, microbatches: tuple[int, ...]) -> dict:
+def overheads(
+    config: ModelConfig, records: int, repeats: int, microbatches: tuple[int, ...], device: torch.device = CPU, size: int = 32
+) -> dict:
     """Ratios of each engine to the best non-private gradient, for S = 4 and 16, and which engine a run would choose."""
     torch.manual_seed(0)
-    model = build_model(config, ObjectiveConfig())
-    images = torch.randn(records, VIEWS, 3, 32, 32)
+    model = build_model(config, ObjectiveConfig(), size=size).to(device)
+    views = stand_in_views(config, records, size, device)
     contenders: dict[str, Callable[[], object]] = {}
     for microbatch in microbatches:
-        contenders[f"microbatch {microbatch}"] = NonPrivate(model, images, microbatch, per_core=False)
-        if microbatch * torch.get_num_threads() <= records:
-            contenders[f"microbatch {microbatch} per core"] = NonPrivate(model, images, microbatch, per_core=True)
+        contenders[f"microbatch {microbatch}"] = NonPrivate(model, views, microbatch, per_core=False)
+        if device.type == "cpu" and microbatch * torch.get_num_threads() <= records:
+            contenders[f"microbatch {microbatch} per core"] = NonPrivate(model, views, microbatch, per_core=True)
     plain = list(contenders)
     chosen = {}
     for size in SIZES:
-        batch = GroupBatch({"image": images}, list(range(0, records + 1, size)))
+        batch = GroupBatch(views, list(range(0, records + 1, size)))
         chosen[f"S = {size}"] = fastest_engine(model, batch)
         for name, engine in ENGINES.items():
             into = TrainableVector(model).zeros()
@@ -86,6 +89,8 @@ def overheads(config: ModelConfig, records: int, repeats: int, microbatches: tup
         for name, contender in contenders.items():
             started = time.perf_counter()
             contender()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
             seconds[name].append(time.perf_counter() - started)
     median = {name: statistics.median(times[1:]) for name, times in seconds.items()}
     best = min(plain, key=median.__getitem__)
@@ -93,7 +98,7 @@ def overheads(config: ModelConfig, records: int, repeats: int, microbatches: tup
     return {
         "parameters": TrainableVector(model).numel,
         "records": records,
-        "views": VIEWS,
+        "views": views["image"].shape[1],
         "repeats": repeats,
         "best_non_private": best,
         "chosen_engine": chosen,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.record import write_result
 from dpfed.bounding.bounded_sum import BoundedSum
-from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, fastest_engine
+from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, Views, fastest_engine
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig
 from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.parameters import TrainableVector
@@ -45,18 +45,30 @@ COORDINATED = 4_000_000  # parameters
 SIZES = (1, 1_000_000, 11_000_000)  # floats that travel
 
 
-def gradients(config: ModelConfig, size: int, records: int, device: torch.device) -> dict:
-    """Records per second of the fastest engine, median of several batches."""
-    torch.manual_seed(0)
-    objective = ObjectiveConfig()
-    model = build_model(config, objective, AdaptationConfig(), size).to(device).train()
-    views: dict[str, Tensor] = {"image": torch.randn(records, 1 if config.reads_text else VIEWS, 3, size, size, device=device)}
+def stand_in_views(config: ModelConfig, records: int, size: int, device: torch.device) -> Views:
+    """Noise in the shape of a batch: images, and captions for models that read them."""
+    views: Views = {"image": torch.randn(records, 1 if config.reads_text else VIEWS, 3, size, size).to(device)}
     if config.reads_text:
         tokenizer = tokenizer_for(config)
         captions = [f"a photo of thing number {record}, seen from above" for record in range(records)]
         views["text"] = tokenizer(captions)[:, None].to(device)
-    batch = GroupBatch(views, list(range(0, records + 1, GROUP)))
-    precision: Precision = "fp32"  # in which groups may share a pass
+    return views
+
+
+def gradients(
+    config: ModelConfig,
+    size: int,
+    records: int,
+    device: torch.device,
+    precision: Precision = "fp32",  # in which groups may share a pass
+    group: int = GROUP,
+) -> dict:
+    """Records per second of the fastest engine, median of several batches."""
+    torch.manual_seed(0)
+    objective = ObjectiveConfig()
+    model = build_model(config, objective, AdaptationConfig(), size).to(device).train()
+    views = stand_in_views(config, records, size, device)
+    batch = GroupBatch(views, list(range(0, records + 1, group)))
     name = fastest_engine(model, batch, precision)
     engine = ENGINES[name](model, precision)
     into = engine.zeros()
@@ -70,7 +82,7 @@ def gradients(config: ModelConfig, size: int, records: int, device: torch.device
         "parameters": TrainableVector(model).numel,
         "engine": name,
         "precision": precision,
-        "group_size": GROUP,
+        "group_size": group,
         "views": views["image"].shape[1],
         "records_at_a_time": records,
     }

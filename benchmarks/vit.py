@@ -29,12 +29,14 @@ def plain_gradient(model: torch.nn.Module, images: torch.Tensor, tokens: torch.T
     model.zero_grad()
     x, y = model.clip.encode_image(images, normalize=True), model.clip.encode_text(tokens, normalize=True)
     logits = x @ y.T / TEMPERATURE
-    own = torch.arange(len(x))
+    own = torch.arange(len(x), device=x.device)
     (F.cross_entropy(logits, own, reduction="sum") + F.cross_entropy(logits.T, own, reduction="sum")).backward()
     return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters() if parameter.requires_grad])
 
 
-def measure(architecture: str = "ViT-B-32", records: int = RECORDS, group: int = GROUP) -> dict:
+def measure(
+    architecture: str = "ViT-B-32", records: int = RECORDS, group: int = GROUP, device: torch.device | str = "cpu"
+) -> dict:
     """Runs the step and the comparison."""
     torch.manual_seed(0)
     config = Config(
@@ -42,13 +44,15 @@ def measure(architecture: str = "ViT-B-32", records: int = RECORDS, group: int =
         objective=ObjectiveConfig(temperature=TEMPERATURE),
         adaptation=AdaptationConfig(rank=16, image_layers=("q", "v"), text_layers=("q", "v")),
     )
-    model = build_model(config.model, config.objective, config.adaptation)
+    model = build_model(config.model, config.objective, config.adaptation).to(device)
     for name, parameter in model.named_parameters():
         if name.endswith(".up"):  # at its first step an adapter has no gradient on one side; this is a later step
             torch.nn.init.normal_(parameter, std=0.01)
     size = model.model_cfg["vision_cfg"]["image_size"]
-    tokens = tokenizer_for(config.model)([f"a photo of thing number {record}, seen from above" for record in range(records)])
-    images = torch.randn(records, 3, size, size)
+    tokens = tokenizer_for(config.model)(
+        [f"a photo of thing number {record}, seen from above" for record in range(records)]
+    ).to(device)
+    images = torch.randn(records, 3, size, size).to(device)
     vector, engine = TrainableVector(model), LoopEngine(model)
     views = {"image": images[:, None], "text": tokens[:, None]}
     starts = list(range(0, records + 1, group))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from dpfed.runs.directory import RunDirectory
 from dpfed.training.coordinator import StepSummary
 
+if TYPE_CHECKING:
+    from tensorboardX.record_writer import RecordWriter
+
+_NAME = "events.out.tfevents.0"  # others have the second and the machine's name in it
 _SHOWN = ("loss", "clip_rate", "norm")  # of a phase
 
 
@@ -15,7 +22,7 @@ class TensorBoard:
     """Copies new lines of a run's metrics.jsonl into ``tensorboard/``; call it after each step. A context manager.
 
     It holds what that file holds, nothing more. A resumed run writes it anew. Without tensorboardX (Ray Train installs it) it
-    does nothing.
+    does nothing, and it ends where it cannot be written: it is a copy, and the run says why it cannot go on.
 
     Args:
         run: on the machine of rank 0.
@@ -23,33 +30,56 @@ class TensorBoard:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run, self._seen = run, 0
+        self._file: RecordWriter | None = None
         folder = run.path / "tensorboard"
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            from tensorboardX import SummaryWriter
+            from tensorboardX.record_writer import RecordWriter
         except ImportError:
-            self._writer = None
-        else:
-            self._writer = SummaryWriter(str(folder))
+            return
+        with self._if_possible():
+            folder.mkdir()
+            self._file = RecordWriter(str(folder / _NAME))
+            self._write(file_version="brain.Event:2")
 
     def __call__(self, summary: StepSummary | None = None) -> None:
         """Copies what is new."""
-        if self._writer is None:
+        with self._if_possible():
+            self._copy()
+
+    def _copy(self) -> None:
+        if self._file is None:
             return
         lines = self._run.metric_lines()
         for line in lines[self._seen :]:
             for name, value in _scalars(line).items():
                 # Without a time of its own an event gets that of the clock, and steps of private records would be timed.
-                self._writer.add_scalar(name, value, line["step"], walltime=line["step"])
+                figure = {"value": [{"tag": name, "simple_value": value}]}
+                self._write(step=line["step"], wall_time=line["step"], summary=figure)
         self._seen = len(lines)
+        self._file.flush()
+
+    def _write(self, **event: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        assert self._file is not None  # the caller looked
+        self._file.write(Event(**event).SerializeToString())
 
     def __enter__(self) -> TensorBoard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self()
-        if self._writer is not None:
-            self._writer.close()
+        with self._if_possible():
+            if self._file is not None:
+                self._file.close()
+
+    @contextlib.contextmanager
+    def _if_possible(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self._file = None
 
 
 def _scalars(line: dict) -> dict[str, float]:

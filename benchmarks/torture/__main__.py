@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import secrets
 import shutil
 import sys
@@ -21,16 +22,15 @@ from benchmarks.torture.machine import Machine
 _OTHERS = 8  # full disks, read-only folders and damaged checkpoints, each
 
 
-def machine(folder: Path, dice: random.Random, kills: int, options: tuple[str, ...] = ()) -> dict[str, Any]:
+def machine(folder: Path, dice: random.Random, kills: int) -> dict[str, Any]:
     """Kills a local run many times, and refuses it things.
 
     Args:
         folder: a new one, for everything.
         dice: decide what happens when.
         kills: deaths at random moments, at least.
-        options: of `dpfed pretrain`.
     """
-    place, lives, told = Machine(folder, dice, options), [], []
+    place, lives, told = Machine(folder, dice), [], []
     while len(lives) < kills:
         one = place.kill()
         lives += one["lives"]
@@ -42,20 +42,18 @@ def machine(folder: Path, dice: random.Random, kills: int, options: tuple[str, .
             _say(f"{told[-1]['what']}; {told[-1]['wrong'] or 'nothing lost'}")
     others = Counter(one["what"].split(":")[0] for one in told if "what" in one)
     return {
-        "options": list(options),
         "deaths": dict(Counter(life["what"] for life in lives)),
         "died": sum(life["ended"] < 0 for life in lives),
         "after steps": sorted(life["after"] for life in lives),
         "others": dict(others),
         "refused with a sentence": sum(bool(one.get("refusal")) for one in told),
-        "sentences": sorted({one["refusal"] for one in told if one.get("refusal")}),
+        "sentences": sorted({re.sub(r"run-\d+", "RUN", one["refusal"]) for one in told if one.get("refusal")}),
         "wrong": [text for one in told for text in one["wrong"]],
     }
 
 
 PARTS = {
     "machine": lambda folder, dice, kills: machine(folder, dice, kills),
-    "sites": lambda folder, dice, kills: machine(folder, dice, kills, ("--federated", "3")),
     "cluster": lambda folder, dice, kills: cluster.torture(folder, dice),
     "federation": lambda folder, dice, kills: federation.torture(folder, dice),
 }

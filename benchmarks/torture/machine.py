@@ -40,11 +40,10 @@ class Machine:
     Args:
         folder: for everything; on the storage that is to be tried.
         dice: decide what happens when.
-        options: of `dpfed pretrain`, such as ``--federated 3``.
     """
 
-    def __init__(self, folder: Path, dice: random.Random, options: tuple[str, ...] = ()) -> None:
-        self._folder, self._dice, self._options = folder, dice, options
+    def __init__(self, folder: Path, dice: random.Random) -> None:
+        self._folder, self._dice = folder, dice
         self._config = write_config(folder)
         self._number = 0
         os.environ["DPFED_BUDGETS"] = str(folder / "budgets")  # not the user's
@@ -121,7 +120,7 @@ class Machine:
         return self._told(run, {"what": what, "ended": ends[0].code, "after": charged, "refusal": self._short(said)}, wrong)
 
     def _train(self, run: Path, death: Death | None = None, meanwhile: Callable[[float], bool] | None = None) -> End:
-        words = ["pretrain", self._config, "--run", run, "--resume", *self._options]
+        words = ["pretrain", self._config, "--run", run, "--resume"]
         return live(words, run, self._folder / "output.txt", death, meanwhile)
 
     def _death(self) -> Death:

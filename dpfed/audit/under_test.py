@@ -23,7 +23,7 @@ from dpfed.config import Config, parse_config
 from dpfed.data.sampling import owner_keys
 from dpfed.federation.protocol.trust import Mode
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.plan import Clipping, PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components, Share, assemble
 from dpfed.runs.resolution import resolve
@@ -130,6 +130,7 @@ class UnderTest:
             public = {"records": plan.options["public_records"], "centring": 0.0, "path": str(folder / "public")}
             tree["public"] = public
         parts = assemble(resolve(parse_config(tree)), Randomness.from_seed(0))
+        parts = dataclasses.replace(parts, plan=_as_clipped_and_told(parts.plan, plan))
         fillers = scale.records - canaries
         under = cls(parts, CanaryModel(fillers, 1, "one"), fillers, canaries, owners, folder)
         if trust is None:
@@ -204,6 +205,16 @@ class UnderTest:
             parts = dataclasses.replace(self.parts, owner=share.owner, owners=self.owners, model=model)
             workers.append(parts.worker(randomness, share=share))
         return InProcess(workers)
+
+
+def _as_clipped_and_told(small: PrivacyPlan, plan: PrivacyPlan) -> PrivacyPlan:
+    """The small plan with the run's rule of clipping and private progress.
+
+    A threshold that moves is left out: it depends on the noise, and the sums without noise would need it.
+    """
+    clipping: Clipping = "fixed" if plan.clipping == "adaptive" else plan.clipping
+    progress = {**plan.progress, "phase": small.steps} if plan.progress else {}
+    return dataclasses.replace(small, clipping=clipping, stability=plan.stability, progress=progress)
 
 
 def _turn(models: list[CanaryModel], step: int) -> None:

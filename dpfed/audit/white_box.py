@@ -92,6 +92,8 @@ def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness
 
 
 def _less(values: np.ndarray, base: np.ndarray | float, name: str) -> np.ndarray:
+    if isinstance(base, np.ndarray):
+        base = base[: len(values)]  # behind the gradients of a sum, its groups may have other figures
     return values - np.abs(base) if name.endswith("_sq") else values - base
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.budgets.book import Account, Book, Entry, Event, What
-from dpfed.budgets.refusals import does_not_fit, refuse_uncountable, shown
+from dpfed.budgets.refusals import does_not_fit, refuse_uncountable, search_does_not_fit, shown
 from dpfed.budgets.shelf import Found
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.renyi_filter import added
+from dpfed.privacy.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,13 @@ class Claim:
 
     Attributes:
         id: of the run.
-        what: ``run``, ``site`` or ``sweep``.
+        what: ``run``, ``site``, ``sweep`` or ``search``.
         name: for people.
         place: the run's folder, absolute.
         plan: what it promises.
         charged: steps that its ledger holds.
         reserved_with: ids of the budgets that it wrote down as its own.
+        selection: of a search, which costs as a whole: what it did not take cannot be told, and is not given back.
         is_at: whether this very run is at another place, too.
     """
 
@@ -38,6 +40,7 @@ class Claim:
     plan: PrivacyPlan
     charged: int = 0
     reserved_with: tuple[str, ...] = ()
+    selection: Selection | None = None
     is_at: Callable[[Path], bool] = lambda place: False
 
 
@@ -69,9 +72,10 @@ def reserved(found: Found, store: RecordStore, claims: Sequence[Claim]) -> Book:
         new = [claim for claim in claims if any(entry.of == claim.id for entry in entries)]
         others = (account.cost for id, account in after.accounts.items() if id not in {claim.id for claim in new})
         where = f"{book.head.store}, whose records these are by their names" if found.by_name else str(store.path)
-        raise UserError(
-            does_not_fit(after.filter, added(others, len(book.head.orders)), [claim.plan for claim in new], shown(book), where)
-        )
+        spent = added(others, len(book.head.orders))
+        if selections := [claim.selection for claim in new if claim.selection is not None]:
+            raise UserError(search_does_not_fit(after.filter, spent, selections[0], shown(book), where))
+        raise UserError(does_not_fit(after.filter, spent, [claim.plan for claim in new], shown(book), where))
     return after
 
 
@@ -124,7 +128,7 @@ def _is_elsewhere(known: Account, claim: Claim) -> bool:
 
 def _foreseen(book: Book, claim: Claim) -> str | None:
     """What a sweep reserved for the run at this place."""
-    sweeps = (one for one in book.accounts.values() if one.what == "sweep" != claim.what and not one.settled)
+    sweeps = (one for one in book.accounts.values() if one.what == "sweep" and claim.what == "run" and not one.settled)
     return next((one.id for one in sweeps if one.place == str(claim.place)), None)
 
 
@@ -157,7 +161,8 @@ def settled(book: Book, claim: Claim) -> Book:
 
 
 def _entry(event: Event, book: Book, claim: Claim, steps: int, number: int, instead: str | None = None) -> Entry:
-    cost = book.filter.curve(claim.plan.mechanism, steps)
+    whole = claim.selection
+    cost = book.filter.curve(claim.plan.mechanism, steps) if whole is None else whole.curve(book.filter.orders)
     return Entry.new(
         event,
         number=number,
@@ -168,5 +173,6 @@ def _entry(event: Event, book: Book, claim: Claim, steps: int, number: int, inst
         plan=claim.plan.as_dict(),
         steps=steps,
         cost=[value if math.isfinite(value) else None for value in cost],
+        selection=None if whole is None else whole.as_dict(),
         instead=instead,
     )

@@ -17,6 +17,7 @@ from io import RawIOBase
 from pathlib import Path
 
 Content = bytes | memoryview | str
+DRAFT = ".partial"  # ends the name of what is not whole yet
 
 _FROM_RUST = re.compile(r"\(os error (\d+)\)")  # in what safetensors says
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -37,19 +38,23 @@ def write_atomically(path: Path, content: Content | Callable[[Path], object], mo
     Raises:
         OSError: if it cannot be written; the old file is still there.
     """
-    draft = path.with_name(f".{path.name}.partial")
-    draft.unlink(missing_ok=True)  # left behind by a process that was killed
+    draft = path.with_name(f".{path.name}{DRAFT}")
+    _remove(draft)  # left behind by a process that was killed
     try:
         if callable(content):
-            os.close(os.open(draft, _NEW, mode))
-            _let_write(content, draft)
-            _sync(draft)
+            draft.mkdir(0o700)  # libraries write beside a file, too, what they leave behind when they are killed
+            file = draft / path.name
+            os.close(os.open(file, _NEW, mode))
+            _let_write(content, file)
+            _sync(file)
+            os.replace(file, path)
+            draft.rmdir()
         else:
             create_file(draft, content, mode)
-        os.replace(draft, path)
+            os.replace(draft, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+            _remove(draft)
         raise
     sync_folder(path.parent)
 
@@ -131,7 +136,7 @@ def new_folder(path: Path, mode: int = 0o777) -> Iterator[Path]:
 
 def draft_of(path: Path) -> Path:
     """Where a folder is made that will be called `path`: beside it, so that one step gives it the name."""
-    return path.parent / f".{path.name}.partial-{secrets.token_hex(4)}"
+    return path.parent / f".{path.name}{DRAFT}-{secrets.token_hex(4)}"
 
 
 def name_folder(draft: Path, path: Path) -> None:
@@ -155,6 +160,19 @@ def sync_folder(path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_SYNC_OF_FOLDERS:
             raise
+
+
+def remove_drafts(folder: Path) -> None:
+    """Removes what `write_atomically` left in a folder when it was killed; nobody may write there meanwhile."""
+    for draft in folder.glob(f".*{DRAFT}"):
+        _remove(draft)
+
+
+def _remove(draft: Path) -> None:
+    if draft.is_dir():
+        shutil.rmtree(draft)
+    else:
+        draft.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

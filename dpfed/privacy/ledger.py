@@ -2,8 +2,10 @@
 
 One JSON object per line. The first describes the plan; each further one is a release (the step, whether it was charged, and a
 digest of the released noisy sum), says that from here on so many owners share the work, that the run goes on after an
-interruption, or which card and which model came of it. Every line carries a hash over itself and the line before, so a damaged
-or edited ledger is noticed. A line without its newline was never acted on (the write is synced before the release is used).
+interruption, or which card and which model came of it. The ledger of a run that a secret search may publish says what the
+whole search costs, and nothing of interruptions: they would tell when the run was made, and so how many there were before it.
+Every line carries a hash over itself and the line before, so a damaged or edited ledger is noticed. A line without its newline
+was never acted on (the write is synced before the release is used).
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 from dpfed.files.json_lines import DamagedLine, GrewElsewhere, Lines, append_line, drop_torn_line, read_lines
 from dpfed.places import path_of
+from dpfed.privacy.accounting import Accountant
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.selection import Selection
 
 FORMAT = 1
 
@@ -56,6 +60,7 @@ class Ledger:
         path: of the file.
         plan: what is promised.
         marks: see `create`.
+        selection: see `create`.
         replays: how often a paid release was repeated.
         owners: the largest number of data owners that ever shared the work.
         resumed: for each time that the run went on after an interruption, from which step on.
@@ -64,9 +69,16 @@ class Ledger:
     """
 
     def __init__(
-        self, path: Path, plan: PrivacyPlan, marks: dict[str, bool], releases: list[Release], replays: int, chain: str
+        self,
+        path: Path,
+        plan: PrivacyPlan,
+        marks: dict[str, bool],
+        releases: list[Release],
+        replays: int,
+        chain: str,
+        selection: Selection | None = None,
     ) -> None:
-        self.path, self.plan, self.marks = path, plan, marks
+        self.path, self.plan, self.marks, self.selection = path, plan, marks, selection
         self._releases = releases
         self._by_step = {release.step: release for release in releases}
         self.replays = replays
@@ -79,13 +91,16 @@ class Ledger:
         self._lines = Lines([])
 
     @classmethod
-    def create(cls, path: str | Path, plan: PrivacyPlan, marks: dict[str, bool] | None = None) -> Ledger:
+    def create(
+        cls, path: str | Path, plan: PrivacyPlan, marks: dict[str, bool] | None = None, selection: Selection | None = None
+    ) -> Ledger:
         """Starts a ledger.
 
         Args:
             path: where.
             plan: what is promised.
             marks: what the privacy card must say beyond the plan, fixed from the start: ``fixed_seed``, ``raw_diagnostics``.
+            selection: of a run of a secret search, of which only the best one is published.
 
         Raises:
             UserError: if the file exists: a ledger is never begun twice.
@@ -95,8 +110,10 @@ class Ledger:
             raise UserError(f"a ledger is of a plan: expected a dpfed.PrivacyPlan, got {type(plan).__name__}.")
         if path.exists():
             raise UserError(f"{path} exists already: a ledger is never started twice; resume the run or choose another folder.")
-        ledger = cls(path, plan, marks or {}, [], 0, "")
+        ledger = cls(path, plan, marks or {}, [], 0, "", selection)
         header = {"ledger": FORMAT, "fingerprint": plan.fingerprint, "plan": plan.as_dict(), "marks": ledger.marks}
+        if selection is not None:
+            header["selection"] = selection.as_dict()
         chain = link("", header)
         line = json.dumps({**header, "chain": chain}) + "\n"
         write_atomically(path, line)  # a ledger with half a header would be none
@@ -133,7 +150,8 @@ class Ledger:
         plan = PrivacyPlan.from_dict(entries[0]["plan"])
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
-        ledger = cls(path, plan, entries[0]["marks"], charged, len(releases) - len(charged), chain)
+        selection = Selection.from_dict(entries[0]["selection"]) if "selection" in entries[0] else None
+        ledger = cls(path, plan, entries[0]["marks"], charged, len(releases) - len(charged), chain, selection)
         ledger._lines, ledger.head = lines, head
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
         ledger.papers = Papers(**papers) if papers else None
@@ -152,8 +170,23 @@ class Ledger:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon spent so far, at the plan's delta and by the plan's accountant."""
+        """Epsilon spent so far, at the plan's delta and by the plan's accountant.
+
+        Of a run that was selected, what publishing any part of it costs: which run that is depends on the last step of all.
+        """
+        if self.selection is not None and self.charged:
+            return self.selection.epsilon
         return self.plan.epsilon(self.charged)
+
+    @property
+    def epsilon_planned(self) -> float:
+        """Epsilon of all planned steps."""
+        return self.plan.epsilon() if self.selection is None else self.selection.epsilon
+
+    @property
+    def accountant(self) -> Accountant:
+        """What computed `epsilon`: a selection has an epsilon by RDP only."""
+        return self.plan.accountant if self.selection is None else "rdp"
 
     def release_of(self, step: int) -> Release | None:
         """The release of a step, if it was paid for before."""
@@ -187,6 +220,8 @@ class Ledger:
 
     def note_replay(self, release: Release) -> None:
         """Writes down that a paid release was computed again, bit for bit, and costs nothing."""
+        if self.selection is not None:
+            return
         self._note_resumed()
         self._append({**dataclasses.asdict(release), "charged": False, "total": self.charged})
         self.replays += 1
@@ -203,6 +238,8 @@ class Ledger:
         Args:
             step: the first one that it takes again, or takes.
         """
+        if self.selection is not None:
+            return
         self._goes_on = step
         if step >= self.plan.steps:
             self._note_resumed()

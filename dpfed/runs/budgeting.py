@@ -20,6 +20,7 @@ from dpfed.config import Config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import tasks_of
+from dpfed.files.atomic import write_atomically
 from dpfed.places import is_store, is_url
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
@@ -27,6 +28,7 @@ from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import uses_labelled_bank
+from dpfed.runs.searched import HIDDEN, Searched
 from dpfed.runs.spent import ledger_of
 
 _ID = 16  # letters of a run's identity, as its card shows them
@@ -70,24 +72,77 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
     Raises:
         UserError: see `dpfed.budgets.spending.reserve`.
     """
-    if _of_institutions(run):
+    if _of_institutions(run) or run.searched is not None:  # the sites reserve, or the whole search has
         return
     config, store = parts.config, parts.store
     for what in _uncovered(config, store, parts.plan):
         note_uncovered(store, f"{_called(run, config)}: {what}", config.privacy.not_covered)
     if not parts.plan.promises:
         return
-    claim = _claim(run, config.name, ledger)
+    _hold(store, _claim(run, config.name, ledger), run.budget, watcher)
+
+
+def foresee_search(store: RecordStore, claim: Claim, configs: Sequence[Config]) -> None:
+    """Refuses a search that its records' budget does not hold, before anything is written. `hold_search` decides.
+
+    Args:
+        store: the records.
+        claim: see `claim_of`.
+        configs: of the settings.
+
+    Raises:
+        UserError: see `dpfed.budgets.spending.reserve` and `note_uncovered`.
+    """
+    _note_search(store, claim, configs, dry=True)
+    reserve(store, [claim], dry=True)
+
+
+def hold_search(store: RecordStore, claim: Claim, configs: Sequence[Config], file: Path, watcher: Watcher) -> None:
+    """Reserves what a search may spend, before its first step; again, it changes nothing.
+
+    Args:
+        store: the records.
+        claim: see `claim_of`.
+        configs: of the settings.
+        file: gets what ``budget.json`` of a run says.
+        watcher: is told how much of the budget is taken.
+
+    Raises:
+        UserError: see `dpfed.budgets.spending.reserve`.
+    """
+    _note_search(store, claim, configs)
+    _hold(store, claim, file, watcher)
+
+
+def settle_search(store: RecordStore, claim: Claim) -> None:
+    """Settles a search whose best run is known: nothing is given back, for what it did not take would tell how many runs
+    there were.
+
+    Args:
+        store: the records.
+        claim: see `claim_of`.
+    """
+    settle(store, claim.reserved_with, claim)
+
+
+def _note_search(store: RecordStore, claim: Claim, configs: Sequence[Config], dry: bool = False) -> None:
+    assert claim.selection is not None
+    for config in configs:
+        for what in _uncovered(config, store, claim.plan):
+            note_uncovered(store, f"{claim.name} ({claim.id}): {what}", config.privacy.not_covered, dry)
+
+
+def _hold(store: RecordStore, claim: Claim, file: Path, watcher: Watcher) -> None:
     books = reserve(store, [claim], dry=True)
     if gone := set(claim.reserved_with) - {book.head.id for book in books}:
         raise UserError(
-            f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run)['store']}, and neither "
+            f"{file.parent} reserved with the budget {', '.join(sorted(gone))} of {_noted(file)['store']}, and neither "
             f"{store.path} nor the shelf {shelf()} has its book any more: restore `{BOOK}` there."
         )
     if not books:
         return
     # First this: a run that has taken steps, and whose reservation a book does not know, tells that the book has lost lines.
-    _write(run, store, books)
+    _write(file, store, books)
     for book in reserve(store, [claim]):
         taken = f"{percent(book.filter.part(book.spent))} of it is taken"
         watcher.note(f"reserved with the lifetime budget of {book.head.store}, {shown(book)}: {taken}")
@@ -124,6 +179,8 @@ def settle_at_end(run: RunDirectory, parts: Components, ledger: Ledger, watcher:
         ledger: of the run.
         watcher: is told why such a run cannot be written down.
     """
+    if run.searched is not None:
+        return  # the search settles, when all is done
     if run.budget.is_file():
         settled(run, ledger, parts.store)
     elif parts.plan.promises and not _of_institutions(run):
@@ -140,7 +197,7 @@ def reservations(run: RunDirectory) -> list[tuple[str, Book | None, list[Entry]]
     Returns:
         Of each: its id, the book, if it is there still, and the entries about the run.
     """
-    noted, id = _noted(run), run.identity[:_ID]
+    noted, id = _noted(run.budget), _account_of(run)
     books = {one: known_by(one, Path(noted["store"])) for one in _ids(noted)}
     return [(one, book, [entry for entry in book.entries if entry.of == id] if book else []) for one, book in books.items()]
 
@@ -157,6 +214,11 @@ def settle_run(folder: str | Path) -> list[Book]:
     Raises:
         UserError: if the run is in use; if its ledger has lost lines; if no budget knows of it.
     """
+    if (Path(folder) / HIDDEN).exists():
+        raise UserError(
+            f"{folder} holds a search that is not finished: what it did not take would tell how many runs it had, so nothing "
+            "is given back. Its command, given again, goes on."
+        )
     if not (Path(folder) / "config.toml").exists() and (books := _settle_sweep(Path(folder).resolve())):
         return books
     run = RunDirectory.open(folder)
@@ -179,7 +241,7 @@ def settled(run: RunDirectory, ledger: Ledger, store: RecordStore | None = None)
     Raises:
         UserError: see `dpfed.budgets.spending.settle`.
     """
-    noted = _noted(run)
+    noted = _noted(run.budget)
     if store is None and noted and is_store(noted["store"]):
         store = RecordStore.open(noted["store"])
     if store is None and not noted:
@@ -207,7 +269,7 @@ def stated(run: RunDirectory) -> str:
     """The records' lifetime budget, for the card of a run."""
     if _of_institutions(run):
         return _AT_SITES
-    noted = _noted(run)
+    noted = _noted(run.budget)
     if not noted:
         return _NONE
     return "; ".join(one["budget"] for one in noted["budgets"]) + ", over all runs (docs/budget.md says who keeps it)"
@@ -240,8 +302,30 @@ def _claim(run: RunDirectory, name: str, ledger: Ledger) -> Claim:
     def is_at(place: Path) -> bool:
         return bool(run.identity) and RunDirectory(place).identity == run.identity
 
-    place, ids = run.path.resolve(), tuple(_ids(_noted(run)))
-    return Claim(run.identity[:_ID] or str(place), "run", name, place, ledger.plan, ledger.charged, ids, is_at)
+    place, ids, searched = run.path.resolve(), tuple(_ids(_noted(run.budget))), run.searched
+    if searched is not None:
+        return claim_of(searched, name, place, ids, begun=ledger.charged > 0)
+    return Claim(_account_of(run) or str(place), "run", name, place, ledger.plan, ledger.charged, ids, is_at=is_at)
+
+
+def claim_of(searched: Searched, name: str, place: Path, ids: Sequence[str], begun: bool) -> Claim:
+    """What a search takes of a budget: all of it, from its first step on.
+
+    Args:
+        searched: the search.
+        name: of it, for people.
+        place: where the best run will be, absolute.
+        ids: of the budgets that it reserved with.
+        begun: a run of it may have taken steps.
+    """
+    selection = searched.selection
+    plan, charged = selection.plan, selection.plan.steps if begun else 0
+    return Claim(searched.id, "search", name, place, plan, charged, tuple(ids), selection)
+
+
+def _account_of(run: RunDirectory) -> str:
+    searched = run.searched
+    return run.identity[:_ID] if searched is None else searched.id
 
 
 def _settle_sweep(folder: Path) -> list[Book]:
@@ -256,14 +340,19 @@ def _settle_sweep(folder: Path) -> list[Book]:
     return changed
 
 
-def _noted(run: RunDirectory) -> dict[str, Any]:
+def reserved_in(file: Path) -> Sequence[str]:
+    """The ids of the budgets that a ``budget.json`` names; none where there is no such file."""
+    return _ids(_noted(file))
+
+
+def _noted(file: Path) -> dict[str, Any]:
     """What ``budget.json`` says; empty where there is none."""
     try:
-        noted = json.loads(run.budget.read_text(encoding="utf-8")) if run.budget.is_file() else {}
+        noted = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if noted and not (isinstance(noted["store"], str) and all(isinstance(one["id"], str) for one in noted["budgets"])):
             raise ValueError("other keys than those that were written")
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{run.budget} is damaged ({error}): restore it.") from error
+        raise UserError(f"{file} is damaged ({error}): restore it.") from error
     return noted
 
 
@@ -271,11 +360,11 @@ def _ids(noted: dict[str, Any]) -> Sequence[str]:
     return [one["id"] for one in noted.get("budgets", ())]
 
 
-def _write(run: RunDirectory, store: RecordStore, books: Sequence[Book]) -> None:
-    known = _noted(run)
+def _write(file: Path, store: RecordStore, books: Sequence[Book]) -> None:
+    known = _noted(file)
     budgets = {one["id"]: one for one in known.get("budgets", ())} | {
         book.head.id: {"id": book.head.id, "budget": shown(book)} for book in books
     }
     text = json.dumps({"store": str(store.path), "budgets": list(budgets.values())}, indent=1) + "\n"
-    if not run.budget.is_file() or run.budget.read_text(encoding="utf-8") != text:
-        run.write(run.budget, text)
+    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        write_atomically(file, text)

@@ -18,7 +18,7 @@ from dpfed.config.effects import without_effect
 from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
-from dpfed.files.atomic import create_file, draft_of, new_folder, write_atomically
+from dpfed.files.atomic import DRAFT, create_file, draft_of, new_folder, write_atomically
 from dpfed.files.json_lines import DamagedLine, append_line, read_lines
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes, read_text
@@ -27,6 +27,7 @@ from dpfed.privacy.phase import Phase
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.report.audit import is_audit
 from dpfed.runs.recorded import wrong_provenance
+from dpfed.runs.searched import Searched
 
 
 class RunDirectory:
@@ -36,14 +37,14 @@ class RunDirectory:
         path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
             ``privacy_card.md`` (``no_privacy_card.md`` where the method's claim does not hold), ``report.html``,
             ``provenance.json``, ``checkpoints/``, ``model/``, ``disclosures.json`` where more was made of the records than the
-            model, ``budget.json`` where a lifetime budget holds the plan, and ``privacy_audit.json`` where its claim was
-            attacked; while it is unfinished also ``releases/`` and ``secret.key``, which must stay inside the trust boundary
-            and is deleted at the end. A federation's run also holds
+            model, ``budget.json`` where a lifetime budget holds the plan, ``search.json`` where it is the best run of a secret
+            search, and ``privacy_audit.json`` where its claim was attacked; while it is unfinished also ``releases/`` and
+            ``secret.key``, which must stay inside the trust boundary and is deleted at the end. A federation's run also holds
             ``terms.json``, ``federation.jsonl``, and, if it is simulated, ``simulation.json`` and ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
-    PRIVACY_AUDIT = "privacy_audit.json"
+    PRIVACY_AUDIT, SEARCH, BUDGET = "privacy_audit.json", "search.json", "budget.json"
 
     def __init__(self, path: str | Path) -> None:
         self.path = path = path_of(path, "the folder of a run")
@@ -62,8 +63,9 @@ class RunDirectory:
         self.journal = path / "federation.jsonl"
         self.simulation = path / self.SIMULATION
         self.audits = path / "audit"
-        self.budget = path / "budget.json"
+        self.budget = path / self.BUDGET
         self._provenance = path / self.PROVENANCE
+        self._search = path / self.SEARCH
         self._privacy_audit = path / self.PRIVACY_AUDIT
         self._disclosures = path / "disclosures.json"
         self.sites = path / "sites"
@@ -183,7 +185,7 @@ class RunDirectory:
         """
         known = {self.checkpoints, self.releases, self.model, self.gallery}
         for entry in (entry for folder in (self.path, *known) if folder.is_dir() for entry in folder.iterdir()):
-            if entry.is_file() or (entry.is_dir() and (entry in known or not entry.suffix)):
+            if entry.is_file() or (entry.is_dir() and (entry in known or entry.suffix in ("", DRAFT))):
                 continue
             what = "a folder" if entry.is_dir() else "a link that leads nowhere" if entry.is_symlink() else "no regular file"
             raise UserError(f"{self.path} is damaged: {entry.relative_to(self.path)} is {what}. Restore it, or remove it.")
@@ -222,6 +224,21 @@ class RunDirectory:
         if facts is not None and not is_audit(facts):
             raise UserError(f"{self._privacy_audit} is damaged: restore it, or delete it and audit again.")
         return facts
+
+    @property
+    def searched(self) -> Searched | None:
+        """The secret search that this is the best run of, or may become; ``None``: the run was made for itself.
+
+        Raises:
+            UserError: if the file is damaged.
+        """
+        return Searched.read(self._search)
+
+    def date(self, began: str, environment: dict[str, Any]) -> None:
+        """Says that the run began on another day, and with what: when it did would tell how many there were before it."""
+        facts = self.provenance
+        if facts is not None:
+            self.write(self._provenance, json.dumps({**facts, "began": began, "environments": [environment]}, indent=1) + "\n")
 
     def disclose(self, what: str) -> None:
         """Writes down, before anything is shown, that more will be known of the private records than epsilon covers.

@@ -91,7 +91,8 @@ def begin(
         foresee(config, owners=owners)  # before anything that takes seconds
     parts = assemble(resolve(config, watcher), randomness, watcher, owners=owners, terms=terms)
     refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
-    if terms is None or RunDirectory.SIMULATION in (files or {}):  # otherwise the records are the sites'
+    reserves = RunDirectory.SEARCH not in (files or {})  # otherwise the whole search has
+    if reserves and (terms is None or RunDirectory.SIMULATION in (files or {})):  # otherwise the records are the sites'
         foresee_budget(folder, parts.config, parts.store, parts.plan)
     say_what_is_trained(parts, watcher)
     files = {

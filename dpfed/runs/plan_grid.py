@@ -18,6 +18,7 @@ from typing import Any
 from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.promise import round_up
 from dpfed.runs.gradient_signal import Signal
 
 _LONGER = 2.0  # times as long as configured: as long as the best of the grid may take
@@ -106,7 +107,7 @@ def grid(plan: PrivacyPlan, signals: dict[int, Signal], warmup: int, epsilon: fl
             yield Row.of(f"{count:,} steps", found, own)
     for factor in (0.5, 2.0):
         if (found := same_promise(plan, plan.batch, plan.steps, factor)) is not None:
-            yield Row.of(f"epsilon {epsilon * factor:.3g}", found, own)
+            yield Row.of(f"epsilon {round_up(epsilon * factor)}", found, own)
     together = [
         Row.of("", dataclasses.replace(found, group_size=size), signals[size])
         for (batch, _), found in noisy.items()

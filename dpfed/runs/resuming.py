@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpfed.errors import UserError
 from dpfed.progress import Silent, Watcher
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import refuse_sharding
@@ -23,6 +24,8 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
         from dpfed.federation.simulation import resume_simulation  # what it imports, only few runs need
 
         return resume_simulation(run, watcher)
+    if run.searched is not None and not run.finished:
+        raise UserError(f"{folder} belongs to a secret search: give the command of the search again, and it goes on.")
     refuse_sharding(run.config())
     with run.locked():
         if run.finished:

@@ -35,6 +35,7 @@ BROKEN = {
     "noise in every other step": (sabotage.noise_in_every_other_step, {}, {}),
     "clean optimizer state": (sabotage.clean_optimizer_state, {}, {}),
     "weights from the clean sum": (sabotage.weights_from_the_clean_sum, {"optimizer": "sgd"}, {}),
+    "figures with the whole range of a loss": (sabotage.figures_without_a_range, {"diagnostics": "private"}, {}),
     "clip after summing, to K C": (sabotage.clip_after_summing, {}, {}),
 }
 REFUSED = {"half the noise on every site": "standard deviation"}
@@ -44,6 +45,8 @@ SOUND = {
     "group, layerwise, SGD": ({"engine": "layerwise", "optimizer": "sgd"}, {}),
     "group, discrete noise": ({"noise": "discrete"}, {}),
     "group, two workers": ({}, {"owners": 2}),
+    "group, private progress": ({"diagnostics": "private"}, {}),
+    "group, automatic clipping": ({"clipping": "automatic"}, {}),
     "group, users": ({"unit": "user", "per_unit": 2}, {}),
     "public": ({"method": "public"}, {}),
     "batch": ({"method": "batch"}, {"experiments": 1500}),
@@ -56,10 +59,13 @@ SOUND = {
 }
 
 
-def claim_of(method="group", rate=1.0, sigma=1.0, engine="auto", optimizer="adam", **privacy):
+def claim_of(
+    method="group", rate=1.0, sigma=1.0, engine="auto", optimizer="adam", clipping="fixed", diagnostics="none", **privacy
+):
     tree = {
         "name": "claim",
-        "bounding": {"method": method, **({} if engine == "auto" else {"engine": engine})},
+        "diagnostics": diagnostics,
+        "bounding": {"method": method, "clipping": clipping, **({} if engine == "auto" else {"engine": engine})},
         "privacy": {"noise_multiplier": sigma, "batch": int(2000 * rate), "steps": 8, **privacy},
         "optimizer": {"name": optimizer, "learning_rate": 0.1},
         **({"public": {"source": "shapes"}} if method == "public" else {}),

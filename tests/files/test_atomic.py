@@ -15,7 +15,8 @@ def test_content_is_on_disk_before_it_has_its_name_and_the_name_before_the_retur
     path.write_text("old")
     events = recorded(monkeypatch)
     write_atomically(path, content)
-    assert events == [("sync", ".file.partial", b"new"), ("name", "file"), ("sync", tmp_path.name, None)]
+    draft = "file" if callable(content) else ".file.partial"
+    assert events == [("sync", draft, b"new"), ("name", "file"), ("sync", tmp_path.name, None)]
     assert path.read_text() == "new" and [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
@@ -62,6 +63,22 @@ def test_what_a_killed_process_left_is_replaced_with_its_permissions(tmp_path):
     write_atomically(tmp_path / "file", "secret", mode=0o600)
     assert (tmp_path / "file").read_text() == "secret" and mode_of(tmp_path / "file") == 0o600
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_killed_library_left_beside_its_file_is_removed_by_the_next_write(tmp_path):
+    class Killed(BaseException):
+        """Nothing that follows is carried out."""
+
+    def die_on_the_way(draft):
+        (draft.parent / ".tmpA1b2").write_text("half of it")
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("dpfed.files.atomic._remove", lambda _: None)
+        write_atomically(tmp_path / "file", die_on_the_way)
+    assert [path.name for path in tmp_path.iterdir()] == [".file.partial"]
+    write_atomically(tmp_path / "file", lambda draft: draft.write_text("new"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "new"
 
 
 def write_by_a_function(path, content, mode):

@@ -168,7 +168,7 @@ def test_the_fingerprint_covers_every_field():
     changes = {"records": 1001, "batch": 99, "group_size": 5, "clip_norm": 1.5, "steps": 11, "noise_multiplier": 1.1}
     changes |= {"delta": 2e-5, "accountant": "rdp", "max_group_size": 8, "target_epsilon": 3.0}
     changes |= {"unit": "user", "per_unit": 2, "method_name": "none", "max_batch": 300, "options": {"share": 0.5}}
-    changes |= {"noise_kind": "discrete", "clipping": "automatic", "stability": 0.1}
+    changes |= {"draws": "gaps", "noise_kind": "discrete", "clipping": "automatic", "stability": 0.1}
     changes |= {"progress": {"share": 0.01, "quantile": 0.5, "loss_range": 4.0, "phase": 2}}
     assert set(changes) == {field.name for field in dataclasses.fields(plan)}
     needs = {"clipping": {"stability": 0.2}, "stability": {"clipping": "automatic"}}

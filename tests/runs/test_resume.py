@@ -383,6 +383,18 @@ def test_checkpoints_keep_the_untrained_model_and_the_last_n(tiny_config, tmp_pa
     assert not list(run.checkpoints.glob("*.partial"))
 
 
+def test_what_a_kill_inside_a_write_left_of_a_checkpoint_is_gone_in_the_end(tiny, tmp_path, monkeypatch):
+    interrupted(parse_config(tiny), tmp_path / "run", monkeypatch)
+    run = RunDirectory.open(tmp_path / "run")
+    for step in (0, 6):  # the first is never written again: this one was killed after it had its name
+        draft = run.checkpoints / f".step-{step:08d}.safetensors.partial"
+        draft.mkdir(mode=0o700)
+        (draft / ".tmpA1b2").write_bytes(b"half of it")
+    (run.path / ".results.json.partial").write_bytes(b"half of it")
+    assert resume(run.path).finished
+    assert not list(run.path.rglob("*.partial"))
+
+
 def test_checkpoint_of_another_model_is_refused(tiny, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     interrupted(parse_config(tiny), folder, monkeypatch)

@@ -8,6 +8,8 @@ Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's comm
   ``flwr/supercore/inflatable/inflatable_utils.py``.
 - the waits that `shorten_idling` changes, which are 3 seconds of every exchange: each ``time.sleep`` in
   ``flwr/supernode/start_client_internal.py``.
+- what a SuperNode gives up at, which `outlast_cut_handshakes` changes: ``_should_giveup`` in
+  ``flwr/supercore/retry/http_retry.py``.
 - `RunNotRunningException`, with which ``Grid`` says that the operator stopped the run.
 
 On an upgrade: change `VERSION` here and the range of ``flwr`` in ``pyproject.toml``, and run the tests of this room. They say
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from types import SimpleNamespace, TracebackType
+from typing import Any
 
 import httpx
 from flwr.app import Context, Message
@@ -70,7 +73,16 @@ with _fitting():
     from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-__all__ = ["VERSION", "RunNotRunningException", "SuperNode", "Task", "run_supernode", "shorten_fetching", "shorten_idling"]
+__all__ = [
+    "VERSION",
+    "RunNotRunningException",
+    "SuperNode",
+    "Task",
+    "outlast_cut_handshakes",
+    "run_supernode",
+    "shorten_fetching",
+    "shorten_idling",
+]
 
 
 def shorten_fetching() -> None:
@@ -102,6 +114,39 @@ def shorten_idling() -> None:
     if not hasattr(start_client_internal, "time"):
         raise misfit("the clock of start_client_internal")
     setattr(start_client_internal, "time", SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, _LONGEST_IDLE))))  # noqa: B010
+
+
+def outlast_cut_handshakes() -> None:
+    """Makes the SuperNode that runs in this process try again where a network fails while a connection is made over TLS.
+
+    Flower takes that for a certificate that is wrong: its SuperNode gives up for good, and its process stays without an aim.
+    A certificate that is wrong still ends it.
+
+    Raises:
+        UserError: if this version of Flower tries again in another way.
+    """
+    with _fitting():
+        from flwr.supernode import fleet_http_connection
+
+    if not hasattr(fleet_http_connection, "make_simple_http_retry_invoker"):
+        raise misfit("the retries of fleet_http_connection")
+    make = fleet_http_connection.make_simple_http_retry_invoker
+
+    def made() -> Any:
+        invoker = make()
+        gives_up = invoker.should_giveup
+        if gives_up is None:
+            raise misfit("should_giveup of its retries")
+        invoker.should_giveup = lambda error: not _cut(error) and gives_up(error)
+        return invoker
+
+    setattr(fleet_http_connection, "make_simple_http_retry_invoker", made)  # noqa: B010
+
+
+def _cut(error: Exception) -> bool:
+    """Whether a connection ended, or fell silent, while it was made."""
+    text = str(error).lower()
+    return isinstance(error, httpx.TransportError) and ("eof occurred" in text or "timed out" in text)
 
 
 def run_supernode() -> None:

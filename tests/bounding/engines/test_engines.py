@@ -286,6 +286,23 @@ def test_the_automatic_choice_is_one_of_the_engines():
     assert fastest_engine(build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])) in ENGINES
 
 
+def test_an_engine_that_keeps_too_much_for_the_memory_is_not_chosen(monkeypatch):
+    model, batch = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    fits = fitting_engines(model, batch)
+    assert len(fits) == 3
+    monkeypatch.setattr("dpfed.bounding.engines.choice.fitting_engines", lambda *_: fits)
+    for engine in (LayerwiseEngine, VmapEngine):
+        monkeypatch.setattr(engine, "add_clipped", full)
+    assert fastest_engine(model, batch) == "loop"
+    monkeypatch.setattr(LoopEngine, "add_clipped", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        fastest_engine(model, batch)
+
+
 def test_clip_factors():
     norms = torch.tensor([0.0, 0.5, 1.0, 2.0, math.inf, math.nan], dtype=torch.float64)
     factors = clip_factors(norms, 1.0)

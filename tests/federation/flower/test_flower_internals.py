@@ -4,22 +4,26 @@ import importlib.metadata
 import inspect
 import itertools
 import re
+import socket
+import threading
 import time
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 pytest.importorskip("flwr")
 
 from flwr.supercore.inflatable import inflatable_utils  # noqa: E402
-from flwr.supernode import start_client_internal  # noqa: E402
+from flwr.supercore.retry import make_simple_http_retry_invoker  # noqa: E402
+from flwr.supernode import fleet_http_connection, start_client_internal  # noqa: E402
 
 import dpfed.federation  # noqa: E402
 from dpfed.errors import UserError  # noqa: E402
 from dpfed.federation.flower import internals  # noqa: E402
-from dpfed.federation.flower.internals import shorten_fetching, shorten_idling  # noqa: E402
+from dpfed.federation.flower.internals import outlast_cut_handshakes, shorten_fetching, shorten_idling  # noqa: E402
 
 ROOT = Path(dpfed.federation.__file__).parents[2]
 UPGRADE = "Flower has changed: dpfed/federation/flower/internals.py says what to do on an upgrade."
@@ -167,3 +171,39 @@ class Connection:
 
     def __exit__(self, *_):
         return None
+
+
+def handshake(what: str) -> Exception:
+    """What httpx says of a server that ends the connection in the handshake, falls silent in it, or speaks no TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            with listener.accept()[0] as connection:
+                connection.recv(1 << 16)
+                if what == "silent":
+                    time.sleep(0.6)
+                elif what == "no TLS":
+                    connection.sendall(b"HTTP/1.0 400 no\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            with pytest.raises(httpx.TransportError) as error:
+                httpx.get(f"https://127.0.0.1:{listener.getsockname()[1]}", timeout=0.3)
+            return error.value
+        finally:
+            thread.join()
+
+
+@pytest.mark.parametrize(("what", "tries_again"), [("cut", True), ("silent", True), ("no TLS", False), ("certificate", False)])
+def test_a_supernode_outlasts_a_network_that_fails_in_a_handshake(monkeypatch, what, tries_again):
+    monkeypatch.setattr(fleet_http_connection, "make_simple_http_retry_invoker", make_simple_http_retry_invoker)
+    outlast_cut_handshakes()
+    error = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate")
+    error = error if what == "certificate" else handshake(what)
+    assert fleet_http_connection.make_simple_http_retry_invoker().should_giveup(error) is not tries_again
+
+
+def test_without_our_patience_a_supernode_gives_up():
+    """As soon as this fails, Flower has mended it, and `outlast_cut_handshakes` can go."""
+    assert make_simple_http_retry_invoker().should_giveup(handshake("cut"))

@@ -1,0 +1,95 @@
+"""What is carried to a borrowed machine and back, in loads that fit into one call each. Needs nothing but Python."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.gpu.pieces import PIECE
+
+ROOT = Path(__file__).resolve().parents[2]
+BAGGAGE = ROOT / ".gpu"  # git ignores it
+RESULTS = ROOT / "benchmarks" / "results"
+CALL = 64 << 20  # bytes that a call carries: the checkout, and what is carried beside it
+_SPARE = 1 << 20
+_KINDS = ("wheels", "cifar10", "pieces")
+COMMIT = "commit"
+
+
+def pack(sources: dict[str, list[Path]], commit: str, call: int = CALL) -> list[Path]:
+    """Divides files among loads, each with the commit beside them.
+
+    Args:
+        sources: files of each of `_KINDS`.
+        commit: of the checkout, which a copy of it cannot say.
+        call: bytes that a call carries.
+
+    Returns:
+        The loads.
+
+    Raises:
+        SystemExit: if a file is larger than what is left of a call beside the checkout.
+    """
+    room = call - checkout_bytes() - _SPARE
+    for old in BAGGAGE.glob("load-*"):
+        shutil.rmtree(old)
+    loads: list[Path] = []
+    left: list[int] = []
+    files = sorted(((file.stat().st_size, kind, file) for kind, paths in sources.items() for file in paths), reverse=True)
+    for size, kind, file in files:
+        if size > room:
+            raise SystemExit(f"{file} has {size:,} bytes, and a call carries {room:,} beside the checkout: leave it out")
+        number = next((number for number, free in enumerate(left) if free >= size), len(left))
+        if number == len(left):
+            loads.append(BAGGAGE / f"load-{number + 1}")
+            left.append(room)
+        left[number] -= size
+        place = loads[number] / kind / file.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place)
+    for load in loads:
+        (load / COMMIT).write_text(commit, encoding="utf-8")
+    return loads
+
+
+def take(work: Path) -> None:
+    """Copies what this call carried to where it outlives the call."""
+    for load in sorted(BAGGAGE.glob("load-*")):
+        for file in (file for kind in _KINDS for file in sorted((load / kind).glob("*"))):
+            place = work / file.parent.name / file.name
+            if not place.exists() or place.stat().st_size != file.stat().st_size:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, place)
+        work.mkdir(parents=True, exist_ok=True)
+        shutil.copy(load / COMMIT, work / COMMIT)
+
+
+def fetch(folder: Path) -> list[Path]:
+    """Puts what came back where it belongs: results into the checkout, pieces of unfinished runs to what is carried next.
+
+    Raises:
+        SystemExit: if there is nothing.
+    """
+    brought = []
+    for file in sorted(folder.rglob("gpu-*.json")) + sorted(folder.rglob(f"*{PIECE}*")):
+        place = (RESULTS if file.suffix == ".json" else BAGGAGE / "pieces") / file.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, place)
+        brought.append(place)
+    if not brought:
+        raise SystemExit(f"there are no results in {folder}: give the folder that holds gpu-*.json")
+    return brought
+
+
+def checkout_bytes() -> int:
+    """What travels anyway: tracked files, and untracked ones that git does not ignore."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    return _bytes(ROOT / name for name in listed.stdout.split("\0") if name) + _bytes((ROOT / "shared").rglob("*"))
+
+
+def _bytes(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files if file.is_file())
