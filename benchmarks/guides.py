@@ -287,11 +287,54 @@ def torture() -> str:
     return "\n".join(lines)
 
 
+def stores() -> str:
+    """What large stores cost to open, to start a worker with, and to import."""
+    result = figures("stores")
+    columns = ("records", "on disk", "opening", "memory", "a worker's start", "its copy of keys, before")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for size, found in result["opening"].items():
+        opened, mapped, copied = found["opened"], found["start"]["mapped"], found["start"]["copied"]
+        cells = (
+            f"{int(size):,}",
+            f"{found['disk_bytes'] / 1e9:.2g} GB",
+            f"{opened['seconds']:.2f} s, again {1000 * opened['seconds_again']:.0f} ms",
+            f"{opened['peak']:.0f} MB",
+            f"{1000 * mapped['seconds']:.1f} ms",
+            f"{copied['seconds']:.1f} s, {copied['anonymous_megabytes']:,.0f} MB",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    sharded = result["sharded"]
+    opened = sharded["workers"].values()
+    own, every = (f"{one['open']:,} in {1000 * one['seconds_again']:.0f} ms ({one['peak']:.0f} MB)" for one in opened)
+    lines += [
+        "",
+        "Images of one pixel. The first opening in a process imports a library; memory is that of the whole process. Of "
+        f"{sharded['records']:,} records in {sharded['shards']} shards, one of {sharded['shards']} workers opens {own}; a "
+        f"worker that is alone opens all {every}.",
+        "",
+        "| import | workers | MB/s | records/s | time over reading the bytes |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, found in result["importing"].items():
+        for name, row in found["imports"].items():
+            how, workers = name.rsplit(", ", 1)
+            rates = found["bytes"] / 1e6 / row["seconds"], found["records"] / row["seconds"]
+            lines.append(f"| {kind}, {how} | {workers} | {rates[0]:.0f} | {rates[1]:,.0f} | {row['over_reading_cold']:.0f} x |")
+    archives = result["importing"]["webdataset"]
+    lines += [
+        "",
+        f"JPEG files of 224 pixels, {archives['bytes'] / archives['records'] / 1000:.0f} kB each; {archives['cores']} cores "
+        f"that other work used as well. The disk gave {archives['bytes'] / 1e6 / archives['reading']['cold']:,.0f} MB/s.",
+    ]
+    return "\n".join(lines)
+
+
 def _lost(found: dict[str, Any]) -> str:
     return f"{len(found['wrong'])} times" if found["wrong"] else "nothing"
 
 
 GUIDES: dict[str, Blocks] = {
+    "data.md": {"stores": ("stores", stores)},
     "budget.md": {"budget": ("budget", budget), "selection": ("selection", selection)},
     "forecast.md": {"forecast": ("forecast", forecast)},
     "federation.md": {"faults": ("federation-faults", faults), "rounds": ("federation", rounds)},

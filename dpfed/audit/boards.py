@@ -82,9 +82,10 @@ class Board:
             return draw_step(plan, randomness, step, indices, parts.store.keys[indices], groups, own)
 
         for share in self.under.shares(present):
-            canary = self._numbers[share.indices] >= self.under.fillers
-            drawn = draw(parts.plan, share.indices[~canary], share.groups).indices
-            together = draw(certain, np.union1d(drawn, share.indices[canary]), share.groups)
+            indices = np.asarray(share.indices)
+            canary = self._numbers[indices] >= self.under.fillers
+            drawn = draw(parts.plan, indices[~canary], share.groups).indices
+            together = draw(certain, np.union1d(drawn, indices[canary]), share.groups)
             for group in range(len(together)):
                 members = together.members(group)
                 canary = self._numbers[members] >= self.under.fillers

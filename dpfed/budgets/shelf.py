@@ -9,10 +9,11 @@ is done again keeps. What two copies know together counts, and each is given wha
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from dpfed.budgets.book import Book
 from dpfed.budgets.copies import read, write_missing
+from dpfed.data.store.columns import blocks
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
@@ -31,6 +33,8 @@ BOOK = "budget.jsonl"
 _LOCK = ".budget.lock"
 _FOLDER = "DPFED_BUDGETS"
 _SAMPLE = 256  # hashed names that the shelf keeps of a record set, the smallest
+_NAMES = ".names.json"
+_REMEMBERED = 1 << 20  # records of a store of which the shelf keeps which budgets' names it shares
 _WAIT = 60.0  # seconds for another process; what is done under a lock takes less than one
 
 
@@ -78,13 +82,14 @@ def budgets_of(store: RecordStore) -> list[Found]:
     books = {id: _together(book, own if own is not None and own.head.id == id else None) for id, book in known.items()}
     if own is not None:
         books.setdefault(own.head.id, own)
-    names, found = _Names.of(store) if _samples() else None, []
+    found: list[Found] = []
+    shares = _Names(store).shares(books.keys() - {own.head.id if own else None}) if _samples() else {}
     for id, book in books.items():
         if own is not None and own.head.id == id:
             found.append(Found(book, missing=False))
         elif store.contents is not None and book.head.fingerprint == store.contents:
             found.append(Found(book, missing=True))
-        elif names is not None and (share := names.share_of(id)):
+        elif share := shares.get(id):
             found.append(Found(book, missing=False, by_name=share))
     own_ids = {one.book.head.id for one in found if one.by_name is None}
     distinct = {id for one in found if one.by_name is None for id in one.book.head.distinct}
@@ -140,7 +145,7 @@ def keep(book: Book, store: RecordStore | None) -> None:
     if store is None:
         return
     try:
-        _Names.of(store).keep(id)
+        _Names(store).keep(id)
     except OSError as error:
         raise UserError(f"the shelf {folder} cannot be written: {error.strerror or error}.") from error
     own = read(store.path / BOOK)
@@ -181,15 +186,10 @@ def _together(first: Book, second: Book | None) -> Book:
 
 
 class _Names:
-    """The names of a store's training records, hashed with the shelf's secret."""
+    """The names of a store's training records, hashed with the shelf's secret, a million at a time."""
 
-    def __init__(self, hashed: np.ndarray, public: bool) -> None:
-        self._hashed, self._public = hashed, public
-
-    @classmethod
-    def of(cls, store: RecordStore) -> _Names:
-        keys = store.keys[store.split("train")]
-        return cls(np.sort(_secret().per_record("budget", 0, keys, 1)[:, 0]), store.public)
+    def __init__(self, store: RecordStore) -> None:
+        self._store = store
 
     def keep(self, id: str) -> None:
         """Notes the smallest hashes as a budget's.
@@ -197,27 +197,72 @@ class _Names:
         Public records are known by their fingerprint, which an import done again keeps. Generated ones share their names.
         """
         path = _sample_of(id)
-        if not self._public and not path.exists():
-            write_atomically(path, json.dumps(self._hashed[:_SAMPLE].tolist()) + "\n", mode=0o600)
+        if self._store.public or path.exists():
+            return
+        smallest = np.zeros(0)
+        for hashed in self._hashed(_secret()):
+            smallest = np.sort(np.append(smallest, hashed))[:_SAMPLE]
+        write_atomically(path, json.dumps(smallest.tolist()) + "\n", mode=0o600)
 
-    def share_of(self, id: str) -> float:
-        """The share of a budget's records that are among these, by their names."""
-        path = _sample_of(id)
-        if not path.exists():
-            return 0.0
+    def shares(self, ids: Collection[str]) -> dict[str, float]:
+        """For each of some budgets, the share of its records that are among these, by their names.
+
+        Of a large store, what was found is kept: its records are not read again until another budget is known.
+        """
+        secret, known = _secret(), self._remembered()
+        samples = {id: _sample(_sample_of(id)) for id in ids if _sample_of(id).exists()}
+        new = {id: sample for id, sample in samples.items() if id not in known}
+        if new:
+            wanted = np.unique(np.concatenate(list(new.values())))
+            there = np.zeros(len(wanted) + 1, bool)
+            for hashed in self._hashed(secret):
+                places = np.searchsorted(wanted, hashed)
+                there[places[np.append(wanted, np.inf)[places] == hashed]] = True
+            found = {id: there[np.searchsorted(wanted, sample)] for id, sample in new.items()}
+            known |= {id: float(here.mean()) if len(here) else 0.0 for id, here in found.items()}
+            self._remember(known)
+        return {id: known[id] for id in samples}
+
+    def _hashed(self, secret: Randomness) -> Iterator[np.ndarray]:
+        training = self._store.within("train")
+        for first, end in blocks(len(self._store)):
+            keys = self._store.keys[first:end][training(first, end)]
+            yield secret.per_record("budget", 0, keys, 1)[:, 0]
+
+    def _memory(self) -> Path | None:
+        """Where shares are kept; ``None`` of a store that is read in no time, or that has no fingerprint to be known by."""
+        if len(self._store) < _REMEMBERED or self._store.contents is None:
+            return None
+        some = self._store.keys[np.linspace(0, len(self._store) - 1, _SAMPLE).astype(np.int64)]
+        known_by = repr((self._store.contents, len(self._store), self._store.opened_by, some.tolist()))
+        return shelf() / f"{hashlib.blake2b(known_by.encode(), digest_size=8).hexdigest()}.shares.json"
+
+    def _remembered(self) -> dict[str, float]:
+        path = self._memory()
         try:
-            sample = np.array(json.loads(read_text(path)), np.float64)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} is damaged ({error}): remove it; the next run on the budget's store writes it.") from error
-        return float(np.isin(sample, self._hashed).mean()) if len(sample) else 0.0
+            return {} if path is None else {str(id): float(share) for id, share in json.loads(read_text(path)).items()}
+        except (OSError, ValueError, TypeError, AttributeError):  # nothing is lost: they are found again
+            return {}
+
+    def _remember(self, shares: dict[str, float]) -> None:
+        if (path := self._memory()) is not None:
+            with contextlib.suppress(OSError):
+                write_atomically(path, json.dumps(shares) + "\n", mode=0o600)
+
+
+def _sample(path: Path) -> np.ndarray:
+    try:
+        return np.array(json.loads(read_text(path)), np.float64)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}): remove it; the next run on the budget's store writes it.") from error
 
 
 def _samples() -> bool:
-    return any(shelf().glob("*.names.json"))
+    return any(shelf().glob(f"*{_NAMES}"))
 
 
 def _sample_of(id: str) -> Path:
-    return shelf() / f"{id}.names.json"
+    return shelf() / f"{id}{_NAMES}"
 
 
 def _secret() -> Randomness:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,12 +47,24 @@ def import_(
         bool, typer.Option("--allow-outside", help="Also read files outside of SOURCE that tables or links name.")
     ] = False,
     public: Annotated[bool, typer.Option("--public", help="Anyone may see these records; reports may show them.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes that read archives and Parquet files. Default: one for each core.", show_default=False),
+    ] = None,
+    link: Annotated[
+        bool, typer.Option("--link", help="Leave the images in their archives: the store then holds where they lie.")
+    ] = False,
+    no_decode: Annotated[
+        bool,
+        typer.Option("--no-decode", help="Do not decode every image once: one that cannot be read ends the run that draws it."),
+    ] = False,
 ) -> None:
-    """Import a data set into a record store."""
+    """Import a data set into a record store; an interrupted import of archives or Parquet files goes on where it stopped."""
     from dpfed.console.terminal import say, watching
 
     say(f"importing {', '.join(source)} into {dest}")
     from dpfed.data.importers import import_records
+    from dpfed.data.importers.processes import cores
     from dpfed.data.reasons import by_reason
     from dpfed.progress import import_progress
 
@@ -69,9 +82,15 @@ def import_(
             id=id,
             allow_outside=allow_outside,
             watch=import_progress(watcher, "files found"),
+            workers=cores() if workers is None else workers,
+            link=link,
+            decode=not no_decode,
+            say=watcher.note,
+            surveyed=import_progress(watcher, "archives read"),
         )
     counts = ", ".join(f"{count:,} {split}" for split, count in report.counts.items())
     _say(f"{report.path}: {report.kind} records from {report.format}: {counts}")
+    _say(f"in {datetime.timedelta(seconds=round(report.seconds))}: {_rate(report)}")
     for sentence in (
         *(f"left out {group}" for group in by_reason(report.skipped)),
         *_what_was_converted(report),
@@ -79,6 +98,13 @@ def import_(
         *_what_was_not_read(report),
     ):
         _say(sentence)
+
+
+def _rate(report: ImportReport) -> str:
+    """How fast an import was."""
+    records = (sum(report.counts.values()) + len(report.skipped)) / max(report.seconds, 0.001)
+    read = f", {report.bytes_read / 1e6 / max(report.seconds, 0.001):,.0f} MB/s" if report.bytes_read else ""
+    return f"{records:,.0f} records/s{read}"
 
 
 @app.command()

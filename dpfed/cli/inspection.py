@@ -46,9 +46,9 @@ def inspect(
         "name": store.name,
         "kind": store.kind,
         "public": store.public,
-        "records": {split: len(store.split(split)) for split in SPLITS},
+        "records": {split: store.count(split) for split in SPLITS},
         "labels": {name: len(store.label_names.get(name, [])) or None for name in store.labels},
-        "left_out": len(store.skipped),
+        "left_out": store.left_out,
         "fingerprint": store.contents or "none",
     }
     if store.converted:
@@ -65,6 +65,8 @@ def inspect(
         facts["units"] = _units(store)
     if store.shards is not None:
         facts["shards"] = store.shards
+    if store.linked_files:
+        facts["linked"] = store.linked_files
     if as_json:
         print(json.dumps(facts))
         return

@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
 import dpfed
 from dpfed.data.reasons import visible
@@ -25,6 +35,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do 
 
 console = Console()
 beside = Console(stderr=True)  # for what is no part of a command's output, such as progress where the output is JSON
+_RATED = ("records", "public records", "files found")  # stages of so many units that a rate says more than their number
 _LINE_EVERY = 15.0  # seconds between two lines of progress where there is no terminal
 
 
@@ -67,7 +78,7 @@ class TerminalWatcher:
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """See `Watcher`."""
-        task = self._progress.add_task(name, total=total)
+        task = self._progress.add_task(name, total=total, counted=name in _RATED)
         if self._progress.console.is_terminal:
             return lambda done: self._progress.update(task, completed=done)
         return _lines(self._progress.console, name, total)
@@ -90,21 +101,31 @@ def _lines(out: Console, name: str, total: int | None) -> Callable[[int], None]:
     if total:
         out.print(f"[dim]{escape(name)}: {total}[/]", highlight=False, soft_wrap=True)
     started = last = time.monotonic()
-    first: int | None = None
+    first: int | None = None  # what was done before this process began
 
     def advance(done: int) -> None:
         nonlocal last, first
-        first = done if first is None else first  # what was done before this process began
+        first = done if first is None else first
         now = time.monotonic()
         if now - last < _LINE_EVERY:
             return
         last, left = now, ""
-        if total and done > first:
-            seconds = (now - started) / (done - first) * (total - done)
-            left = f", about {datetime.timedelta(seconds=round(seconds))} left"
+        rate = (done - first) / (now - started)
+        if rate and name in _RATED:
+            left = f", {rate:,.0f}/s"
+        if total and rate:
+            left += f", about {datetime.timedelta(seconds=round((total - done) / rate))} left"
         out.print(f"{name}: {done} of {total or 'unknown'}{left}", highlight=False, soft_wrap=True)
 
     return advance
+
+
+class _Rate(ProgressColumn):
+    """How many units are done in a second, of stages that count."""
+
+    def render(self, task: Task) -> Text:
+        """What the column shows."""
+        return Text(f"{task.speed:,.0f}/s" if task.speed and task.fields.get("counted") else "", style="progress.data.speed")
 
 
 @contextlib.contextmanager
@@ -119,6 +140,7 @@ def watching(as_json: bool = False) -> Iterator[TerminalWatcher]:
         TextColumn("{task.description:>14}"),
         BarColumn(bar_width=32),
         MofNCompleteColumn(),
+        _Rate(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

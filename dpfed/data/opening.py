@@ -12,6 +12,7 @@ from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.importers import Progress, detect, import_records, importers
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import walk
+from dpfed.data.importers.processes import cores
 from dpfed.data.store.counting import given_path, require_something_at
 from dpfed.data.store.layout import FORMAT_VERSION
 from dpfed.data.store.records import RecordStore, open_or_write
@@ -118,6 +119,8 @@ def _from_path(
                 test=config.test,
                 public=config.public,
                 progress=progress,
+                workers=cores(),
+                wait=True,
             )
         except UserError as error:  # it may name records
             public = f"the records at {path} cannot be imported: `dpfed data import {path} DEST` says why."

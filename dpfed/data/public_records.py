@@ -6,13 +6,12 @@ of the group's own record, and the step: no other private record has a part in i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -29,6 +28,7 @@ from dpfed.privacy.randomness import Randomness
 
 _SEED = 2**32 - 2  # of generated public records: other ones than any generated data set holds
 _HASH_BYTES = 16
+_HASH = np.dtype(f"V{_HASH_BYTES}")
 
 
 class Companions:
@@ -171,36 +171,50 @@ def open_public(
         raise UserError(
             f"public.path: the model reads captions, and the records of {store.path} have none: give captioned public records."
         )
-    if len(store.split("train")) < config.records:
+    if store.count("train") < config.records:
         raise UserError(
             f"public.records = {config.records:,} public records join every group, and {store.path} has "
-            f"{len(store.split('train')):,} training records: lower it, or give another store."
+            f"{store.count('train'):,} training records: lower it, or give another store."
         )
-    if share_images(store, private):  # how many is private
-        raise UserError(
-            f"public.path: {store.path} and {private.path} share images, and a record cannot be both public and private: take "
-            "the private records out of the public store."
-        )
+    _refuse_shared(store, private, data.stores)
     return store
 
 
 def share_images(first: RecordStore, second: RecordStore) -> bool:
     """Whether an image is in both of two stores, byte by byte as it is stored; the first should be the smaller one."""
-    lengths = np.unique(np.concatenate([_lengths(batch.column("image")) for _, batch in first.stored()]))
-    hashes = set(_hashes(first, lengths))
-    return any(hashed in hashes for hashed in _hashes(second, lengths))
+    lengths = np.zeros(0, np.int64)
+    for _, batch in first.stored():
+        lengths = np.union1d(lengths, first.pictures.lengths(batch))
+    hashes = np.sort(np.concatenate(list(_hashes(first, lengths))))
+    places = ((np.searchsorted(hashes, some), some) for some in _hashes(second, lengths))
+    return any((hashes[np.minimum(place, len(hashes) - 1)] == some).any() for place, some in places)
 
 
-def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[bytes]:
-    """Of every stored image that is as long as one of these: most files need not be read."""
+def _refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> None:
+    """Refuses two stores that share images; what was found apart once is not read again, as stores never change."""
+    contents, apart = (public.contents, private.contents, private.opened_by), None
+    if None not in contents:
+        known_by = hashlib.blake2b(repr(contents).encode(), digest_size=_HASH_BYTES).hexdigest()
+        apart = Path(stores) / f"apart-{known_by}"
+    if apart is not None and apart.exists():
+        return
+    if share_images(public, private):  # how many is private
+        raise UserError(
+            f"public.path: {public.path} and {private.path} share images, and a record cannot be both public and private: take "
+            "the private records out of the public store."
+        )
+    if apart is not None:
+        with contextlib.suppress(OSError):
+            apart.parent.mkdir(parents=True, exist_ok=True)
+            apart.touch()
+
+
+def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Of every stored image that is as long as one of these, batch by batch: most files need not be read."""
     for _, batch in store.stored():
-        images = batch.column("image")
-        for row in np.flatnonzero(np.isin(_lengths(images), lengths)).tolist():
-            yield hashlib.blake2b(images[row].as_buffer(), digest_size=_HASH_BYTES).digest()
-
-
-def _lengths(images: pa.Array) -> np.ndarray:
-    return np.asarray(pc.binary_length(images))
+        rows = np.flatnonzero(np.isin(store.pictures.lengths(batch), lengths)).tolist()
+        images = (store.pictures.at(batch, row) for row in rows)
+        yield np.frombuffer(b"".join(hashlib.blake2b(one, digest_size=_HASH_BYTES).digest() for one in images), _HASH)
 
 
 def _place(config: PublicConfig) -> Path:

@@ -18,6 +18,7 @@ from dpfed.data.store.counting import no_units
 from dpfed.data.store.records import RecordStore
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
+from dpfed.privacy.renewals import Own
 
 
 @dataclass(frozen=True)
@@ -110,24 +111,25 @@ def owner_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray:
 
 
 def participants_of(
-    plan: PrivacyPlan, randomness: Randomness, keys: np.ndarray, units: np.ndarray | None = None
+    plan: PrivacyPlan, randomness: Randomness, keys: np.ndarray, units: np.ndarray | None = None, own: Own | None = None
 ) -> Callable[[int], np.ndarray]:
-    """Who takes part in a step, as a function of the step: places among an owner's records, ascending.
+    """Who takes part in a step, as a function of the step: places among some records, ascending.
 
     Args:
         plan: gives the sampler.
         randomness: the source of all draws.
-        keys: ``(n,)`` uint64 keys of the records that the owner holds.
+        keys: ``(n,)`` uint64 keys of the records that the owner holds, or has open.
         units: see `draw_step`.
+        own: which of them it holds; ``None``: all.
     """
-    return plan.sampler.participants(randomness, keys if units is None else units)
+    return plan.sampler.participants(randomness, keys if units is None else units, own)
 
 
 def draw_step(
     plan: PrivacyPlan,
     randomness: Randomness,
     step: int,
-    indices: np.ndarray,
+    indices: np.ndarray | None,
     keys: np.ndarray,
     groups: int,
     units: np.ndarray | None = None,
@@ -139,7 +141,7 @@ def draw_step(
         plan: gives the sampler and the caps.
         randomness: the source of all draws.
         step: training step.
-        indices: ``(n,)`` int64 indices of the records that the owner holds.
+        indices: ``(n,)`` int64 indices of the records that the owner holds; ``None``: 0 .. n - 1.
         keys: ``(n,)`` uint64 keys of those records.
         groups: K_w, the owner's number of groups (K when there is one owner).
         units: ``(n,)`` uint64 keys of their units; ``None`` where each record is protected for itself.
@@ -150,7 +152,7 @@ def draw_step(
         the groups, no two records (or units) share one.
     """
     if groups == 0:
-        return StepDraw(indices[:0], np.zeros(1, np.int64))
+        return StepDraw(np.zeros(0, np.int64), np.zeros(1, np.int64))
     protected, alone = keys if units is None else units, plan.method.public_records
     drawn = (participants or participants_of(plan, randomness, keys, units))(step)
     if alone:
@@ -170,7 +172,7 @@ def draw_step(
         drawn, group = drawn[kept], group[kept]
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     made_by = protected[drawn[starts]] if alone else None
-    return StepDraw(indices[drawn], np.append(starts, len(drawn)).astype(np.int64), made_by)
+    return StepDraw(drawn if indices is None else indices[drawn], np.append(starts, len(drawn)).astype(np.int64), made_by)
 
 
 def _least(number: np.ndarray, priority: np.ndarray, most: int) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.config import Config
+from dpfed.data.store.columns import blocks
 from dpfed.errors import UserError
 from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
 from dpfed.evaluation.intervals import Outcomes
@@ -166,7 +167,7 @@ def _no_text_tower(config: Config, task: str) -> str | None:
 
 
 def _no_records(store: RecordStore, config: Config) -> str | None:
-    if len(store.split(config.evaluation.split)) == 0:
+    if not store.count(config.evaluation.split):
         return f"the '{config.evaluation.split}' split of {store.name} is empty; hold records out or choose another split"
     return None
 
@@ -180,19 +181,25 @@ def _no_labels(store: RecordStore, config: Config) -> str | None:
 
 
 def _label_columns(store: RecordStore, config: Config) -> list[str]:
-    splits = [store.split("train"), store.split(config.evaluation.split)]
-    return [name for name, values in store.labels.items() if all((values[indices] >= 0).any() for indices in splits)]
+    splits = ("train", config.evaluation.split)
+    return [name for name in store.labels if all(_any_labelled(store, name, split) for split in splits)]
 
 
 def _class_columns(store: RecordStore, config: Config) -> list[str]:
     """Labels that zero-shot predicts; those whose classes are called by numbers only when the config asks for the task."""
-    indices = store.split(config.evaluation.split)
     asked = "zero_shot" in config.evaluation.tasks
     return [
         name
-        for name, values in store.labels.items()
-        if (values[indices] >= 0).any() and any(asked or _is_word(text) for text in store.label_names.get(name, []))
+        for name in store.labels
+        if any(asked or _is_word(text) for text in store.label_names.get(name, []))
+        and _any_labelled(store, name, config.evaluation.split)
     ]
+
+
+def _any_labelled(store: RecordStore, name: str, split: str) -> bool:
+    """Whether a record of a split has a label; it looks until it finds one."""
+    of_split, values = store.within(split), store.labels[name]
+    return any((of_split(first, end) & (values[first:end] >= 0)).any() for first, end in blocks(len(store)))
 
 
 def _is_word(name: str) -> bool:
@@ -251,11 +258,9 @@ def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
 
 def _classification(store: RecordStore, config: Config, features: EmbedRows, tasks: tuple[str, ...]) -> list[Figure]:
     columns = _label_columns(store, config)
-    labelled = np.logical_or.reduce([store.labels[name] >= 0 for name in columns])
     sides = []
     for split, limit in (("train", config.evaluation.bank), (config.evaluation.split, config.evaluation.records)):
-        indices = store.split(split)
-        indices = subset(store, indices[labelled[indices]], limit)
+        indices = np.sort(store.smallest(_labelled(store, columns, split), limit or len(store)))
         sides.append((indices, features(indices)))
     figures = []
     for column in columns:
@@ -283,6 +288,16 @@ def _classification(store: RecordStore, config: Config, features: EmbedRows, tas
             )
         figures += [(f"{name}{suffix}", _shares(right, clusters), f"{how}, {counts}") for name, right, how in measured]
     return figures
+
+
+def _labelled(store: RecordStore, columns: list[str], split: str) -> Callable[[int, int], np.ndarray]:
+    """Which of the rows between two are of a split and have one of some labels."""
+    of_split = store.within(split)
+
+    def rows(first: int, end: int) -> np.ndarray:
+        return of_split(first, end) & np.logical_or.reduce([store.labels[name][first:end] >= 0 for name in columns])
+
+    return rows
 
 
 def _clusters(store: RecordStore, indices: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
 from dpfed.data.generated.shapes import write_shapes
@@ -43,11 +42,10 @@ def _from_store(store: RecordStore, count: int, size: int) -> Tensor:
             f"model.anchors: the records of {store.path} are not public, and anchors are a part of the released model: give a "
             "store that was imported as public, or leave model.anchors out for generated shapes."
         )
-    indices = store.split("train")
-    if len(indices) < count:
+    if store.count("train") < count:
         raise UserError(
-            f"model.anchors: {store.path} has {len(indices):,} training records, fewer than model.anchor_count = {count:,}: "
-            "lower it, or give another store."
+            f"model.anchors: {store.path} has {store.count('train'):,} training records, fewer than model.anchor_count = "
+            f"{count:,}: lower it, or give another store."
         )
     # By key, because records often lie in the order of their classes.
-    return store.images(indices[np.argsort(store.keys[indices])[:count]], size)
+    return store.images(store.smallest(store.within("train"), count), size)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     from dpfed.privacy.randomness import Randomness
+
+# Which of the keys between two places take part at all, as ``(end - first,)`` bool.
+Own = Callable[[int, int], np.ndarray]
 
 LONGEST = 1 << 16  # steps of a block: their numbers fit into 16 bits
 _AT_ONCE = 1 << 20  # records whose gaps are drawn at a time: bounds the workspace to about 100 MB
@@ -41,11 +45,12 @@ class Renewals:
         rate: q, below 1.
         length: L.
         randomness: the owner's secret.
-        keys: ``(n,)`` uint64 keys of the records (or units).
+        keys: ``(n,)`` uint64 keys of the records (or units). A million of them are read at a time.
+        own: which of them take part at all; ``None``: all.
     """
 
-    def __init__(self, rate: float, length: int, randomness: Randomness, keys: np.ndarray) -> None:
-        self._rate, self._length, self._randomness, self._keys = rate, length, randomness, keys
+    def __init__(self, rate: float, length: int, randomness: Randomness, keys: np.ndarray, own: Own | None = None) -> None:
+        self._rate, self._length, self._randomness, self._keys, self._own = rate, length, randomness, keys, own
         self._block = -1
         self._parts: list[tuple[int, np.ndarray, np.ndarray]] = []  # (first record, places after it by step, where steps begin)
 
@@ -69,7 +74,8 @@ class Renewals:
     def _drawn(self, first: int, block: int) -> tuple[int, np.ndarray, np.ndarray]:
         """All draws of some records in a block, by step."""
         thresholds, keys = gap_thresholds(self._rate, self._length), self._keys[first : first + _AT_ONCE]
-        places, next_step, number, drawn = np.arange(len(keys)), np.zeros(len(keys), np.int64), 0, []
+        places = np.arange(len(keys)) if self._own is None else np.flatnonzero(self._own(first, first + len(keys)))
+        next_step, number, drawn = np.zeros(len(places), np.int64), 0, []
         while len(places):
             words = self._randomness.words("gaps", block, keys[places], number)
             for column in range(words.shape[1]):

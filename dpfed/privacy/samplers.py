@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dpfed.privacy.relation import ADD_OR_REMOVE, REPLACE, Relation
-from dpfed.privacy.renewals import Renewals
+from dpfed.privacy.renewals import Own, Renewals
 
 if TYPE_CHECKING:  # it takes a second to import
     import dp_accounting
@@ -53,14 +53,22 @@ class Sampler(ABC):
             Places among the n, ascending. With Poisson-like samplers each is a function of the record's own key and draws.
         """
 
-    def participants(self, randomness: Randomness, keys: np.ndarray) -> Callable[[int], np.ndarray]:
+    def participants(self, randomness: Randomness, keys: np.ndarray, own: Own | None = None) -> Callable[[int], np.ndarray]:
         """Who takes part in any step: a function of the step, as `draw` says it; one that draws many steps at once may differ.
 
         Args:
             randomness: the owner's secret.
             keys: ``(n,)`` uint64 keys of the records (or units).
+            own: which of them take part at all; ``None``: all.
         """
-        return lambda step: self.draw(randomness, step, keys, randomness.per_record("sample", step, keys, 1)[:, 0])
+        places = None if own is None else np.flatnonzero(own(0, len(keys)))
+        keys = keys if places is None else keys[places]
+
+        def drawn(step: int) -> np.ndarray:
+            chosen = self.draw(randomness, step, keys, randomness.per_record("sample", step, keys, 1)[:, 0])
+            return chosen if places is None else places[chosen]
+
+        return drawn
 
     @abstractmethod
     def describe(self, protected: str) -> str:
@@ -97,11 +105,11 @@ class PoissonSampler(Sampler):
         """See `Sampler`."""
         return np.flatnonzero(uniforms < self.rate)
 
-    def participants(self, randomness: Randomness, keys: np.ndarray) -> Callable[[int], np.ndarray]:
+    def participants(self, randomness: Randomness, keys: np.ndarray, own: Own | None = None) -> Callable[[int], np.ndarray]:
         """See `Sampler`; by gaps, other records than `draw` says, with the same probabilities."""
         if self.block is None or self.rate >= 1:
-            return super().participants(randomness, keys)
-        return Renewals(self.rate, self.block, randomness, keys)
+            return super().participants(randomness, keys, own)
+        return Renewals(self.rate, self.block, randomness, keys, own)
 
     def poisson_steps(self, steps: int) -> tuple[float, int]:
         """See `Sampler`."""

@@ -17,7 +17,6 @@ from torch.nn.functional import normalize
 from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
-from dpfed.evaluation.suite import subset
 from dpfed.files.reading import read_bytes, read_text
 from dpfed.report.embedding_map import maps
 
@@ -126,9 +125,10 @@ def build_gallery(
     if not store.public:
         return None
     split = config.evaluation.split
-    held_out = store.split(split) if split != "none" else np.arange(0)
-    indices = subset(store, held_out if len(held_out) else np.arange(len(store)), min(POOL, config.evaluation.records or POOL))
-    kind = "held-out records" if len(held_out) else "records"
+    held_out = split != "none" and store.count(split) > 0
+    shown = store.within(split) if held_out else lambda first, end: np.ones(end - first, bool)
+    indices = np.sort(store.smallest(shown, min(POOL, config.evaluation.records or POOL)))
+    kind = "held-out records" if held_out else "records"
     pictures = read(indices)
     features = extract(model, read, indices, images_fn, device)
     captions = store.captions(indices) if store.kind == "image-text" else [[] for _ in indices]

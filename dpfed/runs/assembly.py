@@ -14,6 +14,7 @@ from torch import nn
 from dpfed.bounding.engines import Engine, GroupBatch, require_fitting
 from dpfed.config import Config
 from dpfed.config.resolved import ResolvedConfig
+from dpfed.data.own_rows import OwnRows
 from dpfed.data.public_records import Companions
 from dpfed.data.sampling import owner_keys, protected_count, unit_keys
 from dpfed.data.store.records import RecordStore
@@ -42,7 +43,7 @@ from dpfed.training.curve import Curve
 from dpfed.training.memory import require_memory
 from dpfed.training.post_processing import post_processors
 from dpfed.training.releases import Releases
-from dpfed.training.worker import GroupObserver, Worker, indices_of_owner
+from dpfed.training.worker import GroupObserver, Worker
 
 if TYPE_CHECKING:
     from dpfed.federation.protocol.terms import Terms
@@ -54,12 +55,12 @@ class Share:
 
     Attributes:
         owner: the owner's number.
-        indices: ``(n,)`` of the store, its training records.
+        indices: ``(n,)`` of the store, its training records, or which rows of the store these are.
         groups: K_w, its part of the K groups.
     """
 
     owner: int
-    indices: np.ndarray
+    indices: np.ndarray | OwnRows
     groups: int
 
 
@@ -143,30 +144,31 @@ class Components:
             share: what is this owner's; default: what `owner` and `owners` say.
         """
         units = unit_keys(self.store, self.config.privacy)
-        model, share = model or self.model, share or self._share()
-        indices = share.indices
+        model, share = model or self.model, share or self.share()
+        indices, keys = share.indices, self.store.keys
+        if not isinstance(indices, OwnRows):
+            keys, units = keys[indices], None if units is None else units[indices]
         return Worker(
             plan=self.plan,
             model=model,
             engine=engine or self.plan.method.engine(Build(model, self.plan, self.config, randomness, share.owner)),
             views=self.view_maker(),
             indices=indices,
-            keys=self.store.keys[indices],
+            keys=keys,
             randomness=randomness,
             microbatch=self.config.bounding.microbatch,
             owner=share.owner,
             groups=share.groups,
             owners=self.owners if self.terms is None else len(self.terms.sites),
             observe=observe,
-            units=None if units is None else units[indices],
+            units=units,
             companions=self._companions(),
         )
 
-    def _share(self) -> Share:
-        indices = indices_of_owner(
-            self.store.split("train"), owner_keys(self.store, self.config.privacy), self.owner, self.owners
-        )
-        return Share(self.owner, indices, self.plan.groups_of(self.owner, self.owners))
+    def share(self) -> Share:
+        """What `owner` and `owners` say: this owner's part of the records and groups."""
+        own = OwnRows(self.store, owner_keys(self.store, self.config.privacy), self.owner, self.owners)
+        return Share(self.owner, own, self.plan.groups_of(self.owner, self.owners))
 
     def dummy_batch(self, device: torch.device) -> GroupBatch:
         """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""

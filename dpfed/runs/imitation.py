@@ -14,7 +14,7 @@ from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.sampling import unit_keys
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.evaluation.suite import subset, tasks_of
+from dpfed.evaluation.suite import tasks_of
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress
@@ -63,7 +63,7 @@ class Imitation:
             plan = dataclasses.replace(plan, unit="record", per_unit=1)
         config = _over(config, store, plan, measured)
         parts = assemble(config, Randomness.from_seed(0), Silent(), plan=plan)
-        return cls(parts, subset(store, store.split("train"), records))
+        return cls(parts, np.sort(store.smallest(store.within("train"), records)))
 
     @property
     def protected(self) -> int:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from dpfed.data.store.records import RecordStore
 
 
+_LOOKED_AT = 50_000  # public records whose captions are counted
+
+
 def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
     """Tells the user, before the first step, what will be trained and what of the records is not read as it is."""
     trained = trained_part(parts.model, parts.config)
@@ -27,14 +30,16 @@ def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
     read = (
         f"{parts.tokenizer.context} {'words' if isinstance(parts.tokenizer, WordTokenizer) else 'tokens'} of a caption are read"
     )
-    if not len(parts.store.split("train")):  # a coordinator's, which holds none of the records
+    if not parts.store.count("train"):  # a coordinator's, which holds none of the records
         watcher.note(read)
         return
     if not parts.store.public:  # how many are longer is a fact about private records: for whoever asks
         watcher.note(f"{read}; `dpfed data inspect {parts.store.path} --config CONFIG` counts longer ones")
         return
-    captions = [text for texts in parts.store.captions(parts.store.split("train")) for text in texts]
-    watcher.note(f"{read}; {parts.tokenizer.truncated(captions):,} of {len(captions):,} are longer and are cut")
+    looked_at = parts.store.smallest(parts.store.within("train"), _LOOKED_AT)
+    captions = [text for texts in parts.store.captions(looked_at) for text in texts]
+    of = "" if len(looked_at) == parts.store.count("train") else f" (those of {len(looked_at):,} records)"
+    watcher.note(f"{read}; {parts.tokenizer.truncated(captions):,} of {len(captions):,}{of} are longer and are cut")
 
 
 def _say_what_stock_sees(store: RecordStore, size: int, watcher: Watcher) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dpfed.bounding.bounded_sum import BoundedSum, Clip, clip_norm_in_float32
 from dpfed.bounding.engines import Engine, GroupBatch
 from dpfed.bounding.statistics import sum_of_statistics
+from dpfed.data.own_rows import OwnRows
 from dpfed.data.public_records import Companions
 from dpfed.data.sampling import StepDraw, draw_step, participants_of
 from dpfed.data.views.batches import ViewMaker
@@ -47,15 +48,15 @@ class Worker:
         model: shared with the coordinator in one process, a replica elsewhere.
         engine: computes the sum of clipped gradients of `model`.
         views: makes the views of this owner's store.
-        indices: ``(n,)`` training indices that this owner holds.
-        keys: ``(n,)`` their record keys.
+        indices: ``(n,)`` training indices that this owner holds, or which rows of its store these are.
+        keys: ``(n,)`` their record keys; of all rows of the store, where `indices` are `OwnRows`.
         randomness: the owner's secret randomness.
         microbatch: records whose views are in memory at a time; one group is never divided.
         owner: this owner's number.
         groups: K_w, how many of the plan's K groups are this owner's; ``None``: all.
         owners: how many owners' sums are added up.
         observe: receives raw, private figures of each step; off unless the user asked for them in words.
-        units: ``(n,)`` the keys of the records' units where the plan protects units, otherwise ``None``.
+        units: ``(n,)`` as `keys`, the keys of the records' units where the plan protects units, otherwise ``None``.
         companions: the public records that join every group, where the method has any.
 
     Attributes:
@@ -72,7 +73,7 @@ class Worker:
         model: nn.Module,
         engine: Engine,
         views: ViewMaker,
-        indices: np.ndarray,
+        indices: np.ndarray | OwnRows,
         keys: np.ndarray,
         randomness: Randomness,
         microbatch: int,
@@ -91,9 +92,10 @@ class Worker:
         if plan.options.get("public_records", 0) != public:
             raise ValueError(f"{public} public records join every group, against the plan's method '{plan.method_name}'")
         self._plan, self._model, self._engine, self._views, self._prefetch_images = plan, model, engine, views, views.prefetch
-        self._indices, self._keys, self._randomness = indices, keys, randomness
+        own = indices if isinstance(indices, OwnRows) else None
+        self._indices, self._keys, self._randomness = None if isinstance(indices, OwnRows) else indices, keys, randomness
         self._owner, self._observe, self._units = owner, observe, units
-        self._participants = participants_of(plan, randomness, keys, units)
+        self._participants = participants_of(plan, randomness, keys, units, own)
         self._companions, self._microbatch = companions, max(1, microbatch // (1 + public))
         self._groups = plan.groups if groups is None else groups
         self._clip_norm = clip_norm_in_float32(plan.bound, plan.method.spread(plan), owners)

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from dpfed.budgets import shelf as shelf_room
 from dpfed.budgets.copies import read
 from dpfed.budgets.shelf import BOOK, budgets_of, shelf
 from dpfed.budgets.spending import reserve, set_budget
@@ -198,3 +199,31 @@ def test_the_shelf_holds_no_name_and_nothing_is_compared_without_its_secret(budg
     (shelf() / "secret.key").unlink()
     with pytest.raises(UserError, match="secret.key is missing or damaged"):
         budgets_of(budgeted)
+
+
+def test_names_of_a_large_store_are_read_once_for_each_budget(budgeted, tmp_path, claim, monkeypatch):
+    monkeypatch.setattr(shelf_room, "_REMEMBERED", 1)
+    again = write_store(tmp_path / "again", NAMES)
+    read, hashed = [], shelf_room._Names._hashed
+    monkeypatch.setattr(shelf_room._Names, "_hashed", lambda self, secret: read.append(self) or hashed(self, secret))
+    shares = [[one.by_name for one in budgets_of(again)] for _ in range(3)]
+    assert shares == [[1.0]] * 3 and len(read) == 1
+    other = write_store(tmp_path / "other", [f"other-{number}" for number in range(40)])
+    set_budget(other, 8, 1e-6)
+    assert [one.by_name for one in budgets_of(again)] == [1.0]
+    kept = next(shelf().glob("*.shares.json"))
+    assert kept.stat().st_mode & 0o077 == 0
+    kept.write_text("torn")
+    assert [one.by_name for one in budgets_of(again)] == [1.0]
+
+
+def test_a_large_store_that_is_changed_is_not_taken_for_the_one_that_was_read(budgeted, tmp_path, monkeypatch):
+    """Somebody gives it the header's fingerprint of a store that shares no name."""
+    monkeypatch.setattr(shelf_room, "_REMEMBERED", 1)
+    other = write_store(tmp_path / "other", [f"other-{number}" for number in range(len(NAMES))])
+    assert budgets_of(other) == []
+    again = write_store(tmp_path / "again", NAMES)
+    header = json.loads((again.path / HEADER).read_text())
+    header["contents"] = {"fingerprint": other.contents, "key": other.contents_key}
+    (again.path / HEADER).write_text(json.dumps(header))
+    assert [one.by_name for one in budgets_of(RecordStore.open(again.path))] == [1.0]

@@ -1,6 +1,7 @@
 """However many workers there are, a run is one mechanism: against an oracle in float64, with the noise fixed and free."""
 
 import copy
+import dataclasses
 import itertools
 import json
 import re
@@ -19,7 +20,6 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import digest_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.runs import assembly as session
 from dpfed.runs.assembly import assemble
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
@@ -265,13 +265,13 @@ def remove(rank, config, folder, gone):
     """The sums of one step with all records, and without each of some records; on rank 0 also the total."""
     found = []
     with process_group():
-        link, indices_of_owner = Link(), session.indices_of_owner
+        link = Link()
         parts = assemble(resolve(config), Randomness.from_seed(SEED), owner=link.rank, owners=link.size)
         for missing in [None, *gone]:
-            session.indices_of_owner = lambda indices, *rest, missing=missing: indices_of_owner(
-                indices[indices != missing], *rest
-            )
-            worker = parts.worker(Randomness.from_seed(SEED).for_owners())
+            share = parts.share()
+            indices = np.asarray(share.indices)
+            share = dataclasses.replace(share, indices=indices[indices != missing])
+            worker = parts.worker(Randomness.from_seed(SEED).for_owners(), share=share)
             own = worker.bounded_sum(STEP).values
             collective = Collective(link, Replicas(parts.model), worker)
             if link.rank == 0:

@@ -8,15 +8,16 @@ from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.evaluation.intervals import wilson
 from dpfed.evaluation.suite import evaluate, tasks_of
+from tests.memory_store import Splits
 
 
-class Store:
+class Store(Splits):
     """120 records in memory; an image is filled with the record's number, a caption names it."""
 
     name, public, units, unit_name = "memory", True, None, None
 
     def __init__(self, kind="image-text", columns=("shape",), captions=1, test=40):
-        self.kind, self.count = kind, captions
+        self.kind, self.each = kind, captions
         self.keys = np.random.default_rng(0).permutation(120).astype(np.uint64)
         self.labels = {name: np.arange(120) % (index + 2) for index, name in enumerate(columns)}
         self.label_names = {name: [] for name in columns}
@@ -34,7 +35,7 @@ class Store:
         return torch.as_tensor(indices).to(torch.uint8)[:, None, None, None].expand(-1, 3, 8, 8).clone()
 
     def captions(self, indices):
-        return [[f"{row} {n}" for n in range(self.count)] for row in indices]
+        return [[f"{row} {n}" for n in range(self.each)] for row in indices]
 
 
 class Model(torch.nn.Module):

@@ -10,11 +10,12 @@ import torch
 from dpfed.config import parse_config
 from dpfed.report.card import privacy_card
 from dpfed.report.facts import CardFacts
+from tests.memory_store import Splits
 
 CONFIG = parse_config({"name": "shapes", "model": {"kind": "image-text"}, "data": {"size": 8}, "privacy": {"epsilon": 8.0}})
 
 
-class Store:
+class Store(Splits):
     kind, name, public = "image-text", "memory", True
 
     def __init__(self, public=True):

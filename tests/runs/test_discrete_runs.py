@@ -43,7 +43,8 @@ def test_the_integers_of_neighbours_are_as_close_as_the_plan_says(discrete, owne
     def workers(gone: int):
         for one in parts:
             worker = one.worker(Randomness.from_seed(5))
-            keep_only(worker, worker._indices[worker._indices != gone], whole.store.keys)
+            indices = np.asarray(one.share().indices)
+            keep_only(worker, indices[indices != gone], whole.store.keys)
             yield worker
 
     def integers(gone: int = -1) -> np.ndarray:

@@ -139,7 +139,7 @@ def test_views_and_captions_of_the_others_stay_as_they_are(tiny):
 def test_empty_steps_give_zeros_of_the_right_size(tiny):
     parts = parts_with(tiny)
     one: Worker = parts.worker(Randomness.from_seed(0))
-    keep_only(one, one._indices[:0], parts.store.keys)
+    keep_only(one, np.zeros(0, int), parts.store.keys)
     result = one.bounded_sum(0)
     assert not result.values.any() and result.groups == parts.plan.groups and result.sensitivity == parts.plan.sensitivity
 
@@ -147,8 +147,9 @@ def test_empty_steps_give_zeros_of_the_right_size(tiny):
 @pytest.mark.parametrize("owners", [2, 3])
 def test_owners_share_records_and_groups_without_overlap(tiny, owners):
     parts = parts_with(tiny)
-    workers = [dataclasses.replace(parts, owner=k, owners=owners).worker(Randomness.from_seed(5)) for k in range(owners)]
-    indices = np.concatenate([one._indices for one in workers])
+    everybody = [dataclasses.replace(parts, owner=k, owners=owners) for k in range(owners)]
+    workers = [one.worker(Randomness.from_seed(5)) for one in everybody]
+    indices = np.concatenate([np.asarray(one.share().indices) for one in everybody])
     assert sorted(indices) == sorted(parts.store.split("train"))
     total = workers[0].bounded_sum(0)
     for one in workers[1:]:
@@ -245,7 +246,7 @@ def test_units_drawn_by_their_records_keys_move_the_sum_beyond_2c(tiny, monkeypa
 def test_a_worker_needs_units_exactly_where_the_plan_protects_them(tiny):
     parts = parts_with(tiny)
     one = parts.worker(Randomness.from_seed(0))
-    rest = dict(model=parts.model, engine=one._engine, views=one._views, indices=one._indices, keys=one._keys, microbatch=8)
+    rest = dict(model=parts.model, engine=one._engine, views=one._views, indices=np.arange(2), keys=one._keys[:2], microbatch=8)
     with pytest.raises(ValueError, match="not given"):
         Worker(dataclasses.replace(parts.plan, unit="user"), randomness=Randomness.from_seed(0), **rest)
     with pytest.raises(ValueError, match="were given"):

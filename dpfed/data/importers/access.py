@@ -15,6 +15,7 @@ from dpfed.errors import UserError
 
 if TYPE_CHECKING:
     from dpfed.data.importers.listing import Listing
+    from dpfed.data.importers.workplace import Workplace
 
 _MOST_BYTES = 1 << 30  # of one image file; a larger one would not be decoded anyway
 
@@ -31,18 +32,30 @@ class Access:
         root: the source's folder, without links; files below it may be read.
         outside: files elsewhere may be read, too.
         watch: called now and then, with how many files were found, while a folder is listed.
+        place: where the import writes, which hands work out to processes; ``None``: there is no such place, or in a process.
         listings: the folders that were listed: every importer is asked about a source, and a large one is walked once.
     """
 
     root: str
     outside: bool = False
     watch: Callable[[int], None] | None = field(default=None, compare=False, repr=False)
+    place: Workplace | None = field(default=None, compare=False, repr=False)
     listings: dict[Path, Listing] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def to(cls, source: Path, outside: bool = False, watch: Callable[[int], None] | None = None) -> Access:
+    def to(
+        cls,
+        source: Path,
+        outside: bool = False,
+        watch: Callable[[int], None] | None = None,
+        place: Workplace | None = None,
+    ) -> Access:
         """Access to a folder, or to the folder that a file lies in."""
-        return cls(os.path.realpath(source if source.is_dir() else source.parent), outside, watch)
+        return cls(os.path.realpath(source if source.is_dir() else source.parent), outside, watch, place)
+
+    def elsewhere(self) -> Access:
+        """The same for another process."""
+        return Access(self.root, self.outside)
 
     def permits(self, path: str | Path) -> bool:
         """Whether a file or folder lies below the root, wherever links lead."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,25 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.detection import detect, existing, importers
 from dpfed.data.importers.folder import TABLES, FolderImporter
 from dpfed.data.importers.listing import suffix
-from dpfed.data.importers.naming import CONTENT, content_hash
+from dpfed.data.importers.naming import CONTENT
 from dpfed.data.importers.parquet import ParquetImporter
-from dpfed.data.importers.source import FileRecord, Source, Unreadable
+from dpfed.data.importers.pieces import Progress, VolumesPlan, store_records
+from dpfed.data.importers.processes import MOST_WORKERS, Tell
+from dpfed.data.importers.source import Source
 from dpfed.data.importers.table import TableImporter
+from dpfed.data.importers.webdataset import WebDatasetImporter
+from dpfed.data.importers.workplace import workplace
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
+from dpfed.data.store.columns import blocks
 from dpfed.data.store.new_directory import check_destination
 from dpfed.data.store.record import SPLITS
 from dpfed.data.store.records import RecordStore
+from dpfed.data.store.volume import Form
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
 from dpfed.places import local_path
-
-Progress = Callable[[int, int | None], None]  # (records so far, of how many)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class ImportReport:
         passed_over: what lies below the source and holds no records by its name, and how often.
         empty_classes: label -> its classes that no record has.
         converted: what was done to images that stock open_clip would destroy -> to how many.
+        bytes_read: of archives and Parquet files.
     """
 
     path: Path
@@ -61,6 +66,7 @@ class ImportReport:
     passed_over: dict[str, int]
     empty_classes: dict[str, list[str]]
     converted: dict[str, int]
+    bytes_read: int = 0
 
 
 def import_records(
@@ -76,8 +82,17 @@ def import_records(
     id: str | None = None,
     allow_outside: bool = False,
     watch: Callable[[int], None] | None = None,
+    workers: int = 1,
+    link: bool = False,
+    decode: bool = True,
+    wait: bool = False,
+    say: Callable[[str], None] | None = None,
+    surveyed: Progress | None = None,
 ) -> ImportReport:
     """Imports a data set into a new record store.
+
+    An import of archives or Parquet files that was interrupted goes on where it stopped, when it is started again
+    (`dpfed.data.importers.workplace`). The store is the same for any number of workers, and after any interruption.
 
     Args:
         source: a local file or folder, or several tables of one folder.
@@ -94,39 +109,47 @@ def import_records(
             source, where it has one, otherwise a hash.
         allow_outside: also read files outside of the source's folder, which tables or links name.
         watch: called now and then, with how many files were found, while the source is looked through.
+        workers: processes that read archives and Parquet files at a time.
+        link: leave the images in their archives, and store where they lie (`dpfed.data.store.linked`).
+        decode: decode every image of an archive or a Parquet file once. Otherwise one that cannot be read ends the run that
+            draws it.
+        wait: wait for another import to the same place, instead of refusing.
+        say: told what the user should know.
+        surveyed: called now and then with how many archives were looked through, and of how many, before records are stored.
 
     Raises:
-        UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for.
+        UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for;
+            when another import to `dest` is under way, or was interrupted there.
     """
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
     check_destination(dest)
-    size = stored_side(size)
+    size, workers = stored_side(size), whole_number(workers, "the number of workers", 1, MOST_WORKERS)
     sources: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
     paths = [existing(one) for one in sources]
-    held_out = {"validation": validation, "test": test}
-    held_out = {split: whole_number(count, f"the number of {split} records") for split, count in held_out.items()}
+    asked = {"validation": validation, "test": test}
+    held_out = [(whole_number(count, f"the number of {split} records"), split) for split, count in asked.items()]
+    held_out = [(count, split) for count, split in held_out if count]
     try:
-        chosen, opened = _open(paths, format, id, Access.to(paths[0], allow_outside, watch))
-        path = paths[0] if len(paths) == 1 else paths[0].parent
-        _refuse_unread(opened, path, chosen, skip_broken, format is not None)
-        _refuse_splits(opened, path, held_out)
-        with StoreWriter(
-            dest,
-            name=path.stem if path.is_file() else path.name,
-            kind=opened.kind,
-            size=size,
-            public=public,
-            label_names=opened.label_names,
-            skip_broken=skip_broken,
-            unit_name=opened.unit_name,
-        ) as writer:
-            for entry in opened.unread:
-                writer.reject(entry.id, entry.reason)
-            _copy(opened, writer, Access.to(path, allow_outside), id == CONTENT or not opened.named, progress)
-            for split, count in held_out.items():
-                if count:
-                    writer.hold_out(count, split)
+        with workplace(dest, workers, wait, say, surveyed) as place:
+            chosen, opened = _open(paths, format, id, Access.to(paths[0], allow_outside, watch, place))
+            path = paths[0] if len(paths) == 1 else paths[0].parent
+            _refuse_unread(opened, path, chosen, skip_broken, format is not None)
+            _refuse_splits(opened, path, held_out)
+            if link:
+                _refuse_links(opened, chosen, size)
+            if not decode:
+                _refuse_undecoded(opened, chosen, size)
+            splits = tuple(split for _, split in held_out)
+            name = path.stem if path.is_file() else path.name
+            form = Form(name, opened.kind, size, public, opened.label_names, opened.unit_name, splits, link, decode)
+            access, by_content = Access.to(path, allow_outside), id == CONTENT or not opened.named
+            if opened.pieces:
+                plan = VolumesPlan(place, opened, form, access, by_content)
+                plan.carry_out(progress)
+                plan.finish(dest, held_out, skip_broken)
+            else:
+                _write(opened, dest, form, access, by_content, held_out, skip_broken, progress)
     except OSError as error:
         where = error.filename or paths[0]
         raise UserError(f"the import stopped at {where}: {error.strerror or error}; nothing was written.") from error
@@ -135,7 +158,7 @@ def import_records(
         path=store.path,
         format=chosen,
         kind=store.kind,
-        counts={split: len(store.split(split)) for split in SPLITS},
+        counts={split: store.count(split) for split in SPLITS},
         skipped=store.skipped,
         seconds=time.monotonic() - started,
         unit_name=store.unit_name,
@@ -143,6 +166,7 @@ def import_records(
         passed_over=dict(opened.passed_over),
         empty_classes=_empty_classes(store),
         converted=store.converted,
+        bytes_read=sum(piece.size for piece in opened.pieces),
     )
 
 
@@ -184,50 +208,73 @@ def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, f
     raise UserError(f"below {path}, {number} would be lost: {'; '.join(by_reason(lost))}{mend}.{' ' * bool(advice)}{advice}")
 
 
-def _refuse_splits(opened: Source, path: Path, held_out: dict[str, int]) -> None:
-    for split, count in held_out.items():
-        if count and split in opened.splits:
+def _refuse_splits(opened: Source, path: Path, held_out: list[tuple[int, str]]) -> None:
+    for count, split in held_out:
+        if split in opened.splits:
             raise UserError(f"{path} has a {split} split of its own, so {split} = {count} cannot be asked for; set it to 0.")
-    if opened.total is not None and 0 < opened.total <= sum(held_out.values()):
+    most = sum(count for count, _ in held_out)
+    if opened.total is not None and 0 < opened.total <= most:
         raise UserError(
-            f"{path} has {opened.total:,} records, so {sum(held_out.values()):,} of them cannot be held out: some must be left "
-            "for training; ask for fewer."
+            f"{path} has {opened.total:,} records, so {most:,} of them cannot be held out: some must be left for training; ask "
+            "for fewer."
         )
 
 
-def _copy(source: Source, writer: StoreWriter, access: Access, by_content: bool, progress: Progress | None) -> None:
-    """Stores the records.
+def _refuse_links(opened: Source, format: str, size: int | None) -> None:
+    if not opened.linkable:
+        raise UserError(
+            f"--link stores where images lie in archives of the format {WebDatasetImporter.name!r}, and the format here is "
+            f"{format!r}: leave it out."
+        )
+    if size is not None:
+        raise UserError("--link leaves images as they are in their archives, and --size makes squares of them: leave one out.")
 
-    Args:
-        source: gives them.
-        writer: takes them.
-        access: which image files may be read.
-        by_content: name them by a hash of what they hold, after the beginning that the source gives, if it names none.
-        progress: called now and then.
-    """
-    done = 0
-    for done, item in enumerate(source.records, start=1):  # noqa: B007 - the count is read after the loop
-        record = item.read(access) if isinstance(item, FileRecord) else item
-        if isinstance(record, Unreadable):
-            writer.reject(record.id, record.reason)
-        elif by_content:
-            beginning = f"{record.split}/" if source.named else record.id
-            name = writer.counted(beginning + content_hash(record, source.label_names))
-            writer.add(replace(record, id=name, place=record.place or record.id))
-        else:
-            writer.add(record)
-        if progress is not None and done % 256 == 0:
-            progress(done, source.total)
-    if progress is not None:
-        progress(done, done)
+
+def _refuse_undecoded(opened: Source, format: str, size: int | None) -> None:
+    if not opened.pieces:
+        raise UserError(f"--no-decode is for archives and Parquet files, and the format is {format!r}: leave it out.")
+    if size is not None:
+        raise UserError("--size makes squares of images, and they have to be decoded for that: leave it or --no-decode out.")
+
+
+def _write(
+    opened: Source,
+    dest: Path,
+    form: Form,
+    access: Access,
+    by_content: bool,
+    held_out: list[tuple[int, str]],
+    skip_broken: bool,
+    progress: Progress | None,
+) -> None:
+    """Writes the records of a source that is read from beginning to end."""
+    with StoreWriter(
+        dest,
+        name=form.name,
+        kind=form.kind,
+        size=form.size,
+        public=form.public,
+        label_names=form.label_names,
+        skip_broken=skip_broken,
+        unit_name=form.unit_name,
+    ) as writer:
+        for entry in opened.unread:
+            writer.reject(entry.id, entry.reason)
+        tell: Tell = (lambda done: None) if progress is None else lambda done: progress(done, opened.total)
+        done = store_records(opened.records, writer, access, by_content, opened.named, form, tell)
+        if progress is not None:
+            progress(done, done)
+        for count, split in held_out:
+            writer.hold_out(count, split)
 
 
 def _empty_classes(store: RecordStore) -> dict[str, list[str]]:
     """Label -> its classes that no record has, of the labels that have some."""
     empty = {}
     for label, names in store.label_names.items():
-        numbers = store.labels[label]
-        counts = np.bincount(numbers[numbers >= 0], minlength=len(names))
-        if missing := [name for name, count in zip(names, counts.tolist(), strict=True) if not count]:
+        found = np.zeros(len(names) + 1, bool)
+        for first, end in blocks(len(store)):
+            found[store.labels[label][first:end]] = True  # -1, no class, is the last place
+        if missing := [name for name, there in zip(names, found.tolist(), strict=False) if not there]:
             empty[label] = missing
     return empty

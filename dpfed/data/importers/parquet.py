@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from array import array
@@ -23,6 +24,7 @@ from dpfed.data.importers.source import (
     FileRecord,
     Importer,
     Item,
+    Piece,
     Source,
     Unreadable,
     known_columns,
@@ -44,6 +46,7 @@ _TEXT_FIELDS = ("raw", "text", "caption")  # of a struct, the first that holds s
 _IDS = ("id", "image_id", "record_id", "sample_id", "uid", "uuid", "key", "filename", "filepath", "image_path", "path", "file")
 _LABELS = ("label", "labels", "fine_label", "coarse_label", "cls")
 _ROWS_AT_ONCE = 256
+_PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,13 @@ class ParquetImporter(Importer):
             if columns.id is not None:
                 _refuse_repeated(files, columns.id)
             by_path = functools.cache(lambda: any(_lacks_bytes(file, columns.image) for file in opened))
+            pieces = list(_pieces(files, columns))
             unread = found.unread(lambda file: suffix(file) in EXTENSIONS and by_path())
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the Parquet files of {path} ({_first_line(error)}); are they complete?") from error
         return Source(
             kind="image-text" if columns.captions else "image",
-            records=_records(files, columns),
+            records=itertools.chain.from_iterable(piece.records() for piece in pieces),
             label_names=names,
             splits=frozenset(split for split, _ in files),
             total=total,
@@ -111,6 +115,7 @@ class ParquetImporter(Importer):
             named=columns.id is not None,
             unread=unread,
             passed_over=found.passed_over,
+            pieces=pieces,
         )
 
 
@@ -213,18 +218,52 @@ def _lacks_bytes(file: pq.ParquetFile, image: str) -> bool:
     return any(pc.struct_field(batch.column(0), "bytes").null_count for batch in batches)
 
 
-def _records(files: list[tuple[str, Path]], columns: _Columns) -> Iterator[Item]:
+@dataclass(frozen=True)
+class _RowGroups(Piece):
+    """Some row groups of a file.
+
+    Attributes:
+        split: that its rows belong to.
+        columns: which column holds what.
+        groups: numbers of the first row group, and of the one after the last.
+        first: rows of the split before it.
+    """
+
+    split: str
+    columns: _Columns
+    groups: tuple[int, int]
+    first: int
+
+    @property
+    def mark(self) -> object:
+        """See `Piece`."""
+        return [self.split, *self.groups, self.first]
+
+    def records(self) -> Iterator[Item]:
+        """See `Piece`."""
+        row = self.first
+        try:
+            file = pq.ParquetFile(self.file)
+            present = [name for name in (*self.columns.needed(), *self.columns.labels) if name in file.schema_arrow.names]
+            for batch in file.iter_batches(_ROWS_AT_ONCE, range(*self.groups), columns=present):
+                for cells in batch.to_pylist():
+                    yield _record(f"{self.split}/{row}", cells, self.columns, self.split, self.file.parent)
+                    row += 1
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{self.file} is damaged after row {row:,} of {self.split} ({_first_line(error)}).") from error
+
+
+def _pieces(files: list[tuple[str, Path]], columns: _Columns) -> Iterator[_RowGroups]:
+    """The row groups of all files, some megabytes of them in a piece."""
     rows = dict.fromkeys((split for split, _ in files), 0)
     for split, path in files:
-        try:
-            file = pq.ParquetFile(path)
-            present = [name for name in (*columns.needed(), *columns.labels) if name in file.schema_arrow.names]
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=present):
-                for row in batch.to_pylist():
-                    yield _record(f"{split}/{rows[split]}", row, columns, split, path.parent)
-                    rows[split] += 1
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} is damaged after row {rows[split]:,} of {split} ({_first_line(error)}).") from error
+        metadata, size = pq.ParquetFile(path).metadata, path.stat().st_size
+        each = max(1, _PIECE_BYTES * metadata.num_row_groups // max(size, 1))  # row groups of a file are of about one size
+        for start in range(0, metadata.num_row_groups, each):
+            end = min(start + each, metadata.num_row_groups)
+            share = size * (end - start) // metadata.num_row_groups
+            yield _RowGroups(path, share, split, columns, (start, end), rows[split])
+            rows[split] += sum(metadata.row_group(group).num_rows for group in range(start, end))
 
 
 def _record(place: str, row: dict[str, Any], columns: _Columns, split: str, folder: Path) -> Item:

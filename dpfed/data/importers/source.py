@@ -69,6 +69,28 @@ Item = RecordInput | FileRecord | Unreadable
 
 
 @dataclass(frozen=True)
+class Piece(ABC):
+    """A part of a source that any process can read by itself; it can be pickled.
+
+    Attributes:
+        file: that it lies in.
+        size: bytes of it.
+    """
+
+    file: Path
+    size: int
+
+    @property
+    def mark(self) -> object:
+        """Which part of the file it is, as JSON can hold it."""
+        return None
+
+    @abstractmethod
+    def records(self) -> Iterator[Item]:
+        """The records, read one after the other."""
+
+
+@dataclass(frozen=True)
 class Source:
     """An opened source.
 
@@ -86,6 +108,8 @@ class Source:
         passed_over: what lies below the source and holds no records by its name, and how often.
         advice: what the user may have meant instead, where files are unread.
         doubtful: so much lies beside the records that the format must be given by name.
+        pieces: the same records in pieces, in the same order; none where they can only be read one after the other.
+        linkable: the images lie in the files of the pieces as they are.
     """
 
     kind: str
@@ -100,6 +124,8 @@ class Source:
     passed_over: Mapping[str, int] = field(default_factory=dict)
     advice: str = ""
     doubtful: bool = False
+    pieces: Sequence[Piece] = ()
+    linkable: bool = False
 
 
 class Importer(ABC):

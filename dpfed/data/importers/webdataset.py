@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 import tarfile
@@ -10,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO, Self
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import harmless, suffix
-from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Source, Unreadable, number_classes, unit_of
+from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Piece, Source, Unreadable, number_classes, unit_of
 from dpfed.data.importers.splits import holds, split_files
 from dpfed.data.store.record import RecordInput
 from dpfed.data.views.pixels import EXTENSIONS
@@ -23,8 +25,26 @@ _NAME = re.compile(r"(?:\./)?((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key, and 
 _IMAGES = frozenset(extension.removeprefix(".") for extension in EXTENSIONS)
 _TEXTS = frozenset({"txt", "json", "cls"})
 _OF_TOOLS = re.compile(r"\d+(\.parquet|_stats\.json)")  # img2dataset writes figures about each archive beside it
+_OCTAL = re.compile(rb"[0-7]+").fullmatch
+_BUFFER = 1 << 18  # bytes that are read at a time: most members are smaller
 _MOST_BYTES = 1 << 30  # of one member; a larger one would not be decoded anyway
 _CAPTION_KEYS = ("caption", "captions", "text", "title")
+
+
+class _Header(tarfile.TarInfo):
+    """What the header of a member says; of plain files only what is needed is read, which is most of the time of a survey."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """See `tarfile.TarInfo`."""
+        said, size = buf[148:156].rstrip(b"\0 "), buf[124:136].rstrip(b"\0 ")
+        name, prefix = buf[:100].partition(b"\0")[0], buf[345:500].partition(b"\0")[0]
+        plain = len(buf) == tarfile.BLOCKSIZE and buf[156:157] == tarfile.REGTYPE and not name.endswith(b"/")
+        if not plain or not _OCTAL(said) or not _OCTAL(size) or int(said, 8) != sum(buf) - sum(buf[148:156]) + 8 * 32:
+            return super().frombuf(buf, encoding, errors)
+        header = cls((prefix + b"/" + name if prefix else name).decode(encoding, errors))
+        header.size, header.type = int(size, 8), tarfile.REGTYPE
+        return header
 
 
 class _DamagedArchive(Exception):
@@ -36,7 +56,7 @@ class _Sample:
     """The files of one sample, and what their texts say."""
 
     key: str
-    images: list[bytes] = field(default_factory=list)
+    images: list[tuple[bytes, int]] = field(default_factory=list)  # and where they begin in the archive
     captions: list[str] = field(default_factory=list)
     label: str = ""
     unit_key: str | None = None
@@ -44,7 +64,7 @@ class _Sample:
     fault: str | None = None
     unused: list[str] = field(default_factory=list)
 
-    def read(self, extension: str, content: bytes | str | None) -> None:
+    def read(self, extension: str, content: bytes | str | None, offset: int) -> None:
         """Takes a file of the sample: its content, why it is not read, or ``None`` if its extension says nothing."""
         if content is None:
             self.unused.append(f".{extension}")
@@ -53,7 +73,7 @@ class _Sample:
             self.fault = f"its .{extension} is {content}"
             return
         if extension in _IMAGES:
-            self.images.append(content)
+            self.images.append((content, offset))
             return
         try:
             text = content.decode("utf-8-sig")
@@ -94,6 +114,23 @@ class _Survey:
     unread: list[Unreadable] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
 
+    def facts(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it."""
+        unread = [(entry.id, entry.reason) for entry in self.unread]
+        sets = {"classes": sorted(self.classes), "unit_keys": sorted(self.unit_keys)}
+        return {**vars(self), **sets, "unread": unread, "unused": dict(self.unused), "passed_over": dict(self.passed_over)}
+
+    def add(self, facts: dict[str, Any]) -> None:
+        """Adds what is known of some of the samples."""
+        self.samples += facts["samples"]
+        self.captioned |= facts["captioned"]
+        self.classes |= set(facts["classes"])
+        self.unit_keys |= set(facts["unit_keys"])
+        self.damaged += facts["damaged"]
+        self.unused.update(facts["unused"])
+        self.unread += [Unreadable(*entry) for entry in facts["unread"]]
+        self.passed_over.update(facts["passed_over"])
+
 
 class WebDatasetImporter(Importer):
     """A .tar archive, or a folder of them whose names, or whose folders' names, speak of train, validation or test.
@@ -115,16 +152,25 @@ class WebDatasetImporter(Importer):
 
     def open(self, path: Path, access: Access | None = None) -> Source:
         """Reads the texts (not the images) of all archives and streams the records."""
-        found = split_files(path, ".tar", self.layout, access or Access.to(path))
+        access = access or Access.to(path)
+        found = split_files(path, ".tar", self.layout, access)
         shards = found.files
-        survey = _survey(shards)
+        if access.place is None:
+            surveyed = [_survey(shard) for shard in shards]
+        else:
+            surveyed = access.place.survey(_survey, [file for _, file in shards], shards)
+        survey = _Survey()
+        for one in surveyed:
+            survey.add(one)
         if not survey.samples:
             reason = f" ({survey.damaged[0]})" if survey.damaged else ""
             raise UserError(f"there are no samples in the archives of {path}{reason}; expected {self.layout}.")
         numbers, names = number_classes(survey.classes)
+        classes = {str(value): number for value, number in numbers.items()}
+        pieces = [_Archive(file, file.stat().st_size, split, classes) for split, file in shards]
         return Source(
             kind="image-text" if survey.captioned else "image",
-            records=_records(shards, numbers),
+            records=itertools.chain.from_iterable(piece.records() for piece in pieces),
             label_names={"label": names} if names else {},
             splits=frozenset(split for split, _ in shards),
             total=survey.samples + len(survey.damaged),  # a damaged archive is one more that cannot be read
@@ -132,22 +178,57 @@ class WebDatasetImporter(Importer):
             unused=tuple(survey.unused),
             unread=[*found.unread(lambda file: _OF_TOOLS.fullmatch(file.name) is not None), *survey.unread],
             passed_over=survey.passed_over + Counter(found.passed_over),
+            pieces=pieces,
+            linkable=True,
         )
 
 
-def _survey(shards: list[tuple[str, Path]]) -> _Survey:
-    survey = _Survey()
-    for split, shard in shards:
+@dataclass(frozen=True)
+class _Archive(Piece):
+    """One archive.
+
+    Attributes:
+        split: that its records belong to.
+        classes: class -> number.
+    """
+
+    split: str
+    classes: dict[str, int]
+
+    @property
+    def mark(self) -> object:
+        """See `Piece`."""
+        return self.split
+
+    def records(self) -> Iterator[Item]:
+        """See `Piece`."""
+        name, seen = f"{self.split}/{self.file.stem}", set()
         try:
-            for sample in _samples(shard, _TEXTS, functools.partial(_stray, place=f"{split}/{shard.stem}", survey=survey)):
-                survey.samples += 1
-                survey.unused.update(kind for kind in sample.unused if kind.removeprefix(".") not in _IMAGES)
-                survey.captioned |= bool(sample.captions)
-                survey.classes.add(sample.label)
-                survey.unit_keys.update([sample.unit_key] if sample.unit_key else [])
-        except _DamagedArchive as error:  # it is met again, and counted, when the records are read
-            survey.damaged.append(f"{shard.name} {error}")
-    return survey
+            for sample in _samples(self.file, _IMAGES | _TEXTS):
+                if sample.key in seen:
+                    raise UserError(
+                        f"{self.file}: the files of the sample {sample.key!r} do not stand together; sort the archive by name."
+                    )
+                seen.add(sample.key)
+                yield _record(f"{name}/{sample.key}", sample, self.split, self.classes, str(self.file))
+        except _DamagedArchive as error:
+            yield Unreadable(name, f"archive {error} (after {len(seen):,} samples)")
+
+
+def _survey(split_and_file: tuple[str, Path], tell: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
+    """What the texts of an archive say, as `_Survey.add` takes it and JSON holds it."""
+    split, shard = split_and_file
+    survey = _Survey()
+    try:
+        for sample in _samples(shard, _TEXTS, functools.partial(_stray, place=f"{split}/{shard.stem}", survey=survey)):
+            survey.samples += 1
+            survey.unused.update(kind for kind in sample.unused if kind.removeprefix(".") not in _IMAGES)
+            survey.captioned |= bool(sample.captions)
+            survey.classes.add(sample.label)
+            survey.unit_keys.update([sample.unit_key] if sample.unit_key else [])
+    except _DamagedArchive as error:  # it is met again, and counted, when the records are read
+        survey.damaged.append(f"{shard.name} {error}")
+    return survey.facts()
 
 
 def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:
@@ -163,28 +244,14 @@ def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:
     survey.unread.append(Unreadable(f"{place}/{member.name}", reason))
 
 
-def _records(shards: list[tuple[str, Path]], numbers: dict[object, int]) -> Iterator[Item]:
-    for split, shard in shards:
-        name, seen = f"{split}/{shard.stem}", set()
-        try:
-            for sample in _samples(shard, _IMAGES | _TEXTS):
-                if sample.key in seen:
-                    raise UserError(
-                        f"{shard}: the files of the sample {sample.key!r} do not stand together; sort the archive by name."
-                    )
-                seen.add(sample.key)
-                yield _record(f"{name}/{sample.key}", sample, split, numbers)
-        except _DamagedArchive as error:
-            yield Unreadable(name, f"archive {error} (after {len(seen):,} samples)")
-
-
-def _record(id: str, sample: _Sample, split: str, numbers: dict[object, int]) -> Item:
+def _record(id: str, sample: _Sample, split: str, numbers: dict[str, int], archive: str) -> Item:
     only = f" that is read, only {' and '.join(sorted(set(sample.unused)))}" if sample.unused else ""
     fault = sample.fault or (f"no image{only}" if not sample.images else "several images" if len(sample.images) > 1 else None)
     if fault:
         return Unreadable(id, fault)
     labels = {"label": numbers[sample.label]} if sample.label in numbers else {}
-    return RecordInput(id, sample.images[0], tuple(sample.captions), labels, split, sample.unit)
+    [(image, offset)] = sample.images
+    return RecordInput(id, image, tuple(sample.captions), labels, split, sample.unit, origin=(archive, offset))
 
 
 def _samples(
@@ -198,25 +265,25 @@ def _samples(
         stray: called with every member that is no file of a sample.
     """
     sample: _Sample | None = None
-    for key, extension, content in _members(shard, extensions, stray):
+    for key, extension, content, offset in _members(shard, extensions, stray):
         if sample is None or key != sample.key:
             if sample is not None:
                 yield sample
             sample = _Sample(key)
-        sample.read(extension, content)
+        sample.read(extension, content, offset)
     if sample is not None:
         yield sample
 
 
 def _members(
     shard: Path, extensions: Collection[str], stray: Callable[[tarfile.TarInfo], None]
-) -> Iterator[tuple[str, str, bytes | str | None]]:
-    """Yields (key, extension, content) and raises `_DamagedArchive` where the archive is not whole.
+) -> Iterator[tuple[str, str, bytes | str | None, int]]:
+    """Yields (key, extension, content, where it begins) and raises `_DamagedArchive` where the archive is not whole.
 
     The content is why a file is not read, or ``None``, where it is not read.
     """
     try:
-        with shard.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        with shard.open("rb", buffering=_BUFFER) as file, tarfile.open(fileobj=file, mode="r:", tarinfo=_Header) as archive:
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # public, and untyped; tarfile would remember every member
                 named = _NAME.fullmatch(member.name)
@@ -225,9 +292,8 @@ def _members(
                     continue
                 extension, content = named[2].lower(), None
                 if extension in extensions:
-                    opened = archive.extractfile(member) if member.size <= _MOST_BYTES else None
-                    content = "larger than 1 GiB" if opened is None else opened.read()
-                yield named[1], extension, content
+                    content = "larger than 1 GiB" if member.size > _MOST_BYTES else _content(file, archive, member)
+                yield named[1], extension, content, member.offset_data
             end = archive.offset
         # tarfile takes a header that it cannot read for the end; the real end is a block of zeros.
         with shard.open("rb") as file:
@@ -236,3 +302,15 @@ def _members(
                 raise _DamagedArchive("is cut off or damaged")
     except (tarfile.TarError, OSError, ValueError, RecursionError, OverflowError) as error:
         raise _DamagedArchive(f"cannot be read ({error})") from error
+
+
+def _content(file: BinaryIO, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    """The bytes of a member."""
+    if member.type != tarfile.REGTYPE:  # a sparse file, say
+        opened = archive.extractfile(member)
+        return b"" if opened is None else opened.read()
+    file.seek(member.offset_data)
+    content = file.read(member.size)
+    if len(content) < member.size:
+        raise tarfile.ReadError("unexpected end of data")
+    return content

@@ -81,15 +81,18 @@ def _sharded(layout: Layout, privacy: PrivacyConfig) -> int | None:
 
 
 def _whole(path: Path, layout: Layout, privacy: PrivacyConfig) -> int:
+    by_unit = privacy.unit == "user"
+    said = layout.training_units if by_unit else None if layout.splits is None else layout.splits["train"]
+    layout.check_sizes(path, [layout.common])
+    if said is not None:
+        return said
+    import numpy as np
     import pyarrow as pa
 
-    layout.check_sizes(path, [layout.common])
-    try:
+    try:  # an older dpfed wrote it
         with pa.memory_map(str(path / INDEX)) as source:
             table = pa.ipc.open_file(source).read_all()
             train = table["split"].to_numpy() == _TRAIN
-            if privacy.unit == "record":
-                return int(train.sum())
-            return len(set(table["unit"].to_numpy()[train].tolist()))
+            return len(np.unique(table["unit"].to_numpy()[train])) if by_unit else int(train.sum())
     except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise damaged(path, f"its files cannot be read ({type(error).__name__})") from error

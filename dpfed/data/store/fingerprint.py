@@ -17,12 +17,57 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpfed.data.store.columns import blocks
+
 if TYPE_CHECKING:
     from dpfed.data.store.records import RecordStore
 
+RECORD_BYTES = 16
 _KEY_BYTES = 32
-_RECORD_BYTES = 16
 _FINGERPRINT_BYTES = 16
+
+
+def new_key(public: bool) -> bytes:
+    """What a new store's fingerprint is keyed with; public records need nothing."""
+    return b"" if public else secrets.token_bytes(_KEY_BYTES)
+
+
+def record_digest(key: bytes, id: str, image: bytes, captions: Sequence[str], unit: int, labels: Mapping[str, int]) -> bytes:
+    """The digest of a record as it is stored, of `RECORD_BYTES` bytes.
+
+    Args:
+        key: of the fingerprint.
+        id: of the record.
+        image: the stored bytes.
+        captions: its texts.
+        unit: the key of its unit; its own where it has none.
+        labels: by name; -1 says the same as an absent one.
+    """
+    digest = hashlib.blake2b(key=key, digest_size=RECORD_BYTES, person=b"dpfed record")
+    given = sorted((name, int(number)) for name, number in labels.items() if number >= 0)
+    # repr() of the lot cannot be read in two ways; the image comes last, at its own length.
+    digest.update(repr((id, list(captions), int(unit), given, len(image))).encode())
+    digest.update(image)
+    return digest.digest()
+
+
+def fingerprint_of(key: bytes, digests: np.ndarray, splits: np.ndarray) -> str:
+    """The fingerprint of records, in any order.
+
+    Args:
+        key: of the fingerprint.
+        digests: ``(n, RECORD_BYTES)`` uint8.
+        splits: ``(n,)`` int8, the split of each.
+    """
+    first, second = digests.view(">u8").T  # they are sorted as texts are: by the first bytes that differ
+    order = np.argsort(first.astype(np.uint64))
+    if (np.diff(first[order]) == 0).any():
+        order = np.lexsort((np.asarray(splits, np.uint8), second, first))
+    whole = hashlib.blake2b(key=key, digest_size=_FINGERPRINT_BYTES, person=b"dpfed contents")
+    for at, end in blocks(len(order)):
+        own = order[at:end]
+        whole.update(np.concatenate([digests[own], np.asarray(splits[own], np.uint8)[:, None]], axis=1).tobytes())
+    return whole.hexdigest()
 
 
 class Contents:
@@ -34,25 +79,12 @@ class Contents:
     """
 
     def __init__(self, public: bool, key: bytes | None = None) -> None:
-        self.key = b"" if public else (key or secrets.token_bytes(_KEY_BYTES))
+        self.key = b"" if public else (key or new_key(public))
         self._digests = bytearray()
 
     def add(self, id: str, image: bytes, captions: Sequence[str], unit: int, labels: Mapping[str, int]) -> None:
-        """Adds a record as it is stored.
-
-        Args:
-            id: of the record.
-            image: the stored bytes.
-            captions: its texts.
-            unit: the key of its unit; its own where it has none.
-            labels: by name; -1 says the same as an absent one.
-        """
-        digest = hashlib.blake2b(key=self.key, digest_size=_RECORD_BYTES, person=b"dpfed record")
-        given = sorted((name, int(number)) for name, number in labels.items() if number >= 0)
-        # repr() of the lot cannot be read in two ways; the image comes last, at its own length.
-        digest.update(repr((id, list(captions), int(unit), given, len(image))).encode())
-        digest.update(image)
-        self._digests += digest.digest()
+        """Adds a record as it is stored, see `record_digest`."""
+        self._digests += record_digest(self.key, id, image, captions, unit, labels)
 
     def fingerprint(self, splits: np.ndarray) -> str:
         """The fingerprint of the records that were added.
@@ -60,12 +92,7 @@ class Contents:
         Args:
             splits: ``(n,)`` int8, the split of each, in the order in which they were added.
         """
-        digests = np.frombuffer(bytes(self._digests), np.uint8).reshape(-1, _RECORD_BYTES)
-        rows = np.concatenate([digests, np.asarray(splits, np.uint8)[:, None]], axis=1)
-        ordered = np.sort(np.ascontiguousarray(rows).view(f"V{_RECORD_BYTES + 1}").ravel())
-        whole = hashlib.blake2b(key=self.key, digest_size=_FINGERPRINT_BYTES, person=b"dpfed contents")
-        whole.update(ordered.tobytes())
-        return whole.hexdigest()
+        return fingerprint_of(self.key, np.frombuffer(bytes(self._digests), np.uint8).reshape(-1, RECORD_BYTES), splits)
 
     def header(self, splits: np.ndarray) -> dict[str, str]:
         """What a store keeps of it; the key must not leave the store."""
@@ -83,11 +110,12 @@ def contents_of(store: RecordStore, key: str | None) -> Contents:
     units = store.keys if store.units is None else store.units
     for rows, batch in store.stored():
         ids, captions = batch["id"].to_pylist(), batch["captions"].to_pylist()
-        for row, id, texts, image in zip(range(rows.start, rows.stop), ids, captions, batch["image"], strict=True):
-            collected.add(id, image.as_py(), texts, units[row], {name: values[row] for name, values in store.labels.items()})
+        images = store.pictures.stored(batch)
+        for row, id, texts, image in zip(range(rows.start, rows.stop), ids, captions, images, strict=True):
+            collected.add(id, image, texts, units[row], {name: values[row] for name, values in store.labels.items()})
     return collected
 
 
 def splits_of(store: RecordStore) -> np.ndarray:
     """``(N,)`` int8, the split of each open record."""
-    return store.index["split"].to_numpy()
+    return np.asarray(store.index.splits)

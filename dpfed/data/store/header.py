@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dpfed.data.limits import LARGEST_SIDE, SMALLEST_SIDE
+from dpfed.data.limits import LARGEST_SIDE, MOST_VOLUMES, SMALLEST_SIDE
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -34,6 +34,11 @@ class _Skipped(_Strict):
     reason: str
 
 
+class _LinkedFile(_Strict):
+    path: str
+    size: Count
+
+
 class _Sharding(_Strict):
     by: Literal["record", "unit"]
     records: Annotated[list[Count], Field(min_length=1)]
@@ -56,9 +61,12 @@ class _Header(_Strict):
     label_names: dict[str, list[str]]
     unit_name: str | None = None  # absent in stores of format 1
     skipped: list[_Skipped]
+    left_out: Count = 0
     files: dict[str, Count]
     converted: dict[str, Count] = {}
     sharding: _Sharding | None = None
+    volumes: Annotated[int, Field(ge=1, le=MOST_VOLUMES)] = 1
+    linked: list[_LinkedFile] | None = None
 
     @model_validator(mode="after")
     def _shards_fit(self) -> _Header:
@@ -67,6 +75,8 @@ class _Header(_Strict):
                 raise ValueError("shards of units in a store without units")
             if sum(self.sharding.records) > self.records:
                 raise ValueError("more records in the shards than in the store")
+        if self.linked is not None and self.images.encoding == "raw":
+            raise ValueError("linked images are files")
         return self
 
 

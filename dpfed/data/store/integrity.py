@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_SPLITS = 3
+from dpfed.data.store.linked import COLUMNS
 
 
 class Damage(ValueError):
@@ -19,7 +19,7 @@ class Damage(ValueError):
 
 
 def check_index(index: pa.Table, header: dict[str, Any]) -> None:
-    """Checks the columns of an index, their types and their values.
+    """Checks the columns of an index and their types; `dpfed.data.store.index` checks the numbers.
 
     Args:
         index: of one part of a store.
@@ -29,15 +29,11 @@ def check_index(index: pa.Table, header: dict[str, Any]) -> None:
         Damage: when they are not what the header says.
     """
     index.validate(full=True)
-    labels = {f"label:{name}": len(classes) for name, classes in header["label_names"].items()}
+    labels = [f"label:{name}" for name in header["label_names"]]
     types = {"key": pa.uint64(), "split": pa.int8(), **dict.fromkeys(labels, pa.int64())}
     if header.get("unit_name") is not None:
         types["unit"] = pa.uint64()
     _check_types(index.schema, types)
-    for name, least, end in (("split", 0, _SPLITS), *((name, -1, classes) for name, classes in labels.items())):
-        found = pc.min_max(index[name])
-        if len(index) and not least <= found["min"].as_py() <= found["max"].as_py() < end:
-            raise Damage("a split or a class is out of range")
     if any(index[name].null_count for name in types):
         raise Damage("values are missing")
 
@@ -49,8 +45,18 @@ def check_schema(schema: pa.Schema, header: dict[str, Any]) -> None:
         Damage: when they are not what the header says.
     """
     size = header["images"].get("size")
-    image = pa.large_binary() if size is None else pa.binary(3 * size * size)
-    _check_types(schema, {"id": pa.string(), "image": image, "captions": pa.list_(pa.string())})
+    _check_types(schema, {field.name: field.type for field in records_schema(size, header.get("linked") is not None)})
+
+
+def records_schema(size: int | None, linked: bool) -> pa.Schema:
+    """The columns of a file of records.
+
+    Args:
+        size: side of raw images, pixels; ``None``: files.
+        linked: the images are elsewhere.
+    """
+    image = {"image": pa.large_binary() if size is None else pa.binary(3 * size * size)}
+    return pa.schema({"id": pa.string(), **(COLUMNS if linked else image), "captions": pa.list_(pa.string())})
 
 
 def check_batch(batch: pa.RecordBatch, kind: str) -> None:

@@ -2,7 +2,7 @@
 
     store.json                 format version, name, kind, counts, label names, and the sizes of the other files
     index.arrow                key, split, labels and unit (if any) of every record
-    records.arrow              id, image and captions
+    records.arrow              id, image and captions; of a large import, records-00000.arrow, records-00001.arrow, ...
 
 A sharded store has the two Arrow files in each of several folders instead: ``shard-00000``, ``shard-00001``, ... hold the
 training records, ``held-out`` holds the rest. A training record is in the shard ``key % shards``, with the key of its unit
@@ -17,14 +17,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dpfed.data.store.header import fault_of
+from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError
 from dpfed.files.reading import read_bytes
 from dpfed.places import STORE_HEADER, is_store
 
 FORMAT_VERSION = 2
 SHARDED_FORMAT_VERSION = 3  # of sharded stores; others keep the older version, which more versions of dpfed can read
+NEWEST_FORMAT_VERSION = 4  # of stores in several volumes, and of linked ones
 HEADER, INDEX, RECORDS = STORE_HEADER, "index.arrow", "records.arrow"
 HELD_OUT = "held-out"
+SKIPPED = "skipped.jsonl"  # all records that were left out, where they are too many for the header
+MOST_SKIPPED = 10_000
 _SHOWN = 80  # characters of what is wrong with a header
 
 
@@ -37,17 +41,31 @@ class Part:
         records: how many records it holds.
         shard: the number of the shard; ``None`` for held-out records and for a store that is not sharded.
         units: how many units a shard of units holds, otherwise ``None``.
+        volumes: in how many files the records are.
     """
 
     folder: str
     records: int
     shard: int | None = None
     units: int | None = None
+    volumes: int = 1
 
     @property
-    def files(self) -> tuple[str, str]:
+    def files(self) -> tuple[str, ...]:
         """Index and records, below the store's directory."""
-        return str(PurePosixPath(self.folder, INDEX)), str(PurePosixPath(self.folder, RECORDS))
+        return tuple(str(PurePosixPath(self.folder, name)) for name in (INDEX, *volume_files(self.volumes)))
+
+
+def format_version(header: dict[str, Any]) -> int:
+    """The oldest format that has all that a header says."""
+    if header.get("volumes", 1) > 1 or header.get("linked") is not None:
+        return NEWEST_FORMAT_VERSION
+    return SHARDED_FORMAT_VERSION if "sharding" in header else FORMAT_VERSION
+
+
+def volume_files(volumes: int) -> list[str]:
+    """The names of the files of records."""
+    return [RECORDS] if volumes == 1 else [f"records-{number:05}.arrow" for number in range(volumes)]
 
 
 def shard_folder(number: int) -> str:
@@ -85,9 +103,9 @@ class Layout:
         try:
             header = json.loads(text)
             version = header["dpfed_store"]
-            if isinstance(version, int) and version > SHARDED_FORMAT_VERSION:
+            if isinstance(version, int) and version > NEWEST_FORMAT_VERSION:
                 raise UserError(
-                    f"{place} was written in store format {version}, and this dpfed reads up to {SHARDED_FORMAT_VERSION}; "
+                    f"{place} was written in store format {version}, and this dpfed reads up to {NEWEST_FORMAT_VERSION}; "
                     "update dpfed."
                 )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -104,6 +122,23 @@ class Layout:
     def sharded_by(self) -> str | None:
         """``"record"`` or ``"unit"``: whose key decides the shard; ``None`` when the store is not sharded."""
         return self.header["sharding"]["by"] if self.shards else None
+
+    @property
+    def splits(self) -> dict[str, int] | None:
+        """Records of the whole store by split; ``None`` where the header says nothing that can be."""
+        counts = self.header.get("splits")
+        if not isinstance(counts, dict) or set(counts) != set(SPLITS):
+            return None
+        whole = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts.values())
+        return counts if whole and sum(counts.values()) == self.header["records"] else None
+
+    @property
+    def training_units(self) -> int | None:
+        """Units of the training records of a store that is not sharded; ``None``: an older dpfed wrote it, or it has none."""
+        units = self.header.get("training_units")
+        if not isinstance(units, int) or isinstance(units, bool) or self.header.get("unit_name") is None:
+            return None
+        return units if 0 <= units <= self.header["records"] else None
 
     def parts(self, owner: int, owners: int) -> list[Part]:
         """What one of several owners opens: its shards in order, then the part that all open.
@@ -165,7 +200,7 @@ def damaged(place: str | Path, what: str) -> UserError:
 def _parts(header: dict[str, Any]) -> tuple[tuple[Part, ...], Part]:
     sharding = header.get("sharding")
     if sharding is None:
-        return (), Part("", header["records"])
+        return (), Part("", header["records"], volumes=header.get("volumes", 1))
     units = sharding["units"] if sharding["by"] == "unit" else [None] * len(sharding["records"])
     shards = tuple(
         Part(shard_folder(number), records, number, of_units)

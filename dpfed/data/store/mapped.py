@@ -1,16 +1,85 @@
-"""The records of a store by their indices: Arrow batches, mapped; a batch is checked when it is first read."""
+"""The records of a store by their indices: Arrow batches, mapped; a batch is found and checked when it is first read.
+
+An index says where each batch begins, so that no batch is touched to find another one. The index of an older dpfed does not:
+then all batches are counted when the store is opened.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from dpfed.data.store.columns import groups_of
 from dpfed.data.store.integrity import Damage, check_batch
 from dpfed.data.store.layout import damaged
+
+_KEPT = 4096  # batches that stay at hand: each takes some kilobytes beside what is mapped
+_STARTS = "dpfed batches of "
+
+
+def starts_of(schema: pa.Schema, file: str) -> np.ndarray | None:
+    """Where the batches of a file of records begin, as an index says it: ``(b + 1,)`` int64; ``None``: it does not.
+
+    Args:
+        schema: of the index.
+        file: its name.
+    """
+    noted = (schema.metadata or {}).get((_STARTS + file).encode())
+    return None if noted is None else np.frombuffer(noted, "<i8")
+
+
+def with_starts(schema: pa.Schema, rows: Mapping[str, Sequence[int]]) -> pa.Schema:
+    """The schema of an index that says where batches begin.
+
+    Args:
+        schema: its columns.
+        rows: file of records -> the number of records in each of its batches.
+    """
+    return schema.with_metadata(
+        {_STARTS + file: np.cumsum([0, *counts]).astype("<i8").tobytes() for file, counts in rows.items()}
+    )
+
+
+class RecordsFile:
+    """A file of batches of records.
+
+    Args:
+        path: of the file.
+        starts: see `starts_of`.
+
+    Attributes:
+        schema: of the batches.
+        starts: ``(b + 1,)`` int64.
+
+    Raises:
+        Damage: if the starts cannot be those of this file.
+    """
+
+    def __init__(self, path: Path, starts: np.ndarray | None) -> None:
+        with pa.memory_map(str(path)) as source:
+            mapped = source.read_buffer()  # stays when the file is closed: a process may not have many files open
+        self._reader = pa.ipc.open_file(mapped)
+        self.schema = self._reader.schema
+        count = self._reader.num_record_batches
+        if starts is None:
+            starts = np.cumsum([0] + [self._reader.get_batch(number).num_rows for number in range(count)])
+        if len(starts) != count + 1 or starts[0] != 0 or (np.diff(starts) < 0).any():
+            raise Damage(f"{path.name} has other batches than the index says")
+        self.starts = starts
+
+    def batch(self, number: int) -> pa.RecordBatch:
+        """One batch, mapped."""
+        found = self._reader.get_batch(number)
+        if len(found) != self.starts[number + 1] - self.starts[number]:
+            raise Damage("a batch of records has another length than the index says")
+        return found
 
 
 class MappedBatches:
@@ -19,20 +88,24 @@ class MappedBatches:
     Args:
         path: the store's directory, for messages.
         kind: of its records, see `RecordStore`.
-        batches: in the order of the indices.
+        files: in the order of the indices.
     """
 
-    def __init__(self, path: Path, kind: str, batches: list[pa.RecordBatch]) -> None:
-        self._path, self._kind, self._batches = path, kind, batches
-        self._checked: set[int] = set()
-        self._starts = np.cumsum([0] + [batch.num_rows for batch in batches])
+    def __init__(self, path: Path, kind: str, files: Sequence[RecordsFile]) -> None:
+        self._path, self._kind, self._files = path, kind, files
+        records = np.cumsum([0] + [int(file.starts[-1]) for file in files])
+        self._first = np.cumsum([0] + [len(file.starts) - 1 for file in files])  # batch of each file
+        starts = [file.starts[:-1] + before for file, before in zip(files, records[:-1], strict=True)]
+        self._starts = np.concatenate([*starts, records[-1:]])
+        self._unchecked = np.ones(len(self._starts) - 1, bool)
+        self._kept: dict[int, pa.RecordBatch] = {}
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def __iter__(self) -> Iterator[tuple[slice, pa.RecordBatch]]:
-        for number, start in enumerate(self._starts[:-1].tolist()):
-            batch = self._batch(number)
+        for number in range(len(self._starts) - 1):
+            batch, start = self._batch(number), int(self._starts[number])
             yield slice(start, start + len(batch)), batch
 
     def column(self, name: str, indices: np.ndarray) -> list[Any]:
@@ -63,22 +136,33 @@ class MappedBatches:
             UserError: when a batch is damaged.
         """
         indices = np.asarray(indices, np.int64)
-        if len(indices) == 0:
-            return
-        if indices.min() < 0 or indices.max() >= len(self):
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"indices {indices.min()}..{indices.max()} of a store with {len(self)} records")
-        number = np.searchsorted(self._starts, indices, side="right") - 1
-        order = np.argsort(number, kind="stable")
-        for places in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
-            which = number[places[0]]
-            yield places, self._batch(which), indices[places] - self._starts[which]
+        for number, places, local in groups_of(indices, self._starts):
+            yield places, self._batch(number), local
 
     def _batch(self, number: int) -> pa.RecordBatch:
-        batch = self._batches[number]
-        if number not in self._checked:
+        with _turn(os.getpid()):
+            if (kept := self._kept.get(number)) is not None:
+                return kept
             try:
-                check_batch(batch, self._kind)
+                file = int(np.searchsorted(self._first, number, side="right")) - 1
+                batch = self._files[file].batch(number - int(self._first[file]))
+                if self._unchecked[number]:
+                    check_batch(batch, self._kind)
             except Damage as error:
                 raise damaged(self._path, str(error)) from error
-            self._checked.add(number)
-        return batch
+            except (pa.ArrowException, OSError) as error:
+                raise damaged(self._path, f"its files cannot be read ({type(error).__name__})") from error
+            self._unchecked[number] = False
+            if len(self._kept) >= _KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[number] = batch
+            return batch
+
+
+@lru_cache(maxsize=1)
+def _turn(process: int) -> threading.Lock:
+    # Arrow does not say that threads may share a reader. One per process: another thread of a parent may have held it at the
+    # time of a fork.
+    return threading.Lock()

@@ -1,7 +1,7 @@
 """Record stores: an immutable directory of records, memory-mapped, of which only what is asked for is read.
 
-The index (key, split, labels and unit of every record) is small and always read; the records themselves (id, image and
-captions, in batches of about a thousand) are mapped and read at access. `dpfed.data.store.layout` says which files there are.
+The index (key, split, labels and unit of every record) and the records themselves (id, image and captions, in batches of about
+a thousand) are mapped, and read at access. `dpfed.data.store.layout` says which files there are.
 A store is made by `dpfed.data.store.writing.StoreWriter` or `dpfed.data.store.sharding.shard_store`, and never changed
 afterwards.
 """
@@ -13,22 +13,25 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
-from torch import Tensor
 
+from dpfed.data.store.columns import Column, blocks
+from dpfed.data.store.index import Index
 from dpfed.data.store.integrity import Damage, check_index, check_schema
-from dpfed.data.store.layout import Layout, Part, damaged, read_layout
-from dpfed.data.store.mapped import MappedBatches
+from dpfed.data.store.layout import SKIPPED, Layout, Part, damaged, read_layout
+from dpfed.data.store.linked import LinkedFiles
+from dpfed.data.store.mapped import MappedBatches, RecordsFile, starts_of
+from dpfed.data.store.pictures import Pictures
 from dpfed.data.store.record import SPLITS
-from dpfed.data.views.pixels import BrokenImage, decoded, decoders, square
 from dpfed.errors import UserError, nearest
+from dpfed.files.reading import read_text
 from dpfed.places import local_path
 
-_RESIZED_AT_ONCE = 1024  # images resized at a time: bounds the float workspace
+if TYPE_CHECKING:  # torch takes seconds and half a gigabyte, and whoever imports or counts records does without
+    from torch import Tensor
 
 
 class RecordStore:
@@ -45,19 +48,21 @@ class RecordStore:
         resized: at least one stored image became a square of that side by cropping and bicubic scaling.
         converted: what was done to images that stock open_clip would destroy -> to how many (`dpfed.data.views.modes`), as the
             import counted them.
-        index: key, split, unit (if any) and labels of every open record, as they are stored.
-        keys: ``(N,)`` uint64, a stable hash of each record's id; unique.
+        pictures: the images, batch by batch (`dpfed.data.store.pictures`).
+        index: key, split, unit (if any) and labels of every open record (`dpfed.data.store.index`).
+        keys: ``(N,)`` uint64, a stable hash of each record's id; unique. As units and labels, it is mapped; of a store of many
+            millions it is a `Column`, which answers to what an array does.
         units: ``(N,)`` uint64, the same for records that share a unit; ``None`` when the source names no units.
         unit_name: what a unit is called, such as ``"person"``; ``None``: there are none.
         labels: name -> ``(N,)`` int64, -1 where a record has none.
         label_names: name -> what the numbers mean.
-        skipped: (id, reason) of the records that were left out as unreadable when the store was written.
+        left_out: how many records were left out as unreadable when the store was written.
         contents: fingerprint of all records of the whole store (`dpfed.data.store.fingerprint`); ``None``: an older dpfed
             wrote it.
         contents_key: the secret that it is keyed with, which must not leave the store; ``None``: the records are public.
     """
 
-    def __init__(self, path: Path, layout: Layout, index: pa.Table, batches: list[pa.RecordBatch]) -> None:
+    def __init__(self, path: Path, layout: Layout, index: Index, batches: MappedBatches) -> None:
         self.path, self._layout, header = path, layout, layout.header
         self.name: str = header["name"]
         self.kind: str = header["kind"]
@@ -66,17 +71,14 @@ class RecordStore:
         self.resized: bool = header["images"].get("resized", False)
         self.converted: dict[str, int] = header.get("converted", {})
         self.label_names: dict[str, list[str]] = header["label_names"]
-        self.skipped: list[tuple[str, str]] = [(entry["id"], entry["reason"]) for entry in header["skipped"]]
         self.unit_name: str | None = header.get("unit_name")  # absent in stores of format 1
+        self.left_out: int = header.get("left_out", len(header["skipped"]))
         contents = header.get("contents") or {}  # absent in older stores
         self.contents: str | None = contents.get("fingerprint")
         self.contents_key: str | None = contents.get("key")
-        self.index = index
-        self.keys: np.ndarray = index["key"].to_numpy()
-        self.units: np.ndarray | None = index["unit"].to_numpy() if self.unit_name else None
-        self.labels: dict[str, np.ndarray] = {name: index[f"label:{name}"].to_numpy() for name in self.label_names}
-        self._split: np.ndarray = index["split"].to_numpy()
-        self._batches = MappedBatches(path, self.kind, batches)
+        self.index, self._batches, self._linked = index, batches, LinkedFiles.of(path, header)
+        self.pictures = Pictures(path, self.size, batches, self._linked)
+        self.keys, self.units, self.labels = index.keys, index.units, index.labels
         self._opened = (path, 0, 1)
 
     @classmethod
@@ -97,16 +99,32 @@ class RecordStore:
         parts = layout.parts(owner, owners)
         try:
             layout.check_sizes(path, parts)
-            indexes, batches = zip(*(_read(path, part, layout.header) for part in parts), strict=True)
-            index = pa.concat_tables(indexes).combine_chunks()
-            store = cls(path, layout, index, [batch for own in batches for batch in own])
-            store._check(parts)
+            tables, files = zip(*(_read(path, part, layout.header) for part in parts), strict=True)
+            batches = MappedBatches(path, layout.header["kind"], [file for own in files for file in own])
+            store = cls(path, layout, Index(layout, parts, tables), batches)
         except Damage as error:
             raise damaged(path, str(error)) from error
         except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise damaged(path, f"its files cannot be read ({type(error).__name__})") from error
+        if store._linked is not None:
+            store._linked.check()
         store._opened = (path, owner, owners)
         return store
+
+    @functools.cached_property
+    def skipped(self) -> list[tuple[str, str]]:
+        """(id, reason) of the records that were left out as unreadable when the store was written.
+
+        Raises:
+            UserError: when the list is damaged.
+        """
+        entries = self._layout.header["skipped"]
+        try:
+            if self.left_out > len(entries):
+                entries = [json.loads(line) for line in read_text(self.path / SKIPPED).splitlines()]
+            return [(entry["id"], entry["reason"]) for entry in entries]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise damaged(self.path, f"{SKIPPED} cannot be read") from error
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -121,25 +139,43 @@ class RecordStore:
     @property
     def training_records(self) -> int:
         """How many training records the whole store holds, open or not."""
-        return sum(part.records for part in self._layout.shards) if self.shards else len(self.split("train"))
+        return sum(part.records for part in self._layout.shards) if self.shards else self.count("train")
 
-    @property
+    @functools.cached_property
     def training_units(self) -> int | None:
         """How many units the training records of the whole store have, open or not; ``None`` when it names no units."""
         if self.units is None:
             return None
         if self.shards:
             return sum(part.units or 0 for part in self._layout.shards)
+        if (counted := self._layout.training_units) is not None:
+            return counted
         return len(np.unique(self.units[self.split("train")]))
 
     @property
     def shard_numbers(self) -> np.ndarray | None:
-        """``(N,)`` uint64, the shard of every open training record, by its own key or its unit's; ``None``: not sharded."""
+        """``(N,)`` uint64, the shard of every open training record, by its own key or its unit's; ``None``: not sharded.
+
+        It is computed where it is read.
+        """
         keys = self.units if self._layout.sharded_by == "unit" else self.keys
-        return keys % np.uint64(self.shards) if self.shards and keys is not None else None
+        if not self.shards or keys is None:
+            return None
+        shards = np.uint64(self.shards)
+        return Column([keys], lambda own: own % shards)  # type: ignore[return-value]
+
+    @property
+    def linked_files(self) -> int:
+        """How many files elsewhere hold the images; none, where the store holds them itself."""
+        return len(self._layout.header.get("linked") or ())
+
+    @property
+    def opened_by(self) -> tuple[int, int]:
+        """The owner whose shards are open, and how many owners there are."""
+        return self._opened[1:]
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.index)
 
     def __repr__(self) -> str:
         return f"RecordStore({str(self.path)!r}, {self.name!r}, {self.kind}, {len(self):,} records)"
@@ -159,15 +195,43 @@ class RecordStore:
         Raises:
             UserError: for any other name.
         """
-        if name not in SPLITS:
-            raise UserError(f"unknown split {name!r}; {nearest(name, SPLITS)}")
-        return np.flatnonzero(self._split == SPLITS.index(name))
+        return self.index.rows(_number(name))
+
+    def count(self, name: str) -> int:
+        """How many open records a split has, without looking at them; see `split`."""
+        return self.index.count(_number(name))
+
+    def smallest(self, rows: Callable[[int, int], np.ndarray], count: int) -> np.ndarray:
+        """Of some rows, those with the smallest keys: always the same records, whatever their order in the store.
+
+        Args:
+            rows: which of the rows between two are meant, ``(end - first,)`` bool; it is asked for one block after the other.
+            count: how many.
+
+        Returns:
+            ``(n,)`` int64, in the order of their keys; fewer where there are fewer.
+        """
+        chosen, keys = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+        for first, end in blocks(len(self)):
+            own = first + np.flatnonzero(rows(first, end))
+            chosen, keys = np.append(chosen, own), np.append(keys, self.keys[own])
+            if len(keys) > count:
+                order = np.argsort(keys, kind="stable")[:count]
+                chosen, keys = chosen[order], keys[order]
+        return chosen[np.argsort(keys, kind="stable")]
+
+    def within(self, name: str) -> Callable[[int, int], np.ndarray]:
+        """Which of the rows between two are of a split, ``(end - first,)`` bool."""
+        number = _number(name)
+        return lambda first, end: self.index.splits[first:end] == number
 
     def share_units(self, first: str, second: str) -> bool:
         """Whether a unit has records in both of two splits."""
-        if self.units is None:
+        units, within = self.units, self.within(first)
+        if units is None:
             return False
-        return bool(np.isin(self.units[self.split(first)], self.units[self.split(second)]).any())
+        others = np.unique(units[self.split(second)])
+        return any(np.isin(units[at:end][within(at, end)], others).any() for at, end in blocks(len(self)))
 
     def ids(self, indices: np.ndarray) -> list[str]:
         """The records' ids, one for each index."""
@@ -192,60 +256,17 @@ class RecordStore:
 
         Raises:
             IndexError: for an index that does not exist.
-            UserError: when a stored file cannot be decoded any more.
+            UserError: when a stored file cannot be decoded any more, or a linked one has changed.
         """
-        if self.size is None:
-            return self._decoded(np.asarray(indices), size, resize, interpolation)
-        whole = np.dtype((np.void, 3 * self.size**2))  # one element per image: a gather is then one memcpy each
-        stored = np.empty(len(indices), whole)
-        for places, batch, local in self._batches.holding(indices):
-            stored[places] = np.frombuffer(batch.column("image").buffers()[1], whole, len(batch))[local]
-        images = torch.from_numpy(stored.view(np.uint8).reshape(-1, 3, self.size, self.size))
-        return images if size == self.size else _resize(images, size, interpolation)
+        return self.pictures.squares(indices, size, resize, interpolation)
 
     def encoded(self, indices: np.ndarray) -> list[bytes]:
         """The stored images as they are, one for each index: files, or raw ``(3, size, size)`` pixels."""
-        return self._batches.column("image", indices)
+        return self.pictures.encoded(indices)
 
     def stored(self) -> Iterator[tuple[slice, pa.RecordBatch]]:
-        """The open records as they are stored (id, image, captions), batch by batch, with their indices."""
+        """The open records as they are stored (id, image or its place, captions), batch by batch, with their indices."""
         yield from self._batches
-
-    def _decoded(self, indices: np.ndarray, size: int, resize: str, interpolation: str) -> Tensor:
-        result = np.empty((len(indices), 3, size, size), np.uint8)
-
-        def fill(place: int, encoded: pa.Scalar) -> None:
-            try:
-                with decoded(encoded.as_py()) as (image, _):
-                    result[place] = square(image, size, resize, interpolation)
-            except BrokenImage as error:
-                [id] = self.ids(indices[place : place + 1])
-                found = damaged(self.path, f"the image of {id!r} cannot be decoded ({error})")
-                raise UserError(str(found), damaged(self.path, "an image cannot be decoded").public) from error
-
-        files = [
-            (place, batch.column("image")[row])
-            for places, batch, local in self._batches.holding(indices)
-            for place, row in zip(places.tolist(), local.tolist(), strict=True)
-        ]
-        for _ in decoders().map(lambda file: fill(*file), files):
-            pass  # an error in a thread is raised here
-        return torch.from_numpy(result)
-
-    def _check(self, parts: list[Part]) -> None:
-        """Whether each open shard holds its own training records and no others: what is promised is counted in the header."""
-        start, numbers = 0, self.shard_numbers
-        for part in parts:
-            indices = slice(start, start + part.records)
-            start += part.records
-            if part.shard is None:
-                wrong = self.shards is not None and (self._split[indices] == 0).any()
-            else:
-                wrong = numbers is None or (numbers[indices] != part.shard).any() or self._split[indices].any()
-                if part.units is not None:
-                    wrong = wrong or self.units is None or part.units != len(np.unique(self.units[indices]))
-            if wrong:
-                raise damaged(self.path, f"{part.files[0]} names records that belong elsewhere")
 
 
 def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
@@ -267,25 +288,22 @@ def open_or_write(path: Path, write: Callable[[Path], object]) -> RecordStore:
     return RecordStore.open(path)
 
 
-def _resize(images: Tensor, size: int, interpolation: str) -> Tensor:
-    result = images.new_empty(len(images), 3, size, size)
-    for source, target in zip(images.split(_RESIZED_AT_ONCE), result.split(_RESIZED_AT_ONCE), strict=True):
-        if len(source):
-            resized = torch.nn.functional.interpolate(source.float(), (size, size), mode=interpolation, antialias=True)
-            target.copy_(resized.round_().clamp_(0, 255))
-    return result
+def _number(split: str) -> int:
+    if split not in SPLITS:
+        raise UserError(f"unknown split {split!r}; {nearest(split, SPLITS)}")
+    return SPLITS.index(split)
 
 
-def _read(path: Path, part: Part, header: dict[str, Any]) -> tuple[pa.Table, list[pa.RecordBatch]]:
+def _read(path: Path, part: Part, header: dict[str, Any]) -> tuple[pa.Table, list[RecordsFile]]:
     """A part's index, and its records, mapped."""
-    index, records = (str(path / name) for name in part.files)
-    with pa.memory_map(index) as source:
+    index, *records = part.files
+    with pa.memory_map(str(path / index)) as source:
         table = pa.ipc.open_file(source).read_all()
     check_index(table, header)
-    reader = pa.ipc.open_file(pa.memory_map(records))
-    check_schema(reader.schema, header)
-    batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-    held = sum(len(batch) for batch in batches)
+    files = [RecordsFile(path / name, starts_of(table.schema, Path(name).name)) for name in records]
+    for file in files:
+        check_schema(file.schema, header)
+    held = sum(int(file.starts[-1]) for file in files)
     if not len(table) == held == part.records:
-        raise damaged(path, f"{part.files[1]} should hold {part.records} records and holds {held}")
-    return table, batches
+        raise damaged(path, f"{records[0]} should hold {part.records} records and holds {held}")
+    return table, files

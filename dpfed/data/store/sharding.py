@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from dpfed.data.limits import MOST_SHARDS, whole_number
-from dpfed.data.store.layout import HEADER, HELD_OUT, INDEX, RECORDS, SHARDED_FORMAT_VERSION, Part, read_layout, shard_folder
+from dpfed.data.store.layout import HEADER, HELD_OUT, INDEX, RECORDS, SKIPPED, Part, format_version, read_layout, shard_folder
+from dpfed.data.store.mapped import with_starts
 from dpfed.data.store.new_directory import cannot_write, name_directory, refuse_existing, start_directory
 from dpfed.data.store.record import SPLITS
 from dpfed.data.store.records import RecordStore
@@ -90,46 +91,65 @@ def write_parts(
     """
     for folder in folders:
         folder.mkdir()
-    files = [folder / RECORDS for folder in folders]
+    files, batches = [folder / RECORDS for folder in folders], []
     for first in range(0, len(files), _OPEN_AT_ONCE):
-        _write_records(store, files[first : first + _OPEN_AT_ONCE], part_of_record - first, progress)
-    for number, folder in enumerate(folders):
-        with pa.ipc.new_file(str(folder / INDEX), store.index.schema) as writer:
-            writer.write_table(store.index.take(pa.array(np.flatnonzero(part_of_record == number))))
+        batches += _write_records(store, files[first : first + _OPEN_AT_ONCE], part_of_record - first, progress)
+    order = np.argsort(part_of_record.astype(np.uint16), kind="stable")  # 16 bits are sorted by counting
+    ends = np.cumsum(np.bincount(part_of_record, minlength=len(folders)))
+    for folder, rows, own in zip(folders, np.split(order, ends[:-1]), batches, strict=True):
+        table = store.index.table.take(pa.array(rows))
+        schema = with_starts(table.schema, {RECORDS: own})
+        with pa.ipc.new_file(str(folder / INDEX), schema) as writer:
+            writer.write_table(table.cast(schema))
 
 
 def _write(store: RecordStore, path: Path, shards: int, progress: Callable[[int, int | None], None] | None) -> None:
     by_unit = store.units is not None
     owned = store.keys if store.units is None else store.units
-    part_of_record = (owned % np.uint64(shards)).astype(np.int32)
+    part_of_record = np.asarray(owned % np.uint64(shards), np.int32)
     for split in SPLITS[1:]:
         part_of_record[store.split(split)] = shards  # the last part
     parts = [Part(shard_folder(number), 0) for number in range(shards)] + [Part(HELD_OUT, 0)]
     write_parts(store, [path / part.folder for part in parts], part_of_record, progress)
     records = np.bincount(part_of_record, minlength=len(parts))[:-1].tolist()
-    units = [len(np.unique(owned[part_of_record == shard])) for shard in range(shards)] if by_unit else None
+    units = _counted(np.unique(owned[store.split("train")]), shards) if by_unit else None
     sharding = {"by": "unit" if by_unit else "record", "records": records, "units": units}
-    header = read_layout(store.path).header | {
-        "dpfed_store": SHARDED_FORMAT_VERSION,
+    header = read_layout(store.path).header
+    header.pop("volumes", None)
+    header |= {
         "sharding": sharding,
         "files": {name: (path / name).stat().st_size for part in parts for name in part.files},
     }
+    header["dpfed_store"] = format_version(header)
+    if store.left_out > len(header["skipped"]):
+        shutil.copy(store.path / SKIPPED, path / SKIPPED)
     (path / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+
+def _counted(owned: np.ndarray, shards: int) -> list[int]:
+    return np.bincount((owned % np.uint64(shards)).astype(np.int64), minlength=shards).tolist()
 
 
 def _write_records(
     store: RecordStore, files: list[Path], part_of_record: np.ndarray, progress: Callable[[int, int | None], None] | None
-) -> None:
-    """Writes the records of the parts 0, 1, ..., a file each, in one pass; each file is written some megabytes at a time."""
+) -> list[list[int]]:
+    """Writes the records of the parts 0, 1, ..., a file each, in one pass; each file is written some megabytes at a time.
+
+    Returns:
+        For each part, the lengths of its batches.
+    """
     schema = next(store.stored())[1].schema
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(pa.ipc.new_file(str(file), schema)) for file in files]
         waiting: list[list[pa.RecordBatch]] = [[] for _ in files]
+        written: list[list[int]] = [[] for _ in files]
 
         def write_waiting() -> None:
-            for writer, batches in zip(writers, waiting, strict=True):
+            for writer, batches, lengths in zip(writers, waiting, written, strict=True):
                 if batches:
-                    writer.write_table(pa.Table.from_batches(batches).combine_chunks())
+                    for batch in pa.Table.from_batches(batches).combine_chunks().to_batches():
+                        writer.write_batch(batch)
+                        lengths.append(len(batch))
                     batches.clear()
 
         held = 0
@@ -147,3 +167,4 @@ def _write_records(
             if progress is not None:
                 progress(indices.stop, len(store))
         write_waiting()
+    return written

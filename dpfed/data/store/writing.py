@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -16,27 +14,15 @@ import pyarrow as pa
 
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
-from dpfed.data.store.fingerprint import Contents
-from dpfed.data.store.holdout import hold_out_hash, selected
-from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, RECORDS
+from dpfed.data.store.fingerprint import RECORD_BYTES, fingerprint_of, new_key
+from dpfed.data.store.holdout import selected
+from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, MOST_SKIPPED, RECORDS, SKIPPED, format_version, volume_files
+from dpfed.data.store.mapped import RecordsFile, with_starts
 from dpfed.data.store.new_directory import cannot_write, name_directory, start_directory
-from dpfed.data.store.record import KINDS, SPLITS, RecordInput, check_types, is_text, record_key
-from dpfed.data.views.pixels import BrokenImage, decoded, decoders, encode, memory, square
+from dpfed.data.store.record import KINDS, SPLITS, RecordInput
+from dpfed.data.store.volume import Form, Volume, VolumeWriter, repeated
 from dpfed.errors import UserError
 from dpfed.places import local_path
-
-_BATCH_RECORDS = 1024
-_BATCH_BYTES = 64 << 20  # images in memory before a batch is written
-_THREAD_RECORDS = 32  # records that a thread decodes at a time: enough to pay for handing them over
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """The bytes of an image in a store, and what was done to it."""
-
-    content: bytes
-    converted: str | None
-    resized: bool = False
 
 
 class StoreWriter:
@@ -80,40 +66,33 @@ class StoreWriter:
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"unknown kind {kind!r}, expected one of {KINDS}")
-        size = stored_side(size)
+        names = {label: list(names) for label, names in (label_names or {}).items()}
+        self._form = Form(name, kind, stored_side(size), public, names, unit_name)
         self.path = local_path(path, "the place of the new store")
         self.broken: list[tuple[str, str]] = []
         self.converted: Counter[str] = Counter()
-        self._resized = False
-        self._name, self._kind, self._size, self._public, self._skip_broken = name, kind, size, public, skip_broken
-        self._label_names = {label: list(names) for label, names in (label_names or {}).items()}
-        self._unit_name = unit_name
-        self._keys, self._units, self._splits = array("Q"), array("Q"), array("b")
-        self._labels = {label: array("q") for label in self._label_names}
-        self._contents = Contents(public)
-        self._hashes = {split: array("Q") for split in SPLITS[1:]}
-        self._seen: set[int] = set()
-        self._copies: dict[str, int] = {}
-        self._pending: list[RecordInput] = []
-        self._pending_bytes = 0
-        image = pa.large_binary() if size is None else pa.binary(3 * size * size)
-        self._schema = pa.schema([("id", pa.string()), ("image", image), ("captions", pa.list_(pa.string()))])
+        self._skip_broken, self._key = skip_broken, new_key(public)
+        self._held_out: list[tuple[int, str]] = []
 
     def __enter__(self) -> StoreWriter:
         self._partial = start_directory(self.path)
         try:
-            self._records = pa.ipc.new_file(str(self._partial / RECORDS), self._schema)
+            self._volume = VolumeWriter(self._partial / RECORDS, self._form, self._key)
         except OSError as error:
             shutil.rmtree(self._partial, ignore_errors=True)
             raise cannot_write(self.path, error) from error
+        self.broken, self.converted = self._volume.broken, self._volume.converted
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             if error is None:
-                self._finish()
+                write_around(
+                    self._partial, self.path, self._form, self._key, [self._volume.finish()], self._held_out, self._skip_broken
+                )
+                name_directory(self._partial, self.path)
             else:
-                self._records.close()
+                self._volume.close()
         except OSError as failure:
             raise cannot_write(self.path, failure) from failure
         finally:
@@ -126,22 +105,7 @@ class StoreWriter:
             UserError: when its id was added before, or for a class number out of range.
             ValueError: for a label, split or unit that the store does not know.
         """
-        check_types(record)
-        if not is_text(record.id):
-            self.reject(record.id, "name is not valid text")
-            return
-        self._check(record)
-        captions = tuple(text.strip() for text in record.captions if text.strip())
-        if self._kind == "image-text" and not captions:
-            self.broken.append((record.called, "no caption"))
-            return
-        if not all(map(is_text, captions)):
-            self.broken.append((record.called, "caption is not valid text"))
-            return
-        self._pending.append(replace(record, captions=captions))
-        self._pending_bytes += max(memory(record.image), 3 * (self._size or 0) ** 2)
-        if len(self._pending) >= _BATCH_RECORDS or self._pending_bytes >= _BATCH_BYTES:
-            self._flush()
+        self._volume.add(record)
 
     def reject(self, id: str, reason: str) -> None:
         """Counts a record whose image is missing or unreadable at the source.
@@ -150,9 +114,7 @@ class StoreWriter:
             id: the id that the record would have had, or where it stands at the source.
             reason: a few words.
         """
-        id = id.encode("utf-8", "backslashreplace").decode()
-        self._claim(id)
-        self.broken.append((id, reason))
+        self._volume.reject(id, reason)
 
     def counted(self, id: str) -> str:
         """An id that is free: the given one, or with a number for each further record that has it.
@@ -160,146 +122,152 @@ class StoreWriter:
         For ids that follow from all that a record holds. Records that share one are then equal, and which of them has which
         number means nothing: with one of them less, the highest number is missing.
         """
-        if record_key(id) not in self._seen:
-            return id
-        self._copies[id] = self._copies.get(id, 1) + 1
-        return f"{id}+{self._copies[id]}"
+        return self._volume.counted(id)
 
     def hold_out(self, count: int, split: str) -> None:
         """Moves training records to another split: whole units, those with the smallest keyed hash, `count` records or more.
 
         Without units that is exactly `count`; with units it may be a few more, so that no unit is torn apart. The choice
-        depends on the units (ids) alone, not on their order, and is made here, before any private mechanism runs: the
-        guarantee is about the training split that results.
+        depends on the units (ids) alone, not on their order, and is made at the end of the ``with`` block, before any private
+        mechanism runs: the guarantee is about the training split that results.
 
         Args:
             count: how many, at least.
             split: ``"validation"`` or ``"test"``.
 
         Raises:
-            UserError: when that is no number of records, or would leave no training record.
+            UserError: when that is no number of records; at the end of the block, when it would leave no training record.
         """
-        count = whole_number(count, f"the number of {split} records")
-        self._flush()
-        splits = np.frombuffer(self._splits, np.int8).copy()
-        training = np.flatnonzero(splits == 0)
-        hashes = np.frombuffer(self._hashes[split], np.uint64)[training]
-        moved = selected(hashes, count)
-        if count and moved.all():
-            what = f" and whole {self._unit_name}s are held out" if self._unit_name else ""
-            raise UserError(
-                f"cannot hold out {count:,} records for {split}: there are {len(training):,} training records{what}, "
-                "and some must be left; ask for fewer."
-            )
-        splits[training[moved]] = SPLITS.index(split)
-        self._splits = array("b", splits.tobytes())
+        self._held_out.append((whole_number(count, f"the number of {split} records"), split))
 
-    def _check(self, record: RecordInput) -> None:
-        if record.split not in SPLITS:
-            raise ValueError(f"record {record.id!r}: unknown split {record.split!r}, expected one of {SPLITS}")
-        if self._kind == "image" and record.captions:
-            raise ValueError(f"record {record.id!r} has captions, in a store of kind 'image'")
-        for label, number in record.labels.items():
-            if label not in self._label_names:
-                raise ValueError(f"record {record.id!r}: label {label!r} is not among {sorted(self._label_names)}")
-            classes = len(self._label_names[label])
-            if not -1 <= number < classes:
-                raise UserError(
-                    f"record {record.called!r} has {label} = {number}, and there are only {classes} classes; correct it."
-                )
-        if record.unit and self._unit_name is None:
-            raise ValueError(f"record {record.id!r} has a unit, in a store without a unit name")
-        if record.unit and not is_text(record.unit):
-            raise UserError(f"record {record.called!r}: its {self._unit_name} {record.unit!r} is not valid text; rename it.")
-        self._claim(record.id)
 
-    def _claim(self, id: str) -> None:
-        key = record_key(id)
-        if key in self._seen:
-            raise UserError(f"the record id {id!r} occurs twice (or its hash does); ids must be unique.")
-        self._seen.add(key)
+def write_around(
+    folder: Path,
+    path: Path,
+    form: Form,
+    key: bytes,
+    volumes: Sequence[Volume],
+    held_out: Sequence[tuple[int, str]],
+    skip_broken: bool,
+    left_out: Sequence[tuple[str, str]] = (),
+    linked: Sequence[tuple[str, int]] | None = None,
+) -> None:
+    """Writes what makes a store of volumes: index and header.
 
-    def _flush(self) -> None:
-        if not self._pending:
-            return
-        pending, self._pending, self._pending_bytes = self._pending, [], 0
-        kept, images = [], []
-        parts = [pending[start : start + _THREAD_RECORDS] for start in range(0, len(pending), _THREAD_RECORDS)]
-        encoded = (stored for part in decoders().map(lambda part: list(map(self._encode, part)), parts) for stored in part)
-        for record, stored in zip(pending, encoded, strict=True):
-            if isinstance(stored, BrokenImage):
-                self.broken.append((record.called, str(stored)))
-                continue
-            kept.append(record)
-            images.append(stored.content)
-            self.converted.update([stored.converted] if stored.converted else [])
-            self._resized |= stored.resized
-        if not kept:
-            return
-        columns = [[record.id for record in kept], images, [list(record.captions) for record in kept]]
-        self._records.write_batch(pa.record_batch(columns, schema=self._schema))
-        for record, image in zip(kept, images, strict=True):
-            self._contents.add(record.id, image, record.captions, record_key(record.unit or record.id), record.labels)
-            self._keys.append(record_key(record.id))
-            self._units.append(record_key(record.unit or record.id))
-            self._splits.append(SPLITS.index(record.split))
-            for split, hashes in self._hashes.items():
-                hashes.append(hold_out_hash(record.unit or record.id, split))
-            for label, numbers in self._labels.items():
-                numbers.append(record.labels.get(label, -1))
+    Args:
+        folder: holds the files of the volumes, see `volume_files`.
+        path: what the folder will be called.
+        form: what the records have in common.
+        key: of their fingerprint.
+        volumes: in the order of their files.
+        held_out: how many training records go to which split, in this order.
+        skip_broken: leave unreadable records out, instead of refusing.
+        left_out: (id, reason) of what is left out beside the volumes' own records.
+        linked: path and size of the files that hold the images; ``None``: the volumes do.
 
-    def _encode(self, record: RecordInput) -> _Stored | BrokenImage:
-        """What to store, or what is wrong with the image."""
-        try:
-            with decoded(record.image) as (image, converted):
-                if self._size is not None:
-                    return _Stored(square(image, self._size).tobytes(), converted, image.size != (self._size, self._size))
-                return _Stored(record.image if isinstance(record.image, bytes) else encode(image), converted)
-        except BrokenImage as error:
-            return error
+    Raises:
+        UserError: for unreadable records, no records, ids that occur twice, or more held out than there are.
+        OSError: if a file cannot be written.
+    """
+    broken = [*left_out, *((id, reason) for volume in volumes for id, reason in volume.broken)]
+    met = len(left_out) + sum(volume.met for volume in volumes)
+    sentence = f"{len(broken):,} of {met:,} records cannot be read"
+    sentence = f"{sentence}: {'; '.join(by_reason(broken))}" if broken else ""
+    if broken and not skip_broken:
+        raise UserError(f"{sentence}; {mending(broken)}.")
+    numbers = pa.concat_tables(volume.numbers for volume in volumes).combine_chunks()
+    if not len(numbers):
+        raise UserError(f"there are no records to write to {path}{f': {sentence}' if sentence else ''}.")
+    files = volume_files(len(volumes))
+    if len(volumes) > 1:
+        refuse_repeated(folder, files, volumes, _column(numbers, "key"))
+    splits = _column(numbers, "split").copy()
+    for count, split in held_out:
+        _hold_out(splits, numbers, count, split, form.unit_name)
+    columns = {
+        "key": numbers["key"],
+        "split": splits,
+        **({"unit": numbers["unit"]} if form.unit_name else {}),
+        **{name: numbers[name] for name in numbers.column_names if name.startswith("label:")},
+    }
+    table = pa.table(columns)
+    schema = with_starts(table.schema, {file: volume.batches for file, volume in zip(files, volumes, strict=True)})
+    with pa.ipc.new_file(str(folder / INDEX), schema) as writer:
+        writer.write_table(table.cast(schema))
+    digests = np.frombuffer(numbers["digest"].chunk(0).buffers()[1], np.uint8).reshape(-1, RECORD_BYTES)
+    units = len(np.unique(_column(numbers, "unit")[splits == 0])) if form.unit_name else None
+    images: dict[str, object] = {"encoding": "encoded"} if form.size is None else {"encoding": "raw", "size": form.size}
+    skipped = [{"id": id, "reason": reason} for id, reason in broken]
+    converted = sum((Counter(volume.converted) for volume in volumes), Counter[str]())
+    # What does not apply to most stores is left out of them: they then have the header, and the fingerprint, of before.
+    header = {
+        "dpfed_store": FORMAT_VERSION,
+        "name": form.name,
+        "kind": form.kind,
+        "public": form.public,
+        "records": len(numbers),
+        "splits": {split: int((splits == number).sum()) for number, split in enumerate(SPLITS)},
+        "images": images
+        | ({"resized": True} if any(volume.resized for volume in volumes) else {})
+        | ({} if form.decoded else {"undecoded": True}),
+        "label_names": form.label_names,
+        "unit_name": form.unit_name,
+        **({} if units is None else {"training_units": units}),
+        **({} if len(volumes) == 1 else {"volumes": len(volumes)}),
+        **({} if linked is None else {"linked": [{"path": path, "size": size} for path, size in linked]}),
+        "skipped": skipped[:MOST_SKIPPED],
+        "files": {name: (folder / name).stat().st_size for name in (INDEX, *files)},
+        **({"converted": dict(sorted(converted.items()))} if converted else {}),
+        "contents": {"fingerprint": fingerprint_of(key, digests, splits)} | ({"key": key.hex()} if key else {}),
+    }
+    header["dpfed_store"] = format_version(header)
+    if len(skipped) > MOST_SKIPPED:
+        (folder / SKIPPED).write_text("".join(f"{json.dumps(one)}\n" for one in skipped), encoding="utf-8")
+        header["left_out"] = len(skipped)
+    (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
-    def _finish(self) -> None:
-        self._flush()
-        self._records.close()
-        if self.broken and not self._skip_broken:
-            raise UserError(f"{self._broken_sentence()}; {mending(self.broken)}.")
-        if not self._keys:
-            reason = f": {self._broken_sentence()}" if self.broken else ""
-            raise UserError(f"there are no records to write to {self.path}{reason}.")
-        self._write_index()
-        sizes = {name: (self._partial / name).stat().st_size for name in (INDEX, RECORDS)}
-        (self._partial / HEADER).write_text(json.dumps(self._header(sizes), indent=1), encoding="utf-8")
-        name_directory(self._partial, self.path)
 
-    def _write_index(self) -> None:
-        columns = {
-            "key": np.frombuffer(self._keys, np.uint64),
-            "split": np.frombuffer(self._splits, np.int8),
-            **({"unit": np.frombuffer(self._units, np.uint64)} if self._unit_name else {}),
-            **{f"label:{label}": np.frombuffer(numbers, np.int64) for label, numbers in self._labels.items()},
-        }
-        table = pa.table(columns)
-        with pa.ipc.new_file(str(self._partial / INDEX), table.schema) as writer:
-            writer.write_table(table)
+def repeats(keys: np.ndarray) -> np.ndarray:
+    """Places of the keys that occur more than once, ascending."""
+    order = np.argsort(keys, kind="stable")
+    same = np.diff(keys[order]) == 0
+    return np.sort(order[np.append(same, False) | np.append(False, same)])
 
-    def _header(self, sizes: dict[str, int]) -> dict[str, object]:
-        images: dict[str, object] = {"encoding": "encoded"} if self._size is None else {"encoding": "raw", "size": self._size}
-        # What does not apply to most stores is left out of them: they then have the header, and the fingerprint, of before.
-        return {
-            "dpfed_store": FORMAT_VERSION,
-            "name": self._name,
-            "kind": self._kind,
-            "public": self._public,
-            "records": len(self._keys),
-            "splits": {split: self._splits.count(number) for number, split in enumerate(SPLITS)},
-            "images": images | ({"resized": True} if self._resized else {}),
-            "label_names": self._label_names,
-            "unit_name": self._unit_name,
-            "skipped": [{"id": id, "reason": reason} for id, reason in self.broken],
-            "files": sizes,
-            **({"converted": dict(self.converted)} if self.converted else {}),
-            "contents": self._contents.header(np.frombuffer(self._splits, np.int8)),
-        }
 
-    def _broken_sentence(self) -> str:
-        return f"{len(self.broken):,} of {len(self._seen):,} records cannot be read: {'; '.join(by_reason(self.broken))}"
+def refuse_repeated(folder: Path, files: Sequence[str], volumes: Sequence[Volume], keys: np.ndarray) -> None:
+    """Refuses records of several volumes that have one id.
+
+    Raises:
+        UserError: naming it.
+    """
+    if not len(found := repeats(keys)):
+        return
+    starts = np.cumsum([0] + [len(volume.numbers) for volume in volumes])
+    which = int(np.searchsorted(starts, found[0], side="right")) - 1
+    raise repeated(ids_at(folder / files[which], volumes[which], found[:1] - starts[which])[0])
+
+
+def ids_at(file: Path, volume: Volume, rows: np.ndarray) -> list[str]:
+    """The ids of some records of a volume."""
+    starts = np.cumsum([0, *volume.batches])
+    records = RecordsFile(file, starts)
+    batches = np.searchsorted(starts, rows, side="right") - 1
+    return [records.batch(int(batch))["id"][int(row - starts[batch])].as_py() for row, batch in zip(rows, batches, strict=True)]
+
+
+def _hold_out(splits: np.ndarray, numbers: pa.Table, count: int, split: str, unit_name: str | None) -> None:
+    """Moves training records to another split, see `StoreWriter.hold_out`."""
+    training = np.flatnonzero(splits == 0)
+    moved = selected(_column(numbers, f"hold out:{split}")[training], count)
+    if count and moved.all():
+        what = f" and whole {unit_name}s are held out" if unit_name else ""
+        raise UserError(
+            f"cannot hold out {count:,} records for {split}: there are {len(training):,} training records{what}, "
+            "and some must be left; ask for fewer."
+        )
+    splits[training[moved]] = SPLITS.index(split)
+
+
+def _column(table: pa.Table, name: str) -> np.ndarray:
+    column = table[name]
+    return column.chunk(0).to_numpy() if column.num_chunks == 1 else column.to_numpy()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dpfed.budgets.refusals import percent, shown
 from dpfed.config import Config, DataConfig, EvaluationConfig
+from dpfed.data.own_rows import OwnRows
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
 from dpfed.federation.folders import SiteFolder, SiteSettings, refuse_too_few
@@ -51,7 +52,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     parts = assemble(resolve(site_config(terms, settings)), randomness, terms=terms)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
-    share = Share(number, parts.store.split("train"), terms.sites[number].groups)
+    share = Share(number, OwnRows(parts.store, parts.store.keys), terms.sites[number].groups)
     worker = parts.worker(randomness, share=share)
     ledger = Ledger.open(folder.ledger)
     for book in reserve_site(folder, terms, parts.store):

@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_read_is_not_lost(tmp_path: Path, pictures, monk
     scandir = os.scandir
 
     def closed(path: str | Path) -> object:
-        if Path(path).name == "b":
+        if not isinstance(path, int) and Path(path).name == "b":
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 

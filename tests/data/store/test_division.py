@@ -60,7 +60,7 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
 def contents(store: RecordStore) -> dict[str, tuple]:
     """Everything that a store says of its records, by their ids."""
     indices = np.arange(len(store))
-    index = store.index.to_pylist()  # key, split, unit and labels
+    index = store.index.table.to_pylist()  # key, split, unit and labels
     values = zip(map(tuple, map(dict.items, index)), store.captions(indices), store.encoded(indices), strict=True)
     return dict(zip(store.ids(indices), values, strict=True))
 

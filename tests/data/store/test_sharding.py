@@ -232,7 +232,7 @@ def test_damaged_shards_are_refused(stores: tuple[Path, Path], by: str, tmp_path
     elif how == "truncated shard":
         os.truncate(path / "shard-00000" / "records.arrow", 100)
     elif how == "newer format":
-        header["dpfed_store"] = 4
+        header["dpfed_store"] = 9
     else:
         del counts["records"]
     (path / "store.json").write_text(json.dumps(header))

@@ -1,0 +1,169 @@
+"""Work that is handed out to processes: to new ones that share nothing, and that end when this one ends, however it ends.
+
+They are started as programs of their own, so that the main module of this one is not run again, and kept for the next work.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, cast
+
+from dpfed.errors import UserError
+
+Tell = Callable[[int], None]  # called with how much is done
+
+MOST_WORKERS = 512
+_TOLD_EVERY = 0.2  # seconds between two messages about how far a process is
+_LOOKED_EVERY = 0.2  # seconds between two looks at whether the parent is there
+_PROGRAM = "from dpfed.data.importers.processes import serve; serve({0}, {1})"
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Processes:
+    """Processes that do work; a context manager, which ends them.
+
+    Args:
+        workers: at most so many.
+    """
+
+    def __init__(self, workers: int = 1) -> None:
+        self._workers = workers
+        self._all: dict[Connection, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def each(
+        self,
+        work: Callable[[Any, Tell], Any],
+        items: Sequence[Any],
+        told: Callable[[int, int], None] | None = None,
+        most: int | None = None,
+    ) -> Iterator[tuple[int, Any]]:
+        """Does the same work with each of some items.
+
+        Args:
+            work: a function of a module; called with an item and a function to tell how far it is.
+            items: what can be pickled.
+            told: called with the number of an item and how much of it is done.
+            most: processes that the work is worth; one of them, or a single item, is worked on in this process.
+
+        Yields:
+            The number of an item and what came out of it, as soon as it is done, in any order.
+
+        Raises:
+            UserError: if a process dies; and whatever the work raises. All processes have ended then.
+        """
+        told = told or (lambda number, done: None)
+        count = min(self._workers, len(items), self._workers if most is None else most)
+        if count <= 1:
+            for number, item in enumerate(items):
+                yield number, work(item, functools.partial(told, number))
+            return
+        waiting, busy = iter(enumerate(items)), dict[Connection, int]()
+        try:
+            for here in self._started(count):
+                busy[here], item = next(waiting)
+                here.send((work, item))
+            while busy:
+                for ready in wait(list(busy)):
+                    here = cast(Connection, ready)
+                    try:
+                        kind, found = here.recv()
+                    except (EOFError, ConnectionError):
+                        raise _died(self._all[here]) from None
+                    if kind == "far":
+                        told(busy[here], found)
+                        continue
+                    if kind == "failed":
+                        raise found
+                    number = busy.pop(here)
+                    if (following := next(waiting, None)) is not None:
+                        busy[here] = following[0]
+                        here.send((work, following[1]))
+                    yield number, found
+        finally:
+            if busy:
+                self._end()
+
+    def _started(self, count: int) -> list[Connection]:
+        """So many processes, new ones where there are too few."""
+        paths = os.pathsep.join(path for path in sys.path if path)
+        while len(self._all) < count:
+            here, there = Pipe()
+            self._all[here] = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM.format(there.fileno(), os.getpid())],
+                pass_fds=[there.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # an interruption from the keyboard is for this process, which ends the others
+                env=os.environ | {"PYTHONPATH": paths},
+            )
+            there.close()
+        return list(self._all)[:count]
+
+    def _end(self) -> None:
+        for here, process in self._all.items():
+            process.kill()
+            process.wait()
+            here.close()
+        self._all.clear()
+
+
+def _died(process: subprocess.Popen[bytes]) -> UserError:
+    code = process.wait()
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    return UserError(
+        f"a process of the import {how}, perhaps for want of memory. Start the same import again: it goes on where it stopped, "
+        "and with fewer workers it needs less memory.",
+        command="--workers says how many.",
+    )
+
+
+def serve(descriptor: int, parent: int) -> None:
+    """What a process does: it works on what comes, until the other end is closed.
+
+    Args:
+        descriptor: of its end of the connection.
+        parent: the process that it ends with.
+    """
+    there, last = Connection(descriptor), 0.0
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+    def tell(done: int) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= _TOLD_EVERY:
+            last = now
+            there.send(("far", done))
+
+    while True:
+        try:
+            work, item = there.recv()
+        except EOFError:
+            return
+        try:
+            answer = "done", work(item, tell)
+        except Exception as error:
+            answer = "failed", error
+        there.send(answer)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOKED_EVERY)
+    os._exit(1)
