@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,10 +16,10 @@ from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.vectors import grid_of
+from dpfed.federation.protocol.vectors import encoded, grid_of, protected, sum_of
 from dpfed.federation.site.serving import site_config
 from dpfed.models.parameters import BroadcastVector
-from dpfed.privacy.noise import GaussianNoise, KeyedNoise
+from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs.assembly import Share, assemble
@@ -47,17 +46,16 @@ class Party:
         self.worker: Worker = parts.worker(self._randomness, share=share)
         self.vector = BroadcastVector(parts.model)
 
-    def noisy_sum(self, step: int, parameters: Tensor) -> Tensor:
-        """The site's part of a step, float64 where that is what it masks."""
-        terms, plan, trust = self._terms, self._terms.privacy_plan, self._terms.trust_model
+    def noisy_sum(self, step: int, parameters: Tensor) -> bytes:
+        """The site's part of a step, as it would travel without a mask."""
+        terms = self._terms
         self.vector.assign(parameters)
         values = self.worker.bounded_sum(step).values
-        std = trust.share_std(plan)
-        if not std:
-            return values
-        noise = GaussianNoise(std) if trust.shared else plan.noise
+        noise = terms.trust_model.noise_of_site(terms.privacy_plan)
+        if noise is None:
+            return encoded(values)
         share = KeyedNoise(noise, self._randomness, "share", terms.fingerprint, self._number)
-        return share.add_(values.double(), step, of=values) if terms.trust == "secure" else share.add_(values, step)
+        return protected(values, step, share, grid_of(terms)).tobytes()
 
 
 class Followed:
@@ -81,18 +79,7 @@ class Followed:
         names = [site.name for site in self._terms.sites if site.name in self._arrived[step]]
         sums = [self._parties[name].noisy_sum(step, parameters) for name in names]
         std = self._terms.trust_model.carried_std(plan, len(sums))
-        return BoundedSum(self._added(sums), plan.sensitivity, plan.groups, std)
-
-    def _added(self, sums: list[Tensor]) -> Tensor:
-        if self._terms.trust == "secure":
-            grid = grid_of(self._terms)
-            return torch.from_numpy(
-                grid.decode(np.add.reduce([grid.encode(values.numpy()) for values in sums], dtype=np.uint32))
-            )
-        first, *others = sums
-        for values in others:
-            first = first + values
-        return first
+        return BoundedSum(sum_of(sums, grid_of(self._terms)), plan.sensitivity, plan.groups, std)
 
 
 def follow(run: RunDirectory, coordinator: Path, sites: dict[str, Path], key: bytes, folder: Path) -> RunDirectory:

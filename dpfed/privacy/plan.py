@@ -396,11 +396,16 @@ class PrivacyPlan:
 
         A method that releases statistics besides spends a share of sigma's privacy on them.
         """
+        return self.noise_of(1)
+
+    def noise_of(self, shares: int) -> Noise:
+        """What each of so many parties adds to its own sum, so that all of it together is `noise`."""
         if not self.private:
             return GaussianNoise(0.0)
         if self.noise_kind == "discrete":
-            return DiscreteGaussianNoise(self.sensitivity, self.noise_multiplier)
-        return GaussianNoise(self.noise_multiplier * self.sensitivity / math.sqrt(self.method.gradient_share(self)))
+            return DiscreteGaussianNoise(self.sensitivity, self.noise_multiplier, shares)
+        whole = self.noise_multiplier * self.sensitivity / math.sqrt(self.method.gradient_share(self))
+        return GaussianNoise(whole / math.sqrt(shares))
 
     @property
     def noise_std(self) -> float:

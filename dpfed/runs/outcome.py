@@ -16,7 +16,6 @@ from dpfed.federation.papers import facts_of_federation, terms_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.summary import Trained, trained_part
 from dpfed.privacy.ledger import Ledger
-from dpfed.privacy.noise import DiscreteGaussianNoise
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.report.audit import on_card
 from dpfed.report.card import card_digest, is_void, privacy_card
@@ -269,19 +268,8 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         options=", ".join(f"{name} = {value}" for name, value in plan.options.items()),
         released=_released(plan),
         clipping=_clipping(plan),
-        noise=_noise(plan),
+        noise=plan.noise.said,
         sound=plan.method.sound,
-    )
-
-
-def _noise(plan: PrivacyPlan) -> str:
-    """The kind of the noise, in words."""
-    if not isinstance(plan.noise, DiscreteGaussianNoise):
-        return "Gaussian, in floating point"
-    spacing = 1 / plan.noise.scale
-    return (
-        f"discrete Gaussian, drawn exactly, on multiples of {spacing:.3g}. The sum is rounded to these first. A record then "
-        f"moves it by up to {plan.rounded_sensitivity:.9g}, and the noise goes by that"
     )
 
 

@@ -42,8 +42,8 @@ def no_noise_on_one_site(patch):
 
 
 def half_the_noise_on_every_site(patch):
-    real = Trust.share_std
-    patch.setattr(Trust, "share_std", lambda self, plan: real(self, plan) / 2)
+    real = Trust.noise_of_site
+    patch.setattr(Trust, "noise_of_site", lambda self, plan: GaussianNoise(real(self, plan).std / 2))
 
 
 def sensitivity_c(patch):

@@ -46,6 +46,20 @@ def test_the_grid_leaves_sigma_of_continuous_noise_over_the_sensitivity_with_rou
     assert noise.std <= multiplier * sensitivity * (1 + 1.1 * multiplier / 2**15)
 
 
+@settings(max_examples=300, deadline=None)
+@given(sensitivity=st.floats(1e-9, 1e9), multiplier=st.floats(0.1, 1000), shares=st.integers(1, 5000))
+def test_the_noise_of_several_parties_is_together_what_one_would_add(sensitivity, multiplier, shares):
+    """The same premise for a m^2, the noise of a parties; each rounds its own sum to a grid that is finer by sqrt(a)."""
+    noise, alone = DiscreteGaussianNoise(sensitivity, multiplier, shares), DiscreteGaussianNoise(sensitivity, multiplier)
+    moved = Fraction(sensitivity) * Fraction(noise.scale) + 2**16
+    assert shares * (2**31) ** 2 - 16 >= (Fraction(multiplier) * moved) ** 2
+    longest = float(2**24 - 1)
+    assert Fraction(longest * noise.scale) == Fraction(longest) * Fraction(noise.scale)
+    finer = (Fraction(noise.scale) / Fraction(alone.scale)) ** 2  # so much smaller is the variance of one party
+    assert shares * (1 - Fraction(1, 2**26)) <= finer <= shares
+    assert shares > 1 or noise.scale == alone.scale
+
+
 @settings(max_examples=200, deadline=None)
 @given(value=floats, sensitivity=st.floats(1e-6, 1e6))
 def test_a_float_is_rounded_to_the_nearest_point_of_the_grid_exactly(value, sensitivity):

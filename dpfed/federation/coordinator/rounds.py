@@ -25,7 +25,7 @@ from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.messages import LONGEST_HEADER, digest_of, sign
 from dpfed.federation.protocol.packets import Content, Packet
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.vectors import decoded, encoded, grid_of
+from dpfed.federation.protocol.vectors import encoded, grid_of, sum_of
 from dpfed.federation.site.worker import frozen_digest
 from dpfed.models.parameters import BroadcastVector, TrainableVector
 from dpfed.privacy.ledger import Ledger
@@ -72,7 +72,7 @@ class Federation:
         self._plan, self._trust = terms.privacy_plan, terms.trust_model
         self._vector, self._sent = TrainableVector(model), BroadcastVector(model)
         self._members = Members(terms, identity, frozen_digest(model), note, patience)
-        self._secure = terms.trust == "secure"
+        self._secure, self._grid = terms.trust == "secure", grid_of(terms)
         self._numbers = self._vector.numel + self._plan.statistics_count  # of a sum
         self._threshold: dict[str, float] = {}  # what the steps ask about beside their gradients
         self._gathered = False  # whether all sites had their time to come
@@ -100,7 +100,7 @@ class Federation:
         names = [self._terms.sites[number].name for number in sorted(arrived)]
         total, reason = None, f"{len(arrived)} of {self._trust.sites} sites came, {self._trust.least} are needed"
         if len(arrived) >= self._trust.least:
-            total, reason = self._unmasked(step, arrived, missing) if self._secure else (_sum(arrived), "")
+            total, reason = self._unmasked(step, arrived, missing) if self._secure else (self._sum(arrived), "")
         others = {"releases": self._members.releases} if self._members.releases else {}
         if total is None:
             self._journal.write("discarded", step, reason=reason, arrived=names, missing=missing, **others)
@@ -223,7 +223,8 @@ class Federation:
         values, reason = self._masked.total(ask)
         if values is None:
             return None, reason
-        total = torch.from_numpy(grid_of(self._terms).decode(values))
+        assert self._grid is not None  # of all secure sums
+        total = torch.from_numpy(self._grid.decode(values))
         norm = torch.linalg.vector_norm(total, dtype=torch.float64).item()
         return (total, "") if norm <= self._most(arrived) else (None, "the total is larger than its groups and its noise allow")
 
@@ -239,7 +240,7 @@ class Federation:
         if self._masked is not None:
             self._masked.add(number, answer, content)
             return b""  # it is in the sum already
-        norm = torch.linalg.vector_norm(decoded(content), dtype=torch.float64).item()
+        norm = torch.linalg.vector_norm(sum_of([content], self._grid), dtype=torch.float64).item()
         if not np.isfinite(norm):
             raise Rejected("a sum that is not finite")
         if norm > self._most([number]):
@@ -265,11 +266,6 @@ class Federation:
     def _signed(self, kind: str, vector: bytes = b"", digest: str | None = None, **fields: Any) -> Packet:
         return sign(self._identity, self._terms.fingerprint, kind, vector, digest, **fields)
 
-
-def _sum(arrived: dict[int, Content]) -> Tensor:
-    """The sum in the order of the terms: the same, bit for bit, in whatever order the answers came."""
-    first, *others = sorted(arrived)
-    total = decoded(arrived[first])
-    for number in others:
-        total += decoded(arrived[number])
-    return total
+    def _sum(self, arrived: dict[int, Content]) -> Tensor:
+        """The sum in the order of the terms: the same, bit for bit, in whatever order the answers came."""
+        return sum_of([arrived[number] for number in sorted(arrived)], self._grid)

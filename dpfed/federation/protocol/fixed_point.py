@@ -11,7 +11,8 @@ phi being the density of N(0, a m^2). Without theta this is the exact Gaussian m
 followed by a step that does not look at the data: draw r_1 .. r_(a-1) uniformly, and split T - r_1 - .. - r_(a-1) into its
 nearest integer z and the rest r_a. So Z, even with every rounding error published, is post-processing of the mechanism that
 the plan accounts for, up to the factor 1 + theta; `Grid.for_sums` has m >= 64, where theta < a 1e-17000. The sensitivity stays
-what it was. docs/secure-aggregation.md has the proof.
+what it was. The same holds for discrete noise, whose own grid is finer: u_i, T and the rounding errors are whole numbers of its
+steps then. docs/secure-aggregation.md has the proofs.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ class Grid:
 
     Attributes:
         spacing: distance of neighbours. A power of two makes scaling exact in floating point.
+        digits: binary ones that are rounded away of whole numbers of a finer grid's steps, see `encode_steps`.
     """
 
     spacing: float
+    digits: int = 0
 
     @classmethod
-    def for_sums(cls, bound: float, noise_std: float, share_std: float) -> Grid:
+    def for_sums(cls, bound: float, noise_std: float, share_std: float, unit: float = 1.0) -> Grid:
         """The finest grid, with a power of two as spacing, on which the sum of all sites practically never wraps.
 
         A coordinate wraps only if its noise exceeds 12 of its standard deviations (less half a step of rounding per site):
@@ -51,6 +54,7 @@ class Grid:
             bound: largest L2 norm of the sum of all clipped sums, without noise: groups times clip norm, K C.
             noise_std: standard deviation of the noise in the sum if every site arrives.
             share_std: standard deviation of one site's share of it.
+            unit: what the spacing is a power of two of: the step of a finer grid, where the noise is on one.
 
         Raises:
             UserError: if a share's deviation is below 64 steps, so that the rounding could not be neglected.
@@ -63,7 +67,8 @@ class Grid:
             raise UserError(
                 f"a grid needs 0 < share_std <= noise_std and a finite bound, got {share_std}, {noise_std}, {bound}."
             )
-        grid = cls(2.0 ** math.ceil(math.log2(reach / _HALF_RING)))
+        digits = math.ceil(math.log2(reach / unit / _HALF_RING))
+        grid = cls(2.0**digits * unit, max(digits, 0))
         if (steps := share_std / grid.spacing) < LEAST_STEPS:
             raise UserError(
                 f"a site's share of the noise, {share_std:g}, is {steps:.3g} steps of the grid on which sums up to {reach:g} "
@@ -92,6 +97,17 @@ class Grid:
                 )
             encoded[start : start + _CHUNK] = steps.astype(np.int64).astype(np.uint32)
         return encoded
+
+    def encode_steps(self, steps: np.ndarray) -> np.ndarray:
+        """Rounds whole steps of the finer grid, exactly: to the nearest multiple of 2^digits (ties up), modulo 2^32.
+
+        Args:
+            steps: ``(n,)`` int64, none beyond 2^62 by more than noise; the noise must be in them already.
+
+        Returns:
+            ``(n,)`` uint32.
+        """
+        return ((steps + (1 << self.digits >> 1)) >> self.digits).astype(np.uint32)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
         """What ring elements stand for: multiples of the spacing from -2^31 to 2^31 - 1.

@@ -89,12 +89,11 @@ def receive_packet(sock: socket.socket, most: int = MOST_VECTOR) -> Packet:
         PacketError: if what comes is none, is too large, or ends too early.
         OSError: from the socket.
     """
-    magic, *lengths = _PREFIX.unpack(_read(sock, _PREFIX.size))
+    magic, header, signature, vector = _PREFIX.unpack(_read(sock, _PREFIX.size))
     if magic != _MAGIC:
         raise PacketError("what came is no packet")
-    _check(*lengths, most_vector=most)
-    header, signature, vector = (_read(sock, length) for length in lengths)
-    return Packet(bytes(header), bytes(signature), vector)
+    _check(header, signature, vector, most)
+    return Packet(bytes(_read(sock, header)), bytes(_read(sock, signature)), _read(sock, vector))
 
 
 def _check(header: int, signature: int, vector: int, most_vector: int = MOST_VECTOR) -> None:

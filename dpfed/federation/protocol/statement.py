@@ -133,6 +133,7 @@ def of_federation(facts: CardFacts, terms: Terms, journal: Journal, simulated: b
     return dataclasses.replace(
         facts,
         trust_mode=str(terms.trust_model),
+        noise=noise.said if (noise := terms.trust_model.noise_of_site(plan)) else facts.noise,
         noise_from=_NOISE_FROM[terms.trust] if plan.private else facts.noise_from,
         marks=marks,
         sites=tuple(_site(terms, number, journal) for number in range(len(terms.sites))),

@@ -129,11 +129,6 @@ class Terms(Section):
         _check(all(counts) and sum(counts) == plan.records, "the sites' records do not add up to the plan's")
         _check([site.groups for site in sites] == plan.apportioned(counts), "the groups are not shared out by records")
         _check(plan.private or terms.trust == "central", "without privacy there is no noise to share out")
-        if plan.noise_kind == "discrete" and terms.trust_model.shared:
-            raise UserError(
-                f"privacy.noise = 'discrete' is added by one party, and with trust = '{terms.trust}' the sites add shares: "
-                "choose trust 'central' or 'local', or privacy.noise = 'gaussian'."
-            )
         _check(all(map(is_exchange_key, (site.exchange_key for site in sites))), "an exchange key agrees on no secret")
         for what in ("name", "signing_key", "exchange_key"):
             _check(len({getattr(site, what) for site in sites}) == len(sites), f"two sites have the same {what}")

@@ -21,6 +21,7 @@ from typing import Literal
 
 from dpfed.errors import UserError
 from dpfed.federation.secure.parties import Parties
+from dpfed.privacy.noise import Noise
 from dpfed.privacy.plan import PrivacyPlan
 
 Mode = Literal["central", "distributed", "secure", "local"]
@@ -95,11 +96,16 @@ class Trust:
         """Sites whose shares make up the plan's noise."""
         return self.least - self.colluders
 
+    def noise_of_site(self, plan: PrivacyPlan) -> Noise | None:
+        """What each site adds to its own sum; ``None``: nothing."""
+        if self.mode == "central" or not plan.private:
+            return None
+        return plan.noise_of(self.honest) if self.shared else plan.noise
+
     def share_std(self, plan: PrivacyPlan) -> float:
         """Standard deviation of the noise that each site adds to each coordinate of its own sum."""
-        if self.mode == "central":
-            return 0.0
-        return plan.noise_std / math.sqrt(self.honest) if self.shared else plan.noise_std
+        noise = self.noise_of_site(plan)
+        return noise.std if noise else 0.0
 
     def carried_std(self, plan: PrivacyPlan, arrived: int) -> float:
         """Standard deviation of the noise in the sum over so many sites."""

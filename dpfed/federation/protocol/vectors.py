@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from dpfed.federation.protocol.fixed_point import Grid
 from dpfed.federation.protocol.packets import Content
 from dpfed.federation.protocol.terms import Terms
+from dpfed.privacy.noise import DiscreteGaussianNoise, KeyedNoise
 
 
 def encoded(values: Tensor, form: str = "fp32") -> bytes:
@@ -30,7 +33,44 @@ def decoded(content: Content, form: str = "fp32") -> Tensor:
     return torch.from_numpy(np.frombuffer(content, "<f4").astype(np.float32))
 
 
-def grid_of(terms: Terms) -> Grid:
-    """The fixed-point grid on which secure sums are added up."""
+def grid_of(terms: Terms) -> Grid | None:
+    """The fixed-point grid on which sums travel; ``None``: they travel as float32.
+
+    Secure sums do, and shares of discrete noise, of which nothing but the exact sum is proven to be such noise again.
+    """
     plan, trust = terms.privacy_plan, terms.trust_model
-    return Grid.for_sums(plan.longest_sum, trust.carried_std(plan, trust.sites), trust.share_std(plan))
+    noise = trust.noise_of_site(plan)
+    unit = 1 / noise.scale if isinstance(noise, DiscreteGaussianNoise) else None
+    if noise is None or not trust.shared or (terms.trust != "secure" and unit is None):
+        return None
+    return Grid.for_sums(plan.longest_sum, trust.carried_std(plan, trust.sites), noise.std, unit or 1.0)
+
+
+def protected(values: Tensor, step: int, noise: KeyedNoise, grid: Grid | None) -> np.ndarray:
+    """A site's sum with its noise, as it travels: float32, or elements of the ring where there is a grid.
+
+    Args:
+        values: ``(P,)`` float32, on the CPU; overwritten.
+        step: training step.
+        noise: the site's own.
+        grid: of the terms, see `grid_of`.
+    """
+    if grid is None:
+        return noise.add_(values, step).numpy()
+    if isinstance(noise.noise, DiscreteGaussianNoise):
+        return np.concatenate([grid.encode_steps(steps) for _, steps in noise.noisy_steps(values, step)])
+    return grid.encode(noise.add_(values.double(), step, of=values).numpy())  # the grid is finer than float32
+
+
+def sum_of(contents: Sequence[Content], grid: Grid | None) -> Tensor:
+    """The sum of what sites sent, in this order: flat, float32."""
+    if grid is None:
+        first, *others = map(decoded, contents)
+        for other in others:
+            first += other
+        return first
+    return torch.from_numpy(grid.decode(sum((_ring(content) for content in contents[1:]), _ring(contents[0]))))
+
+
+def _ring(content: Content) -> np.ndarray:
+    return np.frombuffer(content, "<u4").astype(np.uint32)

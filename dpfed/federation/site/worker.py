@@ -19,11 +19,11 @@ from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.messages import OtherVersion, Untrusted, sign, verify
 from dpfed.federation.protocol.packets import Content, Packet
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.vectors import decoded, encoded, grid_of
+from dpfed.federation.protocol.vectors import decoded, encoded, grid_of, protected
 from dpfed.federation.secure.masks import BadOffer
 from dpfed.models.parameters import BroadcastVector
 from dpfed.privacy.ledger import Ledger, Release
-from dpfed.privacy.noise import GaussianNoise, KeyedNoise
+from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.worker import Worker
 
@@ -71,12 +71,13 @@ class SiteWorker:
         self._vector = BroadcastVector(model)
         self._frozen, self._last = frozen_digest(model), ledger.last_step
         self._session = secrets.token_hex(8)  # tells the coordinator that this worker was started again
+        self._grid = grid_of(terms)
         self._masking: Masking | None = None
         if terms.trust == "secure":
             from dpfed.federation.secure.masking import Masking  # what it imports, only secure sums need
 
             parties, context = terms.trust_model.parties, terms.fingerprint.encode()
-            self._masking, self._grid = Masking(self._number, identity, terms.sites, parties, context), grid_of(terms)
+            self._masking = Masking(self._number, identity, terms.sites, parties, context)
         self._answers = {"hello": self._hello, "step": self._step, "confirm": self._confirm, "reveal": self._reveal}
 
     @property
@@ -221,15 +222,14 @@ class SiteWorker:
 
     def _protected(self, step: int, values: Tensor, opened: Opened | None) -> bytes:
         """The sum as it leaves the site: with the site's part of the noise, and masked where that was agreed."""
-        plan, trust = self._terms.privacy_plan, self._terms.trust_model
-        if not (std := trust.share_std(plan)):
+        noise = self._terms.trust_model.noise_of_site(self._terms.privacy_plan)
+        if noise is None:
             return encoded(values)
-        noise = GaussianNoise(std) if trust.shared else plan.noise
         share = KeyedNoise(noise, self._randomness, "share", self._terms.fingerprint, self._number)
-        if self._masking is None or opened is None:
-            return encoded(share.add_(values.cpu(), step))
-        noisy = share.add_(values.cpu().double(), step, of=values)  # the grid of secure sums is finer than float32
-        return self._masking.mask(opened, self._grid.encode(noisy.numpy())).astype("<u4", copy=False).tobytes()
+        leaving = protected(values.cpu(), step, share, self._grid)
+        if self._masking is not None and opened is not None:
+            leaving = self._masking.mask(opened, leaving)
+        return leaving.astype(leaving.dtype.newbyteorder("<"), copy=False).tobytes()
 
     def _roster(self, step: int) -> dict[str, str]:
         """This site's signature of the roster, which the others compare with what they saw before they reveal anything."""

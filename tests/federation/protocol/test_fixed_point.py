@@ -123,3 +123,46 @@ def test_rounding_after_the_noise_is_post_processing_up_to_theta(sites, m):
     bound = (1 + 2 * powers.sum()) ** sites - 1
     assert worst <= (bound if sites > 1 else 0) + 1e-9
     assert sites == 1 or worst > bound / 8, "the bound would be of little worth"
+
+
+# ---- discrete noise, on a finer grid
+
+
+def test_whole_steps_of_a_finer_grid_are_rounded_exactly():
+    grid = Grid.for_sums(bound=64, noise_std=2.0, share_std=1.0, unit=3e-10)
+    assert grid.spacing == 2**grid.digits * 3e-10 and grid.digits > 5
+    steps = np.concatenate([RNG.integers(-(2**bits), 2**bits, size=300) for bits in (3, 20, 40, 61)])
+    half = np.arange(-5, 6) * (1 << grid.digits - 1)
+    for step, found in zip(all_steps := np.concatenate([steps, half, half - 1]), grid.encode_steps(all_steps), strict=True):
+        assert int(found) == ((2 * int(step) + 2**grid.digits) // 2 ** (grid.digits + 1)) % 2**32
+
+
+def test_a_finer_grid_that_is_not_finer_is_not_rounded():
+    grid = Grid.for_sums(bound=1, noise_std=0.2, share_std=0.1, unit=1e-3)
+    steps = np.arange(-1000, 1000)
+    assert np.array_equal(grid.encode_steps(steps).view(np.int32) * 2**grid.digits, steps) == (grid.digits == 0)
+
+
+def weight(z: int, rest: np.ndarray, sums: np.ndarray, m: float, c: int) -> float:
+    """Of (Z, r_1 .. r_a) with discrete noise, but for a constant: over all ways in which the sites' integers add up to z."""
+    reach, total = np.arange(-9, 10), 0.0
+    for head in itertools.product(reach, repeat=len(rest) - 1):
+        steps = np.array([*head, z - sum(head)])
+        total += np.exp(-((c * steps + rest - sums) ** 2) / (2 * m**2)).prod()
+    return total
+
+
+@pytest.mark.parametrize("sites", [1, 2, 3])
+@pytest.mark.parametrize("m", [0.4, 0.5, 0.7])
+def test_rounding_after_discrete_noise_is_post_processing_up_to_theta(sites, m):
+    """The claim of docs/secure-aggregation.md about whole numbers: the weight is a function of c z + sum r - sum s alone."""
+    c, ratios = 8, []
+    for _ in range(60):
+        sums, rest = RNG.integers(-c, c, size=sites), RNG.integers(-c // 2, c // 2, size=sites)
+        z = round(sums.sum() / c) + int(RNG.integers(-1, 2))
+        total = c * z + rest.sum() - sums.sum()
+        ideal = np.exp(-(total**2) / (2 * sites * (m * c) ** 2)) * (m * (2 * np.pi) ** 0.5) ** (sites - 1) / sites**0.5
+        ratios.append(weight(z, rest, sums, m * c, c) / ideal)
+    theta = 3 * sites * np.exp(-(np.pi**2) * m**2)
+    assert max(ratios) <= 1 + theta and min(ratios) >= 1 - theta
+    assert sites == 1 or max(ratios) - min(ratios) > 1e-5  # there is something to bound
