@@ -126,7 +126,8 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
     validate(model)
     plan, tokenizer = PrivacyPlan.sketch(config), tokenizer_for(config.model)
     batch = dummy_batch(config, plan, tokenizer, device)
-    return fastest_engine(model.to(device), batch, config.training.precision, plan.method.loss(config))
+    groups = plan.steps * plan.groups
+    return fastest_engine(model.to(device), batch, config.training.precision, plan.method.loss(config), groups, watcher.note)
 
 
 def _refuse_engine(config: Config) -> None:

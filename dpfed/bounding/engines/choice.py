@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
 
+from dpfed.bounding.engines.deadline import Deadline, TooSlow
 from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
@@ -21,9 +23,12 @@ from dpfed.objectives.infonce import group_loss
 ENGINES: dict[str, type[LoopEngine] | type[VmapEngine] | type[LayerwiseEngine]] = {
     engine.name: engine for engine in (LoopEngine, VmapEngine, LayerwiseEngine)
 }
+_SHARE = 0.02  # of a run that its trials may take
+_LONGEST = 10.0  # seconds that one engine's trial may take
+_ROUNDS = 3
 _DIFFERENCE = 1e-3  # relative, between engines that compute the same
 _FEW = 8  # groups on which engines are compared: one group alone could not be mistaken for another
-_SLOW = 1.0  # seconds for a few groups, from where on engines are compared on these few only
+_SLOW = 1.0  # seconds for the loop's first pass, from where on it is not repeated
 
 
 def build_engine(name: str, model: nn.Module, precision: Precision, loss: GroupLoss, group_size: int) -> Engine:
@@ -41,28 +46,56 @@ def build_engine(name: str, model: nn.Module, precision: Precision, loss: GroupL
     return ENGINES[name](model, precision, loss)
 
 
-def fastest_engine(model: nn.Module, batch: GroupBatch, precision: Precision = "fp32", loss: GroupLoss = group_loss) -> str:
+def fastest_engine(
+    model: nn.Module,
+    batch: GroupBatch,
+    precision: Precision = "fp32",
+    loss: GroupLoss = group_loss,
+    groups: float = math.inf,
+    told: Callable[[str], None] = lambda text: None,
+) -> str:
     """Times each engine that fits the model on a batch of stand-in views (never private ones) and names the fastest.
+
+    All trials together take about a fiftieth of the run at most, and each of them ten seconds at most. In a run that is so short
+    that nothing can be tried in a fiftieth of it, the loop does the work.
 
     Args:
         model: on its device.
         batch: groups of the shape that training will see, filled with noise; of a slow model only a few of them are used.
         precision: of the forward pass.
         loss: of one group.
+        groups: that the whole run will pass through the engine.
+        told: hears what each engine took.
     """
-    if precision != "fp32":
-        return "loop"  # see `require_fp32`
-    few = batch.first(2 * torch.get_num_threads())
-    names = set(ENGINES)
-    if not mixes_records(model) and VmapEngine(model, precision, loss).chunk == 1:
+    if precision != "fp32" or mixes_records(model):
+        return "loop"  # see `require_fp32` and `refuse_mixing`: nothing else fits
+    lanes = torch.get_num_threads()
+    if _SHARE * groups < 3 * lanes + 2 * _FEW:  # what the loop itself passes here
+        told("engine: loop; the run is too short to try others")
+        return "loop"
+    loop, few = _Candidate(LoopEngine(model, precision, loss)), batch.first(_FEW)
+    loop.time(batch.first(lanes))  # the first pass also warms up
+    if loop.spent < _SLOW:
+        loop.time(batch.first(2 * lanes))
+    names = [name for name in ENGINES if name != "loop"]
+    if VmapEngine(model, precision, loss).chunk == 1:
         names.remove("vmap")  # a large model: nothing is left to vectorise over
-    engines = fitting_engines(model, batch.first(_FEW), precision, loss, names)
-    slow = _seconds(engines["loop"], few) > _SLOW
-    best = dict.fromkeys(engines, math.inf)
-    for _ in range(1 if slow else 3):
-        for name, engine in engines.items():  # in turns, so that a busy moment of the machine meets all
-            best[name] = min(best[name], _seconds(engine, few if slow else batch))
-    return min(best, key=best.__getitem__)
+    allowed = min(_LONGEST, _SHARE * groups * loop.rate / (1 + len(names)))
+    candidates, refused = {"loop": loop}, []
+    for name, fit in _trials(model, few, precision, loss, names, allowed).items():
+        if isinstance(fit, _Candidate):
+            candidates[name] = fit
+        else:
+            refused.append(f"{name} {fit}")
+    long = batch.first(max(2 * lanes, int(allowed / (_ROUNDS * loop.rate))))
+    for part in (few, *[long] * _ROUNDS):
+        for candidate in candidates.values():  # in turns, so that a busy moment of the machine meets all
+            if candidate.spent + candidate.rate * len(part.sizes) <= allowed:
+                candidate.time(part)
+    best = min(candidates, key=lambda name: candidates[name].rate)
+    others = [f"{name} {candidate}" for name, candidate in candidates.items() if name != best]
+    told(f"engine: {best}, {candidates[best]} a group ({', '.join(others + refused) or 'no other fits'})")
+    return best
 
 
 def require_fitting(
@@ -73,8 +106,7 @@ def require_fitting(
     Raises:
         UserError: saying which to use.
     """
-    few = batch.first(_FEW)
-    if name not in fitting_engines(model, few, precision, loss, (name,)):
+    if name not in fitting_engines(model, batch.first(_FEW), precision, loss, (name,)):
         raise UserError(
             f"bounding.engine = '{name}' does not come to this model's clipped gradients, by comparison on noise: set it to "
             "'auto' or 'loop'."
@@ -100,23 +132,81 @@ def fitting_engines(
     engines: dict[str, Engine] = {"loop": LoopEngine(model, precision, loss)}
     if mixes_records(model) or precision != "fp32":  # the others pass records of several groups at once
         return engines
-    norms = engines["loop"].add_clipped(batch, 1.0, engines["loop"].zeros())
+    trials = _trials(model, batch, precision, loss, names)
+    return engines | {name: trial.engine for name, trial in trials.items() if isinstance(trial, _Candidate)}
+
+
+class _Candidate:
+    """An engine that fits.
+
+    Attributes:
+        engine: the engine.
+        rate: seconds that it needs for a group, at most: infinitely many before it is timed, or if the GPU's memory is too small.
+        spent: seconds that it has taken.
+    """
+
+    def __init__(self, engine: Engine, rate: float = math.inf, spent: float = 0.0) -> None:
+        self.engine, self.rate, self.spent = engine, rate, spent
+
+    def time(self, batch: GroupBatch) -> None:
+        """Passes a batch."""
+        seconds = _seconds(self.engine, batch)
+        self.rate = min(self.rate, seconds / len(batch.sizes)) if math.isfinite(seconds) else seconds
+        self.spent += seconds
+
+    def __str__(self) -> str:
+        return f"{1e3 * self.rate:.3g} ms" if math.isfinite(self.rate) else "too little memory"
+
+
+def _trials(
+    model: nn.Module,
+    batch: GroupBatch,
+    precision: Precision,
+    loss: GroupLoss,
+    names: Collection[str],
+    allowed: float | None = None,
+) -> dict[str, _Candidate | str]:
+    """Engines besides the loop that were compared with it on noise.
+
+    Args:
+        model: see `fastest_engine`.
+        batch: see `fitting_engines`.
+        precision: see `fastest_engine`.
+        loss: see `fastest_engine`.
+        names: of the engines to try.
+        allowed: seconds for each; ``None``: as long as it takes.
+
+    Returns:
+        For each name the engine, or why it is none for this model and this run.
+    """
+    oracle = LoopEngine(model, precision, loss)
+    norms = oracle.add_clipped(batch, 1.0, oracle.zeros())
     # Low enough to clip: a gradient that was put down to another group would not show in a sum of whole gradients.
     clip_norm = norms.median().item() / 2 if len(norms) else 1.0
-    expected = engines["loop"].zeros()
-    engines["loop"].add_clipped(batch, clip_norm, expected)
-    for name in ENGINES:
-        if name == "loop" or name not in names:
+    expected = oracle.zeros()
+    oracle.add_clipped(batch, clip_norm, expected)
+    found: dict[str, _Candidate | str] = {}
+    for name in names:
+        if name == "loop":
             continue
+        started = time.perf_counter()
         engine = build_engine(name, model, precision, loss, round(batch.starts[-1] / (len(batch.starts) - 1)))
         into = engine.zeros()
         try:
-            engine.add_clipped(batch, clip_norm, into)
-        except (RuntimeError, UserError):  # no rule for one of the model's operations
+            with contextlib.nullcontext() if allowed is None else Deadline(allowed):
+                engine.add_clipped(batch, clip_norm, into)
+        except TooSlow:
+            found[name] = f"stopped after {allowed:.2g} s"
+            continue
+        except (RuntimeError, UserError):  # no rule for one of the model's operations, or more than the GPU's memory holds
+            found[name] = "does not fit"
             continue
         if torch.linalg.vector_norm(into - expected) <= _DIFFERENCE * torch.linalg.vector_norm(expected):
-            engines[name] = engine
-    return engines
+            spent = time.perf_counter() - started
+            found[name] = _Candidate(engine, spent / len(batch.sizes), spent)
+        else:
+            found[name] = "does not fit"
+    return found
 
 
 def _seconds(engine: Engine, batch: GroupBatch) -> float:

@@ -1,6 +1,7 @@
 """Engines against a float64 oracle, and what must hold for any engine."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from dpfed.bounding.engines import (
     require_fitting,
 )
 from dpfed.bounding.engines.choice import fitting_engines
+from dpfed.bounding.engines.deadline import Deadline, TooSlow
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -288,19 +290,88 @@ def test_the_automatic_choice_is_one_of_the_engines():
 
 def test_an_engine_that_keeps_too_much_for_the_memory_is_not_chosen(monkeypatch):
     model, batch = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])
+    long = GroupBatch({"image": batch.views["image"].repeat(9, 1, 1, 1, 1)}, list(range(0, 180, 3)))
+    told = []
 
-    def full(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+    def full_at(most, own):
+        def add_clipped(self, groups, *rest):
+            if len(groups.sizes) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return own(self, groups, *rest)
 
-    fits = fitting_engines(model, batch)
-    assert len(fits) == 3
-    monkeypatch.setattr("dpfed.bounding.engines.choice.fitting_engines", lambda *_: fits)
+        return add_clipped
+
     for engine in (LayerwiseEngine, VmapEngine):
-        monkeypatch.setattr(engine, "add_clipped", full)
+        monkeypatch.setattr(engine, "add_clipped", full_at(8, engine.add_clipped))
+    assert fastest_engine(model, long, told=told.append) == "loop" and told[0].count("too little memory") == 2
+    for engine in (LayerwiseEngine, VmapEngine):
+        monkeypatch.setattr(engine, "add_clipped", full_at(0, None))
     assert fastest_engine(model, batch) == "loop"
-    monkeypatch.setattr(LoopEngine, "add_clipped", full)
+    monkeypatch.setattr(LoopEngine, "add_clipped", full_at(0, None))
     with pytest.raises(torch.OutOfMemoryError):
         fastest_engine(model, batch)
+
+
+class TestTrial:
+    """What finding the fastest engine may take."""
+
+    @pytest.mark.parametrize("name", ["vmap", "layerwise"])
+    def test_an_engine_without_an_end_is_stopped_in_the_midst_of_its_pass(self, monkeypatch, name):
+        def for_ever(*_):
+            while True:
+                torch.ones(2).sum()
+
+        monkeypatch.setattr(ENGINES[name], "add_clipped", for_ever)
+        monkeypatch.setattr("dpfed.bounding.engines.choice._LONGEST", 0.3)
+        told, started = [], time.perf_counter()
+        model = build_model(MODELS["cnn"], ObjectiveConfig())
+        assert fastest_engine(model, batch_for(MODELS["cnn"]), told=told.append) != name
+        assert time.perf_counter() - started < 3 and f"{name} stopped after 0.3 s" in told[0]
+
+    def test_a_backward_pass_is_stopped_too(self):
+        class Slow(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                while True:
+                    gradient = gradient + 1
+
+        x = torch.ones(2, requires_grad=True)
+        with pytest.raises(TooSlow), Deadline(0.1):
+            Slow.apply(x).sum().backward()
+
+    @pytest.mark.parametrize("name", ["vmap", "layerwise"])
+    def test_a_deadline_that_is_kept_changes_nothing(self, name):
+        model, batch = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])
+        engine = ENGINES[name](model)
+        without, within = engine.zeros(), engine.zeros()
+        engine.add_clipped(batch, 0.05, without)
+        with Deadline(60):
+            engine.add_clipped(batch, 0.05, within)
+        assert torch.equal(without, within)
+
+    def test_a_fiftieth_of_the_run_is_not_exceeded_by_what_engines_are_given(self, monkeypatch):
+        """Each pass of the loop takes a second here, by a clock that only the loop moves."""
+        now, passed = [0.0], []
+        monkeypatch.setattr("dpfed.bounding.engines.choice.time.perf_counter", lambda: now[0])
+        of_loop = LoopEngine.add_clipped
+
+        def slow(self, groups, *rest):
+            now[0] += len(groups.sizes)
+            passed.append(len(groups.sizes))
+            return of_loop(self, groups, *rest)
+
+        monkeypatch.setattr(LoopEngine, "add_clipped", slow)
+        model, batch = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])
+        for run in (20, 5_000, math.inf):
+            now[0], told = 0.0, []
+            passed.clear()
+            fastest_engine(model, batch, groups=run, told=told.append)
+            assert sum(passed) <= 0.02 * run and len(told) == 1
+            assert run != 20 or (not passed and told == ["engine: loop; the run is too short to try others"])
 
 
 def test_clip_factors():
