@@ -56,8 +56,8 @@ def fastest_engine(
 ) -> str:
     """Times each engine that fits the model on a batch of stand-in views (never private ones) and names the fastest.
 
-    All trials together take about a fiftieth of the run at most, and each of them ten seconds at most. In a run that is so short
-    that nothing can be tried in a fiftieth of it, the loop does the work.
+    All trials together take about a fiftieth of the run at most, and each of them ten seconds at most. A run that is too short
+    for a trial takes the loop.
 
     Args:
         model: on its device.
@@ -141,7 +141,7 @@ class _Candidate:
 
     Attributes:
         engine: the engine.
-        rate: seconds that it needs for a group, at most: infinitely many before it is timed, or if the GPU's memory is too small.
+        rate: seconds for a group, at most; infinitely many before it is timed, or if the GPU's memory is too small.
         spent: seconds that it has taken.
     """
 

@@ -13,7 +13,7 @@ class TooSlow(Exception):
 
 
 class Deadline(TorchDispatchMode):
-    """Raises `TooSlow` before the next of torch's operations once the time is over, in forward and backward passes of this thread.
+    """Once the time is over, raises `TooSlow` before the next of torch's operations in this thread, also in a backward pass.
 
     Looking at the clock costs some microseconds for each operation. So a pass under a deadline says how slow an engine is at
     most, and not how fast it is.
