@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.reach import require_cluster
+from cluster.reach import ray_folder, require_cluster
 from cluster.relay import Relay, relayed
 from cluster.torchrun import BACKEND_OF, TIMEOUT, process_group
+from cluster.waiting import WAIT, last_line, patiently
 from cluster.work import Task, work
 from dpfed.errors import UserError
 from dpfed.places import is_url
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
 
 # Ray's workers are niced by 15 otherwise, so that whatever else runs on the machine comes before them.
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_ENABLE_PRINT_PATCH": "0", "RAY_worker_niceness": "0"}
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # not 60: on a busy machine, loading PyTorch alone takes that long
+}
 _JOB_COPY = "working_dir_files"  # a part of the path of the copy in which `ray job submit` runs a command
 
 
@@ -81,7 +87,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     watcher.note("loading Ray")
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
     try:
-        from ray.train import ScalingConfig, WorkerGroupError
+        from ray.train import ScalingConfig, TrainingFailedError, WorkerGroupError
         from ray.train.torch import TorchTrainer
     except ImportError as error:
         raise UserError("--cluster ray needs Ray: pip install 'dpfed[ray]'.") from error
@@ -91,7 +97,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
         TorchTrainer(_alone, train_loop_config=settings, scaling_config=ScalingConfig(num_workers=0)).fit()
         return RunDirectory.open(task.folder)
     watcher.note("connecting to Ray")
-    with _connected() as own, _storage(task) as storage, relayed(watcher) as queue:
+    with _connected(watcher) as own, _storage(task) as storage, relayed(watcher) as queue:
         settled = _settled(resources, _machines(), own, watcher)
         task = dataclasses.replace(task, resume=True, beside=storage)  # workers may be started again
         try:
@@ -103,6 +109,10 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
             raise UserError(
                 f"workers died {settled.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
                 f"`dpfed resume {task.folder} --cluster ray` goes on."
+            ) from error
+        except TrainingFailedError as error:
+            raise UserError(
+                f"Ray gave up: {last_line(error)}. No step is lost: `dpfed resume {task.folder} --cluster ray` goes on."
             ) from error
     if refusal:
         raise UserError(refusal)
@@ -150,27 +160,55 @@ def _alone(settings: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _connected() -> Iterator[bool]:
-    """A connection to a Ray cluster; whether it is one that was started here, for this run alone."""
+def _connected(watcher: Watcher, wait: float = WAIT) -> Iterator[bool]:
+    """A connection to a Ray cluster; whether it is one that was started here, for this run alone.
+
+    Args:
+        watcher: is told why it takes long.
+        wait: seconds for a head that is starting.
+    """
     import ray
 
     if ray.is_initialized():
         yield False
         return
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    named = "RAY_ADDRESS" in os.environ
+    where = f" at RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}" if named else ""
+    remedy = (
+        "Start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone."
+        if where
+        else f"Ray's own logs are in {ray_folder() / 'session_latest' / 'logs'}; `ray stop` ends what is left of a cluster."
+    )
     try:
-        ray.init(address="auto", **quiet)
-        own = os.environ.get("RAY_ADDRESS") == "local"  # then it was started just now
-    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
-        if "RAY_ADDRESS" in os.environ or not isinstance(error, ConnectionError):
-            where = f" at RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}" if "RAY_ADDRESS" in os.environ else ""
-            raise UserError(f"there is no Ray cluster{where}: {_first_line(error)}") from error
-        ray.init(address="local", include_dashboard=False, **quiet)
-        own = True
-    try:
-        yield own
+        yield patiently(_connection, f"connecting to Ray{where}", watcher, _hopeless, remedy, wait)
     finally:
         ray.shutdown()
+
+
+def _connection() -> bool:
+    """Connects this process; whether to a cluster that was started just now."""
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        try:
+            ray.init(address="auto", **quiet)
+            return os.environ.get("RAY_ADDRESS") == "local"
+        except ConnectionError:
+            if "RAY_ADDRESS" in os.environ:
+                raise
+            ray.init(address="local", include_dashboard=False, **quiet)
+            return True
+    except BaseException:
+        ray.shutdown()  # of a cluster that came up in part
+        raise
+
+
+def _hopeless(error: Exception) -> bool:
+    """Whether Ray will refuse another attempt, too: a wrong address, token or version."""
+    from ray.exceptions import AuthenticationError
+
+    return isinstance(error, (AuthenticationError, ValueError)) or "version mismatch" in str(error).lower()
 
 
 @contextlib.contextmanager
@@ -186,10 +224,6 @@ def _storage(task: Task) -> Iterator[Path]:
         if RunDirectory(task.folder).finished:  # what drivers that were killed left behind
             for left in task.folder.parent.glob(f"{glob.escape(names)}*"):
                 shutil.rmtree(left, ignore_errors=True)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _machines() -> list[dict[str, float]]:

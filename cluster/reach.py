@@ -52,11 +52,15 @@ def require_cluster(watcher: Watcher, wait: float = WAIT) -> None:
 
 def _last_started() -> str:
     """The address that `ray start` left on this machine; `ray stop` takes it away, and a crash does not."""
-    folder = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 where Ray looks
     try:
-        return Path(folder, "ray", "ray_current_cluster").read_text(encoding="utf-8").strip()
+        return (ray_folder() / "ray_current_cluster").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def ray_folder() -> Path:
+    """Where Ray keeps its sessions and logs on this machine."""
+    return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")), "ray")  # noqa: S108 where Ray looks
 
 
 def _parsed(address: str) -> tuple[str, int]:

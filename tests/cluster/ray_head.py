@@ -193,8 +193,13 @@ def _processes_with(setting: bytes) -> list[int]:
 
 
 @contextlib.contextmanager
-def ray_head(cpus: int = 2) -> Iterator[RayHead]:
-    """Starts a head on free ports, with a token that nobody else knows, and ends it by SIGTERM to its own process."""
+def ray_head(cpus: int = 2, ready: bool = True) -> Iterator[RayHead]:
+    """Starts a head on free ports, with a token that nobody else knows, and ends it by SIGTERM to its own process.
+
+    Args:
+        cpus: that it has.
+        ready: whether to wait until jobs can be submitted.
+    """
     folder = Path(tempfile.mkdtemp(prefix="rh-", dir="/tmp"))  # sockets lie in it, whose paths must be short
     gcs, dashboard, *rest = free_ports(7)
     head = RayHead(folder, gcs, dashboard, secrets.token_hex(32))
@@ -207,7 +212,8 @@ def ray_head(cpus: int = 2) -> Iterator[RayHead]:
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=without_address, cwd=folder)
     try:
-        _wait_for(process, head, log)
+        if ready:
+            _wait_for(process, head, log)
         yield head
     finally:
         process.send_signal(signal.SIGTERM)

@@ -63,6 +63,11 @@ def parse(words):
         assert arguments[0] == "-m"
         module, arguments = arguments[1], arguments[2:]
         assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
+        if module == "cluster.submit":
+            from cluster.submit import app
+
+            parse_with(typer.main.get_command(app), arguments)
+            arguments, module = list(itertools.dropwhile(lambda word: word.startswith("-"), arguments)), "cluster.pretrain"
         if module == "cluster.pretrain":  # it hands its arguments on
             parse(["dpfed", "pretrain", "--cluster", "ray", *arguments])
         elif module == "cluster.plan":
@@ -93,14 +98,15 @@ def test_a_command_with_an_unknown_option_is_noticed():
 
 def test_the_readme_shows_each_way_to_start_a_run():
     shown = {tuple(words[:2]) for words in commands()}
-    assert shown >= {("dpfed", "pretrain"), ("dpfed", "resume"), ("ray", "start"), ("ray", "job"), ("ray", "up")}
+    assert shown >= {("dpfed", "pretrain"), ("dpfed", "resume"), ("ray", "start"), ("ray", "up")}
     assert {"torchrun", "python"} <= {words[0] for words in commands()}
+    assert any(words[:3] == ["python", "-m", "cluster.submit"] for words in commands())
 
 
 def test_the_readme_names_configs_that_are_shipped(tmp_path, monkeypatch):
     """In any folder, so the commands are also those of who has installed the wheel."""
     monkeypatch.chdir(tmp_path)
-    before = ("pretrain", "cluster.pretrain", "--config", "--", "show")
+    before = ("pretrain", "cluster.pretrain", "cluster.submit", "--config", "--", "show")
     named = {
         name
         for words in commands()

@@ -238,6 +238,19 @@ def test_a_run_inside_the_jobs_temporary_copy_is_refused(head, settings):
 
 
 @pytest.mark.slow
+def test_a_run_that_is_submitted_before_the_head_is_up_waits_for_it_says_so_and_is_followed_to_its_end(settings, folder):
+    command = [sys.executable, "-m", "cluster.submit", CONFIG, "--workers", "1", "--run", str(folder), *options(settings)]
+    with ray_head(ready=False) as head:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT, env=head.environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "trying again for up to" in done.stdout and "quickstart: epsilon 8.00" in done.stdout
+        assert "Traceback" not in done.stdout + done.stderr
+        again = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT, env=head.environment)
+        assert again.returncode == 1 and "is in use" in again.stdout and "ended as FAILED" in again.stderr
+    assert_finished(folder, settings)
+
+
+@pytest.mark.slow
 def test_a_range_of_workers_starts_with_those_there_are_and_goes_on_without_one_that_left(settings, folder):
     settings |= {"privacy.steps": 100, "privacy.batch": 300, "evaluation.every": 0, "training.checkpoint_every": 1000}
     with ray_head(cpus=1) as head, head.second_node(cpus=1) as node:
