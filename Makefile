@@ -4,20 +4,29 @@ VENV := .venv
 RUN := runs/quickstart
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: install quickstart adapt federation test test-slow bench lint clean
+.PHONY: install quickstart adapt federation test test-slow bench lint lock clean
 
+# Everything: clusters, institutions, open_clip, tests. The quickstart needs less, and takes the shorter lock file.
 install: $(VENV)/.installed
 
 $(VENV)/.installed: requirements.lock pyproject.toml setup.py
-	@command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv || \
-		{ $(PYTHON) -m venv .uv && .uv/bin/pip install --quiet uv; }
-	@uv=$$(command -v uv || { test -x .uv/bin/uv && echo .uv/bin/uv; } || echo "$(PYTHON) -m uv"); \
-		$$uv venv --quiet --allow-existing --python $$($(PYTHON) -c 'import sys; print(sys.executable)') $(VENV) && \
-		$$uv pip install --quiet --compile-bytecode --python $(VENV)/bin/python --require-hashes -r requirements.lock && \
-		$$uv pip install --quiet --python $(VENV)/bin/python --no-deps --no-build-isolation -e .
-	@touch $@
+	$(call into_venv,requirements.lock)
 
-quickstart: install
+$(VENV)/.core: requirements-core.lock pyproject.toml setup.py
+	$(call into_venv,requirements-core.lock)
+
+define into_venv
+@command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv || \
+	{ $(PYTHON) -m venv .uv && .uv/bin/pip install --quiet uv; }
+@echo "installing $$(grep -c '^[a-z].*==' $(1)) packages of $(1) into $(VENV); with PyTorch they are about 3 GB"
+@uv=$$(command -v uv || { test -x .uv/bin/uv && echo .uv/bin/uv; } || echo "$(PYTHON) -m uv"); shown=$$(test -t 2 || echo --quiet); \
+	$$uv venv --quiet --allow-existing --python $$($(PYTHON) -c 'import sys; print(sys.executable)') $(VENV) && \
+	$$uv pip install $$shown --python $(VENV)/bin/python --require-hashes -r $(1) && \
+	$$uv pip install --quiet --python $(VENV)/bin/python --no-deps --no-build-isolation -e .
+@touch $@
+endef
+
+quickstart: $(if $(wildcard $(VENV)/.installed),install,$(VENV)/.core)
 	@if test -e $(RUN); then $(VENV)/bin/dpfed resume $(RUN); \
 		else $(VENV)/bin/dpfed pretrain quickstart --run $(RUN); fi
 
@@ -44,10 +53,11 @@ bench: install
 lint: install
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
-# The lock file: exact versions and hashes for every supported Python, no registry addresses.
+# The lock files: exact versions and hashes for every supported Python, no registry addresses; the shorter one is a part of the other.
+LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url --quiet
 lock:
-	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
-		--no-emit-index-url --quiet --output-file requirements.lock
+	$(LOCK) --extra dev --output-file requirements.lock
+	$(LOCK) --constraints requirements.lock --output-file requirements-core.lock
 
 clean:
 	rm -rf $(VENV) .uv build *.egg-info

@@ -1,4 +1,4 @@
-"""`python -m cluster.submit CONFIG ...`: has a Ray cluster carry `python -m cluster.pretrain CONFIG ...` out, and shows its log.
+"""`python -m cluster.submit CONFIG ...`: has a Ray cluster carry `python -m cluster.pretrain CONFIG ...` out; shows its log.
 
 `ray job submit` does the same on a cluster that is up. This waits for one that is still starting, and says what it waits for.
 """
@@ -115,7 +115,7 @@ async def _follow(client: Any, job: str) -> str:
         return str(client.get_job_status(job).value)
     except (RuntimeError, OSError) as error:
         raise UserError(
-            f"the connection to the cluster is lost ({last_line(error)}); the job may still run: `ray job status {job}` says so."
+            f"the connection to the cluster is lost ({last_line(error)}); the job may still run: `ray job status {job}` tells."
         ) from error
 
 

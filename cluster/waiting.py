@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from dpfed.errors import UserError
-from dpfed.progress import Watcher
+from dpfed.progress import Watcher, signs_of_life
 
 WAIT = 300.0  # seconds until it is given up
-_EVERY = 15.0  # seconds between two signs of life
 _AGAIN = 2.0  # seconds between two attempts
 _Result = TypeVar("_Result")
 
@@ -41,7 +38,7 @@ def patiently(
     started, told = time.monotonic(), ""
     while True:
         try:
-            with signs_of_life(watcher, what):
+            with signs_of_life(watcher.note, what):
                 return attempt()
         except UserError:
             raise
@@ -55,30 +52,6 @@ def patiently(
             watcher.note(f"{what}: not yet ({reason}); trying again for up to {wait - taken:.0f} seconds")
             told = reason
         time.sleep(min(_AGAIN, wait))
-
-
-@contextlib.contextmanager
-def signs_of_life(watcher: Watcher, what: str, every: float = _EVERY) -> Iterator[None]:
-    """Tells a watcher now and then, while the block runs, that it still does.
-
-    Args:
-        watcher: is told.
-        what: is done.
-        every: seconds.
-    """
-    ended, started = threading.Event(), time.monotonic()
-
-    def tell() -> None:
-        while not ended.wait(every):
-            watcher.note(f"{what}: still at it after {time.monotonic() - started:.0f} seconds")
-
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        teller.join()
 
 
 def last_line(error: Exception) -> str:

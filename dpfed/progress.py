@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -54,3 +57,27 @@ def import_progress(watcher: Watcher, name: str = "records") -> Callable[..., No
         advance(done)
 
     return progress
+
+
+@contextlib.contextmanager
+def signs_of_life(told: Callable[[str], None], what: str, every: float = 15.0) -> Iterator[None]:
+    """Says now and then, while the block runs, that it still does: for what takes minutes on a busy machine and counts nothing.
+
+    Args:
+        told: hears it, in a thread of its own.
+        what: is done.
+        every: seconds.
+    """
+    ended, started = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not ended.wait(every):
+            told(f"{what}: still at it after {time.monotonic() - started:.0f} seconds")
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()

@@ -36,6 +36,7 @@ def main(
     say(f"reading {config}")
     loaded, place = chosen_config(config, assignments), run.absolute()
     if not RunDirectory.unused(place) and RunDirectory.open(place).finished:
+        say(f"{run} is finished: nothing is left to do, and this is what came of it (another --run makes another)")
         show_run(RunDirectory(place))
         return
     say("loading PyTorch")

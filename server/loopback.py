@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Loopback:
         folder: for keys, Flower's own files and configuration.
         sockets: where each site's worker answers, by the site's name.
         members: starts the processes, and ends them; `loopback` looks after that.
+        told: hears what is started.
 
     Attributes:
         certificates: folder with ``ca.crt``, ``server.pem``, ``server.key``, and each site's key pair.
@@ -54,7 +55,10 @@ class Loopback:
             and `RUN`; more may be started in it, such as site workers.
     """
 
-    def __init__(self, folder: Path, sockets: Mapping[str, Path], members: Processes) -> None:
+    def __init__(
+        self, folder: Path, sockets: Mapping[str, Path], members: Processes, told: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._told = told
         self._folder, self._sockets, self.members = folder.resolve(), dict(sockets), members
         self.port, *ports = free_ports(1 + len(sockets))
         self._ports = dict(zip(sockets, ports, strict=True))
@@ -73,14 +77,17 @@ class Loopback:
         command = ["flower-superlink", "--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
         command += ["--ssl-keyfile", keys / "server.key", "--enable-supernode-auth", "--host", _HOST, "--port", self.port]
         command += ["--disable-runtime-dependency-installation"]
+        self._told("starting Flower's SuperLink, where messages pass")
         self.members.start(SUPERLINK, command, self._environment(SUPERLINK))
         self.members.wait_for(SUPERLINK, "Uvicorn running", _START)
+        self._told(f"starting Flower's SuperNodes of {', '.join(self._sockets)}, over TLS")
         for name in self._sockets:
             self.flwr("supernode", "register", keys / f"{name}.pub", CONNECTION, "--name", name)
         for name in self._sockets:
             self.start_node(name)
         for name in self._sockets:
             self.wait_for_node(name)
+            self._told(f"{name} is connected")
 
     def start_node(self, name: str, port: int | None = None) -> None:
         """Starts a SuperNode and, in a process that stays, its app. After a kill, follow it by `wait_for_node`.
@@ -182,15 +189,16 @@ class Loopback:
 
 
 @contextlib.contextmanager
-def loopback(folder: Path, sockets: Mapping[str, Path]) -> Iterator[Loopback]:
+def loopback(folder: Path, sockets: Mapping[str, Path], told: Callable[[str], None] = lambda text: None) -> Iterator[Loopback]:
     """A federation that runs; it ends with the block, also by Ctrl-C or SIGTERM.
 
     Args:
         folder: a new one, for keys, Flower's own files, and logs (``logs/NAME.log``).
         sockets: where each site's worker answers, by the site's name. The workers may come later, and go.
+        told: hears what is started.
     """
     with processes(folder / "logs") as members:
-        federation = Loopback(folder, sockets, members)
+        federation = Loopback(folder, sockets, members, told)
         federation.start()
         yield federation
 

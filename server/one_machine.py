@@ -6,18 +6,21 @@ Only the records are not several institutions' own, but one store divided among 
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dpfed.config import Config
-from dpfed.console.terminal import console, watching
+from dpfed.console.terminal import console, say, watching
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.errors import UserError
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder
 from dpfed.federation.protocol.terms import Terms
-from dpfed.progress import import_progress
+from dpfed.progress import import_progress, signs_of_life
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.records import records_of
@@ -48,6 +51,7 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
     """
     with watching() as watcher:
         make_start_if_wanted(config, watcher)
+    goes_on = not RunDirectory.unused(place)
     config, parties = settle(config), place.with_name(f"{place.name}-parties")
     if not (parties / _READY).exists():
         if parties.exists():  # an attempt that was cut short, before anything was spent
@@ -59,12 +63,16 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
         (parties / _READY).touch()
     with tempfile.TemporaryDirectory(prefix="dpfed-") as folder:
         doors = {site_folder(number): Path(folder) / site_folder(number) / "door" for number in range(sites)}
-        with loopback(Path(folder) / "loopback", doors) as federation:
+        starting = contextlib.ExitStack()  # until the coordinator says its first line
+        starting.enter_context(signs_of_life(say, "starting the federation"))
+        with starting, _refusing(), loopback(Path(folder) / "loopback", doors, say) as federation:
             _serve(federation, parties, doors)
             app_folder = make_app_folder(Path(folder) / "app")
+            say(f"the coordinator {'goes on with' if goes_on else 'begins'} the run; it loads PyTorch and the held-out records")
             federation.submit(app_folder, {"federation": str(parties / "coordinator"), "run": str(place)})
             for line in federation.members.follow(RUN):
                 if not line.startswith(_FLOWERS):
+                    starting.close()
                     console.print(line, end="", markup=False, highlight=False, soft_wrap=True)
     if RunDirectory.unused(place) or not RunDirectory.open(place).finished:
         raise UserError(f"the run did not finish; the same command goes on with it. {parties} has what the parties keep.")
@@ -75,9 +83,11 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
     """Divides the records, makes the sites, and has them join: five commands for each institution (docs/federation.md)."""
     with watching() as watcher:
         store = records_of(config, import_progress(watcher))
-    stores = parties / "stores"
-    if not stores.exists():
-        divide_store(store.path, stores, sites, skew)
+        stores = parties / "stores"
+        if not stores.exists():
+            watcher.note(f"dividing the records among {sites} institutions")
+            divide_store(store.path, stores, sites, skew, progress=import_progress(watcher, "records divided"))
+    say(f"making {sites} institutions, and the coordinator's terms: noise for the sum of their records")
     own = [
         SiteFolder.create(parties / site_folder(number), site_folder(number), stores / site_folder(number))
         for number in range(sites)
@@ -87,12 +97,27 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
     coordinator = CoordinatorFolder.create(parties / "coordinator", config, [site.card for site in own], **options)
     for site in own:
         site.join(Terms.load(coordinator.terms))
+    say(f"every institution has joined the terms {parties / 'coordinator' / 'terms.json'}")
 
 
 def _serve(federation: Loopback, parties: Path, doors: dict[str, Path]) -> None:
     """Starts the sites' workers; they share this machine, so each gets one thread."""
+    say(f"starting {len(doors)} site workers; each loads PyTorch, its records and the model")
     for name, door in doors.items():
         command = ["dpfed", "site", "serve", parties / name, "--socket", door]
         federation.members.start(f"{name}-worker", command, {"OMP_NUM_THREADS": "1"})
     for name in doors:
         federation.members.wait_for(f"{name}-worker", "ready", _START)
+        say(f"{name} is ready: its records and the model are loaded")
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """A party that does not come up is a sentence with the end of its log, which goes with this process."""
+    try:
+        yield
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        raise UserError(
+            f"a party of the federation did not come up: {error}\nThis machine may be busy; the same command tries again, and "
+            "goes on with a run that has begun."
+        ) from error

@@ -107,8 +107,8 @@ class Processes:
         deadline = time.monotonic() + seconds
         while text not in self.text(name):
             if not self.running(name) or time.monotonic() > deadline:
-                end = self.text(name)[-2000:]
-                raise RuntimeError(f"{name} did not write {text!r} in {seconds:g} s. The end of its log:\n{end}")
+                what = f"did not write {text!r} in {seconds:g} s" if self.running(name) else f"ended before it wrote {text!r}"
+                raise RuntimeError(f"{name} {what}. The end of its log:\n{self.text(name)[-2000:]}")
             time.sleep(0.05)
 
     def stop(self, name: str) -> None:

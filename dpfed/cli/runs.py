@@ -51,6 +51,8 @@ def pretrain(
     folder = run or Path("runs") / loaded.name
     if not another_process(cluster):
         say(f"{loaded.name}: the run goes to {folder}", as_json)
+        if resume:
+            _say_if_finished(folder, as_json)
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)
 
@@ -95,21 +97,33 @@ def resume(
     from dpfed.console.terminal import say
 
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
-    if not another_process(cluster):
-        say(f"going on with {run}", as_json)
     from dpfed.runs.directory import RunDirectory
 
-    RunDirectory.open(run)
+    finished = RunDirectory.open(run).finished
+    if not another_process(cluster) and not _say_if_finished(run, as_json):
+        say(f"going on with {run}", as_json)
 
     def carry_out(watcher: Watcher) -> RunDirectory | None:
-        watcher.note("loading PyTorch")
-        if cluster is not None:
+        if not finished:
+            watcher.note("loading PyTorch")
+        if cluster is not None and not (finished and cluster == "ray"):  # a finished run needs no cluster
             return on_cluster(cluster, run, None, True, watcher, **options)
         from dpfed.runs.resuming import resume
 
         return resume(run, watcher)
 
     _watch(carry_out, as_json, another_process(cluster))
+
+
+def _say_if_finished(folder: Path, as_json: bool) -> bool:
+    """Says that a run is only shown, where that is so."""
+    from dpfed.console.terminal import say
+    from dpfed.runs.directory import RunDirectory
+
+    finished = not RunDirectory.unused(folder) and RunDirectory.open(folder).finished
+    if finished:
+        say(f"{folder} is finished: nothing is left to do, and this is what came of it", as_json)
+    return finished
 
 
 def _watch(carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool, silently: bool) -> None:

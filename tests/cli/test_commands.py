@@ -53,6 +53,21 @@ def test_pretrain_leaves_the_documented_layout_and_a_table(run):
     assert several and all(name in result.stdout for name in several)
 
 
+def test_what_is_finished_is_said_to_be_so_and_needs_no_cluster_and_no_federation(run, dpfed):
+    folder, before = run
+    table = before.stdout[before.stdout.index("tiny: epsilon") :]
+    for more in ((), ("--cluster", "ray", "--workers", "2")):
+        code, shown, error = dpfed("resume", folder / "run", *more)
+        assert code == 0, error
+        assert shown.startswith(f"{folder / 'run'} is finished: nothing is left to do") and shown.endswith(table)
+        assert "Ray" not in shown and "going on" not in shown
+    code, shown, error = dpfed("pretrain", folder / "run" / "config.toml", "--run", folder / "run", "--resume")
+    assert code == 0 and "is finished: nothing is left to do" in shown, error
+    command = [sys.executable, "-m", "server.demo", str(folder / "run" / "config.toml"), "--run", str(folder / "run")]
+    demo = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert demo.returncode == 0 and "is finished: nothing is left to do" in demo.stdout and demo.stdout.endswith(table)
+
+
 def test_evaluate_and_report_of_a_run(run, dpfed):
     folder, _ = run
     code, again, error = dpfed("evaluate", folder / "run", "--json")

@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from cluster.waiting import patiently, signs_of_life
+from cluster.waiting import patiently
 from dpfed.errors import UserError
-from dpfed.progress import Silent
+from dpfed.progress import Silent, signs_of_life
 
 
 class Notes(Silent):
@@ -66,7 +66,7 @@ def test_the_hopeless_is_not_tried_again_and_a_refusal_stays_what_it_is():
 
 def test_a_long_attempt_gives_signs_of_life_until_it_ends():
     watcher = Notes()
-    with signs_of_life(watcher, "connecting", every=0.02):
+    with signs_of_life(watcher.note, "connecting", every=0.02):
         time.sleep(0.15)
     told = len(watcher.notes)
     time.sleep(0.05)

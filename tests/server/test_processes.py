@@ -127,3 +127,17 @@ def test_settings_of_flower_are_not_inherited(tmp_path, monkeypatch):
         members.start("speaker", ["sh", "-c", "echo home=$FLWR_HOME level=$FLWR_LOG_LEVEL"], {"FLWR_LOG_LEVEL": "INFO"})
         members.wait("speaker", 10)
         assert members.text("speaker") == "home= level=INFO\n"
+
+
+def test_a_process_that_does_not_come_up_is_a_sentence_of_one_that_hangs_or_of_one_that_ended(tmp_path):
+    from dpfed.errors import UserError
+    from server.one_machine import _refusing
+
+    with processes(tmp_path) as members:
+        members.start("hangs", ["sleep", "60"])
+        with pytest.raises(UserError, match=r"(?s)hangs did not write .ready. in 0.1 s.*the same command tries again"):
+            with _refusing():
+                members.wait_for("hangs", "ready", 0.1)
+        members.start("ended", ["sh", "-c", "echo no such store"])
+        with pytest.raises(RuntimeError, match="ended before it wrote 'ready'. The end of its log:\nno such store"):
+            members.wait_for("ended", "ready", 60)
