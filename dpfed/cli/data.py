@@ -58,12 +58,20 @@ def import_(
         bool,
         typer.Option("--no-decode", help="Do not decode every image once: one that cannot be read ends the run that draws it."),
     ] = False,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            help="Of DICOM files: centre and width, such as 40,400 Hounsfield units. Default: each file's own.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Import a data set into a record store; an interrupted import of archives or Parquet files goes on where it stopped."""
     from dpfed.console.terminal import say, watching
 
     say(f"importing {', '.join(source)} into {dest}")
     from dpfed.data.importers import import_records
+    from dpfed.data.importers.dicom import parsed_window
     from dpfed.data.importers.processes import cores
     from dpfed.data.reasons import by_reason
     from dpfed.progress import import_progress
@@ -87,6 +95,7 @@ def import_(
             decode=not no_decode,
             say=watcher.note,
             surveyed=import_progress(watcher, "archives read"),
+            window=None if window is None else parsed_window(window),
         )
     counts = ", ".join(f"{count:,} {split}" for split, count in report.counts.items())
     _say(f"{report.path}: {report.kind} records from {report.format}: {counts}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.captioned_people import CuhkPedesImporter, RstpReidImporter
 from dpfed.data.importers.deepfashion import DeepFashionImporter
+from dpfed.data.importers.dicom import DicomImporter
 from dpfed.data.importers.folder import TABLES, FolderImporter, table_command
 from dpfed.data.importers.listing import list_files, suffix
 from dpfed.data.importers.parquet import ParquetImporter
@@ -42,6 +43,7 @@ _IMPORTERS: tuple[type[Importer], ...] = (
     ParquetImporter,
     TableImporter,
     WebDatasetImporter,
+    DicomImporter,
     FolderImporter,
 )
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.detection import detect, existing, importers
+from dpfed.data.importers.dicom import DicomImporter
 from dpfed.data.importers.folder import TABLES, FolderImporter
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.naming import CONTENT
@@ -88,6 +89,7 @@ def import_records(
     wait: bool = False,
     say: Callable[[str], None] | None = None,
     surveyed: Progress | None = None,
+    window: tuple[float, float] | None = None,
 ) -> ImportReport:
     """Imports a data set into a new record store.
 
@@ -116,6 +118,7 @@ def import_records(
         wait: wait for another import to the same place, instead of refusing.
         say: told what the user should know.
         surveyed: called now and then with how many archives were looked through, and of how many, before records are stored.
+        window: centre and width through which DICOM files become pictures, in the modality's units; ``None``: each file's own.
 
     Raises:
         UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for;
@@ -132,7 +135,9 @@ def import_records(
     held_out = [(count, split) for count, split in held_out if count]
     try:
         with workplace(dest, workers, wait, say, surveyed) as place:
-            chosen, opened = _open(paths, format, id, Access.to(paths[0], allow_outside, watch, place))
+            chosen, opened = _open(paths, format, id, window, Access.to(paths[0], allow_outside, watch, place))
+            if opened.notice and say is not None:
+                say(opened.notice)
             path = paths[0] if len(paths) == 1 else paths[0].parent
             _refuse_unread(opened, path, chosen, skip_broken, format is not None)
             _refuse_splits(opened, path, held_out)
@@ -170,7 +175,9 @@ def import_records(
     )
 
 
-def _open(paths: list[Path], format: str | None, id: str | None, access: Access) -> tuple[str, Source]:
+def _open(
+    paths: list[Path], format: str | None, id: str | None, window: tuple[float, float] | None, access: Access
+) -> tuple[str, Source]:
     """The name of the importer, and the opened source."""
     known = importers()
     if format is not None and format not in known:
@@ -187,6 +194,10 @@ def _open(paths: list[Path], format: str | None, id: str | None, access: Access)
         raise UserError(
             f"--id names a column of Parquet, and the format is {format!r}; leave it out, or set it to {CONTENT!r}."
         )
+    if window is not None and format != DicomImporter.name:
+        raise UserError(f"--window is for DICOM files, and the format is {format!r}: leave it out.")
+    if format == DicomImporter.name:
+        return format, DicomImporter().open(paths[0], access, window)
     if format == ParquetImporter.name:
         return format, ParquetImporter().open(paths[0], access, id)
     if len(paths) > 1:

@@ -110,6 +110,7 @@ class Source:
         doubtful: so much lies beside the records that the format must be given by name.
         pieces: the same records in pieces, in the same order; none where they can only be read one after the other.
         linkable: the images lie in the files of the pieces as they are.
+        notice: what whoever imports such records must know.
     """
 
     kind: str
@@ -126,6 +127,7 @@ class Source:
     doubtful: bool = False
     pieces: Sequence[Piece] = ()
     linkable: bool = False
+    notice: str = ""
 
 
 class Importer(ABC):

@@ -22,11 +22,11 @@ EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jp2"}
 ) | frozenset({".ppm", ".pgm", ".pbm", ".pnm"})
 
-_MOST_PIXELS = 89_478_485  # above it PIL warns of a file that fills the memory
+MOST_PIXELS = 89_478_485  # above it PIL warns of a file that fills the memory
 _LONGEST = 1 << 20  # pixels of a side; PIL needs 32 bytes for each of them to scale it down, in one piece
 _LARGE = 1 << 24  # pixels of images that are decoded one at a time
 _MOST_RESIZED = 1 << 25  # pixels of an image before it is cropped
-_TOO_LARGE = f"more than {_MOST_PIXELS:,} pixels"
+_TOO_LARGE = f"more than {MOST_PIXELS:,} pixels"
 
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _TIFF_MODES = frozenset({"CMYK", "LAB", "YCbCr", "I", "I;16B"})
@@ -88,7 +88,7 @@ def _opened(image: ImageInput) -> Image.Image:
             if too_many_scans(image):
                 raise BrokenImage(f"a JPEG of more than {MOST_SCANS} scans")
             image = Image.open(io.BytesIO(image), formats=_FORMATS)
-        if image.width * image.height > _MOST_PIXELS:
+        if image.width * image.height > MOST_PIXELS:
             raise BrokenImage(_TOO_LARGE)
         if max(image.size) > _LONGEST:
             raise BrokenImage(f"a side of more than {_LONGEST:,} pixels")

@@ -1,0 +1,242 @@
+"""DICOM files: real ones, written by pydicom, and hostile ones."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dpfed.data.importers import detect, import_records
+from dpfed.data.importers.access import NotRead
+from dpfed.data.importers.dicom import parsed_window, picture
+from dpfed.data.store.record import record_key
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+
+pydicom = pytest.importorskip("pydicom")
+EXPLICIT, DEFLATED, JPEG, JPEG_2000, RLE, JPEG_LS = (
+    f"1.2.840.10008.1.2.{kind}" for kind in ("1", "1.99", "4.50", "4.90", "5", "4.80")
+)
+CT = np.arange(-1000, 1000, 20, dtype=np.int16).reshape(10, 10)  # Hounsfield units
+
+
+def dicom(values=CT, syntax=EXPLICIT, packed=None, **tags) -> bytes:
+    """A file, as a scanner writes it."""
+    from pydicom.dataset import FileDataset, FileMetaDataset
+    from pydicom.encaps import encapsulate
+    from pydicom.uid import generate_uid
+
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = "1.2.840.10008.5.1.4.1.1.2", generate_uid()
+    meta.TransferSyntaxUID = syntax
+    data = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
+    data.SOPClassUID, data.SOPInstanceUID, data.PatientName = (
+        meta.MediaStorageSOPClassUID,
+        meta.MediaStorageSOPInstanceUID,
+        "DOE^J",
+    )
+    data.Rows, data.Columns = values.shape[:2]
+    data.SamplesPerPixel = 1 if values.ndim == 2 else 3
+    data.PhotometricInterpretation = "MONOCHROME2" if values.ndim == 2 else "RGB"
+    data.BitsAllocated = data.BitsStored = 8 * values.itemsize
+    data.HighBit, data.PixelRepresentation = data.BitsStored - 1, int(values.dtype.kind == "i")
+    if values.ndim == 3:
+        data.PlanarConfiguration = 0
+    data.PixelData = values.tobytes() if packed is None else encapsulate([packed])
+    for name, value in tags.items():
+        setattr(data, name, value)
+    out = io.BytesIO()
+    with warnings.catch_warnings(action="ignore"):
+        pydicom.dcmwrite(out, data, enforce_file_format=True)
+    return out.getvalue()
+
+
+def packed(values, format, **options) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(values).save(out, format, **options)
+    return out.getvalue()
+
+
+def write(folder: Path, **files: bytes) -> Path:
+    for name, content in files.items():
+        path = folder / (name.replace("__", "/") + ".dcm")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID"])
+def test_a_files_own_window_gives_what_pydicom_gives(function):
+    from pydicom.pixels import apply_modality_lut, apply_windowing
+
+    content = dicom(
+        CT + 1024,
+        RescaleSlope=1,
+        RescaleIntercept=-1024,
+        WindowCenter=[40, 400],
+        WindowWidth=[400, 2000],
+        VOILUTFunction=function,
+    )
+    data = pydicom.dcmread(io.BytesIO(content))
+    theirs = apply_windowing(apply_modality_lut(data.pixel_array, data), data)
+    low, high = -1024 - 2**15, -1024 + 2**15 - 1  # what pydicom's output spans
+    expected = (theirs - low) / (high - low) * 255
+    assert np.abs(picture(content).astype(float) - expected).max() <= 1
+    assert picture(content).dtype == np.uint8
+
+
+def test_a_given_window_goes_before_a_files_own():
+    content = dicom(WindowCenter=0, WindowWidth=10)
+    shown = picture(content, (40, 400))
+    assert shown[CT <= -160].max() == 0 and shown[CT >= 240].min() == 255  # 39.5 -+ 199.5
+    assert shown[CT == 40].item() == 128
+
+
+def test_without_a_window_the_values_range_over_all_greys_and_monochrome1_is_turned():
+    shown = picture(dicom())
+    assert shown.min() == 0 and shown.max() == 255 and (np.diff(shown.ravel().astype(int)) >= 0).all()
+    assert (picture(dicom(PhotometricInterpretation="MONOCHROME1")) == 255 - shown).all()
+    assert not picture(dicom(np.full((4, 4), 7, np.uint16))).any()
+
+
+def test_colours_palettes_and_packed_pixels_are_read():
+    from pydicom.encaps import encapsulate  # noqa: F401
+
+    colours = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    assert (picture(dicom(colours)) == colours).all()
+    assert (picture(dicom(colours, JPEG_2000, packed(colours, "JPEG2000", irreversible=False))) == colours).all()
+    grey = np.full((8, 8), 90, np.uint8)
+    jpeg = picture(dicom(grey, JPEG, packed(grey, "JPEG", quality=95)), (127.5, 256))
+    assert abs(int(jpeg[0, 0]) - 90) <= 2
+    data = pydicom.dcmread(io.BytesIO(dicom(CT)))
+    data.compress(RLE)
+    out = io.BytesIO()
+    data.save_as(out)
+    assert (picture(out.getvalue()) == picture(dicom(CT))).all()
+    ramp = np.arange(256, dtype=np.uint16) << 8
+    table = {f"{name}PaletteColorLookupTableDescriptor": [256, 0, 16] for name in ("Red", "Green", "Blue")} | {
+        f"{name}PaletteColorLookupTableData": ramp.tobytes() for name in ("Red", "Green", "Blue")
+    }
+    assert (picture(dicom(grey, PhotometricInterpretation="PALETTE COLOR", **table)) == 90).all()
+
+
+HOSTILE = {
+    "no DICOM file": lambda: b"\x89PNG" + bytes(200),
+    "empty": lambda: b"",
+    "cut": lambda: dicom()[:400],
+    "values cut": lambda: dicom()[:-50],
+    "deflated": lambda: dicom(np.zeros((8192, 8192), np.uint16), DEFLATED),  # 128 MB in 128 kB
+    "too many pixels": lambda: dicom(Rows=65535, Columns=65535),
+    "no rows": lambda: dicom(Rows=0),
+    "frames": lambda: dicom(NumberOfFrames=100),
+    "a window of nothing": lambda: dicom(WindowCenter=0, WindowWidth=0),
+    "a window without end": lambda: dicom(WindowCenter=0, WindowWidth="1e999"),
+    "another compression": lambda: dicom(syntax=JPEG_LS, packed=b"\xff\xd8\xff\xf7" + bytes(50)),
+    "a JPEG of another size": lambda: dicom(np.zeros((8, 8), np.uint8), JPEG, packed(np.zeros((9000, 9000), np.uint8), "JPEG")),
+    "no JPEG": lambda: dicom(np.zeros((8, 8), np.uint8), JPEG, b"\xff\xd8" + bytes(60)),
+    "run lengths of more than it says": lambda: dicom(np.zeros((8, 8), np.uint8), RLE, bytes(64) + b"\x81\0" * 100_000),
+    "no pixels": lambda: dicom(PixelData=None),
+    "odd colours": lambda: dicom(np.zeros((4, 4, 3), np.uint8), SamplesPerPixel=4),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_what_is_hostile_or_damaged_is_a_reason_and_takes_no_memory(what, monkeypatch):
+    import resource
+
+    content = HOSTILE[what]()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(NotRead) as refused:
+        picture(content)
+    assert len(str(refused.value)) < 300 and "\n" not in str(refused.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000  # kB
+
+
+def test_a_nested_sequence_without_end_is_a_reason():
+    from pydicom.dataset import Dataset
+    from pydicom.sequence import Sequence
+
+    inner = Dataset()
+    for _ in range(300):
+        outer = Dataset()
+        outer.add_new(0x00081115, "SQ", Sequence([inner]))
+        inner = outer
+    content = dicom(ReferencedSeriesSequence=Sequence([inner]))
+    try:
+        picture(content)
+    except NotRead:
+        pass  # either is well; a RecursionError is not
+
+
+def test_patients_are_units_classes_are_folders_and_headers_are_gone(tmp_path, capsys, caplog):
+    source = write(
+        tmp_path / "in",
+        ill__a=dicom(PatientID="P-1"),
+        ill__b=dicom(CT.T.copy(), PatientID="P-1 "),
+        well__a=dicom(PatientID="P-2"),
+    )
+    (source / "DICOMDIR").write_bytes(bytes(128) + b"DICM")
+    told: list[str] = []
+    caplog.set_level(logging.DEBUG)
+    assert detect(source) == "dicom"
+    report = import_records(source, tmp_path / "store", say=told.append, window=(40, 400))
+    store = RecordStore.open(tmp_path / "store")
+    assert report.kind == "image" and report.unit_name == "patient" and report.passed_over == {"DICOMDIR": 1}
+    assert store.ids(np.arange(3)) == ["ill/a.dcm", "ill/b.dcm", "well/a.dcm"]
+    assert store.units.tolist() == [record_key(name) for name in ("P-1", "P-1", "P-2")]
+    assert store.label_names == {"label": ["ill", "well"]} and store.labels["label"].tolist() == [0, 0, 1]
+    image = store.images(np.array([0]), 10)[0].numpy()
+    assert (image == picture(dicom(), (40, 400))).all()
+    assert "no de-identification" in told[0]
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file())
+    assert b"DOE" not in everything and b"P-1" not in everything
+    assert not caplog.records and not capsys.readouterr().err
+
+
+def test_some_files_without_a_patient_are_refused_or_left_out_and_all_without_one_are_not(tmp_path):
+    mixed = write(tmp_path / "mixed", a=dicom(PatientID="P-1"), b=dicom(PatientID=""), c=dicom(PatientID="P-2"))
+    with pytest.raises(UserError, match=r"no PatientID, which other files have \(1\): b.dcm"):
+        import_records(mixed, tmp_path / "s")
+    report = import_records(mixed, tmp_path / "s", skip_broken=True)
+    assert report.counts["train"] == 2 and report.skipped == [("b.dcm", "no PatientID, which other files have")]
+    nobody = write(tmp_path / "nobody", a=dicom(), b=dicom(CT.T.copy()))
+    assert import_records(nobody, tmp_path / "t").unit_name is None
+
+
+def test_what_cannot_be_read_is_counted_and_left_out_on_demand(tmp_path):
+    source = write(tmp_path / "in", a=dicom(), b=dicom(CT.T.copy()), c=dicom(NumberOfFrames=3), d=b"nothing")
+    with pytest.raises(UserError, match="3 frames in one file"):
+        import_records(source, tmp_path / "s")
+    assert dict(import_records(source, tmp_path / "s", skip_broken=True).skipped)["d.dcm"] == "no DICOM file"
+
+
+@pytest.mark.parametrize("text", ["40", "40;400", "a,b", "40,0", "nan,400", "40,inf", "1,2,3"])
+def test_windows_that_are_none_are_refused(text):
+    with pytest.raises(UserError, match="such as 40,400"):
+        parsed_window(text)
+    assert parsed_window("40,400") == (40, 400)
+
+
+def test_a_window_for_other_formats_and_a_missing_library_are_refused(tmp_path, pictures, monkeypatch):
+    pictures.file(tmp_path / "in" / "a.png")
+    with pytest.raises(UserError, match="--window is for DICOM files"):
+        import_records(tmp_path / "in", tmp_path / "s", window=(40, 400))
+    source = write(tmp_path / "scans", a=dicom())
+    monkeypatch.setitem(__import__("sys").modules, "pydicom", None)
+    with pytest.raises(UserError, match=r"dpfed\[dicom\]"):
+        import_records(source, tmp_path / "s")
+
+
+def test_files_without_a_suffix_are_told_by_what_they_hold(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "IM0001").write_bytes(dicom())
+    (tmp_path / "in" / "IM0002").write_bytes(dicom(CT.T.copy()))
+    assert import_records(tmp_path / "in", tmp_path / "s", format="dicom").counts["train"] == 2
+    (tmp_path / "in" / "notes").write_text("x")
+    with pytest.raises(UserError, match="files without a suffix are not read"):
+        import_records(tmp_path / "in", tmp_path / "t", format="dicom")
