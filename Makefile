@@ -18,7 +18,7 @@ $(VENV)/.core: requirements-core.lock pyproject.toml setup.py
 define into_venv
 @command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv || \
 	{ $(PYTHON) -m venv .uv && .uv/bin/pip install --quiet uv; }
-@echo "installing $$(grep -c '^[a-z].*==' $(1)) packages of $(1) into $(VENV); with PyTorch they are about 3 GB"
+@echo "installing $$(grep -c '^[a-z].*==' $(1)) packages of $(1) into $(VENV); with PyTorch they take about 6 GB"
 @uv=$$(command -v uv || { test -x .uv/bin/uv && echo .uv/bin/uv; } || echo "$(PYTHON) -m uv"); shown=$$(test -t 2 || echo --quiet); \
 	$$uv venv --quiet --allow-existing --python $$($(PYTHON) -c 'import sys; print(sys.executable)') $(VENV) && \
 	$$uv pip install $$shown --python $(VENV)/bin/python --require-hashes -r $(1) && \
