@@ -202,16 +202,27 @@ def export(
     run: RunFolder,
     dest: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.", show_default=False)],
     adapters: Annotated[bool, typer.Option("--adapters", help="Only the adapters, as one file.")] = False,
+    hub: Annotated[
+        bool, typer.Option("--hub", help="With a page for the Hugging Face hub: README.md, with the privacy card in it.")
+    ] = False,
+    license: Annotated[
+        str | None, typer.Option(help="Of the weights, for that page, such as apache-2.0.", show_default=False)
+    ] = None,
+    transformers: Annotated[
+        bool, typer.Option("--transformers", help="For transformers' CLIPModel, where it has such a model.")
+    ] = False,
 ) -> None:
-    """Copy a run's model to a folder, for example for `open_clip.create_model("local-dir:DEST")`."""
+    """Copy a run's model to a folder, for example for `open_clip.create_model("local-dir:DEST")`. Nothing is uploaded."""
     from dpfed.console.terminal import console, say
 
     say(f"copying the model of {run} to {dest}")
     from dpfed.runs.directory import RunDirectory
     from dpfed.runs.export import export_model
 
-    for file in export_model(run, dest, adapters):
+    for file in export_model(run, dest, adapters, hub, license, transformers):
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)
+    if hub:
+        console.print(f"`hf upload OWNER/NAME {dest}` uploads it.", markup=False, highlight=False, soft_wrap=True)
     opened = RunDirectory.open(run)
     page = opened.no_card if opened.no_card.exists() else opened.card
     console.print(f"[dim]What is guaranteed for this model, and what is not:[/] {page}", highlight=False, soft_wrap=True)

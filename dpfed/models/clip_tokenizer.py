@@ -42,6 +42,11 @@ class ClipTokenizer:
         padding = self._tokenizer([""], context_length=self.context + 1)[0, -1]
         return int((longer[:, -1] != padding).sum())
 
+    @property
+    def stock(self) -> Any:
+        """The tokenizer as open_clip has it."""
+        return self._tokenizer
+
     def save_files(self, folder: Path) -> None:
         """Writes the tokenizer's files beside a model, where open_clip does not ship them."""
         if hasattr(self._tokenizer, "save_pretrained"):

@@ -1,0 +1,130 @@
+"""The page of a model on the Hugging Face hub: ``README.md`` with its metadata, and the privacy card inside."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dpfed.errors import UserError
+from dpfed.models.description import describe
+from dpfed.report.results import results_of
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.view import results_in
+
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
+_LOADING = {
+    "open_clip": ('import open_clip\n\nmodel, _, preprocess = open_clip.create_model_and_transforms("hf-hub:OWNER/NAME")'),
+    "timm": 'import timm\n\nmodel = timm.create_model("hf-hub:OWNER/NAME", pretrained=True)',
+    "transformers": (
+        "from transformers import CLIPModel, CLIPProcessor\n\n"
+        'model, processor = CLIPModel.from_pretrained("OWNER/NAME"), CLIPProcessor.from_pretrained("OWNER/NAME")'
+    ),
+    "dpfed": (
+        "import dpfed\nfrom huggingface_hub import snapshot_download\n\n"
+        'encoder = dpfed.load(snapshot_download("OWNER/NAME"))\nfeatures = encoder.features(images)'
+    ),
+}
+
+
+def model_card(run: RunDirectory, license: str | None, transformers: bool) -> str:
+    """The text of ``README.md``.
+
+    Figures of evaluation are exact functions of held-out records, and no epsilon covers them. So they are on the page only
+    where everybody may see the records.
+
+    Args:
+        run: finished.
+        license: of the weights, as the hub calls it; ``None``: the page names none.
+        transformers: the folder is for the library of that name.
+
+    Raises:
+        UserError: for a license that is none, or without huggingface_hub.
+    """
+    if license is not None and not _LICENSE.fullmatch(license):
+        raise UserError(
+            f"--license {license!r}: expected a name that the hub knows, such as apache-2.0, cc-by-nc-4.0 or other."
+        )
+    try:
+        from huggingface_hub import EvalResult, ModelCardData
+    except ImportError as error:
+        raise UserError("a model for the Hugging Face hub needs huggingface_hub: pip install 'dpfed[hub]'.") from error
+    results, description = results_in(run.results), describe(run.model)
+    privacy, name = results["privacy"], str(results["name"])
+    facts = run.provenance
+    public = facts is not None and facts["data"]["keyed"] is False  # a keyed fingerprint is that of private records
+    reads_text = description["model"]["kind"] != "image"
+    task = "zero-shot-image-classification" if reads_text else "image-feature-extraction"
+    library = "transformers" if transformers else _library(description["model"])
+    evaluated = (
+        []
+        if facts is None or not public
+        else [
+            EvalResult(
+                task_type=task,
+                dataset_type="image-text" if reads_text else "image",
+                dataset_name=str(facts["data"]["name"]),
+                dataset_split=figure.split,
+                metric_type=figure.name,
+                metric_value=round(figure.trained, 4),
+            )
+            for figure in results_of(results["evaluations"])
+            if figure.trained is not None
+        ]
+    )
+    data = ModelCardData(
+        license=license,
+        library_name=library,
+        pipeline_tag=task,
+        tags=["dpfed", "contrastive-learning", *(["differential-privacy"] if privacy["guarantee"] else [])],
+        model_name=name if evaluated else None,
+        eval_results=evaluated or None,
+        privacy=_privacy(privacy),
+    )
+    page = run.no_card if run.no_card.exists() else run.card
+    return (
+        f"---\n{data.to_yaml()}\n---\n\n# {_plain(name)}\n\n{_lead(privacy)}\n\n```python\n{_LOADING[library]}\n```\n\n"
+        f"{_about_figures(public)}\n\n{_one_deeper(page.read_text(encoding='utf-8'))}"
+    )
+
+
+def _library(model: dict[str, Any]) -> str:
+    if model["kind"] == "open_clip":
+        return "open_clip"
+    return "timm" if str(model.get("image", "")).startswith("timm/") else "dpfed"
+
+
+def _privacy(privacy: dict[str, Any]) -> dict[str, Any]:
+    if not privacy["guarantee"]:
+        return {"guarantee": False}
+    return {
+        "guarantee": True,
+        **{name: privacy[name] for name in ("epsilon", "delta", "accountant")},
+        "unit": privacy.get("unit", "record"),
+    }
+
+
+def _lead(privacy: dict[str, Any]) -> str:
+    if not privacy["guarantee"]:
+        return "**Trained without a guarantee of privacy.** What follows says why."
+    return (
+        "Pretrained with dpfed under differential privacy. The privacy card below says what is guaranteed, to whom, and what "
+        "is not."
+    )
+
+
+def _about_figures(public: bool) -> str:
+    if public:
+        return "The records are public, and the figures of evaluation are in this page's metadata."
+    return (
+        "Figures of evaluation are not on this page: they are exact functions of held-out records, and no epsilon covers them."
+    )
+
+
+def _plain(name: str) -> str:
+    """A name in a heading, without what Markdown or HTML would take for its own."""
+    return re.sub(r"([\\`*_{}\[\]<>#|!])", r"\\\1", " ".join(name.split()))
+
+
+def _one_deeper(page: str) -> str:
+    """A page's headings become those of a part."""
+    return re.sub(r"^(#+ )", r"#\1", page, flags=re.MULTILINE)
