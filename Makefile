@@ -4,7 +4,7 @@ VENV := .venv
 RUN := runs/quickstart
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: install quickstart adapt federation test test-slow bench lint lock clean
+.PHONY: install quickstart adapt federation test test-slow bench lint docs tutorials lock clean
 
 # Everything: clusters, institutions, open_clip, tests. The quickstart needs less, and takes the shorter lock file.
 install: $(VENV)/.installed
@@ -49,6 +49,13 @@ test-slow: install
 
 bench: install
 	$(VENV)/bin/python -m benchmarks.step
+
+# The documentation as a site, in build/site; the tutorials' output is kept with them, and made anew by `make tutorials`.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+
+tutorials: install
+	$(VENV)/bin/python docs/tutorials/run.py
 
 lint: install
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy

@@ -18,6 +18,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
 hub = pytest.importorskip("huggingface_hub")
+Api = hub.HfApi
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -58,7 +59,7 @@ class Hub:
                 pass
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.api = hub.HfApi(endpoint=f"http://127.0.0.1:{self.server.server_address[1]}", token=False)
+        self.api = Api(endpoint=f"http://127.0.0.1:{self.server.server_address[1]}", token=False)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
@@ -177,7 +178,7 @@ def test_what_the_hub_refuses_is_a_sentence(there, tmp_path):
     there.gated = True
     with pytest.raises(UserError, match="its owner must let you in first"):
         import_records("hf://owner/pictures", tmp_path / "s")
-    there.api = hub.HfApi(endpoint="http://127.0.0.1:9", token=False)
+    there.api = Api(endpoint="http://127.0.0.1:9", token=False)
     with pytest.raises(UserError, match="the hub does not answer"):
         import_records("hf://owner/pictures", tmp_path / "s")
 

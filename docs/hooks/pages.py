@@ -1,0 +1,121 @@
+"""What the site has beyond docs/: pages that lie elsewhere in the repository, files that pages link to, and the reference.
+
+MkDocs calls `on_files` and `on_page_markdown` (mkdocs.yml names this file).
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+MOVED = {  # pages that lie outside of docs/ -> where the site has them
+    "README.md": "index.md",
+    "cluster/README.md": "cluster.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+ROOMS = ("dpfed", "cluster", "clients", "server")
+_LINK = re.compile(r"(\]\()(?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?(\))")
+_CODE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds what is not in docs/."""
+    for source, name in MOVED.items():
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / source)))
+    linked = {
+        target
+        for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / source for source in MOVED)]
+        for target in _targets(page)
+        if not target.startswith("docs/") and target not in MOVED
+    }
+    for target in sorted(linked):
+        files.append(File.generated(config, f"files/{target}", abs_src_path=str(ROOT / target)))
+    for name, text in reference().items():
+        files.append(File.generated(config, f"reference/{name}", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turns links of the repository into links of the site."""
+    home = next((source for source, name in MOVED.items() if name == page.file.src_uri), f"docs/{page.file.src_uri}")
+    if page.file.src_uri.startswith("reference/"):
+        return markdown
+    return outside_code(markdown, lambda text: _LINK.sub(lambda link: _moved(link, home, page.file.src_uri), text))
+
+
+def outside_code(markdown: str, change: Any) -> str:
+    """Changes a text, but for its blocks of code."""
+    parts, last = [], 0
+    for block in _CODE.finditer(markdown):
+        parts += [change(markdown[last : block.start()]), block[0]]
+        last = block.end()
+    return "".join([*parts, change(markdown[last:])])
+
+
+def reference() -> dict[str, str]:
+    """A page for each room's folder, with all of its modules, and one that lists the pages."""
+    folders: dict[str, list[str]] = {}
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            if path.name in ("__init__.py", "__main__.py") and module != "dpfed.__init__":
+                continue
+            name = module.removesuffix(".__init__")
+            folders.setdefault(name if name == "dpfed" else name.rpartition(".")[0], []).append(name)
+    pages = {}
+    for folder, modules in folders.items():
+        entries = "\n\n".join(f"::: {module}" for module in modules)
+        pages[f"{folder}.md"] = f"# {folder}\n\n{_summary(folder)}\n\n{entries}\n"
+    lines = [f"- [{folder}]({folder}.md): {_summary(folder)}" for folder in sorted(folders)]
+    intro = (
+        "Every module, class and function with its docstring. Programs import `dpfed` itself ([as a library](../library.md))."
+    )
+    pages["index.md"] = "# Reference\n\n" + intro + "\n\n" + "\n".join(lines) + "\n"
+    return pages
+
+
+def _summary(package: str) -> str:
+    """The first line of a package's docstring."""
+    source = ROOT.joinpath(*package.split("."), "__init__.py")
+    said = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) if source.is_file() else None
+    return (said or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _targets(page: Path) -> set[str]:
+    """Files of the repository that a page links to."""
+    found = set()
+
+    def note(text: str) -> str:
+        for link in _LINK.finditer(text):
+            path = Path(os.path.normpath(page.parent / link[2]))
+            if path.is_file() and path.is_relative_to(ROOT):
+                found.add(path.relative_to(ROOT).as_posix())
+        return text
+
+    outside_code(page.read_text(encoding="utf-8"), note)
+    return found
+
+
+def _moved(link: re.Match[str], home: str, here: str) -> str:
+    """A link as the site has it.
+
+    Args:
+        link: of a page.
+        home: the page's place in the repository.
+        here: its place in the site.
+    """
+    target = os.path.normpath(PurePosixPath(home).parent / link[2])
+    if target in MOVED:
+        place = MOVED[target]
+    elif target.startswith("docs/"):
+        place = target.removeprefix("docs/")
+    else:
+        place = f"files/{target}"
+    return f"{link[1]}{os.path.relpath(place, PurePosixPath(here).parent)}{link[3] or ''}{link[4]}"
