@@ -82,7 +82,7 @@ def model_card(run: RunDirectory, license: str | None, transformers: bool) -> st
     )
     page = run.no_card if run.no_card.exists() else run.card
     return (
-        f"---\n{data.to_yaml()}\n---\n\n# {_plain(name)}\n\n{_lead(privacy)}\n\n```python\n{_LOADING[library]}\n```\n\n"
+        f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{_lead(privacy)}\n\n```python\n{_LOADING[library]}\n```\n\n"
         f"{_about_figures(public)}\n\n{_one_deeper(page.read_text(encoding='utf-8'))}"
     )
 
@@ -118,11 +118,6 @@ def _about_figures(public: bool) -> str:
     return (
         "Figures of evaluation are not on this page: they are exact functions of held-out records, and no epsilon covers them."
     )
-
-
-def _plain(name: str) -> str:
-    """A name in a heading, without what Markdown or HTML would take for its own."""
-    return re.sub(r"([\\`*_{}\[\]<>#|!])", r"\\\1", " ".join(name.split()))
 
 
 def _one_deeper(page: str) -> str:

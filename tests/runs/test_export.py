@@ -5,6 +5,7 @@ import os
 import shutil
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import ModelCard
 
@@ -15,6 +16,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.export import export_model
 from dpfed.runs.pretraining import pretrain
+from tests.models.conftest import SMALL
 
 
 def test_a_copy_has_none_of_the_times_of_the_run(tmp_path):
@@ -32,20 +34,34 @@ def test_a_copy_has_none_of_the_times_of_the_run(tmp_path):
     assert all(path.stat().st_mtime > long_ago + 1 and path.stat().st_atime > long_ago + 1 for path in copied)
 
 
+TREE = {
+    "name": "tiny",
+    "model": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16},
+    "bounding": {"group_size": 4, "engine": "loop", "microbatch": 32},
+    "training": {"device": "cpu"},
+    "evaluation": {"tasks": ["retrieval"], "every": 0, "records": 100},
+}
+
+
+@pytest.fixture(scope="module")
+def finished(shapes, tmp_path_factory):
+    """A finished run on public records."""
+    data, privacy = {"source": "store", "path": str(shapes.path), "size": 16}, {"epsilon": 8.0, "batch": 60, "steps": 2}
+    return pretrain(parse_config({**TREE, "data": data, "privacy": privacy}), tmp_path_factory.mktemp("export") / "run")
+
+
 class TestHub:
     """A folder for the Hugging Face hub."""
 
     @staticmethod
-    def page(run, tmp_path, **options):
-        export_model(run.path, tmp_path / "hub", hub=True, **options)
-        content = (tmp_path / "hub" / "README.md").read_text()
-        metadata = yaml.safe_load(content.split("---\n")[1])
-        return content, metadata
+    def page(run, dest, **options):
+        export_model(run.path, dest, hub=True, **options)
+        content = (dest / "README.md").read_text()
+        return content, yaml.safe_load(content.split("---\n")[1])
 
-    def test_the_card_is_inside_the_page_and_the_metadata_says_the_same(self, tiny, tmp_path):
-        run = pretrain(parse_config({**tiny, "name": "a <b>*model*</b>"}), tmp_path / "run")
-        content, metadata = self.page(run, tmp_path, license="cc-by-nc-4.0")
-        results = json.loads(run.results.read_text())["privacy"]
+    def test_the_card_is_inside_the_page_and_the_metadata_says_the_same(self, finished, tmp_path):
+        content, metadata = self.page(finished, tmp_path / "hub", license="cc-by-nc-4.0")
+        results = json.loads(finished.results.read_text())["privacy"]
         assert metadata["license"] == "cc-by-nc-4.0" and metadata["library_name"] == "dpfed"
         assert metadata["pipeline_tag"] == "zero-shot-image-classification" and "differential-privacy" in metadata["tags"]
         assert metadata["privacy"] == {
@@ -54,35 +70,34 @@ class TestHub:
             "unit": "record",
             **{name: results[name] for name in ("epsilon", "delta")},
         }
-        for line in run.card.read_text().splitlines():
+        for line in finished.card.read_text().splitlines():
             assert line.lstrip("#") in content
-        assert "<b>" not in content.split("## Privacy card")[0] and content.count("\n# ") == 1
-        assert "features" in dir(dpfed.load(tmp_path / "hub"))
-        ModelCard(content)  # the hub's own reading of the page
-        assert ModelCard(content).data.privacy == metadata["privacy"]
+        assert content.count("\n# ") == 1
+        assert dpfed.load(tmp_path / "hub").features
+        assert ModelCard(content).data.to_dict()["privacy"] == metadata["privacy"]  # the hub's own reading of the page
 
-    def test_figures_of_private_records_are_not_on_it_and_those_of_public_ones_are(self, tiny, tmp_path):
-        run = pretrain(parse_config(tiny), tmp_path / "run")
-        _, metadata = self.page(run, tmp_path)
-        shown = {item["metrics"][0]["type"]: item["metrics"][0]["value"] for item in metadata["model-index"][0]["results"]}
-        trained = {
-            item["name"]: item["value"]
-            for item in json.loads(run.results.read_text())["evaluations"]
-            if item["model"] == "trained"
-        }
+    def test_figures_of_public_records_are_on_it_and_those_of_private_ones_are_not(self, finished, tmp_path):
+        _, metadata = self.page(finished, tmp_path / "public")
+        [result] = metadata["model-index"][0]["results"]
+        shown = {metric["type"]: metric["value"] for metric in result["metrics"]}
+        evaluations = json.loads(finished.results.read_text())["evaluations"]
+        trained = {item["name"]: item["value"] for item in evaluations if item["model"] == "trained"}
         assert "image_to_text_R@10" in shown
-        assert all(abs(value - trained[name]) < 1e-4 for name, value in shown.items() if not name.endswith("rank"))
-        shutil.rmtree(tmp_path / "hub")
-        facts = json.loads((run.path / "provenance.json").read_text())
-        facts["data"]["keyed"] = True
-        (run.path / "provenance.json").write_text(json.dumps(facts))
-        content, metadata = self.page(run, tmp_path)
-        assert "model-index" not in metadata and "no epsilon covers them" in content
-        assert not any(str(round(value, 4)) in content for value in shown.values())
+        assert all(abs(value - trained[name]) < 1e-4 for name, value in shown.items())
+        private = tmp_path / "run"
+        shutil.copytree(finished.path, private)
+        facts = json.loads((private / "provenance.json").read_text())
+        (private / "provenance.json").write_text(json.dumps({**facts, "data": {**facts["data"], "keyed": True}}))
+        content, metadata = self.page(RunDirectory.open(private), tmp_path / "private")
+        assert "model-index" not in metadata and "no epsilon covers them" in content and "R@10" not in content
 
-    def test_a_run_without_a_guarantee_says_so_first(self, tiny, tmp_path):
-        tree = {**tiny, "bounding": {**tiny["bounding"], "method": "none"}, "privacy": {"batch": 60, "steps": 2}}
-        content, metadata = self.page(pretrain(parse_config(tree), tmp_path / "run"), tmp_path)
+    def test_a_run_without_a_guarantee_says_so_first(self, finished, tmp_path):
+        run = tmp_path / "run"
+        shutil.copytree(finished.path, run)
+        results = json.loads((run / "results.json").read_text())
+        (run / "results.json").write_text(json.dumps({**results, "privacy": {**results["privacy"], "guarantee": False}}))
+        (run / "privacy_card.md").rename(run / "no_privacy_card.md")
+        content, metadata = self.page(RunDirectory.open(run), tmp_path / "hub")
         assert metadata["privacy"] == {"guarantee": False} and "differential-privacy" not in metadata["tags"]
         assert "**Trained without a guarantee of privacy.**" in content
 
@@ -95,9 +110,27 @@ class TestHub:
             ({"transformers": True}, "transformers reads CLIP models"),
         ],
     )
-    def test_what_does_not_fit_is_refused_and_nothing_is_written(self, tiny, tmp_path, options, sentence):
-        tiny["privacy"]["steps"] = 1
-        run = pretrain(parse_config(tiny), tmp_path / "run")
+    def test_what_does_not_fit_is_refused_and_nothing_is_written(self, finished, tmp_path, options, sentence):
         with pytest.raises(UserError, match=sentence):
-            export_model(run.path, tmp_path / "out", **options)
+            export_model(finished.path, tmp_path / "out", **options)
         assert not (tmp_path / "out").exists()
+
+
+def test_a_clip_run_leaves_in_transformers_format_with_its_own_page(shapes, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+    tree = {
+        **TREE,
+        "model": {"kind": "open_clip", "architecture": str(tmp_path / "small.json")},
+        "data": {"source": "store", "path": str(shapes.path)},
+        "privacy": {"epsilon": 8.0, "batch": 16, "steps": 1},
+    }
+    run = pretrain(parse_config(tree), tmp_path / "run")
+    export_model(run.path, tmp_path / "out", transformers=True, hub=True)
+    assert "library_name: transformers" in (tmp_path / "out" / "README.md").read_text()
+    theirs, ours = transformers.CLIPModel.from_pretrained(tmp_path / "out").eval(), dpfed.load(run.path)
+    tokenizer = transformers.CLIPTokenizer.from_pretrained(tmp_path / "out")
+    tokens = tokenizer(["a large red circle"], return_tensors="pt", padding="max_length")
+    with torch.no_grad():
+        found = theirs(pixel_values=torch.zeros(1, 3, 32, 32), **tokens).text_embeds
+    assert torch.allclose(found, ours.embed_text(["a large red circle"]), atol=1e-5)
