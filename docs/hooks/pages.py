@@ -1,6 +1,6 @@
 """What the site has beyond docs/: pages that lie elsewhere in the repository, files that pages link to, and the reference.
 
-MkDocs calls `on_files` and `on_page_markdown` (mkdocs.yml names this file).
+MkDocs calls the functions whose names begin with `on_` (mkdocs.yml names this file).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ MOVED = {  # pages that lie outside of docs/ -> where the site has them
 }
 ROOMS = ("dpfed", "cluster", "clients", "server")
 _LINK = re.compile(r"(\]\()(?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?(\))")
+_FETCHING = re.compile(r'<script type="module">(?:(?!</script>).)*?cdnjs(?:(?!</script>).)*?</script>', re.DOTALL)
 _CODE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 
 
@@ -48,6 +49,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri.startswith("reference/"):
         return markdown
     return outside_code(markdown, lambda text: _LINK.sub(lambda link: _moved(link, home, page.file.src_uri), text))
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Takes a script out of the tutorials' pages that would fetch a library from elsewhere, for diagrams that none has."""
+    return _FETCHING.sub("", output)
 
 
 def outside_code(markdown: str, change: Any) -> str:

@@ -32,7 +32,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.progress import Silent, Watcher, import_progress
+from dpfed.progress import Silent, Watcher, import_progress, signs_of_life
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
 from dpfed.runs.foresight import foresee, guarded, refuse_many_owners
 from dpfed.runs.records import public_records_of, records_of
@@ -245,7 +245,10 @@ def assemble(
         refuse_mixing(model, f"bounding.method = '{method.name}'")
     if engine not in ("auto", "loop"):
         refuse_mixing(model, f"bounding.engine = '{engine}'")
-    with torch.random.fork_rng(devices=[]):
+    with (
+        torch.random.fork_rng(devices=[]),
+        signs_of_life(watcher.note, "trying the model on noise: does a record change others?"),
+    ):
         tried = largest_pass(config, foreseen or PrivacyPlan.sketch(config))
         text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
         check_independence(model, random_group(image_size(config), text, records=2), tried)

@@ -22,7 +22,7 @@ from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.models.validation import validate
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.progress import Silent, Watcher
+from dpfed.progress import Silent, Watcher, signs_of_life
 from dpfed.runs.dummy_batch import dummy_batch
 from dpfed.runs.foresight import refuse_inexact
 from dpfed.runs.paths import with_absolute_paths
@@ -126,8 +126,9 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
     validate(model)
     plan, tokenizer = PrivacyPlan.sketch(config), tokenizer_for(config.model)
     batch = dummy_batch(config, plan, tokenizer, device)
-    groups = plan.steps * plan.groups
-    return fastest_engine(model.to(device), batch, config.training.precision, plan.method.loss(config), groups, watcher.note)
+    groups, loss = plan.steps * plan.groups, plan.method.loss(config)
+    with signs_of_life(watcher.note, "timing the engines"):
+        return fastest_engine(model.to(device), batch, config.training.precision, loss, groups, watcher.note)
 
 
 def _refuse_engine(config: Config) -> None:

@@ -116,6 +116,7 @@ class TestHub:
         assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_clip_run_leaves_in_transformers_format_with_its_own_page(shapes, tmp_path):
     transformers = pytest.importorskip("transformers")
     (tmp_path / "small.json").write_text(json.dumps(SMALL))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import math
@@ -142,7 +143,7 @@ def picture(content: bytes, window: tuple[float, float] | None = None) -> np.nda
         NotRead: saying why.
     """
     try:
-        with _Quiet():
+        with _quiet():
             return _picture(_parsed(content), window)
     except NotRead:
         raise
@@ -266,7 +267,7 @@ def _patient(file: Path) -> str | None:
     try:
         if not file.is_file() or not _begins_so(file):
             return None
-        with _Quiet(), file.open("rb") as content:
+        with _quiet(), file.open("rb") as content:
             if str(_syntax(content)) not in _READ:
                 return None
             return unit_of(dcmread(file, stop_before_pixels=True, specific_tags=_TAGS).get("PatientID")) or ""
@@ -274,20 +275,16 @@ def _patient(file: Path) -> str | None:
         return None
 
 
-class _Quiet(warnings.catch_warnings):
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
     """Pydicom says what is odd in a file, with its values, which are private."""
-
-    def __init__(self) -> None:
-        super().__init__(action="ignore")
-
-    def __enter__(self) -> Any:
-        self._logger = logging.getLogger("pydicom")
-        self._before, self._logger.disabled = self._logger.disabled, True
-        return super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._logger.disabled = self._before
-        super().__exit__(*error)
+    logger = logging.getLogger("pydicom")
+    before, logger.disabled = logger.disabled, True
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logger.disabled = before
 
 
 def parsed_window(text: str) -> tuple[float, float]:

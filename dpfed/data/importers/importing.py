@@ -127,8 +127,8 @@ def import_records(
     """
     if is_address(source):
         given = dict(locals())
-        place = local_path(dest, "the place of the new store")
-        with fetched(given.pop("source"), place, say or (lambda text: None)) as folder:
+        store_at = local_path(dest, "the place of the new store")
+        with fetched(given.pop("source"), store_at, say or (lambda text: None)) as folder:
             return import_records(folder, **given)
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")

@@ -1,0 +1,102 @@
+"""The documentation site: every page has its place, links are those of the site, and the tutorials are executed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+MKDOCS = Path(sys.executable).with_name("mkdocs")
+pytest.importorskip("mkdocs")
+sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+import pages  # noqa: E402
+
+
+def nav(tree):
+    for entry in tree:
+        for value in entry.values() if isinstance(entry, dict) else [entry]:
+            yield from nav(value) if isinstance(value, list) else [value]
+
+
+def test_every_page_has_its_place_in_the_navigation():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    shown = list(nav(site["nav"]))
+    there = {path.name for path in (ROOT / "docs").glob("*.md")} | {f"tutorials/{path.name}" for path in NOTEBOOKS}
+    assert set(shown) == there | set(pages.MOVED.values()) | {"reference/index.md"} and len(shown) == len(set(shown))
+    assert site["strict"] and site["theme"]["font"] is False
+
+
+@pytest.mark.parametrize(
+    ("home", "here", "link", "expected"),
+    [
+        ("README.md", "index.md", "docs/data.md#dicom", "data.md#dicom"),
+        ("README.md", "index.md", "docs/pictures/a.png", "pictures/a.png"),
+        ("cluster/README.md", "cluster.md", "../docs/gpu.md", "gpu.md"),
+        ("docs/gpu.md", "gpu.md", "../cluster/README.md#measured", "cluster.md#measured"),
+        ("docs/federation.md", "federation.md", "../server/fleet_only.conf", "files/server/fleet_only.conf"),
+        ("docs/tutorials/x.ipynb", "tutorials/x.ipynb", "../data.md", "../data.md"),
+    ],
+)
+def test_links_of_the_repository_become_links_of_the_site(home, here, link, expected):
+    found = pages._LINK.search(f"see [it]({link}) there")
+    assert pages._moved(found, home, here) == f"]({expected})"
+
+
+def test_code_and_addresses_stay_as_they_are():
+    class Page:
+        class file:
+            src_uri = "index.md"
+
+    text = "[a](https://x.org/docs/y.md)\n```\n[b](docs/data.md)\n```\n[c](docs/data.md) and [d](#part)"
+    assert pages.on_page_markdown(text, Page) == text.replace("[c](docs/data.md)", "[c](data.md)")
+
+
+def test_the_reference_has_every_module():
+    text = "\n".join(pages.reference().values())
+    entries = set(re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE))
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for room in pages.ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        if path.name not in ("__init__.py", "__main__.py")
+    }
+    assert entries == modules | {"dpfed"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_tutorials_are_executed_without_an_error_and_name_no_place_of_this_machine(path):
+    book = json.loads(path.read_text())
+    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["execution_count"] for cell in cells) and any(cell["outputs"] for cell in cells)
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert not any(output["output_type"] == "error" for output in outputs)
+    text = "".join("".join(output.get("text", "")) for output in outputs)
+    assert "Traceback" not in text and str(Path.home()) not in text and "\x1b" not in text
+    assert not re.search(r"/tmp/|/work/", text)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MKDOCS.exists(), reason="mkdocs is not installed")
+def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path):
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    command = [str(MKDOCS), "build", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0 and not done.stdout, done.stderr
+    for page in (tmp_path / "site").rglob("*.html"):
+        text = page.read_text()
+        assert not re.search(r'<(?:script|img|iframe|link)[^>]*(?:src|href)="(?:https?:)?//', text), page
+        assert not re.search(r"""(?:import|url)\(["']?https?://""", text), page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_tutorials_run(path):
+    command = [sys.executable, str(ROOT / "docs" / "tutorials" / "run.py"), path.stem, "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
