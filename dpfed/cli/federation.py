@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -39,7 +39,13 @@ def create_federation(
     from dpfed.runs.paths import with_absolute_paths
 
     loaded = with_absolute_paths(chosen_config(config, assignments))
-    options = {"trust": trust, "drops": drops, "colluders": colluders, "deadline": deadline, "broadcast": broadcast}
+    options: dict[str, Any] = {
+        "trust": trust,
+        "drops": drops,
+        "colluders": colluders,
+        "deadline": deadline,
+        "broadcast": broadcast,
+    }
     with watching(as_json=True) as watcher:  # beside the output
         make_start_if_wanted(loaded, watcher)
         made = CoordinatorFolder.create(folder, loaded, cards, import_progress(watcher), **options)

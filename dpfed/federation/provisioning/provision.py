@@ -241,14 +241,15 @@ class _Office:
         files[AUTHORITY] = read_bytes(self.certificates / AUTHORITY)
         if self.agreed.path.exists():
             files[TERMS] = self.agreed.terms.read_bytes()
-        before = read_kit(archive).manifest if archive.exists() else None
         said = {"federation": project.name, "site": site, "invitation": self._invitation(site), "superlink": project.address}
-        said |= {"protocol": PROTOCOL, "release": __version__}
-        kit = Kit.made(identity, files, serial=before.serial if before else 1, **said)
-        if before == kit.manifest:
+
+        def made(serial: int) -> Kit:
+            return Kit.made(identity, files, serial=serial, protocol=PROTOCOL, release=__version__, **said)
+
+        before = read_kit(archive).manifest if archive.exists() else None
+        if before and before == made(before.serial).manifest:
             return archive, False
-        if before:
-            kit = Kit.made(identity, files, serial=before.serial + 1, **said)
+        kit = made(before.serial + 1 if before else 1)
         write_atomically(archive, kit.archive(), 0o600)
         return archive, True
 

@@ -18,6 +18,7 @@ from dpfed.federation.protocol.identity import Identity, is_signed
 from dpfed.federation.protocol.messages import PROTOCOL
 from dpfed.federation.provisioning.kits import Manifest
 from dpfed.federation.provisioning.project import Name
+from dpfed.federation.provisioning.services import Slot
 from dpfed.files.reading import read_text
 
 _DOMAIN = b"dpfed reply 1\0"
@@ -30,7 +31,7 @@ class Reply(Section):
     federation: Name
     invitation: str
     card: SiteCard
-    node_keys: dict[Literal["a", "b"], str] = Field(min_length=1, description="public keys by slot, as OpenSSH writes them")
+    node_keys: dict[Slot, str] = Field(min_length=1, description="public keys by slot, as OpenSSH writes them")
     left: bool = False
     written: int = Field(
         ge=0, description="seconds since 1970; the newest reply of a site counts, and a later one has a larger"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment, StrictUndefined
 
-SLOTS = ("a", "b")  # a SuperNode's key is replaced by starting a second SuperNode beside it
+Slot = Literal["a", "b"]
+SLOTS: tuple[Slot, Slot] = ("a", "b")  # a SuperNode's key is replaced by starting a second SuperNode beside it
 NODE_PORTS = {"a": 9200, "b": 9201}
 LINK_PORT = 8100  # of the SuperLink, on loopback
 GROUP = "dpfed-node"  # of the user that runs SuperNode and app; the worker's user is another

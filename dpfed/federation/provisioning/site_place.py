@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dpfed.budgets.shelf import possible
 from dpfed.errors import UserError
@@ -19,12 +19,10 @@ from dpfed.federation.provisioning.certificates import make_node_key
 from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, Manifest, altered, is_spoken, read_kit, read_manifest
 from dpfed.federation.provisioning.provision import container_user, require_plain
 from dpfed.federation.provisioning.replies import Reply
-from dpfed.federation.provisioning.services import NODE_PORTS, SLOTS
+from dpfed.federation.provisioning.services import NODE_PORTS, SLOTS, Slot
 from dpfed.files.atomic import create_file, make_folder, new_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_text
-
-Slot = Literal["a", "b"]
 
 
 class SitePlace:
@@ -176,7 +174,7 @@ class SitePlace:
     def slots(self) -> list[Slot]:
         """The SuperNodes' slots that have a key, the newest last."""
         made = [slot for slot in SLOTS if (self._keys / f"{slot}.pub").is_file()]
-        return sorted(made, key=lambda slot: (self._keys / f"{slot}.pub").stat().st_mtime_ns)  # type: ignore[return-value]
+        return sorted(made, key=lambda slot: (self._keys / f"{slot}.pub").stat().st_mtime_ns)
 
     def rotate(self) -> Slot:
         """Makes a new key for a SuperNode, in the slot that is not in use, and a reply with it.
@@ -239,7 +237,7 @@ class SitePlace:
             federation=manifest.federation,
             invitation=manifest.invitation,
             card=self.site.own_card(),
-            node_keys=keys,  # type: ignore[arg-type]
+            node_keys=keys,
             left=has_left(self.site.path),
             written=max(int(time.time()), Reply.load(self.reply).written + 1 if self.reply.exists() else 0),
         )
