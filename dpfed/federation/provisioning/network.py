@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import os
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from urllib.request import proxy_bypass_environment  # no documented API, and in every Python since 3.5
 
 from cryptography import x509
 
@@ -18,40 +18,16 @@ from dpfed.federation.provisioning.findings import Finding, State
 _SOON = datetime.timedelta(days=60)
 _SKEW = 60.0  # seconds by which clocks may differ
 _WAIT = 10.0  # seconds for the coordinator's answer
-_PROXY = "HTTPS_PROXY"
-_WRONG = (  # what OpenSSL says of a certificate, what that means, what to do
-    (
-        "expired",
-        "the coordinator's certificate has expired",
-        "call the coordinator, who renews it; check this machine's date, too",
-    ),
-    ("not yet valid", "the coordinator's certificate is not valid yet", "set this machine's clock: it is behind"),
-    (
-        "mismatch",
-        "the coordinator's certificate is for another name",
-        "call the coordinator: `host` in project.toml must be the name that is used",
-    ),
-    (
-        "local issuer",
-        "the certificate is of another authority than ca.crt",
-        "unpack the newest kit; if it stays, somebody stands between",
-    ),
-    (
-        "self-signed",
-        "the certificate is of another authority than ca.crt",
-        "unpack the newest kit; if it stays, somebody stands between",
-    ),
-    (
-        "self signed",
-        "the certificate is of another authority than ca.crt",
-        "unpack the newest kit; if it stays, somebody stands between",
-    ),
-    (
-        "signature failure",
-        "the certificate is of another authority than ca.crt",
-        "unpack the newest kit; if it stays, somebody stands between",
-    ),
-)
+_STRANGE = "the certificate is of another authority than ca.crt", "unpack the newest kit; if it stays, somebody stands between"
+_WRONG = {  # what OpenSSL says of a certificate: what that means, and what to do
+    "expired": ("its certificate has expired", "call the coordinator, who renews it; look at this machine's date, too"),
+    "not yet valid": ("its certificate is not valid yet", "set this machine's clock: it is behind"),
+    "mismatch": ("its certificate is for another name", "call the coordinator: `host` in project.toml must be this name"),
+    "local issuer": _STRANGE,
+    "self-signed": _STRANGE,
+    "self signed": _STRANGE,
+    "signature failure": _STRANGE,
+}
 
 
 def of_certificate(path: Path, advice: str) -> Iterator[Finding]:
@@ -102,7 +78,8 @@ def of_connection(address: str, authority: Path, settings: Mapping[str, str]) ->
     except ImportError:
         yield Finding("coordinator", State.UNKNOWN, "httpx is not installed", "pip install 'dpfed[flower]'")
         return
-    proxy = settings.get(_PROXY) or os.environ.get(_PROXY) or os.environ.get(_PROXY.lower())
+    host = address.rpartition(":")[0].strip("[]")
+    proxy = None if proxy_bypass_environment(host, {"no": settings.get("NO_PROXY", "")}) else settings.get("HTTPS_PROXY")
     way = f"{address}{f' through {_without_password(proxy)}' if proxy else ''}"
     try:
         context = ssl.create_default_context(cafile=str(authority))
@@ -111,11 +88,11 @@ def of_connection(address: str, authority: Path, settings: Mapping[str, str]) ->
             client.stream("GET", f"https://{address}/") as response,
         ):
             channel = response.extensions["network_stream"].get_extra_info("ssl_object")
-            found = x509.load_der_x509_certificate(channel.getpeercert(binary_form=True))
+            found = x509.load_der_x509_certificate(channel.getpeercert(True))
             date = response.headers.get("date")
     except (httpx.HTTPError, OSError, ValueError) as error:
         text = str(error) or type(error).__name__
-        for words, said, advice in _WRONG:
+        for words, (said, advice) in _WRONG.items():
             if words in text.lower():
                 yield Finding("coordinator", State.BAD, f"{way}: {said}", advice)
                 return
