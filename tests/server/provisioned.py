@@ -60,8 +60,8 @@ class Forwarder:
         asked: where it was asked to connect to.
     """
 
-    def __init__(self, certificates: Path, link: int, port: int) -> None:
-        self._certificates, self._link, self.port = certificates, link, port
+    def __init__(self, folder: Path, link: int, port: int) -> None:
+        self._folder, self._link, self.port = folder, link, port
         self.outgoing, self.asked = 0, set[str]()
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.reload()
@@ -72,7 +72,7 @@ class Forwarder:
 
     def reload(self) -> None:
         """What ``nginx -s reload`` does: new connections see the new certificate, open ones stay."""
-        self._context.load_cert_chain(self._certificates / "server.pem", self._certificates / "server.key")
+        self._context.load_cert_chain(self._folder / "proxy" / "server.pem", self._folder / "proxy" / "server.key")
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -87,7 +87,7 @@ class Forwarder:
         self._loop.run_forever()
 
     async def _to_link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner = ssl.create_default_context(cafile=self._certificates / "inner" / "ca.crt")
+        inner = ssl.create_default_context(cafile=self._folder / "proxy" / "inner.crt")
         other = await asyncio.open_connection("127.0.0.1", self._link, ssl=inner, server_hostname="localhost")
         await _both(reader, writer, *other)
 
@@ -116,9 +116,9 @@ async def _both(reader, writer, other_reader, other_writer) -> None:
 
 
 @contextmanager
-def forwarding(certificates: Path, link: int, port: int) -> Iterator[Forwarder]:
+def forwarding(folder: Path, link: int, port: int) -> Iterator[Forwarder]:
     """Both proxies, until the block ends."""
-    forwarder = Forwarder(certificates, link, port)
+    forwarder = Forwarder(folder, link, port)
     try:
         yield forwarder
     finally:

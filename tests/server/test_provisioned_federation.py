@@ -50,7 +50,7 @@ def test_rotations_and_an_upgrade_in_mid_run_lose_no_step(folder, shapes):
     data = {"source": "store", "path": str(folder / "stores" / "evaluation"), "size": 16}
     (folder / "plan.toml").write_text(tomli_w.dumps({**plan, "data": data}))
     done, chest = office.provision(), folder / "chest"
-    with forwarding(chest / "certificates", link, port) as forwarder, processes(folder / "logs") as members:
+    with forwarding(chest, link, port) as forwarder, processes(folder / "logs") as members:
         proxy = f"http://127.0.0.1:{forwarder.outgoing}"
         north = office.set_up("north", done, port=nodes[0])
         south = office.set_up("south", done, port=nodes[2], proxy=proxy)

@@ -25,6 +25,7 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import (
     AUTHORITY,
     SERVER,
+    SERVER_KEY,
     make_certificates,
     renew_authority,
     renew_server,
@@ -175,6 +176,7 @@ class _Office:
             make_certificates(self.certificates, self.hosts)
         if not (self.certificates / "inner" / SERVER).exists():
             make_certificates(self.certificates / "inner", ["localhost", "127.0.0.1"], INNER_DAYS)
+        self._equip_proxy()
         if not self._state.exists():
             self._save({"name": self._project.name, "invitations": {}})
         project = self._project
@@ -187,6 +189,13 @@ class _Office:
         if not (self.path / ".env").exists():
             settings = {"DPFED_FOLDER": self.path, "DPFED_USER": container_user(), "DPFED_RECORDS": self._records(beside)}
             create_file(self.path / ".env", "".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    def _equip_proxy(self) -> None:
+        """A folder with what the proxy reads, and no more: a container sees files that are replaced only in a folder."""
+        proxy = self.path / "proxy"
+        make_folder(proxy, 0o700)
+        for name, source in ((SERVER, SERVER), (SERVER_KEY, SERVER_KEY), ("inner.crt", f"inner/{AUTHORITY}")):
+            _write_if_other(proxy / name, read_bytes(self.certificates / source), 0o600 if name == SERVER_KEY else 0o644)
 
     def identity(self) -> Identity:
         """The coordinator's keys."""
@@ -296,6 +305,6 @@ def container_user() -> str:
     return f"{os.getuid()}:{os.getgid()}" if os.getuid() else "1000:1000"
 
 
-def _write_if_other(path: Path, content: bytes) -> None:
+def _write_if_other(path: Path, content: bytes, mode: int = 0o644) -> None:
     if not path.exists() or path.read_bytes() != content:
-        write_atomically(path, content, 0o644)
+        write_atomically(path, content, mode)

@@ -196,6 +196,8 @@ class SitePlace:
         with new_folder(self._keys / ".new", 0o700) as draft:
             make_node_key(draft, slot)
         for name in (slot, f"{slot}.pub"):
+            if os.geteuid() == 0:  # the folder may be that of the SuperNode's user
+                os.chown(self._keys / ".new" / name, self._keys.stat().st_uid, self._keys.stat().st_gid)
             os.replace(self._keys / ".new" / name, self._keys / name)
         (self._keys / ".new").rmdir()
         self.write_reply()

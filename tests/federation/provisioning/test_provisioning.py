@@ -286,6 +286,7 @@ def test_a_new_certificate_needs_no_new_kit_and_a_new_authority_does(office):
     renewed = office.provision(renew="certificate")
     assert renewed.changed == [] and (certificates / "server.pem").read_bytes() != before
     assert (certificates / "inner" / "server.pem").read_bytes() == inner  # SuperLink is not restarted
+    assert (certificates.parent / "proxy" / "server.pem").read_bytes() == (certificates / "server.pem").read_bytes()
     old = read_kit(done.kits["north"]).files["ca.crt"]
     renewed = office.provision(renew="authority")
     both = read_kit(renewed.kits["north"]).files["ca.crt"]

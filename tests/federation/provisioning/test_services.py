@@ -169,6 +169,12 @@ def test_only_the_proxys_port_is_open_at_the_coordinator(link):
     assert host[host.index("--host") + 1] == "127.0.0.1" and "--enable-supernode-auth" in host
 
 
+def test_what_is_renewed_reaches_a_container_that_runs(link):
+    # A file that is replaced is another file: a container that mounts it alone keeps the old one.
+    assert "${DPFED_FOLDER}/proxy" in mounts(link["proxy"])
+    assert not any(source.endswith((".pem", ".key")) for source in mounts(link["proxy"]))
+
+
 def test_units_and_containers_start_the_same_programs(site):
     def plain(words):
         return re.sub(r"\$\{DPFED_FOLDER\}|%f", "F", re.sub(r"\$\{DPFED_PORT_(.)\}|920[01]", "PORT", " ".join(words)))
@@ -181,8 +187,8 @@ def test_units_and_containers_start_the_same_programs(site):
 
 def test_the_proxy_is_the_recipe_with_this_federations_names():
     recipe = (ROOT / "server" / "fleet_only.conf").read_text()
-    recipe = recipe.replace("/etc/dpfed/ca.crt", "/srv/dpfed/chest/certificates/inner/ca.crt")
-    recipe = recipe.replace("/etc/dpfed", "/srv/dpfed/chest/certificates").replace("superlink {", "dpfed-chest {")
+    recipe = recipe.replace("/etc/dpfed/ca.crt", "/srv/dpfed/chest/proxy/inner.crt")
+    recipe = recipe.replace("/etc/dpfed", "/srv/dpfed/chest/proxy").replace("superlink {", "dpfed-chest {")
     recipe = recipe.replace("https://superlink/", "https://dpfed-chest/").replace(
         "proxy_ssl_name superlink.example.org", "proxy_ssl_name localhost"
     )
