@@ -115,8 +115,8 @@ def require_plain(folder: Path) -> Path:
     """
     if not _PLAIN.fullmatch(str(folder)):
         raise UserError(
-            f"{str(folder)!r} cannot be the folder: units and compose files name it, so its path may hold letters, digits and "
-            "/ . _ - only."
+            f"{str(folder)!r} cannot be the folder: units and compose files name it, so its path may hold letters, digits "
+            "and / . _ - only."
         )
     return folder
 
@@ -152,16 +152,14 @@ class _Office:
             agreed = [site.name for site in terms.sites]
             if agreed != list(self._project.sites):
                 raise UserError(
-                    f"the terms of {name!r} are made, for the sites {', '.join(agreed)}, and terms never "
-                    "change: restore these in "
-                    "the project, or begin another project with a name of its own."
+                    f"the terms of {name!r} are made, for the sites {', '.join(agreed)}, and terms never change: restore "
+                    "these in the project, or begin another project with a name of its own."
                 )
             for key, value in self._project.options.items():
                 if getattr(terms, key) != value:
                     raise UserError(
-                        f"{key} = {value!r}, and the terms of {name!r} are made with {getattr(terms, key)!r}, "
-                        "and never change: "
-                        "restore it in the project, or begin another project with a name of its own."
+                        f"{key} = {value!r}, and the terms of {name!r} are made with {getattr(terms, key)!r}, and never "
+                        "change: restore it in the project, or begin another project with a name of its own."
                     )
 
     def found(self, beside: Path) -> None:
@@ -210,8 +208,8 @@ class _Office:
             reply.refuse(path, self._expected(name))
             if name in found and found[name][1].card != reply.card:
                 raise UserError(
-                    f"{found[name][0]} and {path} are both of {name}, with different cards: call the site, and remove the one "
-                    "whose fingerprint it does not read out."
+                    f"{found[name][0]} and {path} are both of {name}, with different cards: call the site, and remove the "
+                    "one whose fingerprint it does not read out."
                 )
             if name not in found or reply.written >= found[name][1].written:
                 found[name] = path, reply

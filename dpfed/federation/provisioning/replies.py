@@ -80,15 +80,13 @@ class Reply(Section):
             raise UserError(f"{path} is the reply of {name!r}, which is no site of this project: remove it, or add the site.")
         if self.federation != kit.federation or self.invitation != kit.invitation:
             raise UserError(
-                f"{path} says that it is of {name}, and answers another kit than the one that was made for "
-                f"{name}: send the kit "
-                "again, and have the site reply to that."
+                f"{path} says that it is of {name}, and answers another kit than the one that was made for {name}: send "
+                "the kit again, and have the site reply to that."
             )
         if self.protocol != PROTOCOL:
             raise UserError(
-                f"{name} runs dpfed {self.release}, which speaks protocol {self.protocol}, and this is dpfed "
-                f"{__version__} with "
-                f"protocol {PROTOCOL}: install the same release on both sides."
+                f"{name} runs dpfed {self.release}, which speaks protocol {self.protocol}, and this is dpfed {__version__} "
+                f"with protocol {PROTOCOL}: install the same release on both sides."
             )
         for key in self.node_keys.values():
             if not is_node_key(key):

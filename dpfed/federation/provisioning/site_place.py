@@ -20,7 +20,7 @@ from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, Manifest, a
 from dpfed.federation.provisioning.provision import container_user, require_plain
 from dpfed.federation.provisioning.replies import Reply
 from dpfed.federation.provisioning.services import NODE_PORTS, SLOTS, Slot
-from dpfed.files.atomic import create_file, make_folder, new_folder, write_atomically
+from dpfed.files.atomic import make_folder, new_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_text
 
@@ -40,6 +40,7 @@ class SitePlace:
         self.site = SiteFolder(self.path / "site")
         self.reply, self.terms, self.settings = self.path / "reply.json", self.path / TERMS, self.path / ".env"
         self._keys = self.path / "keys"
+        self._pin = self._keys / "coordinator.json"
 
     @classmethod
     def set_up(cls, kit: Path, into: Path | None, coordinator: str, store: Path, **settings: Any) -> SitePlace:
@@ -59,9 +60,8 @@ class SitePlace:
         read = read_kit(kit)
         if not is_spoken(coordinator, read.manifest.coordinator):
             raise UserError(
-                f"{kit} was not made by the coordinator with the fingerprint {coordinator!r}: call them again, "
-                "and have them read "
-                "it out. If it is right, the kit comes from somebody else."
+                f"{kit} was not made by the coordinator with the fingerprint {coordinator!r}: call them again, and have "
+                "them read it out. If it is right, the kit comes from somebody else."
             )
         port, proxy = settings.pop("port", None) or NODE_PORTS["a"], settings.pop("proxy", None)
         if not 1 <= port < 65535:
@@ -69,24 +69,33 @@ class SitePlace:
         _refuse_proxy(proxy)
         path = kit if kit.is_dir() else (into or Path()) / read.manifest.folder
         place = cls(require_plain(path.resolve()))
+        cut_short = (place.path / MANIFEST).is_file() and read_manifest(place.path) == read.manifest
+        if cut_short and place.site.path.exists() and not place.reply.exists():
+            place.write_reply()
+            return place
         if place.site.path.exists():
             raise UserError(
-                f"{place.site.path} is there already, with keys of its own: `dpfed site unpack` puts a newer kit over it; for "
-                "another site, choose another folder with --into."
+                f"{place.site.path} is there already, with keys of its own: `dpfed site unpack` puts a newer kit over it; "
+                "for another site, choose another folder with --into."
             )
         name = read.manifest.site
         if not kit.is_dir():
-            if place.path.exists() and any(place.path.iterdir()):
+            if place.path.exists() and any(place.path.iterdir()) and not cut_short:
                 raise UserError(f"{place.path} is there already, and is not empty: choose another folder with --into.")
             place._write(read)
-        site = SiteFolder.create(place.site.path, name, store, **settings)
-        for folder in ("budgets", "door", "flower"):
+        for folder in ("budgets", "door", "flower", "keys"):
             make_folder(place.path / folder, 0o700)
-        if not (place._keys / "a").exists():
+        if not (place._keys / "a.pub").exists():
+            (place._keys / "a").unlink(missing_ok=True)
             make_node_key(place._keys, "a")
-            create_file(place._keys / "runtime.secret", secrets.token_bytes(32), 0o600)
-        place._write_settings(Path(site.settings().store), port, proxy)
+        for file, content in (
+            (place._keys / "runtime.secret", secrets.token_bytes(32)),
+            (place._pin, json.dumps(_pin_of(read.manifest)).encode()),
+        ):
+            write_atomically(file, content, 0o600)
+        place._write_settings(Path(store).absolute(), port, proxy)
         place.link_programs()
+        SiteFolder.create(place.site.path, name, store, **settings)
         place.write_reply()
         return place
 
@@ -105,8 +114,18 @@ class SitePlace:
 
     @property
     def manifest(self) -> Manifest:
-        """What the kit says about itself."""
-        return read_manifest(self.path)
+        """What the kit says about itself.
+
+        Raises:
+            UserError: if it is not of the coordinator whose fingerprint was compared, such as one that was unpacked by hand.
+        """
+        manifest = read_manifest(self.path)
+        if _pin_of(manifest) != json.loads(read_text(self._pin)):
+            raise UserError(
+                f"the kit in {self.path} is not of the coordinator, federation and site for which `dpfed site setup` was given: "
+                "unpack the newest kit of these again, by hand; the site's own files are as they were."
+            )
+        return manifest
 
     def unpack(self, kit: Path) -> bool:
         """Puts a newer kit in the place of the one that is here; keys, settings and ledger are no part of kits.
@@ -131,8 +150,8 @@ class SitePlace:
                 raise UserError(f"{kit} is the kit of {new.manifest.site}, and this is {old.site}: nothing was changed.")
             if new.manifest.serial < old.serial:
                 raise UserError(
-                    f"{kit} is older (number {new.manifest.serial}) than the kit here (number {old.serial}): "
-                    "nothing was changed."
+                    f"{kit} is older (number {new.manifest.serial}) than the kit here (number {old.serial}): nothing was "
+                    "changed."
                 )
             theirs = [
                 name
@@ -141,9 +160,8 @@ class SitePlace:
             ]
             if theirs:
                 raise UserError(
-                    f"{self.path / theirs[0]} was changed here since the kit was unpacked, and would be "
-                    "overwritten: move it away. "
-                    "Settings of your own belong into .env, compose.override.yaml, or `systemctl edit`."
+                    f"{self.path / theirs[0]} was changed here since the kit was unpacked, and would be overwritten: move "
+                    "it away. Settings of your own belong into .env, compose.override.yaml, or `systemctl edit`."
                 )
             if self.site.joined and TERMS in new.files and Terms.load(self.site.path / TERMS).text.encode() != new.files[TERMS]:
                 raise UserError(f"{kit} holds other terms than those that {self.site.path} has joined: nothing was changed.")
@@ -161,9 +179,8 @@ class SitePlace:
         kit = read_kit(self.path)
         if TERMS not in kit.files:
             raise UserError(
-                f"the kit in {self.path} holds no terms yet: send {self.reply} to the coordinator, who sends a "
-                "kit with terms when all "
-                "sites have replied. `dpfed site join FOLDER KIT` takes it."
+                f"the kit in {self.path} holds no terms yet: send {self.reply} to the coordinator, who sends a kit with "
+                "terms when all sites have replied. `dpfed site join FOLDER KIT` takes it."
             )
         terms = Terms.load(self.terms)
         if terms.coordinator != kit.manifest.coordinator:
@@ -187,9 +204,8 @@ class SitePlace:
         """
         if len(self.slots()) > 1:
             raise UserError(
-                f"{self.path} has two SuperNode's keys already, the newer one for node-{self.slots()[-1]}: "
-                "finish that rotation with "
-                "`dpfed site rotate --done`."
+                f"{self.path} has two SuperNode's keys already, the newer one for node-{self.slots()[-1]}: finish that "
+                "rotation with `dpfed site rotate --done`."
             )
         used = self.slots()[-1]
         slot: Slot = "b" if used == "a" else "a"
@@ -274,9 +290,7 @@ class SitePlace:
                 path.unlink()
 
     def _write_settings(self, store: Path, port: int, proxy: str | None) -> None:
-        """Writes ``.env``, which compose and systemd read, unless it is there."""
-        if self.settings.exists():
-            return
+        """Writes ``.env``, which compose and systemd read."""
         values = {
             "DPFED_FOLDER": str(self.path),
             "DPFED_USER": container_user(),
@@ -290,7 +304,7 @@ class SitePlace:
         if proxy:
             values["HTTPS_PROXY"] = proxy
         text = "# Settings of this site, for compose and systemd. No kit overwrites this file.\n"
-        create_file(self.settings, text + "".join(f"{name}={value}\n" for name, value in values.items()), 0o600)
+        write_atomically(self.settings, text + "".join(f"{name}={value}\n" for name, value in values.items()), 0o600)
 
 
 def _refuse_proxy(proxy: str | None) -> None:
@@ -301,3 +315,8 @@ def _refuse_proxy(proxy: str | None) -> None:
 def _same(path: Path, kit: Kit, name: str) -> bool:
     """Whether a file is as a kit has it, such as one that somebody unpacked by hand."""
     return kit.files.get(name) == path.read_bytes()
+
+
+def _pin_of(manifest: Manifest) -> dict[str, str]:
+    """What all kits of one site have in common: kept where no kit can change it."""
+    return manifest.model_dump(include={"coordinator", "federation", "site", "invitation"})

@@ -64,6 +64,7 @@ def test_keys_are_made_at_the_site_and_never_in_a_kit(invited):
     office, done, place = invited
     secrets = [*(place.path / "keys").glob("*"), *place.site.path.glob("*.key")]
     secrets = [file for file in secrets if file.suffix != ".pub"]
+    secrets = [file for file in secrets if file.suffix != ".json"]
     assert len(secrets) == 4 and all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in secrets)
     for kit in done.kits.values():
         content = b"".join(read_kit(kit).files.values())
@@ -156,6 +157,32 @@ def test_tar_over_a_site_touches_nothing_of_its_own(office):
         tar.extractall(place.path.parent, filter="data")
     after = everything(place.path)
     assert all(after[path] == content for path, content in own.items())
+
+
+def test_a_kit_of_somebody_else_that_tar_put_over_a_site_is_noticed_and_mended(office):
+    done = office.provision()
+    place = office.set_up("north", done)
+    read = read_kit(done.kits["north"])
+    said = read.manifest.model_dump(exclude={"coordinator", "files"}) | {"serial": 9}
+    forged = Kit.made(Identity.fresh(), {name: content for name, content in read.files.items() if name != MANIFEST}, **said)
+    (place.path / MANIFEST).write_bytes(forged.files[MANIFEST])
+    for use in (place.join, place.write_reply, lambda: place.unpack(done.kits["north"])):
+        with pytest.raises(UserError, match="is not of the coordinator, federation and site"):
+            use()
+    with tarfile.open(done.kits["north"]) as tar:
+        tar.extractall(place.path.parent, filter="data")
+    assert place.manifest == read.manifest
+
+
+def test_a_setup_that_was_refused_or_cut_short_goes_on(office, monkeypatch):
+    done = office.provision()
+    with pytest.raises(UserError, match="nowhere"):
+        SitePlace.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.folder / "nowhere")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(SitePlace, "write_reply", lambda place: (_ for _ in ()).throw(KeyboardInterrupt))
+        SitePlace.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.store("north"))
+    place = SitePlace.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.store("north"))
+    assert place.reply.exists() and place.env()["DPFED_STORE"] == str(office.store("north"))
 
 
 def test_a_site_joins_only_the_terms_of_the_coordinator_that_made_its_kit(office):
