@@ -131,7 +131,7 @@ def rotate(
     if done:
         tell(f"The key of node-{place.forget_old_key()} is removed. Send {place.reply} to the coordinator, who unregisters it.")
         return
-    old = place.slots()[-1]
+    old = place.keys.slots()[-1]
     new = place.rotate()
     for sentence in (
         f"A new key lies in keys/{new}. No step is lost if you go on so:",

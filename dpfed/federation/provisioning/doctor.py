@@ -154,7 +154,7 @@ def _disk(folder: Path) -> Iterator[Finding]:
 
 
 def _node_ports(place: SitePlace) -> Iterator[Finding]:
-    settings, used = place.env(), place.slots()
+    settings, used = place.env(), place.keys.slots()
     for slot in used:
         port = settings.get(f"DPFED_PORT_{slot.upper()}", str(NODE_PORTS[slot]))
         if not port.isdecimal() or not 0 < int(port) < 65536:

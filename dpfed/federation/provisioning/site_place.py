@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 import time
 from pathlib import Path
@@ -15,12 +14,12 @@ from dpfed.errors import UserError
 from dpfed.federation.folders import SiteFolder
 from dpfed.federation.leaving import has_left
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.provisioning.certificates import make_node_key
 from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, Manifest, altered, is_spoken, read_kit, read_manifest
+from dpfed.federation.provisioning.node_keys import NodeKeys
 from dpfed.federation.provisioning.provision import container_user, require_plain
 from dpfed.federation.provisioning.replies import Reply
-from dpfed.federation.provisioning.services import NODE_PORTS, SLOTS, Slot
-from dpfed.files.atomic import make_folder, new_folder, write_atomically
+from dpfed.federation.provisioning.services import NODE_PORTS, Slot
+from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_text
 
@@ -33,14 +32,15 @@ class SitePlace:
         site: the site's own folder in it.
         reply: the file for the coordinator.
         terms: where a kit with terms puts them.
+        settings: the file of the site's settings for compose and systemd.
+        keys: of its SuperNodes.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.site = SiteFolder(self.path / "site")
         self.reply, self.terms, self.settings = self.path / "reply.json", self.path / TERMS, self.path / ".env"
-        self._keys = self.path / "keys"
-        self._pin = self._keys / "coordinator.json"
+        self.keys, self._pin = NodeKeys(self.path / "keys"), self.path / "keys" / "coordinator.json"
 
     @classmethod
     def set_up(cls, kit: Path, into: Path | None, coordinator: str, store: Path, **settings: Any) -> SitePlace:
@@ -83,16 +83,10 @@ class SitePlace:
             if place.path.exists() and any(place.path.iterdir()) and not cut_short:
                 raise UserError(f"{place.path} is there already, and is not empty: choose another folder with --into.")
             place._write(read)
-        for folder in ("budgets", "door", "flower", "keys"):
+        for folder in ("budgets", "door", "flower"):
             make_folder(place.path / folder, 0o700)
-        if not (place._keys / "a.pub").exists():
-            (place._keys / "a").unlink(missing_ok=True)
-            make_node_key(place._keys, "a")
-        for file, content in (
-            (place._keys / "runtime.secret", secrets.token_bytes(32)),
-            (place._pin, json.dumps(_pin_of(read.manifest)).encode()),
-        ):
-            write_atomically(file, content, 0o600)
+        place.keys.make_first()
+        write_atomically(place._pin, json.dumps(_pin_of(read.manifest)), 0o600)
         place._write_settings(Path(store).absolute(), port, proxy)
         place.link_programs()
         SiteFolder.create(place.site.path, name, store, **settings)
@@ -122,7 +116,8 @@ class SitePlace:
         manifest = read_manifest(self.path)
         if _pin_of(manifest) != json.loads(read_text(self._pin)):
             raise UserError(
-                f"the kit in {self.path} is not of the coordinator, federation and site for which `dpfed site setup` was given: "
+                f"the kit in {self.path} is not of the coordinator, federation and site for which `dpfed site "
+                "setup` was given: "
                 "unpack the newest kit of these again, by hand; the site's own files are as they were."
             )
         return manifest
@@ -188,55 +183,17 @@ class SitePlace:
         self.site.join(terms)
         return terms
 
-    def slots(self) -> list[Slot]:
-        """The SuperNodes' slots that have a key, the newest last."""
-        made = [slot for slot in SLOTS if (self._keys / f"{slot}.pub").is_file()]
-        return sorted(made, key=lambda slot: (self._keys / f"{slot}.pub").stat().st_mtime_ns)
-
     def rotate(self) -> Slot:
-        """Makes a new key for a SuperNode, in the slot that is not in use, and a reply with it.
-
-        Returns:
-            The slot.
-
-        Raises:
-            UserError: if a rotation is not finished yet.
-        """
-        if len(self.slots()) > 1:
-            raise UserError(
-                f"{self.path} has two SuperNode's keys already, the newer one for node-{self.slots()[-1]}: finish that "
-                "rotation with `dpfed site rotate --done`."
-            )
-        used = self.slots()[-1]
-        slot: Slot = "b" if used == "a" else "a"
-        with new_folder(self._keys / ".new", 0o700) as draft:
-            make_node_key(draft, slot)
-        for name in (slot, f"{slot}.pub"):
-            if os.geteuid() == 0:  # the folder may be that of the SuperNode's user
-                os.chown(self._keys / ".new" / name, self._keys.stat().st_uid, self._keys.stat().st_gid)
-            os.replace(self._keys / ".new" / name, self._keys / name)
-        (self._keys / ".new").rmdir()
+        """Makes the next key for a SuperNode and a reply with it, see `NodeKeys.make_next`."""
+        slot = self.keys.make_next()
         self.write_reply()
         return slot
 
     def forget_old_key(self) -> Slot:
-        """Removes the SuperNode's key that a newer one has replaced, and writes a reply without it.
-
-        Returns:
-            Its slot.
-
-        Raises:
-            UserError: if there is only one.
-        """
-        slots = self.slots()
-        if len(slots) < 2:
-            raise UserError(
-                f"{self.path} has one SuperNode's key, that of node-{slots[0]}: `dpfed site rotate` makes the next one."
-            )
-        for name in (f"{slots[0]}.pub", slots[0]):
-            (self._keys / name).unlink()
+        """Removes the replaced key, and writes a reply without it, see `NodeKeys.forget_old`."""
+        slot = self.keys.forget_old()
         self.write_reply()
-        return slots[0]
+        return slot
 
     def leave(self) -> None:
         """Leaves the federation for good. What was spent stays spent, and what was reserved stays reserved.
@@ -249,17 +206,22 @@ class SitePlace:
 
     def write_reply(self) -> None:
         """Writes what the coordinator should know."""
-        keys = {slot: read_text(self._keys / f"{slot}.pub").strip() for slot in SLOTS if (self._keys / f"{slot}.pub").is_file()}
         manifest = self.manifest
         reply = Reply(
             federation=manifest.federation,
             invitation=manifest.invitation,
             card=self.site.own_card(),
-            node_keys=keys,
+            node_keys=self.keys.public(),
             left=has_left(self.site.path),
-            written=max(int(time.time()), Reply.load(self.reply).written + 1 if self.reply.exists() else 0),
+            written=max(int(time.time()), self._last_reply() + 1),
         )
         write_atomically(self.reply, reply.signed(self.site.identity()), 0o600)
+
+    def _last_reply(self) -> int:
+        try:
+            return Reply.load(self.reply).written
+        except UserError:  # there is none yet, or somebody damaged it
+            return 0
 
     def link_programs(self) -> None:
         """Has ``venv`` lead to this Python environment: units start programs from there. An upgrade changes the link."""

@@ -326,7 +326,7 @@ def test_a_new_certificate_needs_no_new_kit_and_a_new_authority_does(office):
 def test_a_rotation_adds_a_key_and_then_takes_the_old_one_away(office):
     place = office.joined()["north"]
     nodes = office.folder / "chest" / "nodes"
-    with pytest.raises(UserError, match="has one SuperNode's key"):
+    with pytest.raises(UserError, match="has the key of node-a alone"):
         place.forget_old_key()
     assert place.rotate() == "b"
     with pytest.raises(UserError, match="two SuperNode's keys already"):
