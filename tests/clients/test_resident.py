@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import Message, RecordDict  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from clients import app as module  # noqa: E402
 from clients.resident import Retirement  # noqa: E402
@@ -25,6 +26,12 @@ class Node:
 
     def __init__(self, socket):
         self.node_config = {"socket": str(socket)}
+
+
+@pytest.fixture(autouse=True)
+def task():
+    """Messages are made in a task of a run."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 
 @pytest.fixture
