@@ -8,7 +8,6 @@ import ssl
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from urllib.request import proxy_bypass_environment  # no documented API, and in every Python since 3.5
 
 from cryptography import x509
 
@@ -79,7 +78,9 @@ def of_connection(address: str, authority: Path, settings: Mapping[str, str]) ->
         yield Finding("coordinator", State.UNKNOWN, "httpx is not installed", "pip install 'dpfed[flower]'")
         return
     host = address.rpartition(":")[0].strip("[]")
-    proxy = None if proxy_bypass_environment(host, {"no": settings.get("NO_PROXY", "")}) else settings.get("HTTPS_PROXY")
+    without = [name.strip().lstrip(".") for name in settings.get("NO_PROXY", "").split(",")]
+    direct = any(name and (host == name or host.endswith(f".{name}")) for name in without)
+    proxy = None if direct else settings.get("HTTPS_PROXY")
     way = f"{address}{f' through {_without_password(proxy)}' if proxy else ''}"
     try:
         context = ssl.create_default_context(cafile=str(authority))

@@ -171,14 +171,14 @@ class SitePlace:
         Raises:
             UserError: if the kit has none yet, or they are not the coordinator's.
         """
-        kit = read_kit(self.path)
+        manifest, kit = self.manifest, read_kit(self.path)
         if TERMS not in kit.files:
             raise UserError(
                 f"the kit in {self.path} holds no terms yet: send {self.reply} to the coordinator, who sends a kit with "
                 "terms when all sites have replied. `dpfed site join FOLDER KIT` takes it."
             )
         terms = Terms.load(self.terms)
-        if terms.coordinator != kit.manifest.coordinator:
+        if terms.coordinator != manifest.coordinator:
             raise UserError(f"{self.terms} names another coordinator than the one that made this kit: do not join it.")
         self.site.join(terms)
         return terms

@@ -139,6 +139,10 @@ def test_a_coordinator_that_is_not_there_and_a_proxy_that_is_not_there(tmp_path)
     finding = next(network.of_connection("localhost:9", tmp_path / "ca.crt", {}))
     assert finding.state is State.BAD and "NETWORK.md" in finding.advice
     proxied = next(network.of_connection("localhost:9", tmp_path / "ca.crt", {"HTTPS_PROXY": "http://me:secret@127.0.0.1:9"}))
+    direct = next(
+        network.of_connection("localhost:9", tmp_path / "ca.crt", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "x, localhost"})
+    )
+    assert "through" not in direct.said
     assert "through http://127.0.0.1:9" in proxied.said and "secret" not in proxied.said
 
 

@@ -108,7 +108,7 @@ def compose(files, variables):
     text = files["compose.yaml"]
     schema = Path(find_spec("check_jsonschema").submodule_search_locations[0], "builtin_schemas/vendor/compose-spec.json")
     content = yaml.safe_load(text)
-    jsonschema.validate(content, json.loads(schema.read_text()))
+    jsonschema.validate(content, json.loads(schema.read_text()), cls=jsonschema.Draft7Validator)
     used = set(re.findall(r"\$\{(\w+)", text))
     assert used <= {*variables, "DPFED_IMAGE", "DPFED_PROXY_IMAGE"}, used
     return content
