@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import dpfed
-from dpfed.cli import audit, budget, config, data, federation, forecast, privacy, reproduce, runs, starts, sweep
+from dpfed.cli import audit, budget, config, data, federation, forecast, privacy, reproduce, runs, site, starts, sweep
 from dpfed.console.entry import run
 
 app = typer.Typer(
@@ -45,7 +45,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(budget.app, name="budget")
 app.add_typer(audit.app, name="audit")
 app.add_typer(federation.federation, name="federation")
-app.add_typer(federation.site, name="site")
+app.add_typer(site.site, name="site")
 
 
 def main() -> None:
