@@ -61,6 +61,8 @@ def run_job(
             f"{job.run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "
             f"mend that, and {how}."
         ) from error
+    finally:
+        job.run.forget_times()
 
 
 def _carry_out(
