@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import dpfed
-from dpfed.cli import audit, budget, config, data, federation, forecast, privacy, reproduce, runs, starts, sweep
+from dpfed.cli import audit, budget, config, data, federation, forecast, live, privacy, reproduce, runs, starts, sweep
 from dpfed.console.entry import run
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ def _options(
 
 
 runs.register(app)
+live.register(app)
 starts.register(app)
 forecast.register(app)
 sweep.register(app)

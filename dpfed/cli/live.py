@@ -1,0 +1,60 @@
+"""`dpfed watch` and `dpfed serve`: runs and federations while they go on, read from their files."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_AGAIN = 1.0  # seconds between two looks
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a site's folder.", show_default=False)],
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Look once, and print JSON only, for scripts.")] = False,
+) -> None:
+    """Watch a run in the terminal: steps, time left, epsilon, utility, sites. Nothing is written."""
+    from dpfed.console.terminal import console, say
+
+    say(f"reading {run}", True)
+    from dpfed.live.figures import figures
+    from dpfed.live.gathering import Gathering
+    from dpfed.live.terminal import view
+
+    gathering = Gathering(run)
+    single = gathering.single is not None
+    if as_json:
+        print(json.dumps([_facts(seen.name, seen.state, figures(seen)) for seen in gathering.all()], indent=1))
+        return
+    if once or not console.is_terminal:
+        console.print(view(gathering.all(), single), highlight=False)
+        return
+    from rich.live import Live
+
+    with Live(console=console, refresh_per_second=4, transient=False) as live:
+        while True:
+            seen = gathering.all()
+            live.update(view(seen, single))
+            if single and seen[0].state == "finished":
+                return
+            try:
+                time.sleep(_AGAIN)
+            except KeyboardInterrupt:
+                return
+
+
+def _facts(name: str, state: str, made: list) -> dict:
+    return {
+        "run": name,
+        "state": state,
+        "figures": [{"name": one.key, "value": one.value, "shown": one.shown, **one.labels} for one in made],
+    }
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands that look at runs."""
+    app.command()(watch)
