@@ -14,7 +14,7 @@ ROOMS = (
     "dpfed.errors dpfed.places dpfed.files dpfed.progress dpfed.schema dpfed.objectives dpfed.privacy dpfed.config "
     "dpfed.data dpfed.budgets dpfed.models "
     "dpfed.bounding dpfed.evaluation dpfed.report dpfed.training dpfed.runs dpfed.encoder dpfed.federation dpfed.reproduce "
-    "dpfed.audit dpfed.console cluster dpfed.cli clients server"
+    "dpfed.audit dpfed.live dpfed.console cluster dpfed.cli clients server"
 ).split()
 
 

@@ -55,6 +55,39 @@ def _facts(name: str, state: str, made: list) -> dict:
     }
 
 
+def serve(
+    runs: Annotated[Path, typer.Argument(help="A folder of runs, a run, or a site's folder.", show_default=False)],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.")] = 8642,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(help="A public store to search by text; default: the run's own, if public.", show_default=False),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File (0600) with the token; default: a new token each time.", show_default=False)
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="Certificate for TLS, PEM.", show_default=False)] = None,
+    key: Annotated[Path | None, typer.Option(help="Key of the certificate, PEM.", show_default=False)] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS.")] = False,
+) -> None:
+    """Show runs and federations on a local web page, for reading only, as they go on."""
+    from dpfed.console.terminal import console, say
+
+    say(f"reading {runs}", True)
+    from dpfed.live.access import Access
+    from dpfed.live.gathering import Gathering
+    from dpfed.live.serving import listen
+
+    gathering = Gathering(runs)
+    access = Access.of(host, port, token_file, certificate, key, insecure)
+
+    def ready(address: str) -> None:
+        console.print(f"{address}\nCtrl-C ends it.", highlight=False, soft_wrap=True)
+
+    listen(gathering, access, pictures, ready)
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands that look at runs."""
-    app.command()(watch)
+    for command in (watch, serve):
+        app.command()(command)

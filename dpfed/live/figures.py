@@ -41,7 +41,10 @@ def figures(seen: Seen) -> list[Figure]:
 
 def overview(seen: Seen) -> list[Figure]:
     """The figures that a list of runs and the head of a page show."""
-    one, state = seen.snapshot, Figure("up", "state", float(seen.state == "running"), _state(seen), "1 while a process works on it")
+    one, state = (
+        seen.snapshot,
+        Figure("up", "state", float(seen.state == "running"), _state(seen), "1 while a process works on it"),
+    )
     if one is None:
         return [state]
     return [state, *_steps(seen, one), *_privacy(one), *_utility(one)]
@@ -59,7 +62,11 @@ def _state(seen: Seen) -> str:
 def _steps(seen: Seen, one: Snapshot) -> Iterator[Figure]:
     percent = f" ({100 * one.done // one.planned} %)" if one.planned else ""
     yield Figure(
-        "steps_done", "steps", one.done, f"{one.done:,} of {one.planned:,}{percent}" if one.planned else "none yet", "Steps done"
+        "steps_done",
+        "steps",
+        one.done,
+        f"{one.done:,} of {one.planned:,}{percent}" if one.planned else "none yet",
+        "Steps done",
     )
     yield Figure("steps_planned", "steps planned", one.planned or None, f"{one.planned:,}", "T, the planned steps")
     if seen.state != "running":
@@ -128,7 +135,9 @@ def _training(one: Snapshot) -> Iterator[Figure]:
 def _sites(one: Snapshot) -> Iterator[Figure]:
     if not one.sites:
         return
-    yield Figure("steps_discarded", "steps discarded", len(one.discarded), f"{len(one.discarded):,}", "Paid for, came to nothing")
+    yield Figure(
+        "steps_discarded", "steps discarded", len(one.discarded), f"{len(one.discarded):,}", "Paid for, came to nothing"
+    )
     awaited = one.awaited
     for site in one.sites:
         label = {"site": site.name}

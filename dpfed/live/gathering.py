@@ -140,7 +140,15 @@ def _below(folder: Path, deep: int) -> Iterator[Path]:
 
 
 _READ = (
-    *("config.toml", "ledger.jsonl", "metrics.jsonl", "federation.jsonl", "results.json", "privacy_card.md", "no_privacy_card.md"),
+    *(
+        "config.toml",
+        "ledger.jsonl",
+        "metrics.jsonl",
+        "federation.jsonl",
+        "results.json",
+        "privacy_card.md",
+        "no_privacy_card.md",
+    ),
     *("arrivals.json", "terms.json", "search.json", SITE),
 )
 

@@ -1,4 +1,4 @@
-"""How fast a run takes its steps, as this process sees it. It stays in memory: how long a step takes depends on what it drew."""
+"""How fast a run takes its steps, as this process sees it. It stays in memory: a step's time depends on what it drew."""
 
 from __future__ import annotations
 

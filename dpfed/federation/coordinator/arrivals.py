@@ -1,8 +1,8 @@
 """When the sites' answers to the last steps came, for who watches a federation at work.
 
 How long a site takes depends on what it drew, and epsilon does not cover it. The coordinator sees it all the same. So the file
-is for its own user alone (0600), holds the last steps and no more, and goes when the process that writes it ends its work: a run
-that is finished says nothing of times.
+is for its own user alone (0600), holds the last steps and no more, and goes when the process that writes it ends its work: a
+run that is finished says nothing of times.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def read_arrivals(path: Path) -> dict[int, Step]:
     """What the file says now; empty where there is none, or none that can be read."""
     try:
         found = json.loads(read_bytes(path))
-        steps = {int(step): Step([str(name) for name in times["asked"]], dict(times["seconds"])) for step, times in found.items()}
+        steps = {
+            int(step): Step([str(name) for name in times["asked"]], dict(times["seconds"])) for step, times in found.items()
+        }
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
     times = (value for step in steps.values() for value in step.seconds.values())
