@@ -58,7 +58,7 @@ class _Views:
 
     def __init__(self, gathering: Gathering, retrieval: Retrieval) -> None:
         self._gathering, self._retrieval = gathering, retrieval
-        self._pages = Pages(str(gathering.place))
+        self._pages = Pages(gathering.place.name)
         self._readers = 0
 
     def home(self, request: Request) -> Response:

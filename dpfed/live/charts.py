@@ -94,11 +94,11 @@ def _say(axes, one: Snapshot, tops: list[float]) -> None:  # type: ignore[no-unt
         color=TARGET,
         fontsize=9,
     )
-    right = step > one.planned / 3
+    right = step > 0.7 * one.planned
     axes.annotate(
         f"spent {round_up(spent)}",
         (step, spent),
-        (-2 if right else 6, -20),
+        (-2, -26) if right else (6, -16),
         textcoords="offset points",
         ha="right" if right else "left",
         color=TRAINED,

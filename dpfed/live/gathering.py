@@ -91,9 +91,10 @@ class Gathering:
 
     def _look(self, name: str, folder: Path) -> Seen:
         with self._lock:
-            mark = _signature(folder)
+            running = bool(is_held(folder / ".lock")) or self._fresh(folder)
+            mark = (running, _signature(folder))
             if name not in self._kept or self._kept[name][0] != mark:
-                self._kept[name] = (mark, *_read(folder, name))
+                self._kept[name] = (mark, *_read(folder, name, running))
             _, snapshot, trouble = self._kept[name]
             if snapshot is None:
                 return Seen(name, None, trouble, "damaged")
@@ -101,9 +102,8 @@ class Gathering:
                 return Seen(name, snapshot, "", "finished" if snapshot.finished else "running")
             pace = self._paces.setdefault(name, Pace())
             self._follow(pace, snapshot, folder)
-            running = is_held(folder / ".lock") or self._fresh(folder)
             if not running:
-                return Seen(name, snapshot, "", "stopped", last=pace.last)
+                return Seen(name, snapshot, "", "stopped")
             left = pace.left(snapshot.planned - snapshot.done)
             return Seen(name, snapshot, "", "running", pace.seconds, left, pace.last)
 
@@ -165,9 +165,9 @@ def _signature(folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _read(folder: Path, name: str) -> tuple[Snapshot | None, str]:
+def _read(folder: Path, name: str, running: bool) -> tuple[Snapshot | None, str]:
     try:
-        return read(folder, name), ""
+        return read(folder, name, running), ""
     except UserError as error:
         return None, str(error)
     except OSError as error:  # it goes away while it is read, or this user may not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
@@ -117,7 +118,7 @@ class Pages:
 @cache
 def style() -> str:
     """The style sheet: that of the reports, and what only this page has."""
-    return page_style() + resources.files("dpfed.live").joinpath("page/live.css").read_text(encoding="utf-8")
+    return str(page_style()) + resources.files("dpfed.live").joinpath("page/live.css").read_text(encoding="utf-8")
 
 
 @cache
@@ -130,9 +131,8 @@ def _tiles(made: Sequence[Figure]) -> list[tuple[str, str, str]]:
     """Name, number, remark."""
     tiles = []
     for figure in (figure for key in _TILES for figure in made if figure.key == key):
-        number, _, remark = figure.shown.partition(" of " if figure.key != "evaluation" else ", ")
-        number, remark = (number, f"of {remark}") if remark and figure.key != "evaluation" else (number, remark)
-        tiles.append((figure.label, number.removeprefix("about "), remark))
+        number, apart, remark = re.fullmatch(r"(.*?)(?:( of | ± |, )(.*))?", figure.shown).groups("")
+        tiles.append((figure.label, number.removeprefix("about "), f"{apart.strip(', ')} {remark}".strip()))
     return tiles[:5]
 
 

@@ -191,17 +191,18 @@ def is_site(folder: Path) -> bool:
     return (folder / SITE).is_file()
 
 
-def read(folder: Path, name: str) -> Snapshot:
+def read(folder: Path, name: str, running: bool) -> Snapshot:
     """Reads a run's or a site's folder.
 
     Args:
         folder: of a run or a site.
         name: in the list of runs.
+        running: whether somebody works on it; otherwise times are those of a process that is gone.
 
     Raises:
         UserError: naming the file that is damaged.
     """
-    return _site(folder, name) if is_site(folder) else _run(folder, name)
+    return _site(folder, name) if is_site(folder) else _run(folder, name, running)
 
 
 def epsilon_after(plan: PrivacyPlan, steps: int) -> float:
@@ -209,14 +210,15 @@ def epsilon_after(plan: PrivacyPlan, steps: int) -> float:
     return _epsilon_of(plan.fingerprint, plan.accountant, steps, _Plan(plan))
 
 
-def _run(folder: Path, name: str) -> Snapshot:
+def _run(folder: Path, name: str, running: bool) -> Snapshot:
     run = RunDirectory(folder)
     config = _toml(folder / "config.toml")
     ledger = Ledger.open(run.ledger) if run.ledger.exists() and run.ledger.stat().st_size else None
     journal = Journal(run.journal).lines if run.journal.exists() else []
     terms = _terms(run.terms)
     names = [str(site["name"]) for site in terms.get("sites", ())]
-    rounds, arrivals = rounds_of(journal), {} if run.finished else read_arrivals(run.arrivals)
+    rounds = rounds_of(journal)
+    arrivals = read_arrivals(run.arrivals) if running and not run.finished else {}
     page = next((page for page in (run.no_card, run.card) if page.exists()), None)
     return Snapshot(
         name=name,

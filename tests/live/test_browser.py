@@ -8,17 +8,15 @@ import time
 import pytest
 
 from dpfed.federation.coordinator.journal import Journal
+from dpfed.live.access import Access
 from dpfed.live.gathering import Gathering
+from dpfed.live.retrieval import Retrieval
 from dpfed.privacy.ledger import Ledger
 from tests.live.conftest import advance, finish
 
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")
-
-from dpfed.live.access import Access
-from dpfed.live.app import application
-from dpfed.live.retrieval import Retrieval
 
 CHROMIUM = os.environ.get("DPFED_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 SITES = ("north", "south", "west")
@@ -47,6 +45,8 @@ def served(make, tmp_path):
     journal.write(
         "discarded", 3, reason="1 of 3 sites came, 2 are needed", arrived=["north"], missing={"south": "gone", "west": "gone"}
     )
+    from dpfed.live.app import application  # needs what may not be installed
+
     app = application(Gathering(tmp_path / "runs"), Access("127.0.0.1", 0, "t" * 24), Retrieval())
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)
@@ -105,7 +105,7 @@ def test_the_page_follows_the_run(opened, served):
     assert page.locator(".tile b").first.inner_text() == "3"
     advance(run, Ledger.open(run.ledger), 3 + 1, SITES)
     page.wait_for_function("document.querySelector('.tile b').textContent === '5'", timeout=10_000)
-    assert page.locator("#sites tbody tr").count() == 3 and "1 of 3 sites came" in page.locator("#discarded").inner_text()
+    assert page.locator("#sites td.past").count() == 3 and "1 of 3 sites came" in page.locator("#discarded").inner_text()
 
 
 def test_what_a_reader_opened_stays_open(opened, served):

@@ -145,6 +145,7 @@ def test_epsilon_of_a_void_run_is_on_no_page(make, tmp_path, plan):
     make("good")
     known = client(tmp_path / "runs", headers={"Authorization": f"Bearer {TOKEN}"})
     page = plain(known.get("/runs/void").text)
+    assert "&#34;" not in known.get("/live.css").text
     assert "none: no guarantee holds" in page and "8.00" not in page and "Epsilon over steps" not in page
     assert "Epsilon over steps" in plain(known.get("/runs/good").text)
 
