@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dpfed.console import logs
 from dpfed.console.terminal import chosen_config, console, say
 
 if TYPE_CHECKING:
@@ -193,6 +194,8 @@ def status(folder: SiteDirectory) -> None:
 
 
 def _say(text: str) -> None:
+    if logs.active():
+        return logs.write("note", text=text)
     print(time.strftime("%H:%M:%S"), text, flush=True)
 
 

@@ -11,12 +11,13 @@ from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dpfed.live.access import COOKIE, Access
-from dpfed.live.gathering import Gathering
+from dpfed.live.exposition import exposition, health
+from dpfed.live.gathering import Gathering, Seen
 from dpfed.live.rendering import Pages, script, style
 from dpfed.live.retrieval import Retrieval
 
@@ -47,6 +48,8 @@ def application(gathering: Gathering, access: Access, retrieval: Retrieval) -> A
         Route("/search", views.search),
         Route("/runs/{name:path}", views.run),
         Route("/events", views.events),
+        Route("/metrics", views.metrics),
+        Route("/healthz", views.health),
         Route("/live.css", lambda request: Response(style(), media_type="text/css")),
         Route("/live.js", lambda request: Response(script(), media_type="text/javascript")),
     ]
@@ -115,6 +118,22 @@ class _Views:
                 silent += _AGAIN
         finally:
             self._readers -= 1
+
+    def metrics(self, request: Request) -> Response:
+        """The same figures for Prometheus."""
+        return Response(exposition(self._seen(request)), media_type="text/plain; version=1.0.0; charset=utf-8")
+
+    def health(self, request: Request) -> Response:
+        """Whether all runs, or those that are named, are finished or at work: 200, otherwise 503."""
+        well, states = health(self._seen(request))
+        return JSONResponse({"well": well, "runs": states}, 200 if well else 503)
+
+    def _seen(self, request: Request) -> list[Seen]:
+        """The runs that a monitor asks for: all, or those that it names. One that is not there is not well."""
+        names = request.query_params.getlist("run")
+        if not names:
+            return self._gathering.all()
+        return [self._gathering.one(name) or Seen(name, None, "it is not there", "damaged") for name in dict.fromkeys(names)]
 
     def _run(self, name: str, text: str | None = None) -> Response:
         seen = self._gathering.one(name)

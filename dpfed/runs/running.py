@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
@@ -22,6 +23,7 @@ from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, alone
 from dpfed.runs.origin import runs_of
 from dpfed.runs.outcome import write_outcome
+from dpfed.runs.tensorboard import TensorBoard, scalars
 from dpfed.training.checkpoint import Checkpoints, DamagedCheckpoint, Progress, steps_of
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.post_processing import serving
@@ -49,7 +51,8 @@ def run_job(
         UserError: for a damaged ledger, another plan, a lifetime budget without room; for a folder that cannot be written.
     """
     try:
-        return _carry_out(job, watcher, connect, observers)
+        with TensorBoard(job.run) as board:
+            return _carry_out(job, watcher, connect, [board, *observers])
     except OSError as error:
         if not str(error.filename or "").startswith(str(job.run.path)):
             raise
@@ -90,9 +93,8 @@ def _carry_out(
         if summary.phase is not None:
             watcher.note(str(summary.phase))
         if summary.phase is not None or _due(summary, plan, max(1, plan.steps // _CURVE_POINTS)):
-            run.append(
-                run.metrics, {"step": summary.done, "epsilon": ledger.epsilon if plan.promises else None, **summary.figures()}
-            )
+            spent = ledger.epsilon if plan.promises else None
+            _add(run, {"step": summary.done, "epsilon": spent, **summary.figures()}, watcher)
 
     def keep_checkpoint(summary: StepSummary) -> None:
         if _due(summary, plan, config.training.checkpoint_every):
@@ -204,5 +206,12 @@ def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> N
     for figure in figures:
         if (figure.step, figure.name) in known:
             continue  # measured before an interruption
-        run.append(run.metrics, {"step": figure.step, "evaluation": figure.facts()})
+        _add(run, {"step": figure.step, "evaluation": figure.facts()}, watcher)
     watcher.evaluated(figures)
+
+
+def _add(run: RunDirectory, line: dict[str, Any], watcher: Watcher) -> None:
+    """Adds a line to metrics.jsonl, and shows the watcher its figures."""
+    run.append(run.metrics, line)
+    if hasattr(watcher, "figures"):  # watchers of an earlier version have it not
+        watcher.figures(line["step"], scalars(line))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cluster.tensorboard import TensorBoard
 from dpfed.evaluation.measured import Evaluation
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.directory import RunDirectory
+from dpfed.runs.tensorboard import TensorBoard
 
 pytest.importorskip("tensorboardX")
 
