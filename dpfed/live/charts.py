@@ -29,8 +29,14 @@ def charts_of(one: Snapshot) -> list[tuple[str, Markup]]:
         first = headlines(one.table, 4)
         if first and len({item["step"] for item in one.evaluations if item["model"] == "trained"}) > 1:
             drawn.append(("Utility over steps", progress_plot(list(one.evaluations), [item.name for item in first])))
+        return [(title, inline_svg(canvas, title)) for title, canvas in drawn]
+
+
+def training_of(one: Snapshot) -> list[tuple[str, Markup]]:
+    """Charts of training: what was released of it, the learning rate, the noisy gradient."""
+    with _DRAWING:
         clip = one.plan.clip_norm if one.plan is not None and one.plan.clipping == "fixed" else None
-        drawn += training_plots(one.phases, clip)
+        drawn = training_plots(one.phases, clip)
         for name, title in (("learning_rate", "Learning rate"), ("noisy_gradient_norm", "Norm of the noisy gradient")):
             if len(series := one.series(name)) > 1:
                 drawn.append((title, _line_chart(series, one.planned)))
@@ -113,11 +119,11 @@ def _say(axes, one: Snapshot, tops: list[float]) -> None:  # type: ignore[no-unt
 
 
 def _line_chart(series: Sequence[tuple[int, float]], planned: int) -> Figure:
-    canvas, axes = figure(WIDTH, 0.75 * HEIGHT)
+    canvas, axes = figure(3.6, 2.6)
     axes.plot(*zip(*series, strict=True), color=TRAINED, linewidth=2)
     axes.set_ylim(0, 1.12 * max(value for _, value in series) or 1)
     axes.set_xlim(0, max(planned, series[-1][0]) * 1.02)
     axes.set_xlabel("step", color=MUTED, fontsize=9)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
     return canvas

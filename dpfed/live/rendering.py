@@ -11,11 +11,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from dpfed.live.charts import charts_of, comparison_of
+from dpfed.live.charts import charts_of, comparison_of, training_of
 from dpfed.live.figures import Figure, figures, overview
 from dpfed.live.gathering import Seen
 from dpfed.live.pace import duration
 from dpfed.live.snapshot import Snapshot
+from dpfed.report.curves import training_note
 from dpfed.report.html import card_html, page_style
 from dpfed.report.results import label, shown
 
@@ -73,6 +74,8 @@ class Pages:
             "tiles": _tiles(made),
             "figures": [figure for figure in made if figure.key not in _BESIDE and "site" not in figure.labels],
             "charts": self._drawn(f"run {seen.name}", [one], lambda: charts_of(one)),
+            "training": self._drawn(f"training {seen.name}", [one], lambda: training_of(one)),
+            "training_note": training_note(one.phases, not one.promises),
             "groups": _groups(one),
             "awaited": one.awaited[1] if one.awaited else [],
             "discarded": one.discarded[-_LAST:][::-1],
