@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -35,16 +36,13 @@ def watch(
         return
     from rich.live import Live
 
-    with Live(console=console, refresh_per_second=4, transient=False) as live:
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, refresh_per_second=4) as live:
         while True:
             seen = gathering.all()
             live.update(view(seen, single))
             if single and seen[0].state == "finished":
                 return
-            try:
-                time.sleep(_AGAIN)
-            except KeyboardInterrupt:
-                return
+            time.sleep(_AGAIN)
 
 
 def _facts(name: str, state: str, made: list) -> dict:

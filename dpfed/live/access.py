@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import os
@@ -14,7 +15,6 @@ from pathlib import Path
 from dpfed.errors import UserError
 from dpfed.files.reading import read_text
 
-COOKIE = "dpfed"
 _SHORTEST = 16  # characters of a token
 
 
@@ -77,13 +77,18 @@ class Access:
         return cls(host, port, token, certificate, key)
 
     @property
+    def cookie(self) -> str:
+        """Its name: that of another page on the same host is another."""
+        return f"dpfed-{hashlib.sha256(self.token.encode()).hexdigest()[:8]}"
+
+    @property
     def scheme(self) -> str:
         """Of the address."""
         return "http" if self.certificate is None else "https"
 
     def allows(self, query: str | None, cookies: str, authorization: str) -> bool:
         """Whether a request brings the token: in its address, in a cookie, or as a bearer."""
-        given = [query or "", _cookie(cookies), authorization.removeprefix("Bearer ")]
+        given = [query or "", _cookie(cookies, self.cookie), authorization.removeprefix("Bearer ")]
         return any(hmac.compare_digest(one.encode(), self.token.encode()) for one in given)
 
     def knows(self, host: str) -> bool:
@@ -102,9 +107,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _cookie(header: str) -> str:
+def _cookie(header: str, name: str) -> str:
     try:
-        found = SimpleCookie(header).get(COOKIE)
+        found = SimpleCookie(header).get(name)
     except CookieError:
         return ""
     return found.value if found else ""

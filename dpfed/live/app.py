@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dpfed.live.access import COOKIE, Access
+from dpfed.live.access import Access
 from dpfed.live.exposition import exposition, health
 from dpfed.live.gathering import Gathering, Seen
 from dpfed.live.rendering import Pages, script, style
@@ -97,6 +97,8 @@ class _Views:
         }
         if view not in known or (view != "runs" and not names):
             return PlainTextResponse("no such view", 404)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         if self._readers >= _READERS:
             return PlainTextResponse("too many pages are open", 503)
         stream = self._stream(known[view], request)
@@ -200,9 +202,9 @@ class _Guard:
         if "token" not in request.query_params:
             return None
         rest = urlencode([(key, value) for key, value in request.query_params.multi_items() if key != "token"])
-        answer = RedirectResponse(request.url.path + (f"?{rest}" if rest else ""), 303)
+        answer = RedirectResponse("/" + request.url.path.lstrip("/") + (f"?{rest}" if rest else ""), 303)
         tls = self._access.certificate is not None
-        answer.set_cookie(COOKIE, self._access.token, httponly=True, samesite="strict", secure=tls)
+        answer.set_cookie(self._access.cookie, self._access.token, httponly=True, samesite="strict", secure=tls)
         return answer
 
 

@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from dpfed.budgets.refusals import percent
 from dpfed.live.gathering import Seen
 from dpfed.live.pace import duration
 from dpfed.live.snapshot import Snapshot
@@ -94,7 +95,12 @@ def _privacy(one: Snapshot) -> Iterator[Figure]:
     yield Figure("epsilon_planned", "epsilon planned", one.epsilon_planned, planned, "Epsilon of all planned steps")
     yield Figure("delta", "delta", plan.delta, round_up(plan.delta), "Delta of both")
     if one.budget is not None:
-        yield Figure("epsilon_budget", "budget", one.budget, f"{one.budget:g}", "The largest epsilon that the site agreed to")
+        what = "The largest epsilon that the site agreed to, or of the records' lifetime budget"
+        yield Figure("epsilon_budget", "budget", one.budget, f"{one.budget:g}", what)
+    for number, (words, part) in enumerate(one.lifetime):
+        taken = f"{words}: {percent(part)} is taken by all runs"
+        what = "Part of the records' lifetime budget that all runs took"
+        yield Figure("budget_taken", "lifetime budget", part, taken, what, {"budget": str(number)})
 
 
 def _utility(one: Snapshot) -> Iterator[Figure]:

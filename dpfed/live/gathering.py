@@ -149,7 +149,7 @@ _READ = (
         "privacy_card.md",
         "no_privacy_card.md",
     ),
-    *("arrivals.json", "terms.json", "search.json", SITE),
+    *("arrivals.json", "terms.json", "search.json", "budget.json", SITE),
 )
 
 

@@ -11,6 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dpfed.budgets.book import Book
+from dpfed.budgets.refusals import shown
+from dpfed.budgets.shelf import known_by
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.federation.coordinator.arrivals import Step, read_arrivals
@@ -26,7 +29,7 @@ from dpfed.report.marks import FIXED_SEED, RAW_DIAGNOSTICS, Mark
 from dpfed.report.results import Result, results_of
 from dpfed.runs.directory import RunDirectory
 
-POINTS = 40  # of the planned curve of epsilon
+POINTS = 16  # of the planned curve of epsilon
 SITE = "site.toml"
 
 
@@ -40,7 +43,8 @@ class Snapshot:
         kind: such as ``one machine``, in words.
         finished: whether all is done.
         ledger: what was spent; ``None``: nothing yet.
-        budget: the largest epsilon that a site agreed to.
+        budget: the largest epsilon that a site agreed to, or that of the records' lifetime budget.
+        lifetime: the lifetime budgets that hold the plan, in words, and what part of each is taken by all runs together.
         metrics: lines of metrics.jsonl.
         results: of a finished run, the evaluations of results.json.
         card: the privacy card, or the page of a run that gets none; empty: none yet.
@@ -57,6 +61,7 @@ class Snapshot:
     finished: bool = False
     ledger: Ledger | None = None
     budget: float | None = None
+    lifetime: Sequence[tuple[str, float]] = ()
     metrics: Sequence[dict[str, Any]] = ()
     results: Sequence[dict[str, Any]] = ()
     card: str = ""
@@ -119,7 +124,9 @@ class Snapshot:
             return []
         if self.ledger.selection is not None:
             return [(0, self.ledger.epsilon_planned), (self.planned, self.ledger.epsilon_planned)]
-        steps = sorted({round(self.planned * point / POINTS) for point in range(1, POINTS + 1)} - {0})
+        steps = sorted(
+            {max(1, round(self.planned * (point / POINTS) ** 2)) for point in range(1, POINTS + 1)}
+        )  # denser at first
         return [(0, 0.0), *((step, epsilon_after(self.ledger.plan, step)) for step in steps)]
 
     @property
@@ -219,6 +226,7 @@ def _run(folder: Path, name: str, running: bool) -> Snapshot:
     names = [str(site["name"]) for site in terms.get("sites", ())]
     rounds = rounds_of(journal)
     arrivals = read_arrivals(run.arrivals) if running and not run.finished else {}
+    books = _books(run.budget)
     page = next((page for page in (run.no_card, run.card) if page.exists()), None)
     return Snapshot(
         name=name,
@@ -226,6 +234,8 @@ def _run(folder: Path, name: str, running: bool) -> Snapshot:
         kind=_kind(terms, ledger, run.simulation.exists()),
         finished=run.finished,
         ledger=ledger,
+        budget=min((book.filter.epsilon for book in books), default=None),
+        lifetime=[(shown(book), book.filter.part(book.spent)) for book in books],
         metrics=run.metric_lines(),
         results=_evaluations(run.results) if run.finished else (),
         card=_card(page) if page else "",
@@ -305,6 +315,18 @@ def _evaluations(path: Path) -> list[dict[str, Any]]:
     if wrong:
         raise UserError(f"{path} is damaged: an evaluation has no valid '{wrong[0]}'.")
     return items
+
+
+def _books(path: Path) -> list[Book]:
+    """The books of the lifetime budgets that a ``budget.json`` names, as far as this user can read them."""
+    if not path.is_file():
+        return []
+    try:
+        noted = json.loads(read_text(path))
+        found = [known_by(str(one["id"]), Path(noted["store"])) for one in noted["budgets"]]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({error}): restore it.") from error
+    return [book for book in found if book is not None]
 
 
 def _terms(path: Path) -> dict[str, Any]:

@@ -76,9 +76,14 @@ def test_tokens_are_new_each_time_or_of_a_file_that_nobody_else_reads(tmp_path):
 
 def test_a_request_brings_the_token_or_nothing_is_shown():
     one = access()
-    assert one.allows(one.token, "", "") and one.allows(None, f"a=b; dpfed={one.token}", "")
+    assert one.allows(one.token, "", "") and one.allows(None, f"a=b; {one.cookie}={one.token}", "")
     assert one.allows(None, "", f"Bearer {one.token}")
-    for query, cookie, bearer in ((None, "", ""), ("", "dpfed=", "Bearer "), ("x", "dpfed=x", "Bearer x"), ("ü", "ü=ü", "ü")):
+    for query, cookie, bearer in (
+        (None, "", ""),
+        ("", f"{one.cookie}=", "Bearer "),
+        ("x", f"{one.cookie}=x", "Bearer x"),
+        ("ü", "ü=ü", "ü"),
+    ):
         assert not one.allows(query, cookie, bearer)
 
 

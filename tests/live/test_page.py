@@ -77,7 +77,7 @@ ADDRESSES = ["/", "/runs/one", "/compare?run=one&run=fed", "/events?view=runs", 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_nothing_without_the_token(make, tmp_path, address):
     make("one")
-    for headers in ({}, {"Authorization": "Bearer x"}, {"Cookie": "dpfed=x"}):
+    for headers in ({}, {"Authorization": "Bearer x"}, {"Cookie": f"{Access('', 0, TOKEN).cookie}=x"}):
         answer = client(tmp_path / "runs", headers=headers).get(address)
         assert (
             answer.status_code == 401
@@ -92,6 +92,7 @@ def test_the_token_leaves_the_address_and_becomes_a_cookie(known):
     cookie = entered.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=strict" in cookie and "secure" not in cookie
     assert known.get("/").status_code == 200  # with the cookie alone
+    assert known.get(f"//evil.org/?token={TOKEN}").headers["location"] == "/evil.org/"
 
 
 def test_it_is_for_reading_and_for_this_machine(known):
