@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from collections.abc import Callable
@@ -51,7 +52,8 @@ def listen(gathering: Gathering, access: Access, pictures: Path | None, ready: C
         host, port = access.host, bound.getsockname()[1]
         place = f"[{host}]" if ":" in host else host
         ready(f"{access.scheme}://{place}:{port}/?token={access.token}")
-        uvicorn.Server(config).run(sockets=[bound])
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn has ended in good order, and says that it was asked to
+            uvicorn.Server(config).run(sockets=[bound])
 
 
 def _bound(access: Access) -> socket.socket:

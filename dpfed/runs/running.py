@@ -51,8 +51,7 @@ def run_job(
         UserError: for a damaged ledger, another plan, a lifetime budget without room; for a folder that cannot be written.
     """
     try:
-        with TensorBoard(job.run) as board:
-            return _carry_out(job, watcher, connect, [board, *observers])
+        return _carry_out(job, watcher, connect, observers)
     except OSError as error:
         if not str(error.filename or "").startswith(str(job.run.path)):
             raise
@@ -113,15 +112,16 @@ def _carry_out(
         advance(summary.done)
 
     own = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
-    train(connect(job), coordinator, range(start, plan.steps), [*own, *observers])
-    with serving(parts.model, coordinator.post_processors):
-        watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
-        trained = parts.evaluate("trained", plan.steps)
-        # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
-        untrained = _untrained_again(parts, checkpoints, watcher) if untrained is None else untrained
-        _record(run, [figure.compared(untrained) for figure in trained], watcher)
-        save_encoder(run.model, parts.model, config, runs_of(run, parts, ledger))
-        write_outcome(run, parts, ledger)
+    with TensorBoard(run) as board:
+        train(connect(job), coordinator, range(start, plan.steps), [*own, board, *observers])
+        with serving(parts.model, coordinator.post_processors):
+            watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
+            trained = parts.evaluate("trained", plan.steps)
+            # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
+            untrained = _untrained_again(parts, checkpoints, watcher) if untrained is None else untrained
+            _record(run, [figure.compared(untrained) for figure in trained], watcher)
+            save_encoder(run.model, parts.model, config, runs_of(run, parts, ledger))
+            write_outcome(run, parts, ledger)
     run.forget_key()
     settle_at_end(run, parts, ledger, watcher)
     return run
