@@ -49,7 +49,7 @@ def set_up(form: str | None = None, file: Path | None = None) -> None:
         if file is not None:
             raise UserError(f"{file} would hold lines for machines: give --log-format json as well, or leave --log-file out.")
         return
-    if file is not None and any((folder / ".lock").exists() for folder in file.absolute().parents):
+    if file is not None and any(map(_is_run_or_site, file.absolute().parents)):
         raise UserError(f"{file} lies in a run's or a site's folder, and a log has times in it: choose another place.")
     _LOG.addHandler(_handler(file))
     _LOG.setLevel(logging.INFO)
@@ -104,6 +104,10 @@ class JsonWatcher:
     def figures(self, step: int, values: dict[str, float]) -> None:
         """See `Watcher`."""
         write("figures", step=step, **values)
+
+
+def _is_run_or_site(folder: Path) -> bool:
+    return (folder / "site.toml").exists() or ((folder / "config.toml").exists() and (folder / ".lock").exists())
 
 
 def _handler(file: Path | None) -> logging.Handler:

@@ -72,7 +72,8 @@ def test_the_environment_speaks_for_processes_that_others_start(tmp_path, monkey
 @pytest.mark.parametrize("where", ["run", "run/deep"])
 def test_no_log_in_a_runs_folder(tmp_path, where):
     (tmp_path / where).mkdir(parents=True)
-    (tmp_path / "run" / ".lock").touch()
+    for name in (".lock", "config.toml"):
+        (tmp_path / "run" / name).touch()
     with pytest.raises(UserError, match="times"):
         logs.set_up("json", tmp_path / where / "a.log")
 
