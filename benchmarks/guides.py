@@ -329,6 +329,27 @@ def stores() -> str:
     return "\n".join(lines)
 
 
+def secure_sums() -> str:
+    """What a step of secure sums costs the coordinator and a site, at many numbers of sites."""
+    result = figures("secure-scale")
+    lines = [
+        "| sites | who may leave, and does | the coordinator | a site | a site that is new |",
+        "|---|---|---|---|---|",
+    ]
+    for sites, cases in result["sites"].items():
+        for name, case in cases.items():
+            site = case["site"]
+            after, first = site["mask"] + site.get("reveal", 0.0), site["first offer"]
+            leave = name.replace("leaves", "does").replace("leave", "do")
+            who = f"{case['drops']} may leave; {leave}" if case["drops"] else name
+            lines.append(
+                f"| {int(sites):,} | {who} | {case['server']['total']:.3g} s | {1000 * (site['offer'] + after):.0f} ms | "
+                f"{1000 * (first + after):.0f} ms |"
+            )
+    lines += ["", f"Seconds of one core, for {result['numbers']:,} numbers and without gradients and network."]
+    return "\n".join(lines)
+
+
 def _lost(found: dict[str, Any]) -> str:
     return f"{len(found['wrong'])} times" if found["wrong"] else "nothing"
 
@@ -338,6 +359,7 @@ GUIDES: dict[str, Blocks] = {
     "budget.md": {"budget": ("budget", budget), "selection": ("selection", selection)},
     "forecast.md": {"forecast": ("forecast", forecast)},
     "federation.md": {"faults": ("federation-faults", faults), "rounds": ("federation", rounds)},
+    "secure-aggregation.md": {"scale": ("secure-scale", secure_sums)},
     "faults.md": {"torture": ("torture-federation", torture)},
     "logit-dp.md": {"logit": ("logit", logit)},
     "audit.md": {"membership": ("membership", membership)},

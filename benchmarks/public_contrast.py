@@ -2,8 +2,8 @@
 
 python -m benchmarks.public_contrast [RUNS [PROCESSES]]      3 runs of each, one process; what is there is not trained again
 
-Both sides take as many passes of the model in a step, as many steps, and each the best of the rates that `RATES` names
-for it, by the mean of its runs at epsilon 1. The runs are in runs/public-contrast. Public data alone reaches what the public
+Both sides train all weights, take as many passes of the model in a step, as many steps, and each the best of the same rates,
+by one run of each at epsilon 1. The runs are in runs/public-contrast. Public data alone reaches what the public
 model does before any private record is read: "start".
 """
 
@@ -38,7 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "public.half": "first",
     },
 }
-RATES = {"group": (4e-3, 8e-3), "public": (4e-3, 8e-3)}
+RATES = (5e-4, 1e-3, 2e-3)
 NAMES = {"group": "DP-GCL, groups of 4 private records", "public": "one private record and 3 public ones"}
 
 
@@ -48,18 +48,18 @@ def main(runs: int = 3, processes: int = 1) -> None:
     start = measured(trained(FOLDER / "start", "adapt/shapes-public", {}), METRICS)
     rates = {}
     with ThreadPoolExecutor(processes) as pool:
-        tuning = [(method, TUNED_AT, rate, run) for method in SETTINGS for rate in RATES[method] for run in range(runs)]
-        at_one = dict(zip(tuning, pool.map(_adapt, tuning), strict=True))
+        tuning = [(method, TUNED_AT, rate, 0) for method in SETTINGS for rate in RATES]
+        tuned = dict(zip(tuning, pool.map(_adapt, tuning), strict=True))
         for method in SETTINGS:
-            rates[method] = max(RATES[method], key=lambda rate: _mean(at_one, method, rate, runs))
+            rates[method] = max(RATES, key=lambda rate: sum(tuned[method, TUNED_AT, rate, 0]["after"].values()))
         others = [
             (method, epsilon, rates[method], run)
             for epsilon in EPSILONS
-            if epsilon != TUNED_AT
             for method in SETTINGS
             for run in range(runs)
+            if (method, epsilon, rates[method], run) not in tuned
         ]
-        every = at_one | dict(zip(others, pool.map(_adapt, others), strict=True))
+        every = tuned | dict(zip(others, pool.map(_adapt, others), strict=True))
     found = [
         {"method": method, "epsilon": epsilon, "rate": rate, "run": run, **values}
         for (method, epsilon, rate, run), values in every.items()
@@ -87,13 +87,12 @@ def _adapt(wanted: tuple[str, float, float, int]) -> dict[str, Any]:
         "optimizer.learning_rate": rate,
         "optimizer.schedule": "cosine",
         "evaluation.every": 0,
+        "adaptation.image": "full",
+        "adaptation.text": "full",
+        "adaptation.rank": "",
         "bounding.engine": "layerwise",
     }
     return measured(trained(FOLDER / f"{method}-{epsilon}-{rate:g}-{run}", "adapt/shapes", changes), METRICS)
-
-
-def _mean(found: dict[tuple[str, float, float, int], dict[str, Any]], method: str, rate: float, runs: int) -> float:
-    return sum(sum(found[method, TUNED_AT, rate, run]["after"].values()) for run in range(runs))
 
 
 def _plan(method: str, rate: float) -> dict[str, float]:

@@ -284,8 +284,9 @@ def test_without_workers_the_run_is_that_of_one_process_bit_for_bit(settings, fo
 
 
 @pytest.mark.slow
-def test_one_worker_gives_what_one_process_gives_bit_for_bit(head, settings, folder, tmp_path):
-    settings["privacy.seed"] = 5
+@pytest.mark.parametrize("noise", ["gaussian", "discrete"])
+def test_one_worker_gives_what_one_process_gives_bit_for_bit(head, settings, folder, tmp_path, noise):
+    settings |= {"privacy.seed": 5, "privacy.noise": noise}
     one_core = ["--workers", "1", "--cpus-per-worker", "1"]
     done = head.dpfed("pretrain", CONFIG, "--cluster", "ray", *one_core, "--run", str(folder), *options(settings))
     assert done.code == 0, done.output
