@@ -6,6 +6,7 @@ logs stay with the operator, and never lie in a run's folder.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
@@ -42,9 +43,7 @@ def set_up(form: str | None = None, file: Path | None = None) -> None:
     file = file or (Path(os.environ[FILE]) if os.environ.get(FILE) else None)
     if form not in ("text", "json"):
         raise UserError(f"the format of logs is {form!r}: expected 'text' or 'json'.")
-    for handler in list(_LOG.handlers):
-        _LOG.removeHandler(handler)
-        handler.close()
+    end()
     if form == "text":
         if file is not None:
             raise UserError(f"{file} would hold lines for machines: give --log-format json as well, or leave --log-file out.")
@@ -54,6 +53,14 @@ def set_up(form: str | None = None, file: Path | None = None) -> None:
     _LOG.addHandler(_handler(file))
     _LOG.setLevel(logging.INFO)
     _LOG.propagate = False
+
+
+def end() -> None:
+    """Lines are for people again."""
+    for handler in list(_LOG.handlers):
+        _LOG.removeHandler(handler)
+        with contextlib.suppress(OSError, ValueError):  # what is left of a full disk
+            handler.close()
 
 
 def active() -> bool:

@@ -29,7 +29,6 @@ _BESIDE = (
     "epsilon_spent",
     "epsilon_planned",
     "evaluation",
-    "steps_discarded",
 )
 _LAST = 20  # discarded steps that are listed
 

@@ -76,6 +76,8 @@ class Retrieval:
                 scores = embedded @ encoder.embed_text(text)[0].cpu()
             except UserError as error:
                 return Found(trouble=str(error))
+            except OSError as error:
+                return Found(trouble=f"{error.filename} cannot be read: {error.strerror}.")
             best = scores.topk(min(_ANSWERS, len(indices))).indices.numpy()
             pictures = store.images(
                 indices[best], encoder.size, encoder.preprocessing.resize, encoder.preprocessing.interpolation

@@ -62,6 +62,7 @@ def _bound(access: Access) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((access.host.strip("[]"), access.port))
+        bound.listen()  # whoever reads the address at once waits until the server answers
     except OSError as error:
         bound.close()
         reason = "another program has it" if error.errno == errno.EADDRINUSE else error.strerror or error

@@ -16,7 +16,7 @@ def text_afterwards(monkeypatch):
     monkeypatch.delenv(logs.FORMAT, raising=False)
     monkeypatch.delenv(logs.FILE, raising=False)
     yield
-    logs.set_up("text")
+    logs.end()
 
 
 def lines(text):

@@ -92,7 +92,7 @@ def test_the_token_leaves_the_address_and_becomes_a_cookie(known):
     cookie = entered.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=strict" in cookie and "secure" not in cookie
     assert known.get("/").status_code == 200  # with the cookie alone
-    assert known.get(f"//evil.org/?token={TOKEN}").headers["location"] == "/evil.org/"
+    assert known.get(f"http://127.0.0.1//evil.org/?token={TOKEN}").headers["location"] == "/evil.org/"
 
 
 def test_it_is_for_reading_and_for_this_machine(known):
@@ -197,7 +197,10 @@ def private_store(tmp_path):
 
 def test_pictures_of_private_records_are_never_shown(make, tiny, private_store):
     tiny["data"] |= {"path": str(private_store)}
-    found = Retrieval().find(make(done=6).path, "a patient")
+    run = make(done=6)
+    assert "cannot be read" in Retrieval().find(run.path, "a patient").trouble  # it is not finished
+    run.results.write_text("{}")
+    found = Retrieval().find(run.path, "a patient")
     assert not found.pictures and "never shown" in found.trouble
     with pytest.raises(UserError, match="not marked public"):
         Retrieval(private_store)
