@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from dpfed.cli.parties import line, show_findings, show_terms, tell
+from dpfed.console import logs
 from dpfed.console.terminal import say
 
 site = typer.Typer(help="For one of several institutions: make a site, join a federation, serve it.", no_args_is_help=True)
@@ -283,4 +284,6 @@ def status(folder: SiteDirectory) -> None:
 
 
 def _say(text: str) -> None:
+    if logs.active():
+        return logs.write("note", text=text)
     print(time.strftime("%H:%M:%S"), text, flush=True)
