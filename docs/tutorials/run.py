@@ -22,19 +22,27 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 def execute(path: Path) -> Any:
     """A notebook with new output; an error in a cell is one here, too."""
     import nbformat
+    from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
 
     book = nbformat.read(path, as_version=4)
     # The notebooks' `!dpfed` is the one of this environment.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    os.environ["COLUMNS"] = "120"
-    NotebookClient(book, timeout=_TIMEOUT, kernel_name="python3").execute()
+    os.environ |= {"COLUMNS": "120", "TTY_COMPATIBLE": "0"}  # lines instead of bars that are drawn over
+    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")  # through files of this user, and no open port
+    NotebookClient(book, km=kernel, timeout=_TIMEOUT).execute()
     for cell in book.cells:
         cell.metadata.pop("execution", None)  # when it ran
         for output in cell.get("outputs", []):
             if "text" in output:
-                output["text"] = _TEMPORARY.sub("~", _ESCAPES.sub("", output["text"]))
+                output["text"] = _plain(output["text"])
     return book
+
+
+def _plain(text: str) -> str:
+    """What a command printed, without colours, names of temporary folders and empty lines."""
+    lines = _TEMPORARY.sub("~", _ESCAPES.sub("", text)).replace("\r", "").split("\n")
+    return "\n".join(line.rstrip() for line in lines if line.strip()) + "\n"
 
 
 def failed(book: Any) -> list[str]:
