@@ -7,44 +7,66 @@ to another program, which is this one:
     python -m clients.resident --runtime-api-address 127.0.0.1:9200 --superexec-auth-secret-file FILE
 
 It takes the place of ``flower-superexec`` and ``flwr-clientapp``, ignores the code that came, and calls `clients.app`.
+
+The signal USR1 retires it, when another SuperNode at the same site takes over: the coordinator asks the one that it greeted
+last, and greets those that it does not count on. So it answers everything until it is greeted, does not answer that, and ends.
+No step is lost.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 import threading
 import time
 from pathlib import Path
 
 import httpx
+from flwr.app import Context, Message
 
-from clients.app import app
+from clients.app import app, is_greeting, unreachable
 from dpfed.errors import UserError
 from dpfed.federation.flower.internals import SuperNode, Task, shorten_fetching
 
 _MOST = 64  # messages at a time, nearly all of which wait for the rest of themselves
 _PAUSE = 0.05  # seconds between looks for a message
 _ABSENCE = 0.5  # seconds between looks for a SuperNode that is not there
+_LAST = 30.0  # seconds for an answer that is on its way when the app ends
 _REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 
 _log = logging.getLogger(__name__)
 
 
-def serve(address: str, secret: bytes) -> None:
-    """Handles the messages of a SuperNode, for ever; the SuperNode may come later, and go.
+class Retirement:
+    """Whether this app retires, and whether the coordinator counts on another SuperNode by now."""
+
+    def __init__(self) -> None:
+        self.wanted, self.over = threading.Event(), threading.Event()
+
+    def answer(self, message: Message, context: Context) -> Message:
+        """What `clients.app` answers; to a greeting, when retiring, that nobody is here."""
+        if self.wanted.is_set() and is_greeting(message):
+            self.over.set()
+            return unreachable(message)
+        return app(message, context)
+
+
+def serve(address: str, secret: bytes, retirement: Retirement | None = None) -> None:
+    """Handles the messages of a SuperNode until retired; the SuperNode may come later, and go.
 
     Args:
         address: of the SuperNode's Runtime API, on this machine.
         secret: shared with the SuperNode, so that no other user of the machine can take its messages.
+        retirement: ends it; default: nothing does.
 
     Raises:
         UserError: if the SuperNode does not know the secret.
     """
-    room = threading.BoundedSemaphore(_MOST)
+    room, retirement = threading.BoundedSemaphore(_MOST), retirement or Retirement()
     with SuperNode(address, secret) as supernode:
-        while True:
+        while not retirement.over.is_set():
             try:
                 token = supernode.next_task()
             except httpx.HTTPError as error:
@@ -55,28 +77,35 @@ def serve(address: str, secret: bytes) -> None:
             if token:
                 # A thread for each: a message whose server died while sending it would hold up all others for hours.
                 room.acquire()
-                threading.Thread(target=_handle, args=(address, token, room), daemon=True).start()
+                threading.Thread(target=_handle, args=(address, token, room, retirement), daemon=True).start()
             else:
                 time.sleep(_PAUSE)
+        for _ in range(_MOST):  # what is in hand is answered
+            room.acquire(timeout=_LAST)
 
 
-def _handle(address: str, token: str, room: threading.Semaphore) -> None:
+def _handle(address: str, token: str, room: threading.Semaphore, retirement: Retirement) -> None:
     try:
         with Task(address, token) as task:
-            _answer(task)
+            _answer(task, retirement)
     except Exception as error:  # the SuperNode is gone, or knows nothing of the task any more
         _log.warning("a message was lost: %s", type(error).__name__)
     finally:
         room.release()
 
 
-def _answer(task: Task) -> None:
+def _answer(task: Task, retirement: Retirement) -> None:
     """One message. One that cannot be handled, perhaps because its run has ended, is given up."""
     try:
-        task.handle(app)
+        task.handle(retirement.answer)
     except Exception as error:
         _log.warning("a message was given up: %s", type(error).__name__)
         task.give_up()
+
+
+def _retire(retirement: Retirement) -> None:
+    print("retiring: this app ends when the coordinator counts on another SuperNode of this site", flush=True)
+    retirement.wanted.set()
 
 
 def main() -> None:
@@ -86,8 +115,11 @@ def main() -> None:
     parser.add_argument("--superexec-auth-secret-file", type=Path, required=True, help="the same file as the SuperNode's")
     options = parser.parse_args()
     shorten_fetching()
+    retirement = Retirement()
+    signal.signal(signal.SIGUSR1, lambda *_: _retire(retirement))
     try:
-        serve(options.runtime_api_address, options.superexec_auth_secret_file.read_bytes())
+        serve(options.runtime_api_address, options.superexec_auth_secret_file.read_bytes(), retirement)
+        print("retired: the coordinator asks another SuperNode of this site", flush=True)
     except (UserError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
     except KeyboardInterrupt:

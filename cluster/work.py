@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from cluster.collective import Collective, Replicas
 from cluster.link import MARK_BYTES, Link
-from cluster.tensorboard import TensorBoard
 from dpfed.config import Config, read_back
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
@@ -93,8 +92,7 @@ def _lead(link: Link, task: Task, watcher: Watcher) -> None:
                 link.broadcast(job.run.identity.encode())
                 link.broadcast(job.randomness.for_owners().master)
                 link.agree(_mark(job.parts))
-                board = stack.enter_context(TensorBoard(job.run))
-                run_job(job, watcher, lambda job: _join(link, job.parts, job.randomness.for_owners(), job.observe), [board])
+                run_job(job, watcher, lambda job: _join(link, job.parts, job.randomness.for_owners(), job.observe))
     except UserError:
         end()
         raise

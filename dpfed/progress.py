@@ -24,6 +24,9 @@ class Watcher(Protocol):
     def evaluated(self, figures: list[Evaluation]) -> None:
         """A model was measured."""
 
+    def figures(self, step: int, values: dict[str, float]) -> None:
+        """metrics.jsonl has a new line: its figures by names such as ``training/epsilon``. A watcher may do without this."""
+
 
 class Silent:
     """Watches nothing."""
@@ -36,6 +39,9 @@ class Silent:
         """See `Watcher`."""
 
     def evaluated(self, figures: list[Evaluation]) -> None:
+        """See `Watcher`."""
+
+    def figures(self, step: int, values: dict[str, float]) -> None:
         """See `Watcher`."""
 
 

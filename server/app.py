@@ -7,6 +7,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from dpfed.console import logs
 from dpfed.console.terminal import console, show_run, watching
 from dpfed.errors import UserError
 from server.channel import FlowerChannel
@@ -27,6 +28,7 @@ def main(grid: Grid, context: Context) -> None:
         for name, value in given.items():
             if not Path(value).is_absolute():
                 raise UserError(f"run-config {name} = {value!r}: expected an absolute path on the SuperLink's machine.")
+        logs.set_up()  # as DPFED_LOG_FORMAT and DPFED_LOG_FILE say
         with watching() as watcher:
             run = coordinate(Path(given["federation"]), Path(given["run"]), FlowerChannel(grid), watcher)
         show_run(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpfed.federation.coordinator.arrivals import Arrivals
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.coordinator.members import Channel
 from dpfed.federation.coordinator.rounds import Federation
@@ -37,8 +38,8 @@ def coordinate(folder: Path, place: Path, channel: Channel, watcher: Watcher) ->
     terms, identity = Terms.load(party.terms), party.identity()
 
     def connect(job: Job) -> Federation:
-        journal, paid = Journal(job.run.journal), Ledger.open(job.run.ledger)
-        return Federation(terms, identity, channel, job.parts.model, journal, paid, watcher.note)
+        journal, paid, arrivals = Journal(job.run.journal), Ledger.open(job.run.ledger), Arrivals(job.run.arrivals)
+        return Federation(terms, identity, channel, job.parts.model, journal, paid, watcher.note, arrivals=arrivals)
 
     if RunDirectory.unused(place):
         job = begin(party.config(), place, watcher, terms=terms)

@@ -14,7 +14,7 @@ ROOMS = (
     "dpfed.errors dpfed.places dpfed.files dpfed.progress dpfed.schema dpfed.objectives dpfed.privacy dpfed.config "
     "dpfed.data dpfed.budgets dpfed.models "
     "dpfed.bounding dpfed.evaluation dpfed.report dpfed.training dpfed.runs dpfed.encoder dpfed.federation dpfed.reproduce "
-    "dpfed.audit dpfed.console cluster dpfed.cli clients server"
+    "dpfed.audit dpfed.live dpfed.console cluster dpfed.cli clients server"
 ).split()
 
 
@@ -57,7 +57,7 @@ def test_every_path_on_the_map_is_there(page):
     named = set(re.findall(r"`([\w./]+(?:\.py|/))(?:::\w+)?`", text))
     assert len(named) > 15
     stems = {file.name for file in ROOT.rglob("*.py") if ".venv" not in file.parts}
-    run = {"checkpoints/", "model/", "gallery/", "audit/", "releases/", "sites/"}  # of a run's directory
+    run = {"checkpoints/", "model/", "gallery/", "audit/", "releases/", "sites/", "tensorboard/"}  # of a run's directory
     folders = [ROOT, *(folder for folder in ROOT.glob("dpfed/**/") if folder.is_dir())]
     missing = [
         name

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import dpfed
-from dpfed.cli import audit, budget, config, data, federation, forecast, privacy, reproduce, runs, starts, sweep
+from dpfed.cli import audit, budget, config, data, federation, forecast, live, privacy, reproduce, runs, site, starts, sweep
+from dpfed.console import logs
 from dpfed.console.entry import run
 
 app = typer.Typer(
@@ -30,11 +32,19 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
     ] = False,
+    log_format: Annotated[
+        str | None, typer.Option(help="text, or json: a JSON object a line, on stderr.", envvar=logs.FORMAT, show_default=False)
+    ] = None,
+    log_file: Annotated[
+        Path | None, typer.Option(help="A file for these lines, which rotates.", envvar=logs.FILE, show_default=False)
+    ] = None,
 ) -> None:
     """Contrastive pretraining on private records, under differential privacy."""
+    logs.set_up(log_format, log_file)
 
 
 runs.register(app)
+live.register(app)
 starts.register(app)
 forecast.register(app)
 sweep.register(app)
@@ -45,7 +55,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(budget.app, name="budget")
 app.add_typer(audit.app, name="audit")
 app.add_typer(federation.federation, name="federation")
-app.add_typer(federation.site, name="site")
+app.add_typer(site.site, name="site")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from dpfed.console import logs
 from dpfed.errors import Renamed, UserError
 
 _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")  # what torch says, on a CPU and on a GPU
@@ -72,7 +73,10 @@ def _memory(detail: str) -> str:
 
 def _end(sentence: str) -> None:
     """Prints the sentence, with no control character of a file's name or a value left in it, and leaves."""
-    print(f"error: {_printable(sentence)}", file=sys.stderr)
+    if logs.active():
+        logs.write("error", "error", text=_printable(sentence))
+    else:
+        print(f"error: {_printable(sentence)}", file=sys.stderr)
     sys.exit(2)
 
 

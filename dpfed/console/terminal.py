@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 import dpfed
+from dpfed.console import logs
 from dpfed.data.reasons import visible
 
 if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do without
@@ -67,6 +68,8 @@ def say(text: str, beside_output: bool = False) -> None:
         text: what is done.
         beside_output: the command's output is for a program or a file, so the line goes beside it, to stderr.
     """
+    if logs.active():
+        return logs.write("say", text=visible(text))
     (beside if beside_output else console).print(f"[dim]{escape(visible(text))}[/]", highlight=False, soft_wrap=True)
 
 
@@ -94,6 +97,9 @@ class TerminalWatcher:
         if figures:
             when = f"after step {figures[0].step}" if figures[0].step else "before training"
             self._progress.console.print(f"[dim]{when}:[/] {values}", highlight=False, soft_wrap=True)
+
+    def figures(self, step: int, values: dict[str, float]) -> None:
+        """See `Watcher`: in a terminal, the bar and the evaluations say enough."""
 
 
 def _lines(out: Console, name: str, total: int | None) -> Callable[[int], None]:
@@ -129,12 +135,15 @@ class _Rate(ProgressColumn):
 
 
 @contextlib.contextmanager
-def watching(as_json: bool = False) -> Iterator[TerminalWatcher]:
-    """A watcher that draws on the terminal; without one, it prints a line now and then.
+def watching(as_json: bool = False) -> Iterator[TerminalWatcher | logs.JsonWatcher]:
+    """A watcher that draws on the terminal; without one, it prints a line now and then. It logs where lines are for machines.
 
     Args:
         as_json: stdout is for JSON alone, so it draws on stderr.
     """
+    if logs.active():
+        yield logs.JsonWatcher()
+        return
     out = beside if as_json else console
     columns = (
         TextColumn("{task.description:>14}"),

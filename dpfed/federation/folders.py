@@ -18,6 +18,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
 from dpfed.federation.confirmed_cards import ConfirmedCards
+from dpfed.federation.leaving import leave, refuse_if_left
 from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.terms import Terms
@@ -109,12 +110,14 @@ class SiteFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> SiteFolder:
-        """Opens a site's folder.
+        """Opens a site's folder, or the one in the folder of its kit.
 
         Raises:
             UserError: if it is none.
         """
-        folder = cls(Path(path))
+        folder, of_kit = cls(Path(path)), cls(Path(path) / "site")
+        if not folder._settings.is_file() and of_kit._settings.is_file():
+            return of_kit
         if not folder._settings.is_file():
             raise UserError(f"{path} is no site: `dpfed site create {path} --name NAME --store STORE` makes one.")
         return folder
@@ -181,6 +184,7 @@ class SiteFolder:
         if card != SiteCard(**terms.sites[number].model_dump(exclude={"groups"})):
             raise UserError(f"these terms describe this site otherwise than {self.card} does: ask for terms made with that.")
         self.confirmed.refuse_strangers(terms)
+        refuse_if_left(self.path)
         if self.joined:
             raise UserError(f"{self.path} has joined a federation already: make another folder for another one.")
         plan, budget = terms.privacy_plan, self.settings().budget
@@ -202,6 +206,15 @@ class SiteFolder:
         reserve_site(self, terms)
         Ledger.create(self.ledger, plan)
         terms.save(self._terms)
+
+    def leave(self) -> None:
+        """Leaves for good, see `dpfed.federation.leaving`.
+
+        Raises:
+            UserError: if the site is being served.
+        """
+        with self.locked():
+            leave(self.path, self._randomness)
 
     def most_delta(self, plan: PrivacyPlan) -> float:
         """The largest delta that the site agrees to: its own setting, or 1/N of the plan."""
@@ -231,14 +244,21 @@ class CoordinatorFolder:
 
     @classmethod
     def create(
-        cls, path: str | Path, config: Config, cards: list[Path], progress: Progress | None = None, **options: Any
+        cls,
+        path: str | Path,
+        config: Config,
+        cards: list[Path] | list[SiteCard],
+        progress: Progress | None = None,
+        identity: Identity | None = None,
+        **options: Any,
     ) -> CoordinatorFolder:
         """Makes terms for some sites, and the folder of whoever coordinates them.
 
         Args:
             path: must not be there.
             config: of the run; ``[data]`` names the records that the coordinator measures on.
-            cards: files that the sites made.
+            cards: that the sites made, or files of them.
+            identity: the coordinator's keys; default: new ones.
             progress: called while these records are imported or generated, see `open_records`.
             options: see `Terms.agree`.
 
@@ -252,9 +272,10 @@ class CoordinatorFolder:
                 "privacy.not_covered is for one's own records, and those of a federation are the sites': leave it out."
             )
         refuse_start(config)
-        identity, config = Identity.fresh(), settle(config)
+        identity, config = identity or Identity.fresh(), settle(config)
         starting_weights(config)
-        terms = Terms.agree(config, [SiteCard.load(card) for card in cards], identity.signing_key, **options)
+        read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]
+        terms = Terms.agree(config, read, identity.signing_key, **options)
         _refuse_existing(folder.path)
         # Before anything is made: it is where the run is measured.
         records_of(config, progress)

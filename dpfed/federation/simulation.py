@@ -18,6 +18,7 @@ from dpfed.data.sampling import unit_keys
 from dpfed.data.store.division import site_of_records
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from dpfed.federation.coordinator.arrivals import Arrivals
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.coordinator.rounds import Federation
 from dpfed.federation.protocol.cards import SiteCard
@@ -156,7 +157,8 @@ def _connect(job: Job, simulation: Simulation, watcher: Watcher) -> Federation:
         shares = Randomness(job.randomness.key("shares", number))
         sites[f"site-{number}"] = SiteWorker(terms, parties[number], worker, model, ledger, shares, watcher.note)
     channel, journal, paid = InProcessChannel(sites), Journal(run.journal), Ledger.open(run.ledger)
-    return Federation(terms, coordinator, channel, parts.model, journal, paid, watcher.note)
+    arrivals = Arrivals(run.arrivals)
+    return Federation(terms, coordinator, channel, parts.model, journal, paid, watcher.note, arrivals=arrivals)
 
 
 def _divided(store: RecordStore, simulation: Simulation) -> list[np.ndarray]:

@@ -12,6 +12,8 @@ from filelock import FileLock, Timeout
 
 from dpfed.errors import UserError
 
+_LOCKS = Path("/proc/locks")  # of Linux: `TYPE  ADVISORY  WRITE process device:inode ...`
+
 
 @contextlib.contextmanager
 def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
@@ -49,3 +51,17 @@ def file_lock(path: Path, taken: str, wait: float = 0.0) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def is_held(path: Path) -> bool | None:
+    """Whether a process of this machine holds a file's lock. It is only looked at: taking it would be in the way.
+
+    Returns:
+        ``None``: there is no such file, or this system does not tell. A process in another container may not be seen.
+    """
+    try:
+        inode, lines = str(path.stat().st_ino), _LOCKS.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return None
+    held = (line.split() for line in lines if " FLOCK " in line and "->" not in line)  # an arrow: somebody waits for it
+    return any(place.rpartition(":")[2] == inode for fields in held for place in fields if place.count(":") == 2)

@@ -104,7 +104,7 @@ def _single(run: RunView) -> dict:
         "tiles": _tiles(run, first),
         "groups": _groups(table),
         "plots": _drawn(plots),
-        "card": _markdown(run.card_markdown),
+        "card": card_html(run.card_markdown),
         "marks": marks,
         "about": run.about,
         "no_loss": "" if run.phases else NO_LOSS,
@@ -184,7 +184,8 @@ def _tied(first: Result, other: Result) -> bool:
     return within(apart(first.trained, first.trained_interval, other.trained, other.trained_interval))
 
 
-def _markdown(text: str) -> Markup:
+def card_html(text: str) -> Markup:
+    """A privacy card as HTML, without its title."""
     # Raw HTML, links and pictures stay text: a card needs none, and a report must not lead anywhere.
     renderer = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "image", "autolink"])
     return Markup(renderer.render(text.partition("\n")[2]))  # noqa: S704  markdown-it escapes all text

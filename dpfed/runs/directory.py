@@ -40,7 +40,8 @@ class RunDirectory:
             model, ``budget.json`` where a lifetime budget holds the plan, ``search.json`` where it is the best run of a secret
             search, and ``privacy_audit.json`` where its claim was attacked; while it is unfinished also ``releases/`` and
             ``secret.key``, which must stay inside the trust boundary and is deleted at the end. A federation's run also holds
-            ``terms.json``, ``federation.jsonl``, and, if it is simulated, ``simulation.json`` and ``sites/``.
+            ``terms.json``, ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is simulated,
+            ``simulation.json`` and ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
@@ -61,6 +62,7 @@ class RunDirectory:
         self.diagnostics = path / "diagnostics.jsonl"
         self.terms = path / self.TERMS
         self.journal = path / "federation.jsonl"
+        self.arrivals = path / "arrivals.json"
         self.simulation = path / self.SIMULATION
         self.audits = path / "audit"
         self.budget = path / self.BUDGET
@@ -311,7 +313,14 @@ class RunDirectory:
     def forget_key(self) -> None:
         """Deletes the secret key and what else only a resume needs. Whoever holds the key can remove the noise."""
         shutil.rmtree(self.releases, ignore_errors=True)
+        self.forget_times()
         self._key.unlink(missing_ok=True)
+
+    def forget_times(self) -> None:
+        """Deletes what says how long the sites of a federation took: it is for who watches a process at work."""
+        for file in (self.arrivals, self.arrivals.with_name(f".{self.arrivals.name}{DRAFT}")):
+            with contextlib.suppress(OSError):  # a folder that cannot be written any more, which ends the run otherwise
+                file.unlink(missing_ok=True)
 
     def locked(self, wait: float = 0.0) -> AbstractContextManager[None]:
         """Holds the run for this process.

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
@@ -22,6 +23,7 @@ from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, alone
 from dpfed.runs.origin import runs_of
 from dpfed.runs.outcome import write_outcome
+from dpfed.runs.tensorboard import TensorBoard, scalars
 from dpfed.training.checkpoint import Checkpoints, DamagedCheckpoint, Progress, steps_of
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.post_processing import serving
@@ -61,6 +63,8 @@ def run_job(
             f"{job.run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "
             f"mend that, and {how}."
         ) from error
+    finally:
+        job.run.forget_times()
 
 
 def _carry_out(
@@ -88,9 +92,8 @@ def _carry_out(
         if summary.phase is not None:
             watcher.note(str(summary.phase))
         if summary.phase is not None or _due(summary, plan, max(1, plan.steps // _CURVE_POINTS)):
-            run.append(
-                run.metrics, {"step": summary.done, "epsilon": ledger.epsilon if plan.promises else None, **summary.figures()}
-            )
+            spent = ledger.epsilon if plan.promises else None
+            _add(run, {"step": summary.done, "epsilon": spent, **summary.figures()}, watcher)
 
     def keep_checkpoint(summary: StepSummary) -> None:
         if _due(summary, plan, config.training.checkpoint_every):
@@ -109,15 +112,16 @@ def _carry_out(
         advance(summary.done)
 
     own = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
-    train(connect(job), coordinator, range(start, plan.steps), [*own, *observers])
-    with serving(parts.model, coordinator.post_processors):
-        watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
-        trained = parts.evaluate("trained", plan.steps)
-        # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
-        untrained = _untrained_again(parts, checkpoints, watcher) if untrained is None else untrained
-        _record(run, [figure.compared(untrained) for figure in trained], watcher)
-        save_encoder(run.model, parts.model, config, runs_of(run, parts, ledger))
-        write_outcome(run, parts, ledger)
+    with TensorBoard(run) as board:
+        train(connect(job), coordinator, range(start, plan.steps), [*own, board, *observers])
+        with serving(parts.model, coordinator.post_processors):
+            watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
+            trained = parts.evaluate("trained", plan.steps)
+            # What came of each query is kept in memory only, so after an interruption the untrained model is measured again.
+            untrained = _untrained_again(parts, checkpoints, watcher) if untrained is None else untrained
+            _record(run, [figure.compared(untrained) for figure in trained], watcher)
+            save_encoder(run.model, parts.model, config, runs_of(run, parts, ledger))
+            write_outcome(run, parts, ledger)
     run.forget_key()
     settle_at_end(run, parts, ledger, watcher)
     return run
@@ -202,5 +206,12 @@ def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> N
     for figure in figures:
         if (figure.step, figure.name) in known:
             continue  # measured before an interruption
-        run.append(run.metrics, {"step": figure.step, "evaluation": figure.facts()})
+        _add(run, {"step": figure.step, "evaluation": figure.facts()}, watcher)
     watcher.evaluated(figures)
+
+
+def _add(run: RunDirectory, line: dict[str, Any], watcher: Watcher) -> None:
+    """Adds a line to metrics.jsonl, and shows the watcher its figures."""
+    run.append(run.metrics, line)
+    if hasattr(watcher, "figures"):  # watchers of an earlier version have it not
+        watcher.figures(line["step"], scalars(line))

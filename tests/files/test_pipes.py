@@ -15,6 +15,7 @@ from dpfed.federation.folders import SiteFolder
 from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.provisioning.certificates import _authority
 from dpfed.models.adapter_file import apply_adapters
 from dpfed.models.blueprints import blueprint
 from dpfed.models.folder import ADAPTERS, DESCRIPTION, describe
@@ -26,7 +27,6 @@ from dpfed.runs.directory import RunDirectory
 from dpfed.runs.running import _has_header
 from dpfed.runs.view import results_in
 from dpfed.training.checkpoint import load_weights
-from server.certificates import _authority
 from tests.fuzz.profiles import answered_in_time
 
 

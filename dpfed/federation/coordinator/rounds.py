@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.errors import UserError
+from dpfed.federation.coordinator.arrivals import Arrivals
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.coordinator.members import Channel, Members
 from dpfed.federation.coordinator.patience import Patience
@@ -52,6 +53,7 @@ class Federation:
         paid: the run's ledger as it was when the run was taken up.
         note: told what the operator should see.
         patience: with sites that hang.
+        arrivals: who watches sees there when answers come.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Federation:
         paid: Ledger,
         note: Callable[[str], None],
         patience: Patience | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         if identity.signing_key != terms.coordinator:
             raise UserError("this is not the coordinator's key that the terms name: use the folder in which they were made.")
@@ -75,6 +78,7 @@ class Federation:
         self._secure, self._grid = terms.trust == "secure", grid_of(terms)
         self._numbers = self._vector.numel + self._plan.statistics_count  # of a sum
         self._threshold: dict[str, float] = {}  # what the steps ask about beside their gradients
+        self._arrivals = arrivals or Arrivals()
         self._gathered = False  # whether all sites had their time to come
         self._addresses: dict[int, str] = {}  # of the sites that the current step asks
         self._masked: SecureSum | None = None  # of that step
@@ -175,6 +179,7 @@ class Federation:
         missing = {site.name: "not there" for number, site in enumerate(self._terms.sites) if number not in roster}
         waiting = set(roster)
         most = LONGEST_HEADER + 4 * self._numbers
+        self._arrivals.ask(step, [self._terms.sites[number].name for number in roster])
         for address, reply in self._channel.exchange(greetings | packets, self._terms.deadline, most):
             if address in greetings:
                 self._members.welcome(reply, address, greetings[address], step + 1)
@@ -186,6 +191,7 @@ class Federation:
                 arrived[number] = self._checked(number, reply.vector if reply else b"", answer)
                 self._members.keep(number, answer.offer, step + 1)
                 self._members.answered(number, answer.release)
+                self._arrivals.came(step, self._terms.sites[number].name)
             except Rejected as rejected:
                 missing[self._terms.sites[number].name] = str(rejected)
                 if reply is None:

@@ -12,6 +12,7 @@ from dpfed.data.own_rows import OwnRows
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
 from dpfed.federation.folders import SiteFolder, SiteSettings, refuse_too_few
+from dpfed.federation.leaving import refuse_if_left
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.worker import SiteWorker
@@ -36,6 +37,7 @@ def serve_site(
         UserError: if the site cannot be served as it is.
     """
     with folder.locked():
+        refuse_if_left(folder.path)
         worker = load_site(folder, log)
         log("ready")
         serve(door, worker.answer, stop, group, worker.longest)

@@ -21,11 +21,12 @@ _SHOWN = ("loss", "clip_rate", "norm")  # of a phase
 class TensorBoard:
     """Copies new lines of a run's metrics.jsonl into ``tensorboard/``; call it after each step. A context manager.
 
-    It holds what that file holds, nothing more. A resumed run writes it anew. Without tensorboardX (Ray Train installs it) it
-    does nothing, and it ends where it cannot be written: it is a copy, and the run says why it cannot go on.
+    It holds what that file holds, nothing more. A resumed run writes it anew. Without tensorboardX (``dpfed[tensorboard]``, and
+    Ray Train installs it) it does nothing, and it ends where it cannot be written: it is a copy, and the run says why it cannot
+    go on.
 
     Args:
-        run: on the machine of rank 0.
+        run: the run, on the machine of its coordinator.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -52,7 +53,7 @@ class TensorBoard:
             return
         lines = self._run.metric_lines()
         for line in lines[self._seen :]:
-            for name, value in _scalars(line).items():
+            for name, value in scalars(line).items():
                 # Without a time of its own an event gets that of the clock, and steps of private records would be timed.
                 figure = {"value": [{"tag": name, "simple_value": value}]}
                 self._write(step=line["step"], wall_time=line["step"], summary=figure)
@@ -82,7 +83,8 @@ class TensorBoard:
             self._file = None
 
 
-def _scalars(line: dict) -> dict[str, float]:
+def scalars(line: dict[str, Any]) -> dict[str, float]:
+    """The figures of a line of metrics.jsonl, by names such as ``training/epsilon``."""
     if "evaluation" in line:
         name = line["evaluation"]["name"].replace("@", "_at_")  # R@10: TensorBoard takes no @ in a name
         return {f"evaluation/{name}": line["evaluation"]["value"]}

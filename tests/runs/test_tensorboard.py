@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from cluster.tensorboard import TensorBoard
+from dpfed.config import parse_config
 from dpfed.evaluation.measured import Evaluation
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.directory import RunDirectory
+from dpfed.runs.tensorboard import TensorBoard
 
 pytest.importorskip("tensorboardX")
 
@@ -97,3 +98,55 @@ def test_no_step_is_timed(run):
     assert timed == {1: 1.0, 2: 2.0}
     assert {event.wall_time for event in events(run.path / "tensorboard") if not event.summary.value} == {0.0}
     assert [file.name for file in (run.path / "tensorboard").iterdir()] == ["events.out.tfevents.0"]
+
+
+def test_every_run_has_it_and_watchers_see_the_same_figures(tmp_path, tiny):
+    """One machine and a simulated federation; tests/cluster has the others."""
+    from dpfed.federation.simulated import Simulation
+    from dpfed.federation.simulation import simulate
+    from dpfed.progress import Silent
+    from dpfed.runs.pretraining import pretrain
+
+    class Board(Silent):
+        def __init__(self):
+            self.told = {}
+
+        def figures(self, step, values):
+            self.told |= {(name, step): pytest.approx(value) for name, value in values.items()}
+
+    tiny["privacy"] |= {"steps": 2}
+    tiny_config = parse_config(tiny)
+    one, other = Board(), Board()
+    runs = [
+        (pretrain(tiny_config, tmp_path / "one", one), one),
+        (simulate(tiny_config, tmp_path / "two", Simulation(sites=2), other), other),
+    ]
+    for run, board in runs:
+        assert scalars(run.path / "tensorboard") == board.told and len(board.told) >= 2 * 3
+
+
+def test_a_watcher_of_an_earlier_version_does_without(tmp_path, tiny):
+    tiny["privacy"] |= {"steps": 1}
+    tiny["evaluation"] = {"split": "none"}
+    from dpfed.runs.pretraining import pretrain
+
+    class Old:
+        def stage(self, name, total):
+            return lambda done: None
+
+        def note(self, text):
+            pass
+
+        def evaluated(self, figures):
+            pass
+
+    assert pretrain(parse_config(tiny), tmp_path / "one", Old()).finished
+
+
+def test_tensorboard_itself_reads_it(run):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with TensorBoard(run):
+        run.append(run.metrics, {"step": 2, "epsilon": 1.5, "learning_rate": 0.25})
+    board = accumulator.EventAccumulator(str(run.path / "tensorboard"))
+    board.Reload()
+    assert [(event.step, event.value) for event in board.Scalars("training/epsilon")] == [(2, 1.5)]

@@ -1,0 +1,91 @@
+"""`dpfed watch` and `dpfed serve`: runs and federations while they go on, read from their files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_AGAIN = 1.0  # seconds between two looks
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a site's folder.", show_default=False)],
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Look once, and print JSON only, for scripts.")] = False,
+) -> None:
+    """Watch a run in the terminal: steps, time left, epsilon, utility, sites. Nothing is written."""
+    from dpfed.console.terminal import console, say
+
+    say(f"reading {run}", True)
+    from dpfed.live.figures import figures
+    from dpfed.live.gathering import Gathering
+    from dpfed.live.terminal import view
+
+    gathering = Gathering(run)
+    single = gathering.single is not None
+    if as_json:
+        print(json.dumps([_facts(seen.name, seen.state, figures(seen)) for seen in gathering.all()], indent=1))
+        return
+    if once or not console.is_terminal:
+        console.print(view(gathering.all(), single), highlight=False)
+        return
+    from rich.live import Live
+
+    with contextlib.suppress(KeyboardInterrupt), Live(console=console, refresh_per_second=4) as live:
+        while True:
+            seen = gathering.all()
+            live.update(view(seen, single))
+            if single and seen[0].state == "finished":
+                return
+            time.sleep(_AGAIN)
+
+
+def _facts(name: str, state: str, made: list) -> dict:
+    return {
+        "run": name,
+        "state": state,
+        "figures": [{"name": one.key, "value": one.value, "shown": one.shown, **one.labels} for one in made],
+    }
+
+
+def serve(
+    runs: Annotated[Path, typer.Argument(help="A folder of runs, a run, or a site's folder.", show_default=False)],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any that is free.")] = 8642,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(help="A public store to search by text; default: the run's own, if public.", show_default=False),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File (0600) with the token; default: a new token each time.", show_default=False)
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="Certificate for TLS, PEM.", show_default=False)] = None,
+    key: Annotated[Path | None, typer.Option(help="Key of the certificate, PEM.", show_default=False)] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS.")] = False,
+) -> None:
+    """Show runs and federations on a local web page, for reading only, as they go on."""
+    from dpfed.console.terminal import console, say
+
+    say(f"reading {runs}", True)
+    from dpfed.live.access import Access
+    from dpfed.live.gathering import Gathering
+    from dpfed.live.serving import listen
+
+    gathering = Gathering(runs)
+    access = Access.of(host, port, token_file, certificate, key, insecure)
+
+    def ready(address: str) -> None:
+        console.print(f"{address}\nCtrl-C ends it.", highlight=False, soft_wrap=True)
+
+    listen(gathering, access, pictures, ready)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands that look at runs."""
+    for command in (watch, serve):
+        app.command()(command)

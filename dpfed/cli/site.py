@@ -1,0 +1,289 @@
+"""`dpfed site`: what one of several institutions does."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpfed.cli.parties import line, show_findings, show_terms, tell
+from dpfed.console import logs
+from dpfed.console.terminal import say
+
+site = typer.Typer(help="For one of several institutions: make a site, join a federation, serve it.", no_args_is_help=True)
+
+SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder, or that of its kit.", show_default=False)]
+KitFolder = Annotated[Path, typer.Argument(help="The folder of the site's kit.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
+
+
+@site.command("create")
+def create_site(
+    folder: SiteDirectory,
+    name: Annotated[str, typer.Option(help="The site's name in the federation.", show_default=False)],
+    store: Annotated[Path, typer.Option(help="The site's record store.", show_default=False)],
+    budget: Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The largest delta that the site agrees to; default 1/N.", show_default=False)
+    ] = None,
+    declared: Annotated[
+        int | None,
+        typer.Option(help="Training records to declare. The number is public. Default: the true one; it may be larger."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    weights: Annotated[str | None, typer.Option(help="This site's copy of model.weights.", show_default=False)] = None,
+    architecture: Annotated[
+        str | None, typer.Option(help="This site's copy of model.architecture, where that is a file.", show_default=False)
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(help="This site's copy of the starting weights, where a tower is frozen or adapted.", show_default=False),
+    ] = None,
+) -> None:
+    """Make a site: its keys, its settings, and the card for the coordinator."""
+    say(f"opening the records of {store}", True)
+    from dpfed.federation.folders import SiteFolder
+
+    own = {"weights": weights, "architecture": architecture, "start": start}
+    made = SiteFolder.create(folder, name, store, declared, budget=budget, delta=delta, device=device, **own)
+    tell(f"Give {made.card} to the coordinator; all else in {made.path} is secret.")
+    read_out = f"Read its fingerprint out to the other sites, by telephone: {made.own_card().fingerprint}"
+    tell(read_out)
+
+
+@site.command("setup")
+def set_up_site(
+    kit: Annotated[
+        Path, typer.Argument(help="The coordinator's kit: an archive, or where it was unpacked.", show_default=False)
+    ],
+    coordinator: Annotated[
+        str, typer.Option(help="The coordinator's fingerprint, as its operator reads it out by telephone.", show_default=False)
+    ],
+    store: Annotated[Path, typer.Option(help="The site's record store.", show_default=False)],
+    budget: Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The largest delta that the site agrees to; default 1/N.", show_default=False)
+    ] = None,
+    declared: Annotated[
+        int | None,
+        typer.Option(help="Training records to declare. The number is public. Default: the true one; it may be larger."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    weights: Annotated[str | None, typer.Option(help="This site's copy of model.weights.", show_default=False)] = None,
+    architecture: Annotated[
+        str | None, typer.Option(help="This site's copy of model.architecture, where that is a file.", show_default=False)
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(help="This site's copy of the starting weights, where a tower is frozen or adapted.", show_default=False),
+    ] = None,
+    into: Annotated[Path | None, typer.Option(help="Where the kit's folder goes.", show_default=False)] = None,
+    port: Annotated[int | None, typer.Option(help="First of two loopback ports; default 9200.", show_default=False)] = None,
+    proxy: Annotated[str | None, typer.Option(help="The network's HTTP proxy, http://HOST:PORT.", show_default=False)] = None,
+) -> None:
+    """Make a site from the coordinator's kit: unpack and check it, make keys here, write the reply."""
+    say(f"checking {kit}", True)
+    from dpfed.federation.provisioning.site_place import SitePlace
+
+    own = {"weights": weights, "architecture": architecture, "start": start}
+    options = {"declared": declared, "budget": budget, "delta": delta, "device": device, "port": port, "proxy": proxy, **own}
+    place = SitePlace.set_up(kit, into, coordinator, store, **options)
+    tell(f"Send {place.reply} to the coordinator. The keys in {place.path} stay here.")
+    read_out = f"Read its fingerprint out to the other sites, by telephone: {place.site.own_card().fingerprint}"
+    tell(read_out)
+
+
+@site.command()
+def unpack(
+    folder: KitFolder, kit: Annotated[Path, typer.Argument(help="A newer kit of this site.", show_default=False)]
+) -> None:
+    """Put a newer kit in the place of the one that is here; keys, settings and ledger stay."""
+    say(f"checking {kit}", True)
+    from dpfed.federation.provisioning.site_place import SitePlace
+
+    place = SitePlace.open(folder)
+    changed = place.unpack(kit)
+    said = f"{place.path} has the kit number {place.manifest.serial} now." if changed else "Nothing is new."
+    tell(said)
+
+
+@site.command("doctor")
+def doctor_of_site(folder: KitFolder, as_json: Json = False) -> None:
+    """Check clock, ports, certificates, disk, versions, records and budget of a site, and say what to do."""
+    say(f"examining {folder}", True)
+    from dpfed.federation.provisioning.doctor import examine_site
+
+    show_findings(examine_site(folder), as_json)
+
+
+@site.command()
+def rotate(
+    folder: KitFolder, done: Annotated[bool, typer.Option("--done", help="The new key is in use: remove the old one.")] = False
+) -> None:
+    """Make a new key for the SuperNode, beside the one in use, and a reply with it."""
+    say(f"reading {folder}", True)
+    from dpfed.federation.provisioning.site_place import SitePlace
+
+    place = SitePlace.open(folder)
+    if done:
+        tell(f"The key of node-{place.forget_old_key()} is removed. Send {place.reply} to the coordinator, who unregisters it.")
+        return
+    old = place.keys.slots()[-1]
+    new = place.rotate()
+    for sentence in (
+        f"A new key lies in keys/{new}. No step is lost if you go on so:",
+        f"1. send {place.reply} to the coordinator, and wait until they say that the key is registered",
+        f"2. start node-{new} and app-{new}, beside node-{old} and app-{old}, and wait for 'SuperNode ID'",
+        f"3. retire app-{old} (systemctl reload, or the signal USR1); it ends when the coordinator asks the other one",
+        f"4. stop node-{old}, and give `dpfed site rotate --done {folder}`: the next reply has the new key only",
+    ):
+        tell(sentence)
+
+
+@site.command()
+def link(folder: KitFolder) -> None:
+    """Have the units start the programs of this Python environment: give it with the new one, after an upgrade."""
+    say(f"reading {folder}", True)
+    from dpfed.federation.provisioning.site_place import SitePlace
+
+    place = SitePlace.open(folder)
+    place.link_programs()
+    tell(f"{place.path / 'venv'} leads to {(place.path / 'venv').readlink()}. Restart the worker, then node and app.")
+
+
+@site.command()
+def leave(folder: SiteDirectory) -> None:
+    """Leave the federation for good. What was spent stays spent; no budget comes back."""
+    say(f"reading {folder}", True)
+    from dpfed.federation.folders import SiteFolder
+    from dpfed.federation.provisioning.kits import MANIFEST
+    from dpfed.federation.provisioning.site_place import SitePlace
+    from dpfed.privacy.ledger import Ledger
+    from dpfed.privacy.promise import round_up
+
+    opened = SiteFolder.open(folder)
+    opened.leave()
+    tell(f"{opened.path} has left, for good. Its secret of draws and noise is destroyed.")
+    if opened.ledger.exists():
+        ledger = Ledger.open(opened.ledger)
+        spent = f"epsilon {round_up(ledger.epsilon)} at delta {round_up(ledger.plan.delta)}"
+        line("spent", f"{spent}, {ledger.charged} of {ledger.plan.steps} steps. It stays spent: keep {opened.ledger}")
+    if (opened.path.parent / MANIFEST).is_file():
+        place = SitePlace.open(opened.path.parent)
+        place.write_reply()
+        tell(f"Send {place.reply} to the coordinator, and stop the SuperNode.")
+
+
+@site.command()
+def confirm(
+    folder: SiteDirectory,
+    cards: Annotated[
+        list[str],
+        typer.Argument(
+            help="Fingerprints of other sites' cards, in quotes, or card.json as it came from them.", show_default=False
+        ),
+    ],
+) -> None:
+    """Note that other sites' cards are theirs: you have heard the fingerprints from the sites themselves."""
+    say(f"reading {folder}", True)
+    from dpfed.federation.folders import SiteFolder
+    from dpfed.federation.protocol.statement import confirmation
+
+    opened = SiteFolder.open(folder)
+    opened.confirm(cards)
+    if not opened.joined:
+        tell(f"{len(opened.confirmed.read())} cards of other sites are confirmed.")
+        return
+    terms = opened.terms()
+    text = confirmation(terms, terms.number_of(opened.identity().signing_key), opened.confirmed.read())
+    tell(f"confirmed  {text}")
+
+
+@site.command()
+def join(
+    folder: SiteDirectory,
+    terms: Annotated[Path, typer.Argument(help="The coordinator's terms.json, or the kit that holds it.", show_default=False)],
+) -> None:
+    """Join a federation: from now on the site answers to these terms only."""
+    say(f"checking {terms}", True)
+    from dpfed.federation.folders import SiteFolder
+    from dpfed.federation.protocol.terms import Terms
+    from dpfed.federation.provisioning.kits import MANIFEST
+    from dpfed.federation.provisioning.site_place import SitePlace
+
+    opened = SiteFolder.open(folder)
+    if (folder / MANIFEST).is_file():
+        place = SitePlace.open(folder)
+        if terms.resolve() not in (place.path, place.terms):
+            place.unpack(terms)
+        loaded = place.join()
+    else:
+        loaded = Terms.load(terms)
+        opened.join(loaded)
+    show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed.read())
+    compare = "\nCompare the fingerprint with the coordinator's, by another channel than the file's: for example, by telephone."
+    tell(compare)
+
+
+@site.command()
+def serve(
+    folder: SiteDirectory,
+    socket: Annotated[
+        Path | None, typer.Option(help="Where to answer; default: FOLDER/door/socket.", show_default=False)
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="Unix group that may ask, such as the SuperNode's.", show_default=False)
+    ] = None,
+) -> None:
+    """Load the site's records and model, and answer the coordinator until stopped."""
+    say(f"loading the records and the model of {folder}", True)
+    from dpfed.errors import UserError
+    from dpfed.federation.folders import SiteFolder
+    from dpfed.federation.site.serving import serve_site
+
+    if group is not None and socket is None:
+        raise UserError(f"--group {group} cannot reach a socket in {folder}, which is secret: give --socket outside of it.")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    opened = SiteFolder.open(folder)
+    serve_site(opened, socket or opened.door, _say, stop, group)
+
+
+@site.command()
+def status(folder: SiteDirectory) -> None:
+    """Show what the site has spent."""
+    say(f"reading {folder}", True)
+    from dpfed.federation.folders import SiteFolder
+    from dpfed.federation.protocol.statement import confirmation
+    from dpfed.privacy.ledger import Ledger
+    from dpfed.privacy.promise import meaning, round_up
+
+    opened = SiteFolder.open(folder)
+    terms, ledger = opened.terms(), Ledger.open(opened.ledger)
+    number = terms.number_of(opened.identity().signing_key)
+    own = terms.sites[number]
+    plan, budget = ledger.plan, opened.settings().budget
+    for name, value in (
+        ("site", f"{own.name}, {own.records:,} records declared, {own.groups} of {plan.groups} groups"),
+        ("terms", terms.fingerprint),
+        ("confirmed", confirmation(terms, number, opened.confirmed.read())),
+        ("steps answered", f"{ledger.charged} of {plan.steps}"),
+        ("epsilon spent", f"{round_up(ledger.epsilon)} at delta {round_up(plan.delta)}, of {round_up(plan.epsilon())} planned"),
+        ("which means", meaning(plan.epsilon(), plan.delta, plan.protected, "what all planned steps release")),
+        (
+            "budget",
+            f"{'none set' if budget is None else repr(budget)}, at a delta of {round_up(opened.most_delta(plan))} at most",
+        ),
+    ):
+        tell(f"{name:>15}  {value}")
+
+
+def _say(text: str) -> None:
+    if logs.active():
+        return logs.write("note", text=text)
+    print(time.strftime("%H:%M:%S"), text, flush=True)

@@ -1,0 +1,139 @@
+"""Logs for machines: a JSON object a line, on stderr or in a file that rotates.
+
+Lines have a time, as every operator's log has. How long a step takes depends on what it drew, and epsilon does not cover it: so
+logs stay with the operator, and never lie in a run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import logging.handlers
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpfed.errors import UserError
+
+if TYPE_CHECKING:
+    from dpfed.evaluation.suite import Evaluation
+
+FORMAT, FILE = "DPFED_LOG_FORMAT", "DPFED_LOG_FILE"  # in the environment, for processes that others start
+_LARGEST, _KEPT = 10_000_000, 5  # bytes of a file, and files of before that are kept
+_EVERY = 15.0  # seconds between two lines of progress
+_LOG = logging.getLogger("dpfed.log")
+
+
+def set_up(form: str | None = None, file: Path | None = None) -> None:
+    """Chooses how this process logs.
+
+    Args:
+        form: ``text`` or ``json``; ``None``: as the environment says, otherwise ``text``.
+        file: where JSON lines go; ``None``: as the environment says, otherwise stderr.
+
+    Raises:
+        UserError: for another format, a file without JSON, or one that cannot be written.
+    """
+    form = form or os.environ.get(FORMAT) or "text"
+    file = file or (Path(os.environ[FILE]) if os.environ.get(FILE) else None)
+    if form not in ("text", "json"):
+        raise UserError(f"the format of logs is {form!r}: expected 'text' or 'json'.")
+    end()
+    if form == "text":
+        if file is not None:
+            raise UserError(f"{file} would hold lines for machines: give --log-format json as well, or leave --log-file out.")
+        return
+    if file is not None and any(map(_is_run_or_site, file.absolute().parents)):
+        raise UserError(f"{file} lies in a run's or a site's folder, and a log has times in it: choose another place.")
+    _LOG.addHandler(_handler(file))
+    _LOG.setLevel(logging.INFO)
+    _LOG.propagate = False
+
+
+def end() -> None:
+    """Lines are for people again."""
+    for handler in list(_LOG.handlers):
+        _LOG.removeHandler(handler)
+        with contextlib.suppress(OSError, ValueError):  # what is left of a full disk
+            handler.close()
+
+
+def active() -> bool:
+    """Whether lines are for machines."""
+    return bool(_LOG.handlers)
+
+
+def write(event: str, level: str = "info", **facts: Any) -> None:
+    """A line, if lines are for machines.
+
+    Args:
+        event: what happened: ``say``, ``note``, ``stage``, ``progress``, ``evaluated``, ``figures`` or ``error``.
+        level: ``info`` or ``error``.
+        facts: whatever is JSON.
+    """
+    if active():
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        line = json.dumps({"time": now, "level": level, "event": event, "process": os.getpid(), **facts}, default=str)
+        _LOG.log(logging.ERROR if level == "error" else logging.INFO, line)
+
+
+class JsonWatcher:
+    """A `Watcher` that logs."""
+
+    def stage(self, name: str, total: int | None) -> Callable[[int], None]:
+        """See `Watcher`."""
+        write("stage", name=name, total=total)
+        last = time.monotonic()
+
+        def advance(done: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= _EVERY or done == total:
+                last = now
+                write("progress", name=name, done=done, total=total)
+
+        return advance
+
+    def note(self, text: str) -> None:
+        """See `Watcher`."""
+        write("note", text=text)
+
+    def evaluated(self, figures: list[Evaluation]) -> None:
+        """See `Watcher`."""
+        for figure in figures:
+            write("evaluated", name=figure.name, value=figure.value, model=figure.model, split=figure.split, step=figure.step)
+
+    def figures(self, step: int, values: dict[str, float]) -> None:
+        """See `Watcher`."""
+        write("figures", step=step, **values)
+
+
+def _is_run_or_site(folder: Path) -> bool:
+    return (folder / "site.toml").exists() or ((folder / "config.toml").exists() and (folder / ".lock").exists())
+
+
+def _handler(file: Path | None) -> logging.Handler:
+    if file is None:
+        return logging.StreamHandler(sys.stderr)
+    try:
+        os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+        return _Rotating(file, maxBytes=_LARGEST, backupCount=_KEPT, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write the log {file}: {error.strerror or error}; choose another --log-file.") from error
+
+
+class _Rotating(logging.handlers.RotatingFileHandler):
+    """Files that only their owner reads. A log that cannot be written ends no run."""
+
+    def _open(self) -> Any:
+        return open(
+            self.baseFilename, self.mode, encoding=self.encoding, opener=lambda name, flags: os.open(name, flags, 0o600)
+        )
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        """See `logging.Handler`."""

@@ -1,0 +1,217 @@
+"""Certificates for a SuperLink, and keys for SuperNodes.
+
+An authority (``ca.crt``, which every site gets, and ``ca.key``, which should lie on no machine that is online) signs the
+server's certificate (``server.pem``, ``server.key``). ``ca.crt`` may hold several authorities, the newest first: sites then
+trust the old and the new one while the server changes from one to the other.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+import shutil
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from dpfed.errors import UserError
+from dpfed.files.atomic import create_file, new_folder, write_atomically
+from dpfed.files.reading import read_bytes
+
+AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
+
+_CURVE = ec.SECP384R1()
+_AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
+_PEM = serialization.Encoding.PEM
+
+
+def make_certificates(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) -> None:
+    """Makes a server's certificate and key, signed by the folder's authority; makes the authority if there is none.
+
+    Args:
+        folder: holds or gets ``ca.crt`` and ``ca.key``; gets ``server.pem`` and ``server.key``.
+        hosts: names and IP addresses under which sites reach the server.
+        days: after which the server's certificate is no longer valid.
+
+    Raises:
+        UserError: if a file that would be written is there, or the authority is incomplete.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _refuse_existing(folder / SERVER, folder / SERVER_KEY)
+    alternatives = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+    authority, authority_key = _authority(folder)
+    key = ec.generate_private_key(_CURVE)
+    certificate = (
+        _builder(_named(hosts[0]), authority.subject, key.public_key(), days)
+        .add_extension(alternatives, critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    create_file(folder / SERVER_KEY, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
+    create_file(folder / SERVER, certificate.public_bytes(_PEM), 0o644)
+
+
+def make_node_key(folder: Path, name: str) -> None:
+    """Makes a SuperNode's key pair.
+
+    Args:
+        folder: gets the files.
+        name: of the private key's file; the public one's ends in ``.pub``.
+
+    Raises:
+        UserError: if a file of that name is there, or it is no name.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise UserError(f"--node {name!r} is no name for a file: use letters, digits, - and _.")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private, public = folder / name, folder / f"{name}.pub"
+    _refuse_existing(private, public)
+    key = ec.generate_private_key(_CURVE)
+    line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    create_file(private, _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
+    create_file(public, line + f" {name}\n".encode(), 0o644)
+
+
+def renew_server(folder: Path, hosts: list[str], days: int = _SERVER_DAYS) -> None:
+    """Makes a new certificate and key for the server; the old ones stay beside them, as ``.old``.
+
+    Args:
+        folder: with all four files.
+        hosts: see `make_certificates`.
+        days: see `make_certificates`.
+
+    Raises:
+        UserError: if the authority's key is not there: it may lie offline.
+    """
+    _require_key(folder)
+    with new_folder(folder / "new", 0o700) as draft:
+        for name in (AUTHORITY, AUTHORITY_KEY):
+            create_file(draft / name, read_bytes(folder / name), 0o600)
+        make_certificates(draft, hosts, days)
+    _replace(folder, SERVER_KEY, SERVER)
+
+
+def renew_authority(folder: Path) -> None:
+    """Makes a new authority. ``ca.crt`` then holds it and the one before it; the server's certificate stays as it is.
+
+    Give ``ca.crt`` to all sites before `renew_server` signs with the new one.
+
+    Args:
+        folder: with all four files; the old key stays as ``ca.key.old``.
+
+    Raises:
+        UserError: see `renew_server`.
+    """
+    _require_key(folder)
+    with new_folder(folder / "new", 0o700) as draft:
+        _authority(draft)
+        newest = certificates_in(folder / AUTHORITY)[0].public_bytes(_PEM)
+        write_atomically(draft / AUTHORITY, read_bytes(draft / AUTHORITY) + newest, 0o644)
+    _replace(folder, AUTHORITY_KEY, AUTHORITY)
+
+
+def certificates_in(path: Path) -> list[x509.Certificate]:
+    """The certificates that a file holds.
+
+    Raises:
+        UserError: if it holds none.
+    """
+    try:
+        return x509.load_pem_x509_certificates(read_bytes(path))
+    except OSError as error:
+        raise UserError(f"cannot read the certificate {path}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise UserError(f"{path} holds no certificate in PEM: restore the one that was made.") from error
+
+
+def _require_key(folder: Path) -> None:
+    shutil.rmtree(folder / "new", ignore_errors=True)  # of an attempt that was killed
+    if not (folder / AUTHORITY_KEY).is_file():
+        raise UserError(
+            f"{folder / AUTHORITY_KEY} is not there, and it signs: bring it from where it is kept, and take it away again."
+        )
+
+
+def _replace(folder: Path, *names: str) -> None:
+    """Puts new files in the place of old ones, which stay as ``.old``."""
+    for name in names:
+        os.replace(folder / name, folder / f"{name}.old")
+        os.replace(folder / "new" / name, folder / name)
+    shutil.rmtree(folder / "new")
+
+
+def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    certificate_file, key_file = folder / AUTHORITY, folder / AUTHORITY_KEY
+    if certificate_file.exists() and key_file.exists():
+        key = serialization.load_pem_private_key(read_bytes(key_file), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise UserError(f"{key_file} holds another kind of key than this program makes: restore the one that it wrote.")
+        return x509.load_pem_x509_certificate(read_bytes(certificate_file)), key
+    if certificate_file.exists():
+        raise UserError(
+            f"{certificate_file} is there, but not {key_file}, which signs in its name: bring both, or use a new folder."
+        )
+    _refuse_existing(key_file)
+    key = ec.generate_private_key(_CURVE)
+    name = _named("dpfed federation authority")
+    certificate = (
+        _builder(name, name, key.public_key(), _AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    create_file(key_file, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
+    create_file(certificate_file, certificate.public_bytes(_PEM), 0o644)
+    return certificate, key
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks of sites differ
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
+        raise UserError(f"--host {host!r} is neither a host's name nor an IP address: leave out scheme and port.")
+    return x509.DNSName(host)
+
+
+def _usage(**what: bool) -> x509.KeyUsage:
+    kinds = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"]
+    kinds += ["key_cert_sign", "crl_sign", "encipher_only", "decipher_only"]
+    return x509.KeyUsage(**(dict.fromkeys(kinds, False) | what))
+
+
+def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(_PEM, form, serialization.NoEncryption())
+
+
+def _refuse_existing(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise UserError(f"{path} is there already and is not overwritten: move it away, or choose another folder.")

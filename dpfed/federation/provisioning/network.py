@@ -1,0 +1,133 @@
+"""Checks of certificates, clock, ports, and the way to the coordinator."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+from cryptography import x509
+
+from dpfed.federation.provisioning.certificates import certificates_in
+from dpfed.federation.provisioning.findings import Finding, State
+
+_SOON = datetime.timedelta(days=60)
+_SKEW = 60.0  # seconds by which clocks may differ
+_WAIT = 10.0  # seconds for the coordinator's answer
+_STRANGE = "the certificate is of another authority than ca.crt", "unpack the newest kit; if it stays, somebody stands between"
+_WRONG = {  # what OpenSSL says of a certificate: what that means, and what to do
+    "expired": ("its certificate has expired", "call the coordinator, who renews it; look at this machine's date, too"),
+    "not yet valid": ("its certificate is not valid yet", "set this machine's clock: it is behind"),
+    "mismatch": ("its certificate is for another name", "call the coordinator: `host` in project.toml must be this name"),
+    "local issuer": _STRANGE,
+    "self-signed": _STRANGE,
+    "self signed": _STRANGE,
+    "signature failure": _STRANGE,
+}
+
+
+def of_certificate(path: Path, advice: str) -> Iterator[Finding]:
+    """Whether the certificates in a file are valid now, and for some time.
+
+    Args:
+        path: of the file.
+        advice: how a new one is made.
+    """
+    now = datetime.datetime.now(datetime.UTC)
+    newest = max(certificates_in(path), key=lambda each: each.not_valid_after_utc)
+    until = newest.not_valid_after_utc
+    said = f"{path.name} is valid until {until:%Y-%m-%d}"
+    if now < newest.not_valid_before_utc:
+        yield Finding(
+            "clock",
+            State.BAD,
+            f"{path.name} is valid from {newest.not_valid_before_utc:%Y-%m-%d}, which is in the future",
+            "set this machine's clock: it is behind",
+        )
+    elif now > until:
+        yield Finding("certificate", State.BAD, f"{path.name} has expired on {until:%Y-%m-%d}", advice)
+    elif now + _SOON > until:
+        yield Finding("certificate", State.CARE, said, advice)
+    else:
+        yield Finding("certificate", State.GOOD, said)
+
+
+def of_port(port: int, who: str, advice: str) -> Iterator[Finding]:
+    """Whether somebody listens on a port of this machine."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        taken = probe.connect_ex(("127.0.0.1", port)) == 0
+    said = f"{who}: 127.0.0.1:{port} {'answers' if taken else 'does not answer'}"
+    yield Finding("ports", State.GOOD if taken else State.CARE, said, "" if taken else advice)
+
+
+def of_connection(address: str, authority: Path, settings: Mapping[str, str]) -> Iterator[Finding]:
+    """Whether the coordinator can be reached with TLS, how long its certificate is valid, and what its clock says.
+
+    Args:
+        address: HOST:PORT.
+        authority: file of the certificates that it must be signed by.
+        settings: of the site, with its HTTP proxy.
+    """
+    try:
+        import httpx
+    except ImportError:
+        yield Finding("coordinator", State.UNKNOWN, "httpx is not installed", "pip install 'dpfed[flower]'")
+        return
+    host = address.rpartition(":")[0].strip("[]")
+    without = [name.strip().lstrip(".") for name in settings.get("NO_PROXY", "").split(",")]
+    direct = any(name and (host == name or host.endswith(f".{name}")) for name in without)
+    proxy = None if direct else settings.get("HTTPS_PROXY")
+    way = f"{address}{f' through {_without_password(proxy)}' if proxy else ''}"
+    try:
+        context = ssl.create_default_context(cafile=str(authority))
+        with (
+            httpx.Client(verify=context, timeout=_WAIT, proxy=proxy or None, trust_env=False) as client,
+            client.stream("GET", f"https://{address}/") as response,
+        ):
+            channel = response.extensions["network_stream"].get_extra_info("ssl_object")
+            found = x509.load_der_x509_certificate(channel.getpeercert(True))
+            date = response.headers.get("date")
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        text = str(error) or type(error).__name__
+        for words, (said, advice) in _WRONG.items():
+            if words in text.lower():
+                yield Finding("coordinator", State.BAD, f"{way}: {said}", advice)
+                return
+        advice = "let this machine open connections to it (NETWORK.md), or set HTTPS_PROXY in .env"
+        yield Finding("coordinator", State.BAD, f"{way} cannot be reached ({text})", advice)
+        return
+    until = found.not_valid_after_utc
+    soon = datetime.datetime.now(datetime.UTC) + _SOON > until
+    said = f"{way} answers with TLS; its certificate is valid until {until:%Y-%m-%d}"
+    yield Finding("coordinator", State.CARE if soon else State.GOOD, said, "tell the coordinator to renew it" if soon else "")
+    yield from of_clock(date)
+
+
+def of_clock(date: str | None) -> Iterator[Finding]:
+    """How far this machine's clock is from the coordinator's.
+
+    Args:
+        date: what the coordinator's answer says, as HTTP writes it.
+    """
+    try:
+        theirs = parsedate_to_datetime(date or "")
+    except ValueError:
+        yield Finding("clock", State.UNKNOWN, "the coordinator does not say what time it is", "compare the clocks by telephone")
+        return
+    away = (datetime.datetime.now(datetime.UTC) - theirs).total_seconds()
+    said = f"{abs(away):,.0f} s {'ahead of' if away > 0 else 'behind'} the coordinator's"
+    if abs(away) > _SKEW:
+        yield Finding(
+            "clock", State.BAD, said, "set it by NTP (timedatectl set-ntp true): Flower refuses messages of another time"
+        )
+    else:
+        yield Finding("clock", State.GOOD, said)
+
+
+def _without_password(proxy: str) -> str:
+    scheme, _, rest = proxy.rpartition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if scheme else rest.rpartition("@")[2]

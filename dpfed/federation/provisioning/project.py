@@ -1,0 +1,93 @@
+"""`project.toml`: what the coordinator's operator decides before there is a site."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
+
+from dpfed import __version__
+from dpfed.config import Config, Section, first_problem, load_config
+from dpfed.config.toml_file import read_toml
+from dpfed.errors import UserError
+from dpfed.federation.protocol.trust import Mode
+from dpfed.schema.section import Items
+
+_NAME = "^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
+Name = Annotated[str, StringConstraints(pattern=_NAME)]
+
+
+class Project(Section):
+    """A federation before it begins. Read it with `Project.load`."""
+
+    name: Name = Field(description="of the federation; names the folders of all parties")
+    config: str = Field(description="what is trained: a TOML file beside this one, or a shipped name")
+    host: str = Field(description="name or IP address under which the sites reach the coordinator")
+    port: int = Field(9443, ge=1, le=65535, description="of the coordinator's proxy, the only one that is open to the network")
+    sites: Items[Name] = Field(min_length=1, description="names of the sites; their order counts")
+    trust: Mode = "central"
+    drops: int = Field(0, ge=0)
+    colluders: int = Field(1, ge=0)
+    deadline: float = Field(120.0, gt=0, le=86_400)
+    broadcast: Literal["fp32", "bf16"] = "fp32"
+    site_image: str = Field(f"dpfed-site:{__version__}", description="image of the sites' containers")
+    coordinator_image: str = Field(f"dpfed-coordinator:{__version__}", description="image of the coordinator's containers")
+
+    @classmethod
+    def load(cls, path: Path) -> Project:
+        """Reads a project.
+
+        Raises:
+            UserError: for a file that cannot be read, an unknown key, or sites that cannot be told apart.
+        """
+        try:
+            return cls.model_validate(read_toml(path, "project"))
+        except ValidationError as error:
+            raise UserError(f"{path}: {first_problem(error)}.") from error
+
+    @field_validator("host")
+    @classmethod
+    def _is_host(cls, host: str) -> str:
+        if (
+            not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?", host)
+            or re.search(r":\d+$", host)
+            and host.count(":") == 1
+        ):
+            raise ValueError("expected a host's name or an IP address, without scheme and port")
+        return host
+
+    @field_validator("site_image", "coordinator_image")
+    @classmethod
+    def _is_image(cls, image: str) -> str:
+        if not re.fullmatch(r"[a-z0-9][A-Za-z0-9._/:@-]*", image):
+            raise ValueError("expected an image such as registry.example.org/dpfed-site:0.1.0")
+        return image
+
+    @model_validator(mode="after")
+    def _apart(self) -> Project:
+        seen: dict[str, str] = {}
+        for site in self.sites:
+            if (other := seen.setdefault(site.casefold(), site)) is not site:
+                raise ValueError(f"sites: {other!r} and {site!r} cannot be told apart; every site needs a name of its own")
+        return self
+
+    @property
+    def address(self) -> str:
+        """Where the sites' SuperNodes connect to."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the terms."""
+        return self.model_dump(include={"trust", "drops", "colluders", "deadline", "broadcast"})
+
+    def run_config(self, beside: Path) -> Config:
+        """What is trained.
+
+        Args:
+            beside: the project's file.
+        """
+        own = beside.parent / self.config
+        return load_config(own if own.is_file() else Path(self.config))

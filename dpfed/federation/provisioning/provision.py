@@ -1,0 +1,308 @@
+"""The coordinator's side: from `project.toml` to one signed kit for each site, and its own folder ready to start.
+
+Keys are made where they stay, so it takes two rounds. First every site gets an invitation. When all have replied, the terms are
+made, and every site gets its kit anew, with them. One command does whatever can be done now, and says what it waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpfed import __version__
+from dpfed.data.importers import Progress
+from dpfed.errors import UserError
+from dpfed.federation.folders import CoordinatorFolder
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.messages import PROTOCOL
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.provisioning.certificates import (
+    AUTHORITY,
+    SERVER,
+    SERVER_KEY,
+    make_certificates,
+    renew_authority,
+    renew_server,
+)
+from dpfed.federation.provisioning.kits import TERMS, Kit, Manifest, read_kit, spoken
+from dpfed.federation.provisioning.project import Project
+from dpfed.federation.provisioning.replies import Reply
+from dpfed.federation.provisioning.services import coordinator_files, site_files
+from dpfed.files.atomic import create_file, make_folder, write_atomically
+from dpfed.files.locking import file_lock
+from dpfed.files.reading import read_bytes
+from dpfed.runs.paths import with_absolute_paths
+
+INNER_DAYS = 3650  # the SuperLink's own certificate never leaves its machine
+_PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
+_RENEWALS = ("certificate", "authority")
+
+
+@dataclass
+class Provisioned:
+    """What a command did, for the operator.
+
+    Attributes:
+        folder: of the coordinator.
+        fingerprint: of its key, to be read out to the sites.
+        kits: archive by site.
+        changed: sites whose kit is new or another than before.
+        waiting: sites that have not replied.
+        left: sites that have left.
+        terms: if all have replied.
+    """
+
+    folder: Path
+    fingerprint: str
+    kits: dict[str, Path] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    terms: Terms | None = None
+
+
+def provision(
+    project: Project, beside: Path, folder: Path | None = None, renew: str | None = None, progress: Progress | None = None
+) -> Provisioned:
+    """Makes or updates a coordinator's folder and the kits of its sites; again with nothing new, it changes nothing.
+
+    Args:
+        project: what was decided.
+        beside: the project's file.
+        folder: where everything goes; default: beside the project, with its name.
+        renew: ``certificate`` or ``authority``, to make a new one.
+        progress: see `CoordinatorFolder.create`.
+
+    Raises:
+        UserError: for a folder of something else, a reply that does not fit, or terms that cannot be.
+    """
+    place = require_plain((folder or beside.parent / project.name).absolute())
+    if renew not in (None, *_RENEWALS):
+        raise UserError(f"--renew {renew!r} is unknown: expected one of {', '.join(_RENEWALS)}.")
+    office = _Office(place, project)
+    with office.held():
+        office.refuse_other()
+        if renew == "authority":
+            renew_authority(office.certificates)
+        elif renew == "certificate":
+            renew_server(office.certificates, office.hosts)
+        office.found(beside)
+        replies = office.replies()
+        done = Provisioned(place, spoken(office.identity().signing_key))
+        done.waiting = [site for site in project.sites if site not in replies]
+        done.left = [site for site, reply in replies.items() if reply.left]
+        if not done.waiting and not office.agreed.path.exists():
+            office.agree(beside, replies, progress)
+        done.terms = Terms.load(office.agreed.terms) if office.agreed.path.exists() else None
+        office.keep_node_keys(replies)
+        for site in project.sites:
+            done.kits[site], changed = office.write_kit(site)
+            done.changed += [site] * changed
+        return done
+
+
+def require_plain(folder: Path) -> Path:
+    """The folder, whose path goes into units, compose files and commands.
+
+    Raises:
+        UserError: if it holds what these would take for something else.
+    """
+    if not _PLAIN.fullmatch(str(folder)):
+        raise UserError(
+            f"{str(folder)!r} cannot be the folder: units and compose files name it, so its path may hold letters, digits "
+            "and / . _ - only."
+        )
+    return folder
+
+
+class _Office:
+    """The coordinator's folder."""
+
+    def __init__(self, path: Path, project: Project) -> None:
+        self.path, self._project = path, project
+        self.certificates, self._kits, self._replies = path / "certificates", path / "kits", path / "replies"
+        self._nodes, self._key, self._state = path / "nodes", path / "identity.key", path / "provision.json"
+        self.agreed = CoordinatorFolder(path / "federation")
+        self.hosts = [project.host]
+
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Holds the folder for this process, and makes it if need be."""
+        if not os.path.lexists(self._state) and self.path.exists() and any(self.path.iterdir()):
+            raise UserError(f"{self.path} is in use by something else: choose another --folder.")
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return file_lock(self.path / ".lock", f"another process provisions {self.path}: try again when it has ended.")
+
+    def refuse_other(self) -> None:
+        """Refuses a folder of another project, and sites that terms do not have."""
+        if not self._state.exists():
+            return
+        name = json.loads(self._state.read_text())["name"]
+        if name != self._project.name:
+            raise UserError(
+                f"{self.path} is the folder of {name!r}, and this project is {self._project.name!r}: give --folder."
+            )
+        if self.agreed.path.exists():
+            terms = Terms.load(self.agreed.terms)
+            agreed = [site.name for site in terms.sites]
+            if agreed != list(self._project.sites):
+                raise UserError(
+                    f"the terms of {name!r} are made, for the sites {', '.join(agreed)}, and terms never change: restore "
+                    "these in the project, or begin another project with a name of its own."
+                )
+            for key, value in self._project.options.items():
+                if getattr(terms, key) != value:
+                    raise UserError(
+                        f"{key} = {value!r}, and the terms of {name!r} are made with {getattr(terms, key)!r}, and never "
+                        "change: restore it in the project, or begin another project with a name of its own."
+                    )
+
+    def found(self, beside: Path) -> None:
+        """Makes what is not there yet: key, certificates, folders, and the files that start the coordinator."""
+        for folder in (self._kits, self._replies, self._nodes):
+            make_folder(folder, 0o700)
+        if not self._key.exists() and not self.agreed.path.exists():
+            Identity.fresh().save(self._key)
+        if self._key.exists() and self.agreed.path.exists():
+            self._key.unlink()  # the federation's folder has it
+        if not (self.certificates / SERVER).exists():
+            make_certificates(self.certificates, self.hosts)
+        if not (self.certificates / "inner" / SERVER).exists():
+            make_certificates(self.certificates / "inner", ["localhost", "127.0.0.1"], INNER_DAYS)
+        self._equip_proxy()
+        if not self._state.exists():
+            self._save({"name": self._project.name, "invitations": {}})
+        project = self._project
+        files = coordinator_files(project.name, str(self.path), project.host, project.port, project.coordinator_image)
+        for name, text in files.items():
+            make_folder((self.path / name).parent)
+            _write_if_other(self.path / name, text.encode())
+        if not os.path.lexists(self.path / "venv"):
+            (self.path / "venv").symlink_to(sys.prefix)
+        if not (self.path / ".env").exists():
+            settings = {"DPFED_FOLDER": self.path, "DPFED_USER": container_user(), "DPFED_RECORDS": self._records(beside)}
+            create_file(self.path / ".env", "".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    def _equip_proxy(self) -> None:
+        """A folder with what the proxy reads, and no more: a container sees files that are replaced only in a folder."""
+        proxy = self.path / "proxy"
+        make_folder(proxy, 0o700)
+        for name, source in ((SERVER, SERVER), (SERVER_KEY, SERVER_KEY), ("inner.crt", f"inner/{AUTHORITY}")):
+            _write_if_other(proxy / name, read_bytes(self.certificates / source), 0o600 if name == SERVER_KEY else 0o644)
+
+    def identity(self) -> Identity:
+        """The coordinator's keys."""
+        return self.agreed.identity() if self.agreed.path.exists() else Identity.load(self._key)
+
+    def replies(self) -> dict[str, Reply]:
+        """What the sites replied, by site in the project's order: the newest of each."""
+        found: dict[str, tuple[Path, Reply]] = {}
+        for path in sorted(self._replies.glob("*.json")):
+            reply = Reply.load(path)
+            name = reply.card.name
+            reply.refuse(path, self._expected(name))
+            if name in found and found[name][1].card != reply.card:
+                raise UserError(
+                    f"{found[name][0]} and {path} are both of {name}, with different cards: call the site, and remove the "
+                    "one whose fingerprint it does not read out."
+                )
+            if name not in found or reply.written >= found[name][1].written:
+                found[name] = path, reply
+        self._refuse_same_keys(found)
+        return {site: found[site][1] for site in self._project.sites if site in found}
+
+    def agree(self, beside: Path, replies: dict[str, Reply], progress: Progress | None) -> None:
+        """Makes the terms."""
+        if gone := [site for site, reply in replies.items() if reply.left]:
+            raise UserError(f"{gone[0]} has left before the terms were made: take it out of the project's sites.")
+        config = with_absolute_paths(self._project.run_config(beside))
+        cards = [replies[site].card for site in self._project.sites]
+        CoordinatorFolder.create(self.agreed.path, config, cards, progress, identity=self.identity(), **self._project.options)
+        self._key.unlink(missing_ok=True)
+
+    def keep_node_keys(self, replies: dict[str, Reply]) -> None:
+        """Writes the SuperNodes' public keys to where `server.operate` looks for them; those of who left go."""
+        wanted = {
+            f"{site}-{slot}.pub": line.strip().encode() + b"\n"
+            for site, reply in replies.items()
+            for slot, line in reply.node_keys.items()
+            if not reply.left
+        }
+        for name, content in wanted.items():
+            _write_if_other(self._nodes / name, content)
+        for file in self._nodes.glob("*.pub"):
+            if file.name not in wanted:
+                file.unlink()
+
+    def write_kit(self, site: str) -> tuple[Path, bool]:
+        """Makes a site's kit, unless it would be the same as the one that is there."""
+        project, identity = self._project, self.identity()
+        archive = self._kits / f"{project.name}-{site}.tar.gz"
+        own = site_files(project.name, site, project.address, project.site_image, spoken(identity.signing_key))
+        files = {name: text.encode() for name, text in own.items()}
+        files[AUTHORITY] = read_bytes(self.certificates / AUTHORITY)
+        if self.agreed.path.exists():
+            files[TERMS] = self.agreed.terms.read_bytes()
+        said = {"federation": project.name, "site": site, "invitation": self._invitation(site), "superlink": project.address}
+
+        def made(serial: int) -> Kit:
+            return Kit.made(identity, files, serial=serial, protocol=PROTOCOL, release=__version__, **said)
+
+        before = read_kit(archive).manifest if archive.exists() else None
+        if before and before == made(before.serial).manifest:
+            return archive, False
+        kit = made(before.serial + 1 if before else 1)
+        write_atomically(archive, kit.archive(), 0o600)
+        return archive, True
+
+    def _expected(self, name: str) -> Manifest | None:
+        if name not in self._project.sites:
+            return None
+        archive = self._kits / f"{self._project.name}-{name}.tar.gz"
+        if not archive.exists():
+            raise UserError(
+                f"there is a reply of {name}, and no kit was made for it yet: remove the reply, and send the kit first."
+            )
+        return read_kit(archive).manifest
+
+    def _refuse_same_keys(self, found: dict[str, tuple[Path, Reply]]) -> None:
+        owners: dict[str, str] = {}
+        for name, (path, reply) in found.items():
+            for key in (
+                reply.card.signing_key,
+                reply.card.exchange_key,
+                *(" ".join(k.split()[:2]) for k in reply.node_keys.values()),
+            ):
+                if owners.setdefault(key, name) != name:
+                    raise UserError(
+                        f"{path}: {name} and {owners[key]} have the same key: each site makes its own with `dpfed site setup`."
+                    )
+
+    def _invitation(self, site: str) -> str:
+        state = json.loads(self._state.read_text())
+        if site not in state["invitations"]:
+            state["invitations"][site] = secrets.token_hex(16)
+            self._save(state)
+        return state["invitations"][site]
+
+    def _records(self, beside: Path) -> Path:
+        data = with_absolute_paths(self._project.run_config(beside)).data
+        return Path(data.path or data.stores)
+
+    def _save(self, state: dict[str, object]) -> None:
+        write_atomically(self._state, json.dumps(state, indent=1) + "\n", 0o600)
+
+
+def container_user() -> str:
+    """The user of containers, as ``USER:GROUP``: this one, but never root."""
+    return f"{os.getuid()}:{os.getgid()}" if os.getuid() else "1000:1000"
+
+
+def _write_if_other(path: Path, content: bytes, mode: int = 0o644) -> None:
+    if not path.exists() or path.read_bytes() != content:
+        write_atomically(path, content, mode)

@@ -1,0 +1,133 @@
+"""The programs of a site and of a coordinator, as words, and the files that start them: compose, systemd, nginx.
+
+Every command is written down once, here. Where a folder lies is left to whoever starts it: systemd puts it in for ``%f``,
+compose for ``${DPFED_FOLDER}``.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any, Literal
+
+from jinja2 import Environment, StrictUndefined
+
+Slot = Literal["a", "b"]
+SLOTS: tuple[Slot, Slot] = ("a", "b")  # a SuperNode's key is replaced by starting a second SuperNode beside it
+NODE_PORTS = {"a": 9200, "b": 9201}
+LINK_PORT = 8100  # of the SuperLink, on loopback
+GROUP = "dpfed-node"  # of the user that runs SuperNode and app; the worker's user is another
+FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+_HERE = "127.0.0.1"
+
+
+def worker_command(folder: str, group: str | None = None) -> list[str]:
+    """The worker: holds the records, reaches no network.
+
+    Args:
+        folder: of the unpacked kit.
+        group: that may ask at its socket; default: only its own user.
+    """
+    words = ["dpfed", "site", "serve", f"{folder}/site", "--socket", f"{folder}/door/socket"]
+    return [*words, "--group", group] if group else words
+
+
+def node_command(folder: str, slot: str, superlink: str, port: str) -> list[str]:
+    """A SuperNode: talks to the coordinator, reaches no record."""
+    return [
+        *("python", "-m", "clients.supernode", "--root-certificates", f"{folder}/ca.crt", "--superlink", superlink),
+        *("--auth-supernode-private-key", f"{folder}/keys/{slot}", "--host", _HERE, "--port", port),
+        *("--node-config", f'socket="{folder}/door/socket"', "--isolation", "process"),
+        *("--superexec-auth-secret-file", f"{folder}/keys/runtime.secret"),
+    ]
+
+
+def app_command(folder: str, port: str) -> list[str]:
+    """The resident app: hands messages from a SuperNode to the worker, and back."""
+    secret = ["--superexec-auth-secret-file", f"{folder}/keys/runtime.secret"]
+    return ["python", "-m", "clients.resident", "--runtime-api-address", f"{_HERE}:{port}", *secret]
+
+
+def link_command(folder: str) -> list[str]:
+    """The SuperLink, on loopback; the proxy is in front of it."""
+    inner = f"{folder}/certificates/inner"
+    return [
+        *("flower-superlink", "--ssl-ca-certfile", f"{inner}/ca.crt", "--ssl-certfile", f"{inner}/server.pem"),
+        *("--ssl-keyfile", f"{inner}/server.key", "--enable-supernode-auth", "--host", _HERE, "--port", str(LINK_PORT)),
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def run_command(folder: str) -> list[str]:
+    """Registers the SuperNodes' keys and starts the run, or goes on with it."""
+    return ["python", "-m", "server.operate", folder]
+
+
+def site_files(federation: str, site: str, superlink: str, image: str, coordinator: str) -> dict[str, str]:
+    """What a kit holds for a site, by path.
+
+    Args:
+        federation: its name.
+        site: its name.
+        superlink: where its SuperNode connects to, as HOST:PORT.
+        image: of its containers.
+        coordinator: fingerprint of the coordinator's key.
+    """
+    host, _, port = superlink.rpartition(":")
+    known = {"federation": federation, "site": site, "superlink": superlink, "image": image, "coordinator": coordinator}
+    known |= {"host": host, "port": port, "folder": f"{federation}-{site}"}
+    compose, unit = "${DPFED_FOLDER}", "%f"
+    commands = {"worker": worker_command(compose)}
+    files = {"systemd/dpfed-worker@.service": _shown("worker.service", command=_exec(worker_command(unit, GROUP)))}
+    for slot in SLOTS:
+        port, named = str(NODE_PORTS[slot]), f"${{DPFED_PORT_{slot.upper()}}}"
+        commands[f"node-{slot}"] = node_command(compose, slot, superlink, port)
+        commands[f"app-{slot}"] = app_command(compose, port)
+        here: dict[str, Any] = {"slot": slot, "user": GROUP, "port": port}
+        node, app = node_command(unit, slot, superlink, named), app_command(unit, named)
+        files[f"systemd/dpfed-node-{slot}@.service"] = _shown("node.service", command=_exec(node), **here)
+        files[f"systemd/dpfed-app-{slot}@.service"] = _shown("app.service", command=_exec(app), **here)
+    files["compose.yaml"] = _shown("site.compose.yaml", commands=_listed(commands), slots=SLOTS, **known)
+    for page in ("README.md", "NETWORK.md"):
+        files[page] = _shown(f"site.{page}", ports=NODE_PORTS, **known)
+    return files
+
+
+def coordinator_files(federation: str, folder: str, host: str, port: int, image: str) -> dict[str, str]:
+    """What the coordinator's own folder holds, by path.
+
+    Args:
+        federation: its name.
+        folder: absolute, where it lies.
+        host: under which sites reach it.
+        port: of the proxy.
+        image: of its containers.
+    """
+    known = {"federation": federation, "folder": folder, "host": host, "port": port, "image": image, "link_port": LINK_PORT}
+    compose, unit = "${DPFED_FOLDER}", "%f"
+    commands = {"superlink": link_command(compose), "run": run_command(compose)}
+    return {
+        "systemd/dpfed-superlink@.service": _shown("superlink.service", command=_exec(link_command(unit))),
+        "systemd/dpfed-run@.service": _shown("run.service", command=_exec(run_command(unit))),
+        "compose.yaml": _shown("coordinator.compose.yaml", commands=_listed(commands), **known),
+        "proxy.conf": _shown("proxy.conf", **known),
+        "README.md": _shown("coordinator.README.md", **known),
+    }
+
+
+def _shown(template: str, **known: Any) -> str:
+    text = resources.files(__package__).joinpath("templates", template).read_text(encoding="utf-8")
+    environment = Environment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True, trim_blocks=True)  # noqa: S701
+    return environment.from_string(text).render(flower=FLOWER, **known)
+
+
+def _exec(words: list[str]) -> str:
+    """A command line for ``ExecStart``; its program lies in the folder's own environment."""
+    program, *rest = words
+    return " ".join([f"%f/venv/bin/{program}", *(f"'{word}'" if '"' in word else word for word in rest)])
+
+
+def _listed(commands: dict[str, list[str]]) -> dict[str, str]:
+    """The same for compose, as YAML lists."""
+    return {name: json.dumps(words) for name, words in commands.items()}

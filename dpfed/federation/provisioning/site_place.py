@@ -1,0 +1,284 @@
+"""A site's side: an unpacked kit, and beside its files what the site makes for itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dpfed.budgets.shelf import possible
+from dpfed.errors import UserError
+from dpfed.federation.folders import SiteFolder
+from dpfed.federation.leaving import has_left
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, Manifest, altered, is_spoken, read_kit, read_manifest
+from dpfed.federation.provisioning.node_keys import NodeKeys
+from dpfed.federation.provisioning.provision import container_user, require_plain
+from dpfed.federation.provisioning.replies import Reply
+from dpfed.federation.provisioning.services import NODE_PORTS, Slot
+from dpfed.files.atomic import make_folder, write_atomically
+from dpfed.files.locking import file_lock
+from dpfed.files.reading import read_text
+
+
+class SitePlace:
+    """A folder with a kit and a site.
+
+    Attributes:
+        path: of it.
+        site: the site's own folder in it.
+        reply: the file for the coordinator.
+        terms: where a kit with terms puts them.
+        settings: the file of the site's settings for compose and systemd.
+        keys: of its SuperNodes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.site = SiteFolder(self.path / "site")
+        self.reply, self.terms, self.settings = self.path / "reply.json", self.path / TERMS, self.path / ".env"
+        self.keys, self._pin = NodeKeys(self.path / "keys"), self.path / "keys" / "coordinator.json"
+
+    @classmethod
+    def set_up(cls, kit: Path, into: Path | None, coordinator: str, store: Path, **settings: Any) -> SitePlace:
+        """Makes a site from its kit: unpacks it, and makes keys, card and reply.
+
+        Args:
+            kit: the archive, or the folder into which it was unpacked.
+            into: where the folder of the kit goes; default: the current folder, or where it is already.
+            coordinator: fingerprint of the coordinator's key, as its operator read it out.
+            store: the site's records.
+            settings: see `SiteFolder.create`; ``port``: the first of two for SuperNodes, on loopback; ``proxy``: of the site's
+                network, such as ``http://proxy:3128``.
+
+        Raises:
+            UserError: for a kit that was altered or that somebody else made, or a folder in use. Nothing is made then.
+        """
+        read = read_kit(kit)
+        if not is_spoken(coordinator, read.manifest.coordinator):
+            raise UserError(
+                f"{kit} was not made by the coordinator with the fingerprint {coordinator!r}: call them again, and have "
+                "them read it out. If it is right, the kit comes from somebody else."
+            )
+        port, proxy = settings.pop("port", None) or NODE_PORTS["a"], settings.pop("proxy", None)
+        if not 1 <= port < 65535:
+            raise UserError(f"--port {port} is none: expected 1 to 65534; the next one is used, too.")
+        _refuse_proxy(proxy)
+        path = kit if kit.is_dir() else (into or Path()) / read.manifest.folder
+        place = cls(require_plain(path.resolve()))
+        cut_short = (place.path / MANIFEST).is_file() and read_manifest(place.path) == read.manifest
+        if cut_short and place.site.path.exists() and not place.reply.exists():
+            place.write_reply()
+            return place
+        if place.site.path.exists():
+            raise UserError(
+                f"{place.site.path} is there already, with keys of its own: `dpfed site unpack` puts a newer kit over it; "
+                "for another site, choose another folder with --into."
+            )
+        name = read.manifest.site
+        if not kit.is_dir():
+            if place.path.exists() and any(place.path.iterdir()) and not cut_short:
+                raise UserError(f"{place.path} is there already, and is not empty: choose another folder with --into.")
+            place._write(read)
+        for folder in ("budgets", "door", "flower"):
+            make_folder(place.path / folder, 0o700)
+        place.keys.make_first()
+        write_atomically(place._pin, json.dumps(_pin_of(read.manifest)), 0o600)
+        place._write_settings(Path(store).absolute(), port, proxy)
+        place.link_programs()
+        SiteFolder.create(place.site.path, name, store, **settings)
+        place.write_reply()
+        return place
+
+    @classmethod
+    def open(cls, path: Path) -> SitePlace:
+        """Opens a site that was set up from a kit.
+
+        Raises:
+            UserError: if it is none.
+        """
+        if not (path / MANIFEST).is_file():
+            raise UserError(f"{path} holds no starter kit: give the folder into which the coordinator's kit was unpacked.")
+        place = cls(path.resolve())
+        SiteFolder.open(place.site.path) if place.site.path.exists() else place._refuse_unmade()
+        return place
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the kit says about itself.
+
+        Raises:
+            UserError: if it is not of the coordinator whose fingerprint was compared, such as one that was unpacked by hand.
+        """
+        manifest = read_manifest(self.path)
+        if _pin_of(manifest) != json.loads(read_text(self._pin)):
+            raise UserError(
+                f"the kit in {self.path} is not of the coordinator, federation and site for which `dpfed site "
+                "setup` was given: "
+                "unpack the newest kit of these again, by hand; the site's own files are as they were."
+            )
+        return manifest
+
+    def unpack(self, kit: Path) -> bool:
+        """Puts a newer kit in the place of the one that is here; keys, settings and ledger are no part of kits.
+
+        Args:
+            kit: the archive.
+
+        Returns:
+            Whether anything changed.
+
+        Raises:
+            UserError: for a kit of another federation or site, an older one, or files that were changed here. Nothing is
+                changed then.
+        """
+        with file_lock(self.path / ".lock", f"another process unpacks a kit into {self.path}: try again when it has ended."):
+            new, old = read_kit(kit), self.manifest
+            if new.manifest.coordinator != old.coordinator or new.manifest.federation != old.federation:
+                raise UserError(
+                    f"{kit} is of another federation than {self.path}, or somebody else made it: nothing was changed."
+                )
+            if new.manifest.site != old.site or new.manifest.invitation != old.invitation:
+                raise UserError(f"{kit} is the kit of {new.manifest.site}, and this is {old.site}: nothing was changed.")
+            if new.manifest.serial < old.serial:
+                raise UserError(
+                    f"{kit} is older (number {new.manifest.serial}) than the kit here (number {old.serial}): nothing was "
+                    "changed."
+                )
+            theirs = [
+                name
+                for name in altered(self.path, old)
+                if (self.path / name).exists() and not _same(self.path / name, new, name)
+            ]
+            if theirs:
+                raise UserError(
+                    f"{self.path / theirs[0]} was changed here since the kit was unpacked, and would be overwritten: move "
+                    "it away. Settings of your own belong into .env, compose.override.yaml, or `systemctl edit`."
+                )
+            if self.site.joined and TERMS in new.files and Terms.load(self.site.path / TERMS).text.encode() != new.files[TERMS]:
+                raise UserError(f"{kit} holds other terms than those that {self.site.path} has joined: nothing was changed.")
+            changed = new.manifest != old or bool(altered(self.path, old))
+            if changed:
+                self._write(new)
+            return changed
+
+    def join(self) -> Terms:
+        """Signs up to the kit's terms, see `SiteFolder.join`.
+
+        Raises:
+            UserError: if the kit has none yet, or they are not the coordinator's.
+        """
+        manifest, kit = self.manifest, read_kit(self.path)
+        if TERMS not in kit.files:
+            raise UserError(
+                f"the kit in {self.path} holds no terms yet: send {self.reply} to the coordinator, who sends a kit with "
+                "terms when all sites have replied. `dpfed site join FOLDER KIT` takes it."
+            )
+        terms = Terms.load(self.terms)
+        if terms.coordinator != manifest.coordinator:
+            raise UserError(f"{self.terms} names another coordinator than the one that made this kit: do not join it.")
+        self.site.join(terms)
+        return terms
+
+    def rotate(self) -> Slot:
+        """Makes the next key for a SuperNode and a reply with it, see `NodeKeys.make_next`."""
+        slot = self.keys.make_next()
+        self.write_reply()
+        return slot
+
+    def forget_old_key(self) -> Slot:
+        """Removes the replaced key, and writes a reply without it, see `NodeKeys.forget_old`."""
+        slot = self.keys.forget_old()
+        self.write_reply()
+        return slot
+
+    def leave(self) -> None:
+        """Leaves the federation for good. What was spent stays spent, and what was reserved stays reserved.
+
+        Raises:
+            UserError: if the site is being served.
+        """
+        self.site.leave()
+        self.write_reply()
+
+    def write_reply(self) -> None:
+        """Writes what the coordinator should know."""
+        manifest = self.manifest
+        reply = Reply(
+            federation=manifest.federation,
+            invitation=manifest.invitation,
+            card=self.site.own_card(),
+            node_keys=self.keys.public(),
+            left=has_left(self.site.path),
+            written=max(int(time.time()), self._last_reply() + 1),
+        )
+        write_atomically(self.reply, reply.signed(self.site.identity()), 0o600)
+
+    def _last_reply(self) -> int:
+        try:
+            return Reply.load(self.reply).written
+        except UserError:  # there is none yet, or somebody damaged it
+            return 0
+
+    def link_programs(self) -> None:
+        """Has ``venv`` lead to this Python environment: units start programs from there. An upgrade changes the link."""
+        link, draft = self.path / "venv", self.path / ".venv.partial"
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(sys.prefix)
+        os.replace(draft, link)
+
+    def env(self) -> dict[str, str]:
+        """The settings in ``.env``."""
+        lines = [
+            line.partition("=") for line in read_text(self.settings).splitlines() if "=" in line and not line.startswith("#")
+        ]
+        return {name.strip(): value.strip() for name, _, value in lines}
+
+    def _refuse_unmade(self) -> None:
+        raise UserError(f"{self.path} is a kit of which no site was made yet: `dpfed site setup {self.path} ...` does.")
+
+    def _write(self, kit: Kit) -> None:
+        """Writes a kit's files, the manifest last: whoever is cut short in between unpacks again."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for name, content in sorted(kit.files.items(), key=lambda item: item[0] == MANIFEST):
+            make_folder((self.path / name).parent)
+            write_atomically(self.path / name, content, 0o644)
+        gone = [] if not (self.path / "systemd").is_dir() else [*(self.path / "systemd").glob("dpfed-*@.service")]
+        for path in gone:
+            if str(path.relative_to(self.path)) not in kit.files:
+                path.unlink()
+
+    def _write_settings(self, store: Path, port: int, proxy: str | None) -> None:
+        """Writes ``.env``, which compose and systemd read."""
+        values = {
+            "DPFED_FOLDER": str(self.path),
+            "DPFED_USER": container_user(),
+            "DPFED_STORE": str(store),
+            "DPFED_STORE_MODE": "rw" if possible(store) else "ro",  # a lifetime budget is written into the store
+            "DPFED_BUDGETS": str(self.path / "budgets"),
+            "DPFED_PORT_A": str(port),
+            "DPFED_PORT_B": str(port + 1),
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+        if proxy:
+            values["HTTPS_PROXY"] = proxy
+        text = "# Settings of this site, for compose and systemd. No kit overwrites this file.\n"
+        write_atomically(self.settings, text + "".join(f"{name}={value}\n" for name, value in values.items()), 0o600)
+
+
+def _refuse_proxy(proxy: str | None) -> None:
+    if proxy is not None and not (proxy.startswith(("http://", "https://")) and proxy.isprintable() and " " not in proxy):
+        raise UserError(f"--proxy {json.dumps(proxy)} is none: expected http://HOST:PORT.")
+
+
+def _same(path: Path, kit: Kit, name: str) -> bool:
+    """Whether a file is as a kit has it, such as one that somebody unpacked by hand."""
+    return kit.files.get(name) == path.read_bytes()
+
+
+def _pin_of(manifest: Manifest) -> dict[str, str]:
+    """What all kits of one site have in common: kept where no kit can change it."""
+    return manifest.model_dump(include={"coordinator", "federation", "site", "invitation"})

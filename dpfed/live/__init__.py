@@ -1,0 +1,1 @@
+"""What can be seen of runs while they go on, read from their files alone: in a terminal, on a page, by a monitor."""

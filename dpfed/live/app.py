@@ -1,0 +1,212 @@
+"""The local page: read only, for who has the token, pushed anew whenever a run's files change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from urllib.parse import urlencode
+
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dpfed.live.access import Access
+from dpfed.live.exposition import exposition, health
+from dpfed.live.gathering import Gathering, Seen
+from dpfed.live.rendering import Pages, script, style
+from dpfed.live.retrieval import Retrieval
+
+_AGAIN, _QUIET = 1.0, 15.0  # seconds between two looks, and until a silent line is kept open
+_READERS = 32  # pages that are kept live at once
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+def application(gathering: Gathering, access: Access, retrieval: Retrieval) -> ASGIApp:
+    """The page as an ASGI application.
+
+    Args:
+        gathering: of the runs.
+        access: who may see it.
+        retrieval: answers searches by text.
+    """
+    views = _Views(gathering, retrieval)
+    routes = [
+        Route("/", views.home),
+        Route("/compare", views.compare),
+        Route("/search", views.search),
+        Route("/runs/{name:path}", views.run),
+        Route("/events", views.events),
+        Route("/metrics", views.metrics),
+        Route("/healthz", views.health),
+        Route("/live.css", lambda request: Response(style(), media_type="text/css")),
+        Route("/live.js", lambda request: Response(script(), media_type="text/javascript")),
+    ]
+    return _Guard(Starlette(routes=routes), access)
+
+
+class _Views:
+    """What there is to see."""
+
+    def __init__(self, gathering: Gathering, retrieval: Retrieval) -> None:
+        self._gathering, self._retrieval = gathering, retrieval
+        self._pages = Pages(gathering.place.name)
+        self._readers = 0
+
+    def home(self, request: Request) -> Response:
+        """All runs; the run itself, where there is one."""
+        if self._gathering.single is not None:
+            return self._run(self._gathering.single)
+        return self._live("dpfed", _events("runs"), self._runs)
+
+    def run(self, request: Request) -> Response:
+        """One run."""
+        return self._run(request.path_params["name"])
+
+    def compare(self, request: Request) -> Response:
+        """Several runs."""
+        names = request.query_params.getlist("run")
+        if len(names) < 2:
+            return self._refused("Choose at least two runs to compare.", 400)
+        if unknown := [name for name in names if name not in self._gathering.folders()]:
+            return self._refused(f"There is no run {unknown[0]} here.", 404)
+        return self._live("comparison", _events("compare", names), lambda: self._comparison(names))
+
+    def search(self, request: Request) -> Response:
+        """One run, and the pictures nearest to a text."""
+        return self._run(request.query_params.get("run", ""), request.query_params.get("text", ""))
+
+    async def events(self, request: Request) -> Response:
+        """What a page shows, sent whenever it changes (server-sent events)."""
+        view, names = request.query_params.get("view"), request.query_params.getlist("run")
+        known: dict[str | None, Callable[[], Markup]] = {
+            "runs": self._runs,
+            "run": lambda: self._one(names[0]),
+            "compare": lambda: self._comparison(names),
+        }
+        if view not in known or (view != "runs" and not names):
+            return PlainTextResponse("no such view", 404)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        if self._readers >= _READERS:
+            return PlainTextResponse("too many pages are open", 503)
+        stream = self._stream(known[view], request)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+    async def _stream(self, made: Callable[[], Markup], request: Request) -> AsyncIterator[str]:
+        self._readers += 1
+        try:
+            sent, silent = "", 0.0
+            while not await request.is_disconnected():
+                now = str(await run_in_threadpool(made))
+                if now != sent:
+                    sent, silent = now, 0.0
+                    yield f"data: {json.dumps(now)}\n\n"
+                elif silent >= _QUIET:
+                    silent = 0.0
+                    yield ": still here\n\n"
+                await asyncio.sleep(_AGAIN)
+                silent += _AGAIN
+        finally:
+            self._readers -= 1
+
+    def metrics(self, request: Request) -> Response:
+        """The same figures for Prometheus."""
+        return Response(exposition(self._seen(request)), media_type="text/plain; version=1.0.0; charset=utf-8")
+
+    def health(self, request: Request) -> Response:
+        """Whether all runs, or those that are named, are finished or at work: 200, otherwise 503."""
+        well, states = health(self._seen(request))
+        return JSONResponse({"well": well, "runs": states}, 200 if well else 503)
+
+    def _seen(self, request: Request) -> list[Seen]:
+        """The runs that a monitor asks for: all, or those that it names. One that is not there is not well."""
+        names = request.query_params.getlist("run")
+        if not names:
+            return self._gathering.all()
+        return [self._gathering.one(name) or Seen(name, None, "it is not there", "damaged") for name in dict.fromkeys(names)]
+
+    def _run(self, name: str, text: str | None = None) -> Response:
+        seen = self._gathering.one(name)
+        if seen is None:
+            return self._refused(f"There is no run {name} here." if name else "No run was named.", 404)
+        beside = None
+        if seen.snapshot is not None and seen.snapshot.model:
+            found = self._retrieval.find(self._gathering.folders()[name], text) if text is not None else None
+            if text is not None or self._retrieval.reads_text(self._gathering.folders()[name]):
+                answers, trouble, searched = (found.pictures, found.trouble, found.searched) if found else ((), "", 0)
+                beside = self._pages.search(name, text or "", answers, trouble, searched)
+        return self._live(name, _events("run", [name]), lambda: self._one(name), beside)
+
+    def _runs(self) -> Markup:
+        return self._pages.runs(self._gathering.all())
+
+    def _one(self, name: str) -> Markup:
+        seen = self._gathering.one(name)
+        return Markup("<p>The run is gone.</p>") if seen is None else self._pages.run(seen)
+
+    def _comparison(self, names: list[str]) -> Markup:
+        found = (self._gathering.one(name) for name in dict.fromkeys(names))
+        return self._pages.comparison([seen for seen in found if seen is not None])
+
+    def _live(self, title: str, events: str, made: Callable[[], Markup], beside: Markup | None = None) -> Response:
+        return HTMLResponse(self._pages.page(title, events, made(), beside))
+
+    def _refused(self, sentence: str, status: int) -> Response:
+        return HTMLResponse(self._pages.refusal(sentence), status)
+
+
+class _Guard:
+    """Lets in who has the token, and puts what browsers shall refuse on every answer.
+
+    A token in an address becomes a cookie, and the address loses it: it would stay in the browser's history otherwise.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        request = Request(scope)
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *headers]
+            await send(message)
+
+        answer = self._refusal(request) or self._entrance(request) or self._app
+        await answer(scope, receive, guarded)
+
+    def _refusal(self, request: Request) -> Response | None:
+        if not self._access.knows(request.headers.get("host", "")):
+            return PlainTextResponse("this page has another name", 421)
+        given = request.query_params.get("token")
+        if not self._access.allows(given, request.headers.get("cookie", ""), request.headers.get("authorization", "")):
+            return PlainTextResponse("this page wants its token: open the address that `dpfed serve` printed\n", 401)
+        return PlainTextResponse("this page is for reading\n", 405) if request.method not in ("GET", "HEAD") else None
+
+    def _entrance(self, request: Request) -> Response | None:
+        if "token" not in request.query_params:
+            return None
+        rest = urlencode([(key, value) for key, value in request.query_params.multi_items() if key != "token"])
+        answer = RedirectResponse("/" + request.url.path.lstrip("/") + (f"?{rest}" if rest else ""), 303)
+        tls = self._access.certificate is not None
+        answer.set_cookie(self._access.cookie, self._access.token, httponly=True, samesite="strict", secure=tls)
+        return answer
+
+
+def _events(view: str, names: list[str] | None = None) -> str:
+    return "/events?" + urlencode([("view", view), *(("run", name) for name in names or ())])

@@ -1,0 +1,157 @@
+"""The figures of a run that terminal, page and monitors show: made once, here, so that they cannot differ."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from dpfed.budgets.refusals import percent
+from dpfed.live.gathering import Seen
+from dpfed.live.pace import duration
+from dpfed.live.snapshot import Snapshot
+from dpfed.privacy.promise import round_up
+from dpfed.report.results import headlines, shown
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure.
+
+    Attributes:
+        key: for programs, such as ``epsilon_spent``; a monitor puts ``dpfed_`` before it.
+        label: for people.
+        value: the number; ``None``: there is none now.
+        shown: the number for people, with its unit and what it is to be compared with.
+        labels: what tells it from others of the same key.
+        help: what it is, in a line.
+    """
+
+    key: str
+    label: str
+    value: float | None
+    shown: str
+    help: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def figures(seen: Seen) -> list[Figure]:
+    """All figures of a run; first those that a glance is for."""
+    return [*overview(seen), *details(seen)]
+
+
+def overview(seen: Seen) -> list[Figure]:
+    """The figures that a list of runs and the head of a page show."""
+    one, state = (
+        seen.snapshot,
+        Figure("up", "state", float(seen.state == "running"), _state(seen), "1 while a process works on it"),
+    )
+    if one is None:
+        return [state]
+    return [state, *_steps(seen, one), *_privacy(one), *_utility(one)]
+
+
+def details(seen: Seen) -> list[Figure]:
+    """The other figures."""
+    return [] if seen.snapshot is None else [*_training(seen.snapshot), *_sites(seen.snapshot)]
+
+
+def _state(seen: Seen) -> str:
+    return "stopped, or at work where this machine cannot see it" if seen.state == "stopped" else seen.state
+
+
+def _steps(seen: Seen, one: Snapshot) -> Iterator[Figure]:
+    percent = f" ({100 * one.done // one.planned} %)" if one.planned else ""
+    yield Figure(
+        "steps_done",
+        "steps",
+        one.done,
+        f"{one.done:,} of {one.planned:,}{percent}" if one.planned else "none yet",
+        "Steps done",
+    )
+    yield Figure("steps_planned", "steps planned", one.planned or None, f"{one.planned:,}", "T, the planned steps")
+    if seen.state != "running":
+        return
+    pace = "not known before two steps" if seen.seconds is None else duration(seen.seconds)
+    yield Figure("step_seconds", "a step takes", seen.seconds, pace, "Seconds of a step, as seen while it goes on; not kept")
+    left = "not known before two steps" if seen.left is None else f"about {duration(seen.left)}"
+    yield Figure("seconds_left", "time left", seen.left, left, "Seconds until the last step, at this pace")
+    if seen.last is not None:
+        at = datetime.datetime.fromtimestamp(seen.last).strftime("%H:%M:%S")
+        yield Figure("last_step_timestamp_seconds", "last step at", seen.last, at, "When the last step was done")
+
+
+def _privacy(one: Snapshot) -> Iterator[Figure]:
+    plan = one.plan
+    if plan is None:
+        return
+    if one.epsilon is None or one.epsilon_planned is None:
+        yield Figure("epsilon_spent", "epsilon spent", None, "none: no guarantee holds", "Epsilon of what was released so far")
+        return
+    planned, spent = round_up(one.epsilon_planned), round_up(one.epsilon)
+    yield Figure(
+        "epsilon_spent", "epsilon spent", one.epsilon, f"{spent} of {planned} planned", "Epsilon of what was released so far"
+    )
+    yield Figure("epsilon_planned", "epsilon planned", one.epsilon_planned, planned, "Epsilon of all planned steps")
+    yield Figure("delta", "delta", plan.delta, round_up(plan.delta), "Delta of both")
+    if one.budget is not None:
+        what = "The largest epsilon that the site agreed to, or of the records' lifetime budget"
+        yield Figure("epsilon_budget", "budget", one.budget, f"{one.budget:g}", what)
+    for number, (words, part) in enumerate(one.lifetime):
+        taken = f"{words}: {percent(part)} is taken by all runs"
+        what = "Part of the records' lifetime budget that all runs took"
+        yield Figure("budget_taken", "lifetime budget", part, taken, what, {"budget": str(number)})
+
+
+def _utility(one: Snapshot) -> Iterator[Figure]:
+    first = {item.name for item in headlines(one.table, 2)}
+    for item in sorted(one.table, key=lambda item: item.name not in first):
+        if item.trained is None and item.untrained is None:
+            continue
+        before, now = shown(item.untrained, item.name), shown(item.trained, item.name, item.trained_interval)
+        text = f"{now}, before {before}" if item.trained is not None else f"{before} before training"
+        what = "A figure of evaluation: exact, and not covered by epsilon"
+        value = item.trained if item.trained is not None else item.untrained
+        model = "trained" if item.trained is not None else "untrained"
+        yield Figure("evaluation", item.label, value, text, what, {"metric": item.name, "split": item.split, "model": model})
+
+
+def _training(one: Snapshot) -> Iterator[Figure]:
+    plan, ledger = one.plan, one.ledger
+    if plan is None or ledger is None:
+        return
+    if plan.private:
+        yield Figure("noise_multiplier", "sigma", plan.noise_multiplier, f"{plan.noise_multiplier:g}", "Noise multiplier")
+        std = f"{plan.noise_std:.4g} on each number of the sum"
+        yield Figure("noise_std", "noise", plan.noise_std, std, "Standard deviation of the noise on the sum")
+    for name, label, what in (
+        ("learning_rate", "learning rate", "Of the last step in metrics.jsonl"),
+        ("noisy_gradient_norm", "norm of the noisy gradient", "Of the last step in metrics.jsonl, noise included"),
+    ):
+        if series := one.series(name):
+            yield Figure(name, label, series[-1][1], f"{series[-1][1]:.4g} at step {series[-1][0]:,}", what)
+    for name, value, what in (
+        ("steps_charged", ledger.charged, "Releases that were paid for, discarded steps included"),
+        ("steps_replayed", ledger.replays, "Paid releases that were computed again, bit for bit, for nothing more"),
+        ("interruptions", len(ledger.resumed), "How often the run went on after an interruption"),
+    ):
+        yield Figure(name, name.replace("_", " "), value, f"{value:,}", what)
+
+
+def _sites(one: Snapshot) -> Iterator[Figure]:
+    if not one.sites:
+        return
+    yield Figure(
+        "steps_discarded", "steps discarded", len(one.discarded), f"{len(one.discarded):,}", "Paid for, came to nothing"
+    )
+    awaited = one.awaited
+    for site in one.sites:
+        label = {"site": site.name}
+        yield Figure("site_steps_answered", site.name, site.answered, f"{site.answered:,} answered", "Answers counted", label)
+        yield Figure("site_steps_missed", site.name, site.missed, f"{site.missed:,} missed", "Steps without its answer", label)
+        if site.seconds is not None:
+            took = duration(site.seconds)
+            yield Figure("site_seconds", site.name, site.seconds, took, "Seconds that its last answer took; not kept", label)
+        if awaited is not None:
+            waiting = float(site.name in awaited[1])
+            yield Figure("site_awaited", site.name, waiting, "awaited" if waiting else "", "1 while a step waits for it", label)

@@ -1,0 +1,183 @@
+"""The runs and sites of a folder, looked at again and again: what has not changed is not read again."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfed.errors import UserError
+from dpfed.files.locking import is_held
+from dpfed.live.pace import Pace
+from dpfed.live.snapshot import SITE, Snapshot, is_run, is_site, read
+from dpfed.places import path_of
+from dpfed.runs.searched import HIDDEN
+
+_DEEP = 3  # folders below the given one
+_FRESH = 30.0  # seconds in which a change says that somebody is at work
+_MOST = 500  # runs that are listed
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run as it is now.
+
+    Attributes:
+        name: in the list.
+        snapshot: from its files; ``None``: they cannot be read.
+        trouble: why not, in a sentence.
+        state: ``finished``, ``running``, ``stopped`` (or at work where nobody here sees it), or ``damaged``.
+        seconds: of a step; ``None``: not known, or the run does not go on.
+        left: seconds until the last step, likewise.
+        last: when the last step was done, seconds since the epoch; ``None`` where the run does not go on.
+    """
+
+    name: str
+    snapshot: Snapshot | None
+    trouble: str
+    state: str
+    seconds: float | None = None
+    left: float | None = None
+    last: float | None = None
+
+
+class Gathering:
+    """Looks at the runs of a folder.
+
+    Args:
+        place: a folder of runs, a run, or a site's folder.
+        clock: seconds since the epoch.
+
+    Raises:
+        UserError: if there is no folder, or if it is that of a search: who sees its runs has no promise.
+    """
+
+    def __init__(self, place: str | Path, clock: Callable[[], float] = time.time) -> None:
+        self.place = path_of(place, "the folder of runs").absolute()
+        if not self.place.is_dir():
+            raise UserError(f"there is no folder {place}: expected a run, a folder of runs, or a site's folder.")
+        if HIDDEN in self.place.parts:
+            raise UserError(
+                f"{place} belongs to a search that is secret until its end: who sees one of its runs, or how long they take, "
+                "could tell how many there are, and the promise counts on nobody knowing that."
+            )
+        self._clock, self._lock = clock, threading.Lock()
+        self._kept: dict[str, tuple[object, Snapshot | None, str]] = {}
+        self._paces: dict[str, Pace] = {}
+
+    @property
+    def single(self) -> str | None:
+        """The name of the run or site, where the folder is one itself."""
+        return self.place.name if is_run(self.place) or is_site(self.place) else None
+
+    def folders(self) -> dict[str, Path]:
+        """The folders of runs and sites by name, in the order of their names."""
+        if self.single is not None:
+            return {self.single: self.place}
+        found = sorted(_below(self.place, _DEEP))[:_MOST]
+        return {path.relative_to(self.place).as_posix(): path for path in found}
+
+    def all(self) -> list[Seen]:
+        """Every run as it is now."""
+        return [self._look(name, folder) for name, folder in self.folders().items()]
+
+    def one(self, name: str) -> Seen | None:
+        """A run as it is now; ``None``: there is none of that name. No name leads out of the folder."""
+        folder = self.folders().get(name)
+        return None if folder is None else self._look(name, folder)
+
+    def _look(self, name: str, folder: Path) -> Seen:
+        with self._lock:
+            running = bool(is_held(folder / ".lock")) or self._fresh(folder)
+            mark = (running, _signature(folder))
+            if name not in self._kept or self._kept[name][0] != mark:
+                self._kept[name] = (mark, *_read(folder, name, running))
+            _, snapshot, trouble = self._kept[name]
+            if snapshot is None:
+                return Seen(name, None, trouble, "damaged")
+            if snapshot.finished or snapshot.searched:
+                return Seen(name, snapshot, "", "finished" if snapshot.finished else "running")
+            pace = self._paces.setdefault(name, Pace())
+            self._follow(pace, snapshot, folder)
+            if not running:
+                return Seen(name, snapshot, "", "stopped")
+            left = pace.left(snapshot.planned - snapshot.done)
+            return Seen(name, snapshot, "", "running", pace.seconds, left, pace.last)
+
+    def _follow(self, pace: Pace, snapshot: Snapshot, folder: Path) -> None:
+        ledger = snapshot.ledger
+        if ledger is None or not snapshot.done:
+            return
+        if pace.last is None:  # the newest checkpoint is a first point, unless the run was interrupted since
+            for step, at in _checkpoints(folder):
+                if max([0, *(since + 1 for since in ledger.resumed)]) <= step < snapshot.done:
+                    pace.see(step, at)
+        pace.see(snapshot.done, ledger.path.stat().st_mtime)
+
+    def _fresh(self, folder: Path) -> bool:
+        """Whether somebody wrote a moment ago: on another machine, or in a container, a lock is not seen."""
+        times = [time for time, _ in _signature(folder).values()]
+        return bool(times) and self._clock() - max(times) / 1e9 < _FRESH
+
+
+def _below(folder: Path, deep: int) -> Iterator[Path]:
+    """Runs and sites below a folder. Links are not followed, and what is hidden stays so: searches and drafts."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
+            continue
+        path = Path(entry.path)
+        if is_run(path) or is_site(path):
+            yield path
+        elif deep > 1:
+            yield from _below(path, deep - 1)
+
+
+_READ = (
+    *(
+        "config.toml",
+        "ledger.jsonl",
+        "metrics.jsonl",
+        "federation.jsonl",
+        "results.json",
+        "privacy_card.md",
+        "no_privacy_card.md",
+    ),
+    *("arrivals.json", "terms.json", "search.json", "budget.json", SITE),
+)
+
+
+def _signature(folder: Path) -> dict[str, tuple[int, int]]:
+    """Time and size of the files that are read."""
+    found = {}
+    for name in _READ:
+        try:
+            status = os.stat(folder / name)
+        except OSError:
+            continue
+        found[name] = (status.st_mtime_ns, status.st_size)
+    return found
+
+
+def _read(folder: Path, name: str, running: bool) -> tuple[Snapshot | None, str]:
+    try:
+        return read(folder, name, running), ""
+    except UserError as error:
+        return None, str(error)
+    except OSError as error:  # it goes away while it is read, or this user may not
+        return None, f"{error.filename or folder} cannot be read: {error.strerror or error}."
+
+
+def _checkpoints(folder: Path) -> Iterator[tuple[int, float]]:
+    """Steps of a run's checkpoints, and when they were written."""
+    for path in sorted((folder / "checkpoints").glob("step-*")):
+        try:
+            yield int(path.stem.removeprefix("step-")), path.stat().st_mtime
+        except (ValueError, OSError):
+            continue

@@ -1,0 +1,351 @@
+"""A run, or a site of a federation, as its files show it at one moment. It needs no torch, and writes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dpfed.budgets.book import Book
+from dpfed.budgets.refusals import shown
+from dpfed.budgets.shelf import known_by
+from dpfed.errors import UserError
+from dpfed.evaluation.measured import wrong_fact
+from dpfed.federation.coordinator.arrivals import Step, read_arrivals
+from dpfed.federation.coordinator.journal import Journal
+from dpfed.files.reading import read_text
+from dpfed.live.rounds import Round, SiteRow, rounds_of, sites_of
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.phase import Phase
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.promise import meaning, round_up
+from dpfed.report.card import is_void, lead, marks_of
+from dpfed.report.marks import FIXED_SEED, RAW_DIAGNOSTICS, Mark
+from dpfed.report.results import Result, results_of
+from dpfed.runs.directory import RunDirectory
+
+POINTS = 16  # of the planned curve of epsilon
+SITE = "site.toml"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is seen.
+
+    Attributes:
+        name: in the list of runs.
+        title: that the configuration gives; of a site, its name.
+        kind: such as ``one machine``, in words.
+        finished: whether all is done.
+        ledger: what was spent; ``None``: nothing yet.
+        budget: the largest epsilon that a site agreed to, or that of the records' lifetime budget.
+        lifetime: the lifetime budgets that hold the plan, in words, and what part of each is taken by all runs together.
+        metrics: lines of metrics.jsonl.
+        results: of a finished run, the evaluations of results.json.
+        card: the privacy card, or the page of a run that gets none; empty: none yet.
+        rounds: of a federation, its steps in order.
+        sites: of a federation, each with what it answered.
+        arrivals: when answers to the last steps came, while the run goes on.
+        searched: it is the best run of a secret search, whose times nobody may know.
+        model: whether a model is there.
+    """
+
+    name: str
+    title: str
+    kind: str
+    finished: bool = False
+    ledger: Ledger | None = None
+    budget: float | None = None
+    lifetime: Sequence[tuple[str, float]] = ()
+    metrics: Sequence[dict[str, Any]] = ()
+    results: Sequence[dict[str, Any]] = ()
+    card: str = ""
+    rounds: Sequence[Round] = ()
+    sites: Sequence[SiteRow] = ()
+    arrivals: dict[int, Step] = field(default_factory=dict)
+    searched: bool = False
+    model: bool = False
+
+    @property
+    def plan(self) -> PrivacyPlan | None:
+        """What is planned."""
+        return self.ledger.plan if self.ledger else None
+
+    @property
+    def planned(self) -> int:
+        """T; 0: not known yet."""
+        return self.plan.steps if self.plan else 0
+
+    @property
+    def done(self) -> int:
+        """Steps that are over; a site's are those that it was asked for."""
+        return self.ledger.last_step + 1 if self.ledger else 0
+
+    @property
+    def charged(self) -> int:
+        """Releases that were paid for."""
+        return self.ledger.charged if self.ledger else 0
+
+    @property
+    def promises(self) -> bool:
+        """Whether epsilon means anything: otherwise it is not shown."""
+        if self.card:
+            return not is_void(self.card)
+        return self.plan is not None and self.plan.promises and not any(mark.voids for mark in self._marks)
+
+    @property
+    def epsilon(self) -> float | None:
+        """Spent so far; ``None``: nothing is promised."""
+        return _epsilon(self.ledger, self.charged) if self.ledger and self.promises else None
+
+    @property
+    def epsilon_planned(self) -> float | None:
+        """Of all planned steps."""
+        return self.ledger.epsilon_planned if self.ledger and self.promises else None
+
+    @property
+    def spent(self) -> list[tuple[int, float]]:
+        """Epsilon after some of the steps so far, and after the last one."""
+        if not self.promises or self.ledger is None or self.epsilon is None:
+            return []
+        points = {line["step"]: line["epsilon"] for line in self.metrics if isinstance(line.get("epsilon"), int | float)}
+        points |= {} if not self.charged else {self.done: self.epsilon}
+        return [(0, 0.0), *sorted(points.items())]
+
+    @property
+    def expected(self) -> list[tuple[int, float]]:
+        """Epsilon as it is planned to grow."""
+        if self.ledger is None or not self.promises:
+            return []
+        if self.ledger.selection is not None:
+            return [(0, self.ledger.epsilon_planned), (self.planned, self.ledger.epsilon_planned)]
+        steps = sorted(
+            {max(1, round(self.planned * (point / POINTS) ** 2)) for point in range(1, POINTS + 1)}
+        )  # denser at first
+        return [(0, 0.0), *((step, epsilon_after(self.ledger.plan, step)) for step in steps)]
+
+    @property
+    def evaluations(self) -> Sequence[dict[str, Any]]:
+        """All figures that were measured."""
+        return self.results or [line["evaluation"] for line in self.metrics if "evaluation" in line]
+
+    @property
+    def table(self) -> list[Result]:
+        """The newest trained figures beside the untrained ones."""
+        return results_of(list(self.evaluations))
+
+    @property
+    def phases(self) -> list[Phase]:
+        """The released figures of training."""
+        return [Phase.read(line["phase"]) for line in self.metrics if "phase" in line]
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """A figure of metrics.jsonl over steps."""
+        return [(line["step"], float(line[name])) for line in self.metrics if _is_number(line.get(name))]
+
+    @property
+    def discarded(self) -> list[tuple[int, str]]:
+        """The steps of a federation that came to nothing, and why."""
+        return [(one.step, one.reason) for one in self.rounds if one.event == "discarded"]
+
+    @property
+    def awaited(self) -> tuple[int, list[str]] | None:
+        """The step that is open, and the sites that have not answered it."""
+        last = self.rounds[-1] if self.rounds else None
+        if last is None or last.event != "opened" or self.finished or last.step not in self.arrivals:
+            return None
+        return last.step, self.arrivals[last.step].awaited
+
+    @property
+    def guarantee(self) -> str:
+        """What is promised, in words, or what is not."""
+        if self.card:
+            return lead(self.card)
+        if self.ledger is None or self.epsilon is None or self.epsilon_planned is None:
+            reasons = " ".join(mark.text for mark in self._marks if mark.voids)
+            return f"No guarantee. {reasons}".strip() if self.ledger else "No step was taken yet."
+        plan, delta = self.ledger.plan, round_up(self.ledger.plan.delta)
+        words = meaning(self.epsilon_planned, plan.delta, plan.protected, "what all planned steps release")
+        return (
+            f"So far ({round_up(self.epsilon)}, {delta})-differential privacy for each {plan.protected}; "
+            f"({round_up(self.epsilon_planned)}, {delta}) when all planned steps are done. {words}"
+        )
+
+    @property
+    def marks(self) -> list[str]:
+        """What a reader must know beside the guarantee."""
+        return marks_of(self.card) if self.card else [mark.text for mark in self._marks if not mark.voids]
+
+    @property
+    def _marks(self) -> list[Mark]:
+        marks = self.ledger.marks if self.ledger else {}
+        known = {"fixed_seed": FIXED_SEED, "raw_diagnostics": RAW_DIAGNOSTICS}
+        return [mark for name, mark in known.items() if marks.get(name)]
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run lies there, and not what only looks like one, such as a coordinator's folder."""
+    return (folder / "config.toml").is_file() and (folder / ".lock").is_file() and not (folder / "identity.key").exists()
+
+
+def is_site(folder: Path) -> bool:
+    """Whether a site's folder lies there."""
+    return (folder / SITE).is_file()
+
+
+def read(folder: Path, name: str, running: bool) -> Snapshot:
+    """Reads a run's or a site's folder.
+
+    Args:
+        folder: of a run or a site.
+        name: in the list of runs.
+        running: whether somebody works on it; otherwise times are those of a process that is gone.
+
+    Raises:
+        UserError: naming the file that is damaged.
+    """
+    return _site(folder, name) if is_site(folder) else _run(folder, name, running)
+
+
+def epsilon_after(plan: PrivacyPlan, steps: int) -> float:
+    """Epsilon of so many releases; computed once, because it takes a tenth of a second."""
+    return _epsilon_of(plan.fingerprint, plan.accountant, steps, _Plan(plan))
+
+
+def _run(folder: Path, name: str, running: bool) -> Snapshot:
+    run = RunDirectory(folder)
+    config = _toml(folder / "config.toml")
+    ledger = Ledger.open(run.ledger) if run.ledger.exists() and run.ledger.stat().st_size else None
+    journal = Journal(run.journal).lines if run.journal.exists() else []
+    terms = _terms(run.terms)
+    names = [str(site["name"]) for site in terms.get("sites", ())]
+    rounds = rounds_of(journal)
+    arrivals = read_arrivals(run.arrivals) if running and not run.finished else {}
+    books = _books(run.budget)
+    page = next((page for page in (run.no_card, run.card) if page.exists()), None)
+    return Snapshot(
+        name=name,
+        title=str(config.get("name", folder.name)),
+        kind=_kind(terms, ledger, run.simulation.exists()),
+        finished=run.finished,
+        ledger=ledger,
+        budget=min((book.filter.epsilon for book in books), default=None),
+        lifetime=[(shown(book), book.filter.part(book.spent)) for book in books],
+        metrics=run.metric_lines(),
+        results=_evaluations(run.results) if run.finished else (),
+        card=_card(page) if page else "",
+        rounds=rounds,
+        sites=sites_of(names, rounds, arrivals),
+        arrivals=arrivals,
+        searched=run.searched is not None,
+        model=run.finished and run.model.is_dir(),
+    )
+
+
+def _site(folder: Path, name: str) -> Snapshot:
+    settings, terms = _toml(folder / SITE), _terms(folder / "terms.json")
+    path, budget = folder / "ledger.jsonl", settings.get("budget")
+    ledger = Ledger.open(path) if path.exists() and path.stat().st_size else None
+    others = len(terms.get("sites", ()))
+    return Snapshot(
+        name=name,
+        title=str(settings.get("name", folder.name)),
+        kind=f"a site among {others}, trust {terms['trust']}" if terms else "a site that has joined no federation",
+        finished=bool(ledger and ledger.last_step + 1 >= ledger.plan.steps),
+        ledger=ledger,
+        budget=float(budget) if _is_number(budget) else None,
+    )
+
+
+def _kind(terms: dict[str, Any], ledger: Ledger | None, simulated: bool) -> str:
+    if terms:
+        return f"{'simulated ' if simulated else ''}federation of {len(terms['sites'])} sites, trust {terms['trust']}"
+    owners = ledger.owners if ledger else 1
+    return f"cluster of {owners} workers" if owners > 1 else "one machine"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A plan as a companion of its fingerprint: equal to every other, so that the cache looks at the fingerprint alone."""
+
+    plan: PrivacyPlan
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Plan)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@lru_cache(maxsize=4096)
+def _epsilon_of(fingerprint: str, accountant: str, steps: int, plan: _Plan) -> float:
+    return plan.plan.epsilon(steps)
+
+
+def _epsilon(ledger: Ledger, charged: int) -> float | None:
+    spent = ledger.epsilon if ledger.selection is not None else epsilon_after(ledger.plan, charged)
+    return spent if math.isfinite(spent) else None
+
+
+def _card(page: Path) -> str:
+    try:
+        text = read_text(page)
+        lead(text)
+    except (OSError, UnicodeDecodeError, UserError) as error:
+        raise UserError(f"{page} is damaged: {error}") from error
+    return text
+
+
+def _evaluations(path: Path) -> list[dict[str, Any]]:
+    """The figures of results.json.
+
+    Raises:
+        UserError: if it is damaged.
+    """
+    try:
+        items = json.loads(read_text(path))["evaluations"]
+        wrong = [fact for fact in map(wrong_fact, items) if fact]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({error}): restore it.") from error
+    if wrong:
+        raise UserError(f"{path} is damaged: an evaluation has no valid '{wrong[0]}'.")
+    return items
+
+
+def _books(path: Path) -> list[Book]:
+    """The books of the lifetime budgets that a ``budget.json`` names, as far as this user can read them."""
+    if not path.is_file():
+        return []
+    try:
+        noted = json.loads(read_text(path))
+        found = [known_by(str(one["id"]), Path(noted["store"])) for one in noted["budgets"]]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({error}): restore it.") from error
+    return [book for book in found if book is not None]
+
+
+def _terms(path: Path) -> dict[str, Any]:
+    """Terms as far as they are shown; empty: there are none."""
+    if not path.exists():
+        return {}
+    try:
+        terms = json.loads(read_text(path))
+        return {"trust": str(terms["trust"]), "sites": [{"name": str(site["name"])} for site in terms["sites"]]}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({error}): restore it.") from error
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({error}): restore it.") from error
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,96 @@
+"""A run, or a list of runs, in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dpfed.live.figures import details, overview
+from dpfed.live.gathering import Seen
+from dpfed.live.pace import duration
+from dpfed.live.snapshot import Snapshot
+
+STYLES = {"running": "bold green", "stopped": "yellow", "finished": "bold blue", "damaged": "bold red"}
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_WIDE, _REASONS = 60, 5
+_MARKS = {"answered": ("■", "green"), "missed": ("·", "yellow"), "discarded": ("□", "red")}
+_UNSEEN = frozenset(("steps_planned", "epsilon_planned"))  # they stand beside what is done of them
+
+
+def view(seen: Sequence[Seen], single: bool) -> RenderableType:
+    """What is drawn.
+
+    Args:
+        seen: the runs.
+        single: one run is watched, and not a folder of them.
+    """
+    return _one(seen[0]) if single else _list(seen)
+
+
+def _list(seen: Sequence[Seen]) -> RenderableType:
+    if not seen:
+        return Text("no run here yet")
+    table = Table(box=None, pad_edge=False)
+    for column in ("run", "", "steps", "time left", "epsilon", "utility"):
+        table.add_column(column, overflow="fold")
+    for one in seen:
+        by = {figure.key: figure for figure in reversed(overview(one))}
+        cells = [by[key].shown if key in by else "" for key in ("steps_done", "seconds_left", "epsilon_spent")]
+        best = f"{by['evaluation'].label}: {by['evaluation'].shown}" if "evaluation" in by else one.trouble
+        table.add_row(escape(one.name), Text(one.state, STYLES[one.state]), *cells, escape(best))
+    return table
+
+
+def _one(seen: Seen) -> RenderableType:
+    one = seen.snapshot
+    if one is None:
+        return Text.assemble((f"{seen.name}: damaged\n", STYLES["damaged"]), seen.trouble)
+    parts: list[RenderableType] = [
+        Text.assemble((one.title, "bold"), "  ", (seen.state, STYLES[seen.state]), (f"  {one.kind}", "dim")),
+        Text(one.guarantee, "" if one.promises or one.ledger is None else "bold red"),
+        *(Text(f"Mark: {mark}", "yellow") for mark in one.marks),
+    ]
+    if one.planned:
+        parts.append(ProgressBar(total=one.planned, completed=min(one.done, one.planned), width=_WIDE))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(justify="right", style="dim")
+    for figure in [*overview(seen), *details(seen)]:
+        if figure.key not in _UNSEEN and "site" not in figure.labels:
+            table.add_row(figure.label, figure.shown)
+    if len(one.spent) > 2:
+        table.add_row("epsilon over steps", _spark([value for _, value in one.spent]))
+    parts.append(table)
+    if one.sites:
+        parts.append(_sites(one))
+    if one.discarded:
+        parts.append(Text("discarded steps, which are paid for:", "dim"))
+        parts += [Text(f"  step {step}: {reason}") for step, reason in one.discarded[-_REASONS:]]
+    if one.evaluations:
+        parts.append(Text("Figures of evaluation are exact; epsilon does not cover them.", "dim"))
+    return Group(*parts)
+
+
+def _sites(one: Snapshot) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("site", "answered", "missed", "last answer", "last steps"):
+        table.add_column(column, justify="right" if column in ("answered", "missed") else "left")
+    awaited = one.awaited[1] if one.awaited else []
+    for site in one.sites:
+        took = "awaited" if site.name in awaited else "" if site.seconds is None else f"after {duration(site.seconds)}"
+        past = Text.assemble(*(_MARKS[what] for what in site.past[-_WIDE // 2 :]))
+        table.add_row(escape(site.name), f"{site.answered:,}", f"{site.missed:,}", took, past)
+        if site.last_reason:
+            table.add_row("", "", "", "", Text(site.last_reason, "dim"))
+    return table
+
+
+def _spark(values: Sequence[float]) -> str:
+    """A small curve from 0 on."""
+    most = max(values) or 1
+    chosen = [values[round(at * (len(values) - 1) / (_WIDE // 2 - 1))] for at in range(_WIDE // 2)]
+    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(value / most * len(_BLOCKS)))] for value in chosen)

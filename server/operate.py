@@ -1,0 +1,187 @@
+"""The operator's part of a provisioned federation: registers the SuperNodes' keys, and starts the run, or goes on with it.
+
+    python -m server.operate FOLDER
+
+FOLDER is what `dpfed federation provision` made. The SuperLink may come later, and is on this machine, on loopback. While the
+run goes on, keys that come into FOLDER/nodes are registered, and the SuperNodes of those that go are unregistered: so keys are
+rotated, and sites leave, in mid-run. The same command after a crash goes on with the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from dpfed.errors import UserError
+from dpfed.federation.folders import CoordinatorFolder
+from dpfed.federation.provisioning.services import FLOWER, LINK_PORT
+from dpfed.files.atomic import write_atomically
+from dpfed.files.reading import read_text
+from server.app_folder import make_app_folder
+
+_CONNECTION = "federation"  # what the operator's Flower configuration calls the SuperLink
+_START = 120.0  # seconds that a SuperLink may take to start
+_LOOK = 2.0  # seconds between looks at the folder of keys
+_HOST = "127.0.0.1"
+_GONE = ("unregistered", "deleted")
+
+
+class Operator:
+    """Gives the operator's commands.
+
+    Args:
+        folder: of the coordinator, as it was provisioned.
+        port: of the SuperLink, on loopback.
+    """
+
+    def __init__(self, folder: Path, port: int = LINK_PORT) -> None:
+        self._folder, self._port = folder.absolute(), port
+        CoordinatorFolder.open(self._folder / "federation")
+        home = self._folder / "flower" / "operator"
+        home.mkdir(parents=True, exist_ok=True)
+        self._registered = home / "registered.json"
+        authority = self._folder / "certificates" / "inner" / "ca.crt"
+        connection = {"address": f"{_HOST}:{port}", "root-certificates": str(authority)}
+        (home / "config.toml").write_text(tomli_w.dumps({"superlink": {_CONNECTION: connection}}))
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        self._environment = {**os.environ, **FLOWER, "FLWR_HOME": str(home), "PATH": path, "PYTHONUNBUFFERED": "1"}
+
+    def wait_for_link(self) -> None:
+        """Returns when the SuperLink listens.
+
+        Raises:
+            UserError: if it does not come.
+        """
+        deadline = time.monotonic() + _START
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex((_HOST, self._port)) == 0:
+                    return
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"no SuperLink listens on {_HOST}:{self._port}: start dpfed-superlink, and give this command again."
+                )
+            time.sleep(0.5)
+
+    def register(self) -> None:
+        """Brings the SuperLink's list of SuperNodes up to date with the folder of keys: new keys come, old ones go."""
+        wanted = {key.read_text(): key for key in sorted((self._folder / "nodes").glob("*.pub"))}
+        listed = self._json("supernode", "list", _CONNECTION)["nodes"]
+        there = {str(node["node-id"]) for node in listed if node["status"] not in _GONE}
+        # A SuperLink that was started anew has forgotten all of them.
+        known = {key: node for key, node in self._known().items() if node in there}
+        for key in known.keys() - wanted.keys():
+            self._flwr("supernode", "unregister", known.pop(key), _CONNECTION)
+            print("a SuperNode's key that is no longer in use is unregistered", flush=True)
+        for key in wanted.keys() - known.keys():
+            file = wanted[key]
+            known[key] = str(self._json("supernode", "register", str(file), _CONNECTION, "--name", file.stem)["node-id"])
+            print(f"the SuperNode {file.stem} is registered", flush=True)
+        write_atomically(self._registered, json.dumps(known, indent=1) + "\n")
+
+    def _known(self) -> dict[str, str]:
+        return json.loads(read_text(self._registered)) if self._registered.exists() else {}
+
+    def run(self) -> int:
+        """Starts the run, or follows the one that goes on, and shows what it says.
+
+        Returns:
+            The exit code of this command.
+        """
+        if going := self._going():
+            self._call("log", str(going), _CONNECTION, "--stream")
+            return 0 if self._status(going) == "finished:completed" else 1
+        with tempfile.TemporaryDirectory(prefix="dpfed-") as drafts:
+            config = Path(drafts) / "run.toml"
+            config.write_text(tomli_w.dumps({"federation": str(self._folder / "federation"), "run": str(self._folder / "run")}))
+            app = make_app_folder(Path(drafts) / "app")
+            self._call("run", str(app), _CONNECTION, "--stream", "--run-config", str(config))
+        newest = max(self._runs(), key=lambda run: str(run["pending-at"]), default=None)
+        return 0 if newest and newest["status"] == "finished:completed" else 1
+
+    def watch(self, stop: threading.Event) -> None:
+        """Registers keys as they come and go, until told to stop."""
+        before: set[str] | None = None
+        while not stop.wait(_LOOK):
+            names = {key.name for key in (self._folder / "nodes").glob("*.pub")}
+            if names != before:
+                try:
+                    self.register()
+                    before = names
+                except UserError as error:
+                    print(f"cannot register: {error}", flush=True)
+
+    def _going(self) -> int | None:
+        return next((int(run["run-id"]) for run in self._runs() if not str(run["status"]).startswith("finished")), None)
+
+    def _status(self, run: int) -> str:
+        return next((str(one["status"]) for one in self._runs() if int(one["run-id"]) == run), "")
+
+    def _runs(self) -> list[dict[str, Any]]:
+        return self._json("list", _CONNECTION)["runs"]
+
+    def _json(self, *words: str) -> dict[str, Any]:
+        output = self._flwr(*words, "--format", "json")
+        try:
+            return json.loads(output[output.index("{") :])
+        except ValueError as error:
+            raise UserError(f"flwr {' '.join(words)} says: {output.strip()[-500:]}") from error
+
+    def _flwr(self, *words: str) -> str:
+        done = subprocess.run(
+            [self._program(), *words], env=self._environment, capture_output=True, text=True, timeout=_START, check=False
+        )
+        if done.returncode:
+            raise UserError(f"flwr {' '.join(words)} says: {(done.stdout + done.stderr).strip()[-500:]}")
+        return done.stdout
+
+    def _call(self, *words: str) -> None:
+        """A command whose output the operator sees; the end of this process ends it."""
+        with subprocess.Popen([self._program(), *words], env=self._environment, stdin=subprocess.DEVNULL) as process:
+            try:
+                process.wait()
+            except BaseException:
+                process.terminate()
+                raise
+
+    def _program(self) -> str:
+        return shutil.which("flwr", path=self._environment["PATH"]) or "flwr"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m server.operate", description="Starts a provisioned federation's run.")
+    parser.add_argument("folder", type=Path, help="what `dpfed federation provision` made")
+    parser.add_argument("--port", type=int, default=LINK_PORT, help="of the SuperLink, on loopback")
+    parser.add_argument("--register", action="store_true", help="only register the SuperNodes' keys, and end")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        operator = Operator(options.folder, options.port)
+        operator.wait_for_link()
+        operator.register()
+        if options.register:
+            return
+        stop = threading.Event()
+        threading.Thread(target=operator.watch, args=(stop,), daemon=True).start()
+        sys.exit(operator.run())
+    except UserError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

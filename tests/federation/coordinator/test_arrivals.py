@@ -1,0 +1,99 @@
+"""How long sites take is seen while a federation is at work, and is in no file afterwards."""
+
+import itertools
+import json
+
+import pytest
+
+from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.federation import simulation as rooms
+from dpfed.federation.coordinator.arrivals import Arrivals, read_arrivals
+from dpfed.federation.simulated import Simulation
+
+
+def clock(of):
+    """Seconds that grow by so many at each look."""
+    seconds = itertools.count(step=of)
+    return lambda: next(seconds)
+
+
+def test_answers_are_seen_as_they_come(tmp_path):
+    file, now = tmp_path / "arrivals.json", [0.0]
+    arrivals = Arrivals(file, lambda: now[0])
+    arrivals.ask(4, ["a", "b"])
+    assert read_arrivals(file)[4].awaited == ["a", "b"] and file.stat().st_mode & 0o777 == 0o600
+    now[0] = 1.5
+    arrivals.came(4, "b")
+    assert read_arrivals(file)[4].awaited == ["a"] and read_arrivals(file)[4].seconds == {"b": 1.5}
+    now[0] = 1.75
+    arrivals.came(4, "a")
+    assert read_arrivals(file)[4].awaited == []
+
+
+@pytest.mark.parametrize(("sites", "kept"), [(3, 20), (500, 4), (5000, 1)])
+def test_only_the_last_steps_are_kept(tmp_path, sites, kept):
+    arrivals = Arrivals(tmp_path / "arrivals.json")
+    for step in range(30):
+        arrivals.ask(step, [f"site-{number}" for number in range(sites)])
+    assert list(read_arrivals(tmp_path / "arrivals.json")) == list(range(30 - kept, 30))
+
+
+def test_many_answers_are_not_written_one_by_one(tmp_path, monkeypatch):
+    arrivals, written = Arrivals(tmp_path / "arrivals.json", clock(0.001)), []
+    monkeypatch.setattr(arrivals, "_write", lambda: written.append(1))
+    arrivals.ask(0, map(str, range(1000)))
+    for number in range(1000):
+        arrivals.came(0, str(number))
+    assert len(written) < 800
+
+
+def test_a_folder_that_cannot_be_written_ends_no_step(tmp_path):
+    arrivals = Arrivals(tmp_path / "none" / "arrivals.json")
+    arrivals.ask(0, ["a"])
+    arrivals.came(0, "a")
+
+
+def content(path):
+    """What a file says. The names in the header of a safetensors file come in any order."""
+    whole = path.read_bytes()
+    if path.suffix != ".safetensors":
+        return whole
+    end = 8 + int.from_bytes(whole[:8], "little")
+    return json.dumps(json.loads(whole[8:end]), sort_keys=True).encode() + whole[end:]
+
+
+def folders(monkeypatch, tmp_path, tiny, name, seconds):
+    monkeypatch.setattr(rooms, "Arrivals", lambda path: Arrivals(path, clock(seconds)))
+    run = rooms.simulate(parse_config(tiny), tmp_path / name, Simulation(sites=2, trust="distributed"))
+    files = {path.relative_to(run.path).as_posix(): content(path) for path in run.path.rglob("*") if path.is_file()}
+    return {name: said for name, said in files.items() if name not in (".lock", "provenance.json")}
+
+
+def test_no_file_of_a_finished_run_depends_on_how_long_sites_took(monkeypatch, tmp_path, tiny):
+    tiny["privacy"] |= {"seed": 3, "steps": 2}
+    tiny["evaluation"] = {"split": "none"}
+    slow, fast = (folders(monkeypatch, tmp_path, tiny, name, of) for name, of in (("slow", 7.0), ("fast", 0.001)))
+    named = {"results.json", "privacy_card.md", "report.html", "ledger.jsonl"}  # they name the run's id
+    assert {name for name in slow if slow[name] != fast[name]} <= named | {"model/model.json"}
+    said = b"".join(content for name, content in slow.items() if name.endswith((".json", ".jsonl")))
+    assert b"arrivals" not in said and b"seconds" not in said
+
+
+@pytest.mark.parametrize("end", [UserError("enough"), KeyboardInterrupt(), OSError("disk")])
+def test_times_go_with_the_process_however_it_ends(monkeypatch, tmp_path, tiny, end):
+    tiny["evaluation"] = {"split": "none"}
+    tiny["privacy"] |= {"steps": 4}
+    there = []
+
+    class Ending(Arrivals):
+        def ask(self, step, sites):
+            super().ask(step, sites)
+            there.append(self._path.is_file())
+            if step == 2:
+                raise end
+
+    monkeypatch.setattr(rooms, "Arrivals", Ending)
+    with pytest.raises(type(end)):
+        rooms.simulate(parse_config(tiny), tmp_path / "run", Simulation(sites=2))
+    assert there == [True] * 3 and not list((tmp_path / "run").glob("*arrivals*"))

@@ -1,0 +1,394 @@
+"""From a project to joined sites; what is foreign, altered, old or in the way is refused, and nothing is lost."""
+
+import json
+import shutil
+import stat
+import tarfile
+
+import pytest
+
+from dpfed.budgets.shelf import budgets_of
+from dpfed.budgets.spending import set_budget
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.federation.folders import SiteFolder
+from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, read_kit
+from dpfed.federation.provisioning.project import Project
+from dpfed.federation.provisioning.replies import Reply
+from dpfed.federation.provisioning.site_place import SitePlace
+from dpfed.privacy.ledger import Ledger, Release
+from tests.federation.provisioning.office import SITES, Office
+
+
+@pytest.fixture
+def office(shapes, tmp_path, monkeypatch):
+    monkeypatch.setenv("DPFED_BUDGETS", str(tmp_path / "shelf"))
+    return Office(tmp_path, shapes.path)
+
+
+@pytest.fixture(scope="module")
+def invited(shapes, tmp_path_factory):
+    """An office and the site north, which has its keys; tests change nothing there."""
+    folder = tmp_path_factory.mktemp("invited")
+    office = Office(folder, shapes.path)
+    done = office.provision()
+    return office, done, office.set_up("north", done)
+
+
+def everything(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_two_rounds_lead_from_a_project_to_joined_sites(office):
+    first = office.provision()
+    assert first.waiting == list(SITES) == first.changed and first.terms is None
+    assert office.provision().changed == []  # nothing is new, so nothing is made anew
+    places = {site: office.set_up(site, first) for site in SITES}
+    with pytest.raises(UserError, match="holds no terms yet: send .*reply.json"):
+        places["north"].join()
+    office.send(places["north"])
+    assert office.provision().waiting == ["south"]
+    office.send(places["south"])
+    second = office.provision()
+    assert second.waiting == [] and second.changed == list(SITES) and second.terms.coordinator
+    assert [site.name for site in second.terms.sites] == list(SITES)
+    for site, place in places.items():
+        assert place.unpack(second.kits[site]) and not place.unpack(second.kits[site])
+        assert place.join().fingerprint == second.terms.fingerprint == place.site.terms().fingerprint
+    assert not (office.folder / "chest" / "identity.key").exists()  # the federation's folder has it, once
+    assert office.provision().fingerprint == first.fingerprint
+
+
+def test_keys_are_made_at_the_site_and_never_in_a_kit(invited):
+    office, done, place = invited
+    secrets = [*(place.path / "keys").glob("*"), *place.site.path.glob("*.key")]
+    secrets = [file for file in secrets if file.suffix != ".pub"]
+    secrets = [file for file in secrets if file.suffix != ".json"]
+    assert len(secrets) == 4 and all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in secrets)
+    for kit in done.kits.values():
+        content = b"".join(read_kit(kit).files.values())
+        assert b"PRIVATE KEY" not in content
+        coordinators = (office.folder / "chest").rglob("*.key")
+        assert not any(file.read_bytes() in content for file in (*secrets, *coordinators))
+        assert not any(file.read_bytes().hex().encode() in content for file in secrets)
+    assert b"PRIVATE" not in place.reply.read_bytes()
+
+
+def test_a_kit_is_taken_from_the_folder_into_which_tar_put_it(invited, tmp_path):
+    office, done, _ = invited
+    with tarfile.open(done.kits["south"]) as tar:
+        tar.extractall(tmp_path, filter="data")
+    place = SitePlace.set_up(tmp_path / "chest-south", None, done.fingerprint, office.store("south"))
+    assert place.path == tmp_path / "chest-south" and place.reply.exists()
+
+
+def test_a_kit_of_another_coordinator_is_refused_before_anything_is_made(invited, tmp_path):
+    office, done, _ = invited
+    read = read_kit(done.kits["south"])
+    said = read.manifest.model_dump(exclude={"coordinator", "files"})
+    forged = Kit.made(Identity.fresh(), {name: content for name, content in read.files.items() if name != MANIFEST}, **said)
+    (tmp_path / "k.tar.gz").write_bytes(forged.archive())
+    with pytest.raises(UserError, match="was not made by the coordinator with the fingerprint"):
+        SitePlace.set_up(tmp_path / "k.tar.gz", tmp_path / "new", done.fingerprint, office.store("south"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_nothing_is_set_up_over_a_site_or_in_a_folder_in_use(invited, tmp_path):
+    office, done, place = invited
+    before = everything(place.path)
+    for kit, into, said in (
+        (done.kits["north"], place.path.parent, "with keys of its own"),
+        (place.path, None, "with keys of its own"),
+    ):
+        with pytest.raises(UserError, match=said):
+            SitePlace.set_up(kit, into, done.fingerprint, office.store("north"))
+    (tmp_path / "chest-north").mkdir()
+    (tmp_path / "chest-north" / "photo.jpg").touch()
+    with pytest.raises(UserError, match="not empty"):
+        SitePlace.set_up(done.kits["north"], tmp_path, done.fingerprint, office.store("north"))
+    assert before == everything(place.path)
+
+
+def test_other_kits_leave_a_site_as_it_is(office, shapes, tmp_path):
+    done = office.provision()
+    place = office.set_up("north", done)
+    (tmp_path / "elsewhere").mkdir()
+    other = Office(tmp_path / "elsewhere", shapes.path).provision()
+    old = read_kit(done.kits["north"])
+    office.write(host="elsewhere.example.org")
+    newer = office.provision()
+    assert place.unpack(newer.kits["north"]) and place.manifest.superlink == "elsewhere.example.org:9443"
+    (tmp_path / "old.tar.gz").write_bytes(old.archive())
+    before = everything(place.path)
+    for kit, said in (
+        (other.kits["north"], "of another federation"),
+        (newer.kits["south"], "the kit of south, and this is north"),
+        (tmp_path / "old.tar.gz", r"older \(number 1\)"),
+    ):
+        with pytest.raises(UserError, match=said):
+            place.unpack(kit)
+    assert before == everything(place.path)
+
+
+def test_a_newer_kit_keeps_what_the_site_made_and_names_what_it_changed(office):
+    place = office.set_up("north", office.provision())
+    own = {path: content for path, content in everything(place.path).items() if str(path) not in place.manifest.files}
+    office.write(host="elsewhere.example.org")
+    kit = office.provision().kits["north"]
+    compose = place.path / "compose.yaml"
+    mine = compose.read_text() + "# mine\n"
+    compose.write_text(mine)
+    with pytest.raises(UserError, match=r"compose\.yaml was changed here .* move it away"):
+        place.unpack(kit)
+    assert compose.read_text() == mine
+    compose.unlink()
+    assert place.unpack(kit)
+    after = everything(place.path)
+    assert all(after[path] == content for path, content in own.items() if path.name != MANIFEST)
+    assert "elsewhere.example.org" in compose.read_text()
+
+
+def test_tar_over_a_site_touches_nothing_of_its_own(office):
+    places = office.joined()
+    place = places["north"]
+    own = {path: content for path, content in everything(place.path).items() if str(path) not in place.manifest.files}
+    with tarfile.open(office.provision().kits["north"]) as tar:
+        tar.extractall(place.path.parent, filter="data")
+    after = everything(place.path)
+    assert all(after[path] == content for path, content in own.items())
+
+
+def test_a_kit_of_somebody_else_that_tar_put_over_a_site_is_noticed_and_mended(office):
+    done = office.provision()
+    place = office.set_up("north", done)
+    read = read_kit(done.kits["north"])
+    said = read.manifest.model_dump(exclude={"coordinator", "files"}) | {"serial": 9}
+    forged = Kit.made(Identity.fresh(), {name: content for name, content in read.files.items() if name != MANIFEST}, **said)
+    (place.path / MANIFEST).write_bytes(forged.files[MANIFEST])
+    for use in (place.join, place.write_reply, lambda: place.unpack(done.kits["north"])):
+        with pytest.raises(UserError, match="is not of the coordinator, federation and site"):
+            use()
+    with tarfile.open(done.kits["north"]) as tar:
+        tar.extractall(place.path.parent, filter="data")
+    assert place.manifest == read.manifest
+
+
+def test_a_setup_that_was_refused_or_cut_short_goes_on(office, monkeypatch):
+    done = office.provision()
+    with pytest.raises(UserError, match="nowhere"):
+        SitePlace.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.folder / "nowhere")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(SitePlace, "write_reply", lambda place: (_ for _ in ()).throw(KeyboardInterrupt))
+        SitePlace.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.store("north"))
+    place = SitePlace.set_up(done.kits["north"], office.folder / "m", done.fingerprint, office.store("north"))
+    assert place.reply.exists() and place.env()["DPFED_STORE"] == str(office.store("north"))
+
+
+def test_a_site_joins_only_the_terms_of_the_coordinator_that_made_its_kit(office):
+    done = office.provision()
+    places = {site: office.set_up(site, done) for site in SITES}
+    for place in places.values():
+        office.send(place)
+    second = office.provision()
+    place = places["north"]
+    place.unpack(second.kits["north"])
+    terms = json.loads(place.terms.read_text())
+    place.terms.write_text(json.dumps({**terms, "coordinator": Identity.fresh().signing_key}))
+    with pytest.raises(UserError, match=r"terms\.json was altered"):
+        place.join()
+    assert not place.site.joined
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda reply: reply.model_copy(update={"invitation": "f" * 32}), "answers another kit"),
+        (lambda reply: reply.model_copy(update={"federation": "other"}), "answers another kit"),
+        (lambda reply: reply.model_copy(update={"protocol": 99, "release": "9.9"}), "runs dpfed 9.9, which speaks protocol 99"),
+        (lambda reply: reply.model_copy(update={"node_keys": {"a": "ssh-rsa AAAA"}}), "key that is none"),
+        (
+            lambda reply: reply.model_copy(update={"card": reply.card.model_copy(update={"name": "stranger"})}),
+            "no site of this project",
+        ),
+    ],
+    ids=["invitation", "federation", "protocol", "key", "name"],
+)
+def test_a_reply_that_does_not_answer_the_kit_is_refused(invited, change, said, tmp_path):
+    office, _, place = invited
+    into = office.folder / "chest" / "replies" / "reply.json"
+    try:
+        into.write_text(change(Reply.load(place.reply)).signed(place.site.identity()))
+        with pytest.raises(UserError, match=said):
+            office.provision()
+    finally:
+        into.unlink()
+
+
+def test_a_reply_that_was_altered_or_is_none_is_refused(invited):
+    office, _, place = invited
+    into = office.folder / "chest" / "replies" / "reply.json"
+    text = place.reply.read_text()
+    number = Reply.load(place.reply).card.records
+    try:
+        for content, said in (
+            (text.replace(f'\\"records\\": {number}', '\\"records\\": 99999'), "not as its site signed it"),
+            ("{}", "is no site's reply"),
+            (text[:-40], "is no site's reply"),
+        ):
+            into.write_text(content)
+            with pytest.raises(UserError, match=said):
+                office.provision()
+    finally:
+        into.unlink()
+
+
+def test_two_sites_of_one_name_or_one_key_are_told_apart(office, tmp_path):
+    done = office.provision()
+    place = office.set_up("north", done)
+    again = SitePlace.set_up(done.kits["north"], tmp_path / "again", done.fingerprint, office.store("north"))
+    office.send(place)
+    office.send(again, "north-2")
+    with pytest.raises(UserError, match="both of north, with different cards: call the site"):
+        office.provision()
+    (office.folder / "chest" / "replies" / "north-2.json").unlink()
+    south = office.set_up("south", done)
+    shutil.copy(place.path / "keys" / "a.pub", south.path / "keys" / "a.pub")
+    south.write_reply()
+    office.send(south)
+    with pytest.raises(UserError, match="have the same key: each site makes its own"):
+        office.provision()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"sites": ["north", "North"]}, "cannot be told apart"),
+        ({"sites": ["north", "../x"]}, "sites"),
+        ({"sites": []}, "sites"),
+        ({"name": "a b"}, "name"),
+        ({"host": "https://x"}, "without scheme and port"),
+        ({"host": "x:9443"}, "without scheme and port"),
+        ({"host": "x\ny"}, "host"),
+        ({"port": 0}, "port"),
+        ({"trsut": "secure"}, "trsut"),
+        ({"site_image": "x; rm"}, "expected an image"),
+    ],
+    ids=str,
+)
+def test_a_project_that_cannot_be_is_refused(office, more, said):
+    office.write(**more)
+    with pytest.raises(UserError, match=said):
+        office.provision()
+    assert not (office.folder / "chest").exists()
+
+
+def test_a_project_whose_terms_are_made_keeps_its_sites_and_its_trust(office):
+    office.joined()
+    for more, said in (
+        ({"sites": ["north"]}, "for the sites north, south, and terms never change"),
+        ({"trust": "local"}, "trust ="),
+    ):
+        office.write(**more)
+        with pytest.raises(UserError, match=said):
+            office.provision()
+    office.write(name="other")
+    with pytest.raises(UserError, match="is the folder of 'chest'"):
+        office.provision(folder=office.folder / "chest")
+
+
+def test_a_folder_of_something_else_is_left_alone(office):
+    (office.folder / "chest").mkdir()
+    (office.folder / "chest" / "photo.jpg").touch()
+    with pytest.raises(UserError, match="in use by something else"):
+        office.provision()
+    with pytest.raises(UserError, match="letters, digits and"):
+        office.provision(folder=office.folder / "my folder")
+
+
+def test_a_new_certificate_needs_no_new_kit_and_a_new_authority_does(office):
+    done = office.provision()
+    certificates = office.folder / "chest" / "certificates"
+    inner, before = (certificates / "inner" / "server.pem").read_bytes(), (certificates / "server.pem").read_bytes()
+    renewed = office.provision(renew="certificate")
+    assert renewed.changed == [] and (certificates / "server.pem").read_bytes() != before
+    assert (certificates / "inner" / "server.pem").read_bytes() == inner  # SuperLink is not restarted
+    assert (certificates.parent / "proxy" / "server.pem").read_bytes() == (certificates / "server.pem").read_bytes()
+    old = read_kit(done.kits["north"]).files["ca.crt"]
+    renewed = office.provision(renew="authority")
+    both = read_kit(renewed.kits["north"]).files["ca.crt"]
+    assert renewed.changed == list(SITES) and both.endswith(old) and both.count(b"BEGIN CERT") == 2
+    (certificates / "ca.key").unlink()
+    with pytest.raises(UserError, match=r"ca\.key is not there, and it signs"):
+        office.provision(renew="certificate")
+
+
+def test_a_rotation_adds_a_key_and_then_takes_the_old_one_away(office):
+    place = office.joined()["north"]
+    nodes = office.folder / "chest" / "nodes"
+    with pytest.raises(UserError, match="has the key of node-a alone"):
+        place.forget_old_key()
+    assert place.rotate() == "b"
+    with pytest.raises(UserError, match="two SuperNode's keys already"):
+        place.rotate()
+    office.send(place)
+    office.provision()
+    assert {file.name for file in nodes.iterdir()} == {"north-a.pub", "north-b.pub", "south-a.pub"}
+    assert place.forget_old_key() == "a"
+    office.send(place, "north-again")  # the older reply is still there: the newest counts
+    office.provision()
+    assert {file.name for file in nodes.iterdir()} == {"north-b.pub", "south-a.pub"}
+    assert place.rotate() == "a"
+
+
+def test_who_leaves_keeps_what_was_spent_and_gives_no_budget_back(office):
+    store = RecordStore.open(office.store("north"))
+    set_budget(store, 40.0, 1e-3)
+    place = office.joined()["north"]
+    Ledger.open(place.site.ledger).charge(Release(0, "0" * 32))
+    ledger, taken = place.site.ledger.read_bytes(), budgets_of(store)[0].book.spent
+    place.leave()
+    place.leave()  # again, it changes nothing
+    assert place.site.ledger.read_bytes() == ledger and budgets_of(store)[0].book.spent == taken
+    assert not (place.site.path / "secret.key").exists()
+    with pytest.raises(UserError, match="left its federation on .*, for good"):
+        place.site.join(place.site.terms())
+    assert Reply.load(place.reply).left
+    office.send(place)
+    done = office.provision()
+    assert done.left == ["north"]
+    assert {file.name for file in (office.folder / "chest" / "nodes").iterdir()} == {"south-a.pub"}
+
+
+def test_a_site_that_is_served_does_not_leave(office):
+    place = office.joined()["north"]
+    with SiteFolder.open(place.path).locked(), pytest.raises(UserError, match="served by another process"):
+        place.leave()
+    assert (place.site.path / "secret.key").exists()
+
+
+def test_settings_say_where_things_are_and_nothing_runs_as_root(invited):
+    _, _, place = invited
+    settings = place.env()
+    assert settings["DPFED_FOLDER"] == str(place.path) and settings["DPFED_STORE_MODE"] == "ro"
+    assert not settings["DPFED_USER"].startswith("0:")
+    assert (place.path / "venv" / "bin" / "python").exists()
+
+
+def test_a_proxy_and_ports_of_the_site(office):
+    done = office.provision()
+    for settings, said in (({"proxy": "proxy:3128"}, "expected http://"), ({"port": 70000}, "expected 1 to")):
+        with pytest.raises(UserError, match=said):
+            office.set_up("north", done, **settings)
+    settings = office.set_up("north", done, proxy="http://proxy:3128", port=9300).env()
+    assert settings["HTTPS_PROXY"] == "http://proxy:3128" and settings["DPFED_PORT_B"] == "9301"
+
+
+def test_a_shipped_configuration_is_found_by_its_name(office):
+    office.write(config="federation")
+    assert Project.load(office.file).run_config(office.file).name == "federation"
+
+
+def test_terms_are_only_in_the_second_kit(invited):
+    _, done, _ = invited
+    assert TERMS not in read_kit(done.kits["north"]).files

@@ -1,0 +1,240 @@
+"""Units, compose files, proxy and images: what they start, what they may reach, and that who reads them understands."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from dpfed import __version__
+from dpfed.federation.provisioning.services import SLOTS, coordinator_files, site_files
+
+ROOT = Path(__file__).resolve().parents[3]
+SITE = site_files("chest", "north", "superlink.example.org:9443", "dpfed-site:1", "0" * 32)
+LINK = coordinator_files("chest", "/srv/dpfed/chest", "superlink.example.org", 9443, "dpfed-coordinator:1")
+UNITS = {Path(name).name: text for files in (SITE, LINK) for name, text in files.items() if name.endswith(".service")}
+NETWORKED = {"dpfed-node-a@.service", "dpfed-node-b@.service", "dpfed-superlink@.service"}
+IMAGES = [ROOT / "clients" / "Containerfile", ROOT / "server" / "Containerfile"]
+MOST_EXPOSED = 4.0  # of systemd's 10: "OK" begins below 5
+
+
+def settings(unit):
+    """Values of a unit's keys, in their order."""
+    found = {}
+    for line in re.sub(r"^[#;].*$", "", unit, flags=re.MULTILINE).splitlines():
+        key, equals, value = line.partition("=")
+        if equals:
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def program(name):
+    found = shutil.which(name, path=f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    return found or pytest.skip(f"needs {name}")
+
+
+@pytest.fixture(scope="module")
+def instances(tmp_path_factory):
+    """The units as instances of a folder that is there, with its programs."""
+    folder = tmp_path_factory.mktemp("units").resolve()
+    place = folder / "chest-north"
+    (place / "venv" / "bin").mkdir(parents=True)
+    for name in ("python", "dpfed", "flower-superlink"):
+        (place / "venv" / "bin" / name).symlink_to("/bin/true")
+    escape = shutil.which("systemd-escape") or pytest.skip("needs systemd")
+    instance = subprocess.run([escape, "--path", place], capture_output=True, text=True, check=True).stdout.strip()
+    for name, text in UNITS.items():
+        # The users are made by the operator; a machine that tests has others.
+        (folder / name.replace("@", f"@{instance}")).write_text(
+            re.sub(r"^(User|Group)=.*$", r"\1=root", text, flags=re.MULTILINE)
+        )
+    return sorted(folder.glob("*.service"))
+
+
+def test_systemd_understands_every_unit(instances):
+    verify = [program("systemd-analyze"), "verify", "--man=no", *instances]
+    done = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
+    said = [line for line in done.stderr.splitlines() if "dpfed" in line]
+    assert done.returncode == 0 and not said, done.stderr
+    broken = instances[0].with_name("broken.service")
+    broken.write_text(instances[0].read_text().replace("NoNewPrivileges", "NoNewPrivilegs"))
+    done = subprocess.run([*verify[:3], broken], capture_output=True, text=True, timeout=60, check=False)
+    assert "Unknown key" in done.stderr  # so a misspelt key would have been noticed
+
+
+def test_systemd_finds_every_unit_closed(instances):
+    analyze = program("systemd-analyze")
+    for unit in instances:
+        done = subprocess.run(
+            [analyze, "security", "--offline=true", unit], capture_output=True, text=True, timeout=60, check=False
+        )
+        exposure = re.search(r"exposure level for \S+: ([\d.]+)", done.stdout)
+        if exposure is None:
+            pytest.skip(f"this systemd cannot say: {done.stderr.strip()[:200]}")
+        assert float(exposure[1]) < MOST_EXPOSED, (unit.name, exposure[1])
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_no_unit_is_root_or_writes_where_it_need_not(name):
+    unit = settings(UNITS[name])
+    assert unit["User"][0] in ("dpfed", "dpfed-node") and unit["NoNewPrivileges"] == ["yes"]
+    assert unit["ProtectSystem"] == ["strict"] and unit["CapabilityBoundingSet"] == [""]
+    assert all(path.startswith("%f") for paths in unit.get("ReadWritePaths", []) for path in paths.split())
+    (command,) = unit["ExecStart"]
+    assert command.startswith("%f/venv/bin/") and "insecure" not in command
+    assert unit["WorkingDirectory"] == ["%f"] and "--insecure" not in UNITS[name]
+
+
+def test_only_supernodes_and_superlink_reach_the_network():
+    for name, text in UNITS.items():
+        unit = settings(text)
+        if name == "dpfed-worker@.service":
+            assert unit["PrivateNetwork"] == ["yes"] and unit["RestrictAddressFamilies"] == ["AF_UNIX"]
+        elif name not in NETWORKED:
+            assert unit["IPAddressDeny"] == ["any"] and unit["IPAddressAllow"] == ["localhost"], name
+    for name in UNITS:
+        if "-node-" in name or "-app-" in name:
+            assert settings(UNITS[name])["InaccessiblePaths"] == ["-%f/site"]  # records' settings, keys, ledger
+
+
+def compose(files, variables):
+    """The compose file as its programs see it: a schema, and then with its variables put in."""
+    text = files["compose.yaml"]
+    schema = Path(find_spec("check_jsonschema").submodule_search_locations[0], "builtin_schemas/vendor/compose-spec.json")
+    content = yaml.safe_load(text)
+    jsonschema.validate(content, json.loads(schema.read_text()), cls=jsonschema.Draft7Validator)
+    used = set(re.findall(r"\$\{(\w+)", text))
+    assert used <= {*variables, "DPFED_IMAGE", "DPFED_PROXY_IMAGE"}, used
+    return content
+
+
+SITE_VARIABLES = {"DPFED_FOLDER", "DPFED_USER", "DPFED_STORE", "DPFED_STORE_MODE", "DPFED_BUDGETS"}
+
+
+@pytest.fixture(scope="module")
+def site():
+    pytest.importorskip("check_jsonschema")
+    return compose(SITE, SITE_VARIABLES)["services"]
+
+
+@pytest.fixture(scope="module")
+def link():
+    pytest.importorskip("check_jsonschema")
+    return compose(LINK, {"DPFED_FOLDER", "DPFED_USER", "DPFED_RECORDS"})["services"]
+
+
+def test_a_misspelt_key_of_a_compose_file_would_be_noticed():
+    pytest.importorskip("check_jsonschema")
+    with pytest.raises(jsonschema.ValidationError, match="read_onyl"):
+        compose({"compose.yaml": SITE["compose.yaml"].replace("read_only", "read_onyl")}, SITE_VARIABLES)
+
+
+def test_no_container_is_root_or_writes_to_its_root(site, link):
+    for service in (*site.values(), *link.values()):
+        assert service["user"].startswith("${DPFED_USER:?") and service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"] and service["security_opt"] == ["no-new-privileges:true"]
+        assert not service.get("privileged") and "pid" not in service and "devices" not in service
+        assert not any("docker.sock" in volume for volume in service["volumes"])
+
+
+def mounts(service):
+    """Where a container's volumes come from, and how."""
+    return {volume.split(":")[0]: volume.rpartition(":")[2] for volume in service["volumes"]}
+
+
+def test_the_worker_has_no_network_and_the_node_no_records(site):
+    assert site["worker"]["network_mode"] == "none" and "networks" not in site["worker"]
+    assert not any("ports" in service for service in site.values())
+    for slot in SLOTS:
+        node, app = site[f"node-{slot}"], site[f"app-{slot}"]
+        assert app["network_mode"] == f"service:node-{slot}"
+        reachable = {*mounts(node), *mounts(app)}
+        assert not reachable & {"${DPFED_FOLDER}/site", "${DPFED_STORE}", "${DPFED_BUDGETS}", "${DPFED_FOLDER}"}
+        assert "${DPFED_FOLDER}/door" in mounts(app) and "${DPFED_FOLDER}/door" not in mounts(node)
+        assert mounts(node)["${DPFED_FOLDER}/keys"] == "ro"
+    assert "profiles" not in site["node-a"] and site["node-b"]["profiles"] == ["rotation"]
+
+
+def test_only_the_proxys_port_is_open_at_the_coordinator(link):
+    ports = {name: service["ports"] for name, service in link.items() if "ports" in service}
+    assert ports == {"superlink": ["9443:9443"]}  # the proxy and the operator are in its network
+    assert {link[name]["network_mode"] for name in ("proxy", "run")} == {"service:superlink"}
+    host = link["superlink"]["command"]
+    assert host[host.index("--host") + 1] == "127.0.0.1" and "--enable-supernode-auth" in host
+
+
+def test_what_is_renewed_reaches_a_container_that_runs(link):
+    # A file that is replaced is another file: a container that mounts it alone keeps the old one.
+    assert "${DPFED_FOLDER}/proxy" in mounts(link["proxy"])
+    assert not any(source.endswith((".pem", ".key")) for source in mounts(link["proxy"]))
+
+
+def test_units_and_containers_start_the_same_programs(site):
+    def plain(words):
+        return re.sub(r"\$\{DPFED_FOLDER\}|%f", "F", re.sub(r"\$\{DPFED_PORT_(.)\}|920[01]", "PORT", " ".join(words)))
+
+    for name, service in site.items():
+        (command,) = settings(UNITS[f"dpfed-{name}@.service"])["ExecStart"]
+        unit = command.removeprefix("%f/venv/bin/").replace("'", "").replace(" --group dpfed-node", "")
+        assert plain(service["command"]) == plain([unit])
+
+
+def test_the_proxy_is_the_recipe_with_this_federations_names():
+    recipe = (ROOT / "server" / "fleet_only.conf").read_text()
+    recipe = recipe.replace("/etc/dpfed/ca.crt", "/srv/dpfed/chest/proxy/inner.crt")
+    recipe = recipe.replace("/etc/dpfed", "/srv/dpfed/chest/proxy").replace("superlink {", "dpfed-chest {")
+    recipe = recipe.replace("https://superlink/", "https://dpfed-chest/").replace(
+        "proxy_ssl_name superlink.example.org", "proxy_ssl_name localhost"
+    )
+
+    def rules(text):
+        return [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+    assert rules(LINK["proxy.conf"]) == rules(recipe)
+
+
+def instructions(file):
+    text = re.sub(r"^\s*#.*\n", "", file.read_text(), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [tuple(line.split(maxsplit=1)) for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("file", IMAGES, ids=lambda file: file.parent.name)
+def test_an_image_is_not_root_and_holds_only_what_is_named(file):
+    words = instructions(file)
+    last = [word for word, _ in words][::-1]
+    assert ("USER", "1000:1000") in words and last.index("USER") < last.index("RUN")  # nothing is done as root after it
+    copied = {source for word, rest in words if word == "COPY" and "--from" not in rest for source in rest.split()[:-1]}
+    assert all((ROOT / source).exists() for source in copied) and not copied & {".", "runs", "stores"}
+    assert {"dpfed", "clients", "server", "cluster", "configs"} <= copied
+    (install,) = [rest for word, rest in words if word == "RUN" and "uv pip install" in rest]
+    assert "--verify-hashes" in install and "--constraint requirements.lock" in install
+    assert "EXPOSE" not in dict(words)
+    assert f"dpfed-{'site' if file.parent.name == 'clients' else 'coordinator'}:{__version__}" in file.read_text()
+    python = re.fullmatch(r"python:3\.(\d+)-slim", [rest for word, rest in words if word == "FROM"][-1])
+    assert 11 <= int(python[1]) <= 13
+
+
+def test_the_linter_finds_nothing_in_the_images():
+    linter = program("hadolint")
+    done = subprocess.run([linter, "--no-color", *IMAGES], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+    bad = subprocess.run(
+        [linter, "-"], input="FROM python\nRUN sudo ls\n", capture_output=True, text=True, timeout=60, check=False
+    )
+    assert bad.returncode != 0  # so it would have
+
+
+def test_the_pages_name_what_is_there():
+    text = SITE["README.md"] + SITE["NETWORK.md"]
+    for name in re.findall(r"\]\(([\w.]+)\)", text):
+        assert name in SITE
+    assert "superlink.example.org" in text and "CONNECT superlink.example.org:9443" in SITE["NETWORK.md"]
+    units = {"dpfed-worker@", "dpfed-node-a@", "dpfed-app-a@"}
+    assert units <= {name.partition(".")[0] for name in UNITS}

@@ -1,0 +1,38 @@
+"""How fast a run goes is what was seen of it, and nothing is made up."""
+
+import pytest
+
+from dpfed.live.pace import Pace, duration
+
+
+def test_a_step_takes_what_the_last_ones_took():
+    pace = Pace()
+    assert pace.seconds is None and pace.left(10) is None
+    pace.see(3, 100.0)
+    assert pace.seconds is None
+    pace.see(3, 104.0)  # nothing new
+    pace.see(5, 110.0)
+    assert pace.seconds == 5.0 and pace.left(4) == 20.0 and pace.last == 110.0
+
+
+def test_old_steps_are_forgotten():
+    pace = Pace()
+    for step in range(100):
+        pace.see(step, step * (100.0 if step < 70 else 1.0) + (0 if step < 70 else 7000.0))
+    assert pace.seconds == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("later", [(2, 120.0), (6, 90.0)])
+def test_a_run_that_was_set_back_begins_anew(later):
+    pace = Pace()
+    pace.see(4, 100.0)
+    pace.see(5, 110.0)
+    pace.see(*later)
+    assert pace.seconds is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.25, "0.2 s"), (42.4, "42 s"), (600, "10 min"), (7200, "2.0 h"), (400_000, "4 days")]
+)
+def test_durations_in_words(seconds, text):
+    assert duration(seconds) == text

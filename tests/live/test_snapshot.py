@@ -1,0 +1,206 @@
+"""What is seen of a run is what its files say, and of its files only those that may be seen."""
+
+import json
+import os
+import sys
+import time
+
+import pytest
+
+from dpfed.errors import UserError
+from dpfed.federation.coordinator.arrivals import Arrivals
+from dpfed.federation.coordinator.journal import Journal
+from dpfed.files.locking import is_held
+from dpfed.live.figures import figures
+from dpfed.live.gathering import _READ, Gathering
+from dpfed.privacy.ledger import Ledger
+from tests.live.conftest import advance, finish
+
+SITES = ("north", "south")
+
+
+def look(run, **options):
+    gathering = Gathering(run.path, **options)
+    return gathering.one(gathering.single)
+
+
+def test_steps_and_epsilon_are_those_of_the_ledger(make, plan):
+    one = look(make(done=3)).snapshot
+    assert (one.done, one.planned, one.charged) == (3, 6, 3)
+    assert one.epsilon == plan.epsilon(3) and one.epsilon_planned == plan.epsilon()
+    assert one.spent[-1] == (3, plan.epsilon(3)) and one.expected[-1] == (6, plan.epsilon())
+
+
+def test_a_replayed_step_is_paid_for_once_and_shown(make, plan):
+    run = make(done=3)
+    ledger = Ledger.open(run.ledger)
+    ledger.note_resumed(2)
+    ledger.note_replay(ledger.release_of(2))
+    shown = {figure.key: figure.value for figure in figures(look(run))}
+    assert (shown["steps_replayed"], shown["interruptions"], shown["epsilon_spent"]) == (1, 1, plan.epsilon(3))
+
+
+def test_a_fixed_seed_leaves_no_epsilon(make):
+    seen = look(make(marks={"fixed_seed": True, "raw_diagnostics": False}))
+    assert seen.snapshot.epsilon is None and not seen.snapshot.spent and not seen.snapshot.expected
+    assert "No guarantee" in seen.snapshot.guarantee
+    assert next(figure for figure in figures(seen) if figure.key == "epsilon_spent").value is None
+
+
+def test_a_void_card_wins_over_the_ledger(make):
+    run = make(done=6)
+    finish(run, {}, "# Privacy card of tiny: no privacy guarantee holds\n\n**No privacy guarantee holds.** It was broken.\n")
+    assert look(run).snapshot.epsilon is None
+
+
+def test_sites_of_a_federation(make):
+    run = make(done=2, sites=SITES)
+    ledger, journal = Ledger.open(run.ledger), Journal(run.journal)
+    journal.write("opened", 2)
+    journal.write("discarded", 2, reason="1 of 2 sites came", arrived=["north"], missing={"south": "not there"})
+    advance(run, ledger, 3, SITES)
+    one = look(run).snapshot
+    north, south = one.sites
+    assert (north.answered, north.missed, north.past) == (3, 0, ("answered", "answered", "discarded", "answered"))
+    assert (south.answered, south.missed, south.last_reason) == (3, 1, "step 2: not there")
+    assert one.discarded == [(2, "1 of 2 sites came")]
+
+
+def test_who_is_awaited_and_how_long_the_others_took(make):
+    run, now = make(done=1, sites=SITES), [10.0]
+    arrivals = Arrivals(run.arrivals, lambda: now[0])
+    Journal(run.journal).write("opened", 1)
+    arrivals.ask(1, SITES)
+    now[0] = 12.5
+    arrivals.came(1, "south")
+    one = look(run).snapshot
+    assert one.awaited == (1, ["north"]) and one.sites[1].seconds == 2.5 and one.sites[0].seconds is None
+    assert run.arrivals.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_but_the_files_that_may_be_seen_is_opened(make, tmp_path):
+    run = make(done=3, sites=SITES)
+    private = [
+        "diagnostics.jsonl",
+        "audit/losses.json",
+        "releases/step-3",
+        "checkpoints/step-3.safetensors",
+        "sites/north.jsonl",
+    ]
+    for name in private:
+        (run.path / name).parent.mkdir(exist_ok=True)
+        (run.path / name).write_text("SENTINEL\n")
+    opened = []
+    watching = [True]
+    sys.addaudithook(lambda event, given: opened.append(str(given[0])) if watching[0] and event == "open" else None)
+    for figure in figures(look(run)):
+        assert "SENTINEL" not in figure.shown
+    watching[0] = False
+    inside = {name.removeprefix(f"{run.path}/") for name in opened if name.startswith(str(run.path))}
+    assert inside and inside <= set(_READ)
+
+
+def test_pace_of_a_run_that_goes_on(make):
+    run = make(done=2)
+    ledger = Ledger.open(run.ledger)
+    gathering = Gathering(run.path)
+    with run.locked():
+        os.utime(run.ledger, (1000, 1000))
+        assert gathering.one("one").seconds is None
+        advance(run, ledger, 2)
+        os.utime(run.ledger, (1030, 1030))
+        seen = gathering.one("one")
+        assert seen.last == 1030
+    assert (seen.state, seen.seconds, seen.left) == ("running", 30.0, 90.0)
+
+
+def test_the_newest_checkpoint_is_a_first_point_unless_the_run_was_interrupted_since(make):
+    run = make(done=4)
+    checkpoint = run.checkpoints / "step-00000002.safetensors"
+    run.checkpoints.mkdir()
+    checkpoint.write_bytes(b"")
+    os.utime(checkpoint, (980, 980))
+    os.utime(run.ledger, (1000, 1000))
+    with run.locked():
+        assert look(run).seconds == 10.0
+        Ledger.open(run.ledger).note_resumed(2)
+        Ledger.open(run.ledger)._append({"resumed": 2})
+        assert look(run).seconds is None
+
+
+def test_states(make):
+    run = make(done=6)
+    later = time.time() + 3600
+    assert look(run).state == "running"  # its files are new: somebody may be at work elsewhere
+    run.arrivals.write_text('{"1": {"asked": ["a"], "seconds": {"a": 1.0}}}')
+    later += 3600
+    stopped = look(run, clock=lambda: later)
+    assert stopped.state == "stopped" and stopped.last is None and not stopped.snapshot.arrivals
+    with run.locked():
+        assert is_held(run.path / ".lock") and look(run, clock=lambda: later).state == "running"
+    assert not is_held(run.path / ".lock")
+    finish(
+        run, {"epsilon": 8.0, "delta": 1e-3}, "# Privacy card of tiny\n\n**This run is (8, 1e-3)-differentially private.**\n"
+    )
+    seen = look(run)
+    assert (seen.state, seen.seconds, seen.left, seen.last) == ("finished", None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ledger.jsonl", "{}\n"),
+        ("metrics.jsonl", "[1]\n"),
+        ("federation.jsonl", '{"event": 3, "chain": "x"}\n'),
+        ("config.toml", "= ="),
+        ("terms.json", "[" * 100_000),
+        ("results.json", "{}"),
+        ("search.json", "[]"),
+        ("privacy_card.md", "nothing"),
+    ],
+)
+def test_a_damaged_file_is_named_and_the_others_are_seen(make, tmp_path, name, text):
+    run = make("bad")
+    make("good")
+    (run.path / name).write_text(text)
+    bad, good = Gathering(tmp_path / "runs").all()
+    assert bad.state == "damaged" and name in bad.trouble and good.state == "running"
+
+
+def test_arrivals_that_cannot_be_read_are_none(make):
+    run = make(sites=SITES)
+    for text in ("", "[]", '{"1": 3}', '{"1": {"asked": [], "seconds": {"north": "<b>"}}}'):
+        run.arrivals.write_text(text)
+        assert look(run).snapshot.arrivals == {}
+
+
+def test_runs_are_found_below_a_folder_but_nothing_hidden_or_linked(make, tmp_path):
+    make("sweep/a")
+    make("b")
+    make(".search/inside/c")
+    (tmp_path / "runs" / "linked").symlink_to(tmp_path / "runs" / "b")
+    (tmp_path / "runs" / "empty").mkdir()
+    assert list(Gathering(tmp_path / "runs").folders()) == ["b", "sweep/a"]
+
+
+def test_a_search_is_not_watched(make, tmp_path):
+    run = make(".search/inside/c")
+    for place in (run.path, run.path.parent, tmp_path / "runs" / ".search"):
+        with pytest.raises(UserError, match="secret"):
+            Gathering(place)
+
+
+def test_a_site_is_seen_without_its_keys(tmp_path, plan):
+    folder = tmp_path / "north"
+    folder.mkdir()
+    (folder / "site.toml").write_text('name = "north"\nstore = "SENTINEL"\nbudget = 8.0\n')
+    (folder / "terms.json").write_text(json.dumps({"trust": "secure", "sites": [{"name": "north"}, {"name": "south"}]}))
+    Ledger.create(folder / "ledger.jsonl", plan)
+    seen = Gathering(folder).one("north")
+    assert seen.snapshot.budget == 8.0 and seen.snapshot.kind == "a site among 2, trust secure"
+    assert not any("SENTINEL" in figure.shown for figure in figures(seen))
+
+
+def test_no_folder():
+    with pytest.raises(UserError, match="there is no folder"):
+        Gathering("/nowhere")

@@ -1,0 +1,112 @@
+"""A federation from its kits: units as processes, over TLS and an outgoing proxy; rotations and an upgrade lose no step."""
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+pytest.importorskip("flwr")
+
+from dpfed.federation.coordinator.journal import Journal  # noqa: E402
+from dpfed.federation.provisioning.doctor import examine_site  # noqa: E402
+from dpfed.federation.provisioning.findings import State  # noqa: E402
+from dpfed.privacy.ledger import Ledger  # noqa: E402
+from dpfed.runs.directory import RunDirectory  # noqa: E402
+from server.loopback import free_ports  # noqa: E402
+from server.processes import processes  # noqa: E402
+from tests.federation.provisioning.office import PLAN, Office  # noqa: E402
+from tests.server.provisioned import HOST, START, forwarding, start_site, start_unit  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 150
+
+pytestmark = pytest.mark.slow
+
+
+def wait_until(done, what, seconds=START):
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def folder(monkeypatch):
+    path = Path(tempfile.mkdtemp(prefix="p-", dir="/tmp"))  # a socket's path must be short
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def test_rotations_and_an_upgrade_in_mid_run_lose_no_step(folder, shapes):
+    port, link, *nodes = free_ports(6)
+    office = Office(folder, shapes.path, host=HOST, port=port)
+    plan = {**PLAN, "privacy": {**PLAN["privacy"], "steps": STEPS}, "evaluation": {**PLAN["evaluation"], "every": STEPS}}
+    data = {"source": "store", "path": str(folder / "stores" / "evaluation"), "size": 16}
+    (folder / "plan.toml").write_text(tomli_w.dumps({**plan, "data": data}))
+    done, chest = office.provision(), folder / "chest"
+    with forwarding(chest, link, port) as forwarder, processes(folder / "logs") as members:
+        proxy = f"http://127.0.0.1:{forwarder.outgoing}"
+        north = office.set_up("north", done, port=nodes[0])
+        south = office.set_up("south", done, port=nodes[2], proxy=proxy)
+        for place in (north, south):
+            office.send(place)
+        done = office.provision()
+        for place in (north, south):
+            place.unpack(done.kits[place.manifest.site])
+            place.join()
+            start_site(members, place, "worker", "node-a", "app-a")
+        # Nobody waits for anybody: the SuperLink comes last.
+        start_unit(members, "superlink", chest / "systemd" / "dpfed-superlink@.service", chest, **{"8100": str(link)})
+        members.start("run", ["python", "-m", "server.operate", chest, "--port", link])
+        journal = chest / "run" / "federation.jsonl"
+
+        def steps():
+            return len(Journal(journal).lines) if journal.exists() else 0
+
+        wait_until(lambda: steps() > 4 or not members.running("run"), "the run did not begin", 240)
+        assert members.running("run"), members.text("run")
+        assert [finding for finding in examine_site(south.path) if finding.state is State.BAD] == []
+
+        # A new key for north's SuperNode.
+        assert north.rotate() == "b"
+        office.send(north)
+        office.provision()
+        members.wait_for("run", "the SuperNode north-b is registered", START)
+        start_site(members, north, "node-b", "app-b")
+        members.wait_for("north-node-b", "SuperNode ID", START)
+        os.kill(members.pid("north-app-a"), signal.SIGUSR1)
+        assert members.wait("north-app-a", START) == 0 and "retired" in members.text("north-app-a")
+        members.stop("north-node-a")
+        north.forget_old_key()
+        office.send(north)
+        office.provision()
+        members.wait_for("run", "is unregistered", START)
+
+        # A new certificate for the server, while all is going on.
+        office.provision(renew="certificate")
+        forwarder.reload()
+
+        # South's worker is another release's: it is stopped and started.
+        south.link_programs()
+        members.stop("south-worker")
+        start_site(members, south, "worker")
+        members.wait_for("south-worker", "ready", START)
+        assert members.running("run"), "all this happened too late"
+
+        assert members.wait("run", 400) == 0, members.text("run")
+    lines = Journal(journal).lines
+    assert [line for line in lines if line["event"] == "discarded"] == []
+    collected = [line for line in lines if line["event"] == "collected"]
+    assert len(collected) == STEPS and all(line["arrived"] == ["north", "south"] for line in collected)
+    assert RunDirectory.open(chest / "run").finished
+    for place in (north, south):
+        assert Ledger.open(place.site.ledger).charged == STEPS
+    assert forwarder.asked == {
+        f"CONNECT {HOST}:{port}"
+    }  # south came through its institution's proxy, and asked for nothing else
