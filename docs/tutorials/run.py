@@ -28,7 +28,7 @@ def execute(path: Path) -> Any:
     book = nbformat.read(path, as_version=4)
     # The notebooks' `!dpfed` is the one of this environment.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    os.environ |= {"COLUMNS": "120", "TTY_COMPATIBLE": "0"}  # lines instead of bars that are drawn over
+    os.environ |= {"COLUMNS": "120", "TTY_COMPATIBLE": "0", "PYTHONWARNINGS": "ignore"}  # no bars that are drawn over
     kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")  # through files of this user, and no open port
     NotebookClient(book, km=kernel, timeout=_TIMEOUT, coalesce_streams=True).execute(cleanup_kc=True)
     for cell in book.cells:
