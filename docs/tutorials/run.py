@@ -30,7 +30,7 @@ def execute(path: Path) -> Any:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ |= {"COLUMNS": "120", "TTY_COMPATIBLE": "0"}  # lines instead of bars that are drawn over
     kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")  # through files of this user, and no open port
-    NotebookClient(book, km=kernel, timeout=_TIMEOUT).execute()
+    NotebookClient(book, km=kernel, timeout=_TIMEOUT, coalesce_streams=True).execute(cleanup_kc=True)
     for cell in book.cells:
         cell.metadata.pop("execution", None)  # when it ran
         for output in cell.get("outputs", []):
