@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dpfed.progress import Watcher
+from dpfed.progress import Watcher, show_figures
 
 if TYPE_CHECKING:
     from ray.util.queue import Queue
@@ -49,6 +49,10 @@ class Relay:
         """See `Watcher`."""
         self._put("evaluated", figures)
 
+    def figures(self, step: int, values: dict[str, float]) -> None:
+        """See `Watcher`."""
+        self._put("figures", step, values)
+
     def _put(self, *event: Any) -> None:
         self._queue.put(event)  # waits a millisecond: the queue may change the order of what is on its way at once
 
@@ -72,6 +76,8 @@ def relayed(watcher: Watcher) -> Iterator[Queue]:
                 advances[content[0]](content[1])
             case "note" | "evaluated":
                 getattr(watcher, kind)(*content)
+            case "figures":
+                show_figures(watcher, *content)
 
     def drain() -> None:
         while True:

@@ -45,6 +45,12 @@ class Silent:
         """See `Watcher`."""
 
 
+def show_figures(watcher: Watcher, step: int, values: dict[str, float]) -> None:
+    """Shows a watcher new figures; one of an earlier version does not ask for them."""
+    if hasattr(watcher, "figures"):
+        watcher.figures(step, values)
+
+
 def import_progress(watcher: Watcher, name: str = "records") -> Callable[..., None]:
     """Progress of an import, which becomes a stage when it is called first: most runs import nothing.
 

@@ -17,7 +17,7 @@ from dpfed.privacy.method import METHODS, method_named
 from dpfed.schema.section import Section
 
 _IMPORTERS = (
-    "cuhk-pedes rstpreid deepfashion-mm roco cifar10 fashion-mnist eurosat pcam imagenet camelyon17 "
+    "cuhk-pedes rstpreid deepfashion-mm roco cifar10 fashion-mnist eurosat pcam imagenet camelyon17 dicom "
     "parquet table webdataset folder"
 ).split()
 # What is checked where the value is used. Tests hold it against that place; reading it there takes torch.

@@ -110,7 +110,7 @@ class JsonWatcher:
 
     def figures(self, step: int, values: dict[str, float]) -> None:
         """See `Watcher`."""
-        write("figures", step=step, **values)
+        write("figures", step=step, values=values)
 
 
 def _is_run_or_site(folder: Path) -> bool:

@@ -113,7 +113,7 @@ def _say(axes, one: Snapshot, tops: list[float]) -> None:  # type: ignore[no-unt
     )
     if one.budget is not None:
         axes.axhline(one.budget, color=MUTED, linewidth=1.2, linestyle=(0, (1, 2)))
-        text = f"budget {one.budget:g}"
+        text = f"budget {round_up(one.budget)}"
         axes.annotate(text, (0, one.budget), (2, 4), textcoords="offset points", color=MUTED, fontsize=9)
         tops.append(one.budget)
 

@@ -96,7 +96,7 @@ def _privacy(one: Snapshot) -> Iterator[Figure]:
     yield Figure("delta", "delta", plan.delta, round_up(plan.delta), "Delta of both")
     if one.budget is not None:
         what = "The largest epsilon that the site agreed to, or of the records' lifetime budget"
-        yield Figure("epsilon_budget", "budget", one.budget, f"{one.budget:g}", what)
+        yield Figure("epsilon_budget", "budget", one.budget, round_up(one.budget), what)
     for number, (words, part) in enumerate(one.lifetime):
         taken = f"{words}: {percent(part)} is taken by all runs"
         what = "Part of the records' lifetime budget that all runs took"

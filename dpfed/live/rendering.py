@@ -133,7 +133,7 @@ def _tiles(made: Sequence[Figure]) -> list[tuple[str, str, str]]:
     """Name, number, remark."""
     tiles = []
     for figure in (figure for key in _TILES for figure in made if figure.key == key):
-        number, apart, remark = re.fullmatch(r"(.*?)(?:( of | ± |, )(.*))?", figure.shown).groups("")
+        number, apart, remark = (re.split("( of | ± |, )", figure.shown, maxsplit=1) + ["", ""])[:3]
         tiles.append((figure.label, number.removeprefix("about "), f"{apart.strip(', ')} {remark}".strip()))
     return tiles[:5]
 

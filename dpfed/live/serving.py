@@ -42,6 +42,7 @@ def listen(gathering: Gathering, access: Access, pictures: Path | None, ready: C
         server_header=False,
         date_header=False,
         lifespan="off",
+        ws="none",
         timeout_graceful_shutdown=1,
     )
     try:

@@ -258,7 +258,7 @@ def _site(folder: Path, name: str) -> Snapshot:
         kind=f"a site among {others}, trust {terms['trust']}" if terms else "a site that has joined no federation",
         finished=bool(ledger and ledger.last_step + 1 >= ledger.plan.steps),
         ledger=ledger,
-        budget=float(budget) if _is_number(budget) else None,
+        budget=float(budget) if isinstance(budget, int | float) and _is_number(budget) else None,
     )
 
 

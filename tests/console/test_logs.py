@@ -37,7 +37,7 @@ def test_every_line_is_json_and_stdout_stays_free(capsys):
     made = lines(err)
     assert not out and [line["event"] for line in made] == ["say", "stage", "progress", "note", "evaluated", "figures"]
     assert all(line["time"].endswith("+00:00") and line["level"] == "info" for line in made)
-    assert made[2]["done"] == 2 and made[-1]["training/epsilon"] == 1.5
+    assert made[2]["done"] == 2 and made[-1]["values"] == {"training/epsilon": 1.5}
 
 
 def test_an_error_is_a_line_and_exit_code_2(dpfed):
