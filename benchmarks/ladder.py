@@ -4,8 +4,8 @@ python -m benchmarks.ladder DATA [RUNS [PROCESSES]]      DATA: CIFAR-10 as Parqu
 
 Baselines see no private record before the probe does: untrained and scattering features (Tramer and Boneh 2021), a procedural
 start, and training on a public set of another domain (rendered shapes). Then each start is trained privately, by DP-GCL and by
-public contrast with as many passes of the model, and without privacy. The runs are in runs/ladder; what is there is not trained
-again. The rates were chosen with single runs of this benchmark's kind.
+public contrast with as many passes of the model, and without privacy. The runs are in runs/ladder; what the result file holds
+is not trained again. The rates were chosen with single runs of this benchmark's kind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import scipy.special
 import torch
 from torch import Tensor, nn
 
-from benchmarks.record import write_result
+from benchmarks.kept import KeptRuns
 from benchmarks.trained import measured, trained
 from dpfed.config import load_config
 from dpfed.evaluation.suite import evaluate
@@ -73,22 +73,20 @@ def main(data: str, runs: int = 3, processes: int = 1) -> None:
     """Trains what is missing, and writes ``benchmarks/results/ladder.json``."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     trained(FOLDER / "shapes-0", "start", {"data.source": "shapes"})
-    wanted = [(start, method, run) for start in STARTS for method in METHODS for run in range(runs)]
+    kept = KeptRuns("ladder")
+    wanted = [(start, method, run) for run in range(runs) for start in STARTS for method in METHODS]
     # The first run that begins with a procedural start makes it, before others look for it.
-    found = {wanted[0]: _run(data, *wanted[0]), (first := ("procedural", "group", 0)): _run(data, *first)}
+    found = {one: _run(kept, data, *one) for one in (wanted[0], ("procedural", "group", 0))}
     with ThreadPoolExecutor(processes) as pool:
-        rest = [one for one in wanted if one not in found]
-        found |= dict(zip(rest, pool.map(lambda one: _run(data, *one), rest), strict=True))
-    figures = {
-        "steps": STEPS,
-        "passes": PASSES,
-        "rates": RATES,
-        "scattering": _scattering(data),
-        "starts": {start: found[start, "group", 0]["before"] for start in STARTS},
-        "runs": [{"start": start, "method": method, "run": run, **found[start, method, run]} for start, method, run in wanted],
-    }
-    # The noise is secret and fresh in every run, so there is no seed to give.
-    print(write_result("ladder", figures, seeds=[]))
+        found |= dict(zip(wanted, pool.map(lambda one: _run(kept, data, *one), wanted), strict=True))
+    kept.finish(
+        [found[one] for one in wanted],
+        steps=STEPS,
+        passes=PASSES,
+        rates=RATES,
+        scattering=_scattering(data),
+        starts={start: found[start, "group", 0]["before"] for start in STARTS},
+    )
 
 
 def _changes(data: str, start: str, method: str) -> dict[str, Any]:
@@ -97,8 +95,11 @@ def _changes(data: str, start: str, method: str) -> dict[str, Any]:
     return {"data.path": data, "evaluation.every": 0, **training, **given, **METHODS[method]}
 
 
-def _run(data: str, start: str, method: str, run: int) -> dict[str, Any]:
-    return measured(trained(FOLDER / f"{start}-{method}-{run}", "cifar10-cpu", _changes(data, start, method)), METRICS)
+def _run(kept: KeptRuns, data: str, start: str, method: str, run: int) -> dict[str, Any]:
+    changes = _changes(data, start, method)
+    key = {"start": start, "method": method, "run": run}
+    place = FOLDER / f"{start}-{method}-{run}"
+    return kept.find(key, changes, lambda: measured(trained(place, "cifar10-cpu", changes), METRICS))
 
 
 def _scattering(data: str) -> dict[str, float]:

@@ -35,14 +35,24 @@ def trained(
     return json.loads(results.read_text(encoding="utf-8"))
 
 
+_PLAN = ("noise_multiplier", "sensitivity", "groups", "sampling_rate")
+
+
 def measured(results: dict[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """Of `trained`'s results: ``{"before": {name: value}, "after": ...}``; without evaluations after a step on the way.
+    """Of `trained`'s results: ``{"before": {name: value}, "after": ..., "plan": ...}``; without evaluations on the way.
+
+    The plan has the figures that its noise follows from.
 
     Args:
         results: of a run.
         names: the metrics that are wanted.
     """
-    found: dict[str, dict[str, float]] = {"before": {}, "after": {}}
+    privacy = results["privacy"]
+    found: dict[str, dict[str, float]] = {
+        "before": {},
+        "after": {},
+        "plan": {key: privacy[key] for key in _PLAN if key in privacy},
+    }
     for one in results["evaluations"]:
         if one["name"] in names:
             found["before" if one["model"] == "untrained" else "after"][one["name"]] = one["value"]

@@ -1,9 +1,10 @@
 """Ways to use a noisy sum better, as prototypes: each against the same run without it, on three tasks at epsilon 1 and 8.
 
-python -m benchmarks.tried DATA [PROCESSES]      DATA: CIFAR-10 as Parquet; what is there is not trained again
+python -m benchmarks.tried DATA [PROCESSES]      DATA: CIFAR-10 as Parquet
 
 What gains is built; the rest stays a patch (`benchmarks/tried.patch`, switches are environment variables), which is applied to
-the commit that it was made for. The runs are in runs/tried, one of each.
+the commit that it was made for. The runs are in runs/tried, one of each; what the result file holds is not
+trained again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import write_result
+from benchmarks.kept import KeptRuns
 from benchmarks.trained import measured, trained
 
 COMMIT = "a4cdda2d"
@@ -51,6 +52,7 @@ def main(data: str, processes: int = 1) -> None:
     """Trains what is missing, and writes ``benchmarks/results/tried.json``."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     code = _prototypes()
+    kept = KeptRuns("tried")
     trained(FOLDER / "public", "adapt/shapes-public", {}, code)
 
     def run(one: tuple[str, str, int]) -> dict[str, Any]:
@@ -63,8 +65,9 @@ def main(data: str, processes: int = 1) -> None:
             "cifar10": {"data.path": str(Path(data).absolute())},
         }[task]
         asked = base | own | {"privacy.epsilon": epsilon, "evaluation.every": 0} | changes
-        name = f"{task}-{list(TRIED).index(what)}-{epsilon}"
-        return measured(trained(FOLDER / name, config, asked, code, switches), METRICS)
+        place = FOLDER / f"{task}-{list(TRIED).index(what)}-{epsilon}"
+        key = {"tried": what, "task": task, "epsilon": epsilon}
+        return kept.find(key, asked, lambda: measured(trained(place, config, asked, code, switches), METRICS))
 
     wanted = [
         (what, task, epsilon)
@@ -75,12 +78,7 @@ def main(data: str, processes: int = 1) -> None:
     ]
     with ThreadPoolExecutor(processes) as pool:
         found = list(pool.map(run, wanted))
-    runs = [
-        {"tried": what, "task": task, "epsilon": epsilon, **values}
-        for (what, task, epsilon), values in zip(wanted, found, strict=True)
-    ]
-    # The noise is secret and fresh in every run, so there is no seed to give.
-    print(write_result("tried", {"patched": COMMIT, "runs": runs}, seeds=[]))
+    kept.finish(found, patched=COMMIT)
 
 
 def _prototypes() -> Path:
