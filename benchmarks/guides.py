@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.record import RESULTS, figures
+from benchmarks.utility_tables import ladder, public_contrast
 from dpfed.evaluation.intervals import wilson
 from dpfed.privacy.promise import round_down, round_up
 from dpfed.report.results import label
@@ -364,7 +365,8 @@ GUIDES: dict[str, Blocks] = {
     "logit-dp.md": {"logit": ("logit", logit)},
     "audit.md": {"membership": ("membership", membership)},
     "normalisation.md": {"noise-injection": ("noise-injection", noise_injection)},
-    "methods.md": {"objectives": ("objectives-cifar10-cpu", objectives)},
+    "methods.md": {"objectives": ("objectives-cifar10-cpu", objectives), "public": ("public-contrast", public_contrast)},
+    "starts.md": {"ladder": ("ladder", ladder)},
     "reproduce.md": {
         "table1": ("table1-cifar10-cpu-epsilon1", table1),
         "recipe": ("recipe-cifar10-cpu", recipe),
