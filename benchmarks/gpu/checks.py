@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.digests import CASES, tree_of
 from benchmarks.gpu.place import Place
-from dpfed.bounding.engines import ENGINES, GroupBatch, LoopEngine
+from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine, LoopEngine
 from dpfed.config import Config, ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -129,10 +129,10 @@ def resumed(place: Place) -> dict[str, Any]:
 
 
 def bf16(place: Place) -> dict[str, Any]:
-    """Only the loop engine takes bf16; what it computes is near float32, and not it."""
+    """vmap takes no bf16, layerwise only if others' rounding stays; what the loop computes is near float32, and not it."""
     refused = {}
     with tempfile.TemporaryDirectory() as folder:
-        for engine in ENGINES:
+        for engine in ("loop", "vmap"):
             tree = tree_of("images", Path(folder))
             tree["bounding"]["engine"] = engine
             tree["training"] = {"device": place.device.type, "precision": "bf16"}
@@ -146,8 +146,17 @@ def bf16(place: Place) -> dict[str, Any]:
     batch = GroupBatch({"image": torch.randn(16, 2, 3, 32, 32, device=place.device)}, [0, 8, 16])
     exact, rounded = (_sums(LoopEngine(model, precision), batch)[0] for precision in ("fp32", "bf16"))
     off = _off(rounded, exact)
-    right = refused == {engine: engine != "loop" for engine in ENGINES}
-    return {"passed": right and 1e-6 < off < 0.3, "refused": refused, "relative_difference": off}
+    figures = {"refused": refused, "relative_difference": off}
+    try:
+        alone = _sums(LayerwiseEngine(model, "bf16", group_size=8), batch)[0]
+        blank = torch.full_like(batch.views["image"][:5], torch.nan)
+        further = GroupBatch({"image": torch.cat([batch.views["image"], blank])}, [0, 8, 16, 21])
+        beside = _sums(LayerwiseEngine(model, "bf16", group_size=8), further)[0]
+        figures |= {"layerwise": _off(alone, rounded), "moved_by_others": (moved := _off(beside, alone))}
+    except UserError as refusal:
+        figures["layerwise"], moved = str(refusal), 0.0
+    passed = refused == {"loop": False, "vmap": True} and 1e-6 < off < 0.3 and moved < 1e-6
+    return {"passed": passed, **figures}
 
 
 def tf32(place: Place) -> dict[str, Any]:

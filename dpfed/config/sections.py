@@ -303,7 +303,9 @@ class TrainingConfig(Section):
     """Where and how the run computes."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="what computes; auto: a GPU if there is one")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="of the forward pass; bf16 wants the loop engine")
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="of the forward pass; bf16 wants the loop or the layerwise engine"
+    )
     sharding: Literal["none", "fsdp"] = Field("none", description="'fsdp': a cluster's workers share one copy of the model")
     checkpoint_every: int = Field(50, ge=1, description="steps between two checkpoints")
     keep: int = Field(2, ge=1, description="how many checkpoints are kept, the newest")

@@ -132,10 +132,10 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
 
 
 def _refuse_engine(config: Config) -> None:
-    """Methods with an engine of their own have no choice of one, and others none in bf16."""
+    """Methods with an engine of their own have no choice of one, and vmap none in bf16."""
     method, engine = method_named(config.bounding.method), config.bounding.engine
     if method.picks_engine:
-        if engine not in ("auto", "loop"):
+        if engine == "vmap":
             require_fp32(engine, config.training.precision)
         return
     if engine != "auto":

@@ -57,10 +57,9 @@ def test_a_sharded_model_is_refused_to_methods_with_an_engine_of_their_own(metho
         resolve(parse_config({"model": OPEN["model"], **tree}))
 
 
-@pytest.mark.parametrize("engine", ["vmap", "layerwise"])
-def test_engines_that_know_no_bf16_are_refused_before_a_model_is_built(engine):
-    tree = {"bounding": {**OPEN["bounding"], "engine": engine}, "training": {"precision": "bf16", "device": "cpu"}}
-    with pytest.raises(UserError, match=engine):
+def test_an_engine_that_knows_no_bf16_is_refused_before_a_model_is_built():
+    tree = {"bounding": {**OPEN["bounding"], "engine": "vmap"}, "training": {"precision": "bf16", "device": "cpu"}}
+    with pytest.raises(UserError, match="vmap"):
         resolve(parse_config({**OPEN, **tree}))
 
 

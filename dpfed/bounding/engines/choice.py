@@ -67,8 +67,8 @@ def fastest_engine(
         groups: that the whole run will pass through the engine.
         told: hears what each engine took.
     """
-    if precision != "fp32" or mixes_records(model):
-        return "loop"  # see `require_fp32` and `refuse_mixing`: nothing else fits
+    if mixes_records(model):
+        return "loop"  # see `refuse_mixing`: nothing else fits
     lanes = torch.get_num_threads()
     if _SHARE * groups < 3 * lanes + 2 * _FEW:  # what the loop itself passes here
         told("engine: loop; the run is too short to try others")
@@ -78,8 +78,8 @@ def fastest_engine(
     if loop.spent < _SLOW:
         loop.time(batch.first(2 * lanes))
     names = [name for name in ENGINES if name != "loop"]
-    if VmapEngine(model, precision, loss).chunk == 1:
-        names.remove("vmap")  # a large model: nothing is left to vectorise over
+    if precision != "fp32" or VmapEngine(model, precision, loss).chunk == 1:
+        names.remove("vmap")  # see `require_fp32`; and with a large model nothing is left to vectorise over
     allowed = min(_LONGEST, _SHARE * groups * loop.rate / (1 + len(names)))
     candidates, refused = {"loop": loop}, []
     for name, fit in _trials(model, few, precision, loss, names, allowed).items():
@@ -130,7 +130,7 @@ def fitting_engines(
         names: of the engines to try.
     """
     engines: dict[str, Engine] = {"loop": LoopEngine(model, precision, loss)}
-    if mixes_records(model) or precision != "fp32":  # the others pass records of several groups at once
+    if mixes_records(model):  # the others pass records of several groups at once
         return engines
     trials = _trials(model, batch, precision, loss, names)
     return engines | {name: trial.engine for name, trial in trials.items() if isinstance(trial, _Candidate)}
@@ -166,7 +166,7 @@ def _trials(
     names: Collection[str],
     allowed: float | None = None,
 ) -> dict[str, _Candidate | str]:
-    """Engines besides the loop that were compared with it on noise.
+    """Engines besides the loop that were compared with it on noise, in float32: two ways through bf16 differ by its rounding.
 
     Args:
         model: see `fastest_engine`.
@@ -179,7 +179,7 @@ def _trials(
     Returns:
         For each name the engine, or why it is none for this model and this run.
     """
-    oracle = LoopEngine(model, precision, loss)
+    oracle = LoopEngine(model, "fp32", loss)
     norms = oracle.add_clipped(batch, 1.0, oracle.zeros())
     # Low enough to clip: a gradient that was put down to another group would not show in a sum of whole gradients.
     clip_norm = norms.median().item() / 2 if len(norms) else 1.0
@@ -190,15 +190,19 @@ def _trials(
         if name == "loop":
             continue
         started = time.perf_counter()
-        engine = build_engine(name, model, precision, loss, round(batch.starts[-1] / (len(batch.starts) - 1)))
-        into = engine.zeros()
         try:
+            size = round(batch.starts[-1] / (len(batch.starts) - 1))
+            engine = build_engine(name, model, "fp32", loss, size)
+            into = engine.zeros()
             with contextlib.nullcontext() if allowed is None else Deadline(allowed):
                 engine.add_clipped(batch, clip_norm, into)
+                if precision != "fp32":
+                    engine = build_engine(name, model, precision, loss, size)
+                    engine.add_clipped(batch, clip_norm, engine.zeros())
         except TooSlow:
             found[name] = f"stopped after {allowed:.2g} s"
             continue
-        except (RuntimeError, UserError):  # no rule for one of the model's operations, or more than the GPU's memory holds
+        except (RuntimeError, UserError):  # an operation without a rule, bf16 that mixes groups, too little memory of the GPU
             found[name] = "does not fit"
             continue
         if torch.linalg.vector_norm(into - expected) <= _DIFFERENCE * torch.linalg.vector_norm(expected):

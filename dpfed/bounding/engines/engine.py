@@ -124,7 +124,7 @@ def shared_out(figures: Tensor, losses: list[Tensor] | None) -> Tensor:
 
 
 def require_fp32(name: str, precision: Precision) -> None:
-    """Refuses bf16 to an engine that passes several groups at once: how a group's gradient is rounded depends on the others.
+    """Refuses bf16 to an engine whose passes have no fixed shape: how a group's gradient is rounded may depend on the others.
 
     In float32 such differences stay within the slack of `dpfed.bounding.bounded_sum.clip_factors`; in bf16 one record more was
     seen to move groups that it is not in by a thousandth of C together, which no noise covers.

@@ -13,8 +13,9 @@ from torch.func import vmap
 from torch.nn.utils import parametrize
 
 from dpfed.bounding.bounded_sum import Clip, clip_factors
-from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, require_fp32, shared_out
+from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, shared_out
 from dpfed.bounding.engines.lanes import Lanes
+from dpfed.bounding.engines.same_rounding import require_same_rounding
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.lora import AdaptedWeight
 from dpfed.bounding.layer_rules.recorder import Recorder, Source
@@ -27,6 +28,7 @@ from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
 _CPU_RECORDS = 32  # of one pass: more no longer fit into the cache, fewer spread the cost of a weighted sum over less
+_ROUNDED_RECORDS = 256  # of one pass in bf16 on other devices, where every pass has the same shape
 
 
 class LayerwiseEngine(Engine):
@@ -34,11 +36,16 @@ class LayerwiseEngine(Engine):
 
     Layers must treat records apart (`dpfed.models.validation` sees to that) and keep them along the leading dimension.
 
+    In bf16 only the model's two passes round to 8 bits; norms, factors and sums stay as they are in float32. A record must not
+    change how others are rounded there, so all passes have one shape, filled up with blank records, and the device is asked
+    whether it then treats records alike, wherever they stand and whoever stands beside them
+    (`dpfed.bounding.engines.same_rounding`).
+
     Args:
         model: every trainable parameter is read once, by a function that has a rule.
-        precision: of the forward pass; "fp32", see `require_fp32`.
+        precision: of the forward pass.
         loss: of one group; torch.func.vmap must be able to batch it.
-        records: at a time, or more where a single group has more. By default few on CPUs, and all elsewhere.
+        records: at a time, or more where a single group has more. By default few on CPUs, and all elsewhere (in bf16: 256).
         group_size: S, expected records in a group, see `Grouping.typical`.
     """
 
@@ -53,12 +60,13 @@ class LayerwiseEngine(Engine):
         group_size: int | None = None,
     ) -> None:
         refuse_mixing(model, "bounding.engine = 'layerwise'")
-        require_fp32(self.name, precision)
         super().__init__(model)
         self._loss, self._group_size = LossOfViews(model, precision, loss), group_size
-        self._records = records or (_CPU_RECORDS if self._vector.device.type == "cpu" else 1 << 30)
+        self._one_shape = precision != "fp32"
+        elsewhere = _ROUNDED_RECORDS if self._one_shape else 1 << 30
+        self._records = records or (_CPU_RECORDS if self._vector.device.type == "cpu" else elsewhere)
         self._lanes = Lanes(model, self._vector)
-        self._rows_are_checked = False
+        self._is_checked = False
 
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
@@ -67,14 +75,17 @@ class LayerwiseEngine(Engine):
 
         Raises:
             Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
+            UserError: in bf16, if records change how others are rounded.
         """
         with parametrize.cached():
             reading = _Reading(self._sources(), [_Scalar(self._vector, scalar) for scalar in self._loss.scalars()])
             lanes = self._lanes.count
-            if not self._rows_are_checked:
+            if not self._is_checked:
                 self._check_rows(batch.views, reading.sources)
-                self._rows_are_checked = True
-            chunks = _chunks(batch, self._records, lanes)
+                if self._one_shape:
+                    self._check_rounding(batch.views, reading)
+                self._is_checked = True
+            chunks = _full_chunks(batch, self._records) if self._one_shape else _chunks(batch, self._records, lanes)
             found = self._lanes.add(lambda k, part: self._lane(batch, chunks[k::lanes], clip_norm, part, reading), into)
             return shared_out(found, losses)
 
@@ -92,6 +103,17 @@ class LayerwiseEngine(Engine):
                 rows.append(recorder.rows)
         if rows[1] != [2 * number for number in rows[0]]:
             raise Unsupported("a layer does not have its records in the first dimension")
+
+    def _check_rounding(self, views: Views, reading: _Reading) -> None:
+        """Refuses a device that rounds a group by who stands beside it, or by where it stands: groups of noise are compared."""
+        size = max(2, min(self._group_size or _CPU_RECORDS // 4, self._records // 2))
+        sizes = [max(2, size - number % 3) for number in range(self._records // size)]
+
+        def squares(noise: Views, sizes: list[int]) -> Tensor:
+            terms, _, _ = self._passed(noise, sizes, reading)
+            return torch.stack([term.squares[: len(sizes)] for term in terms])
+
+        require_same_rounding(squares, views, sizes, self._loss.model)
 
     def _sources(self) -> list[tuple[Tensor, Source]]:
         """What layers read: trainable parameters, and weights with adapters, which are merged once for all passes."""
@@ -119,14 +141,24 @@ class LayerwiseEngine(Engine):
         for groups in chunks:
             ranges = [(batch.starts[g], batch.starts[g + 1]) for g in groups]
             rows = torch.cat([torch.arange(first, end) for first, end in ranges]).to(into.device)
-            grouping = Grouping([end - first for first, end in ranges], into.device, self._exact, self._group_size)
-            terms, losses = self._terms({name: view[rows] for name, view in batch.views.items()}, grouping, reading)
-            norms = _add_weighted(terms, clip_norm, parts)
-            sizes = norms.new_tensor([end - first for first, end in ranges])
-            figures.append(torch.stack([norms, losses.to(norms), sizes]))
+            sizes = [end - first for first, end in ranges]
+            terms, losses, blanks = self._passed({name: view[rows] for name, view in batch.views.items()}, sizes, reading)
+            norms = _add_weighted(terms, clip_norm, parts, blanks)
+            figures.append(torch.stack([norms, losses.to(norms), norms.new_tensor(sizes)]))
             into.add_(one_pass)
             one_pass.zero_()
         return torch.cat(figures, dim=1)
+
+    def _passed(self, views: Views, sizes: list[int], reading: _Reading) -> tuple[list[Term], Tensor, int]:
+        """One pass over groups: terms of them and of the blank groups behind them, losses ``(G,)``, and how many are blank."""
+        blanks: list[int] = []
+        if self._one_shape:
+            missing = -sum(sizes) % self._records
+            blanks = [min(max(sizes), missing - seen) for seen in range(0, missing, max(sizes))]
+            views = {name: torch.cat([view, view.new_zeros(missing, *view.shape[1:])]) for name, view in views.items()}
+        grouping = Grouping(sizes + blanks, self._vector.device, self._exact, self._group_size)
+        terms, losses = self._terms(views, grouping, reading)
+        return terms, losses[: len(sizes)], len(blanks)
 
     def _terms(self, views: Views, grouping: Grouping, reading: _Reading) -> tuple[list[Term], Tensor]:
         """One forward and one backward pass; returns the groups' losses ``(G,)`` beside the terms."""
@@ -195,6 +227,19 @@ def _chunks(batch: GroupBatch, records: int, lanes: int) -> list[list[int]]:
     return chunks
 
 
+def _full_chunks(batch: GroupBatch, records: int) -> list[list[int]]:
+    """Groups of at least two records in passes of at most so many records; a larger group has a pass of its own."""
+    chunks: list[list[int]] = []
+    room = 0
+    for g in batch.by_size():
+        if batch.sizes[g] > room:
+            chunks.append([])
+            room = records
+        chunks[-1].append(g)
+        room -= batch.sizes[g]
+    return chunks
+
+
 def _check_once(terms: list[Term], names: list[str]) -> None:
     """Raises `Unsupported` unless each parameter has one term, or one for each of its parts."""
     seen = {(term.target.parameter, term.target.part) for term in terms}
@@ -205,14 +250,16 @@ def _check_once(terms: list[Term], names: list[str]) -> None:
 
 
 @torch.no_grad()
-def _add_weighted(terms: list[Term], clip_norm: float | Clip, parts: list[Tensor]) -> Tensor:
-    """Adds every group's clipped gradient; returns the ``(G,)`` norms before clipping."""
+def _add_weighted(terms: list[Term], clip_norm: float | Clip, parts: list[Tensor], blanks: int) -> Tensor:
+    """Adds every group's clipped gradient but those of the last, blank ones; returns the ``(G,)`` norms before clipping."""
     squares = torch.stack([term.squares for term in terms]).sum(0)
     slack = sum(term.slack for term in terms)
     factors = clip_factors((squares + slack).sqrt(), clip_norm).float()
+    counted = len(factors) - blanks
+    factors[counted:] = 0.0
     if not (factors > 0).all():  # 0 * inf is not 0: leave the gradients out altogether
         for term in terms:
             term.drop(factors == 0)
     for term in terms:
         term.add_weighted(factors, term.target.of(parts))
-    return squares.sqrt()
+    return squares[:counted].sqrt()
