@@ -7,22 +7,24 @@ import socket
 import time
 from pathlib import Path
 
+from cluster.waiting import WAIT
 from dpfed.errors import UserError
 from dpfed.progress import Watcher
 
-WAIT = 20.0  # seconds: a head that has just been started answers within a few
+_LEFT_BEHIND = 20.0  # seconds for a cluster that this machine started last: it was up by then, so it answers, or is gone
+_TOLD_AGAIN = 30.0  # seconds after which it is told once more that this waits
 _EACH = 2.0  # seconds for one attempt
 _RAYS = "ray://"
 
 
-def require_cluster(watcher: Watcher, wait: float = WAIT) -> None:
+def require_cluster(watcher: Watcher, wait: float | None = None) -> None:
     """Waits for the cluster that RAY_ADDRESS names, or that this machine started last, to take connections.
 
     Nothing is asked of it where none is named: one is then started on this machine.
 
     Args:
         watcher: is told that it waits.
-        wait: seconds.
+        wait: seconds; ``None``: as long as for any head that is starting, if it is named, and otherwise a few.
 
     Raises:
         UserError: if nothing answers, or the address is none.
@@ -32,8 +34,10 @@ def require_cluster(watcher: Watcher, wait: float = WAIT) -> None:
     if not address or address == "local" or ("://" in address and not address.startswith(_RAYS)):
         return
     host, port = _parsed(address)
+    if wait is None:
+        wait = WAIT if source == "RAY_ADDRESS" else _LEFT_BEHIND
     remedy = "start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone"
-    deadline, told = time.monotonic() + wait, False
+    deadline, tell = time.monotonic() + wait, time.monotonic()
     while True:
         try:
             socket.create_connection((host, port), timeout=max(0.1, min(_EACH, wait))).close()
@@ -44,9 +48,10 @@ def require_cluster(watcher: Watcher, wait: float = WAIT) -> None:
                     f"no Ray cluster answers at {address!r} ({source}) within {wait:g} seconds "
                     f"({error.strerror or error}): {remedy}."
                 ) from None
-        if not told:
-            watcher.note(f"waiting up to {wait:g} seconds for the Ray cluster at {address}")
-            told = True
+        if time.monotonic() >= tell:
+            left = deadline - time.monotonic()
+            watcher.note(f"waiting up to {max(left, 0):.0f} seconds for the Ray cluster at {address}")
+            tell += _TOLD_AGAIN
         time.sleep(min(0.5, wait))
 
 

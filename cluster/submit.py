@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import shlex
 import sys
+import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +44,7 @@ def main(
     wait: Annotated[float, typer.Option(min=0, max=86_400, help="Seconds to wait for a cluster that is starting.")] = WAIT,
 ) -> None:
     """Submit a run to a Ray cluster and follow it to its end."""
-    if not address.startswith(("http://", "https://")):
+    if not _is_address(address):
         raise UserError(f"--address {address}: expected where the cluster's dashboard listens, such as {_DEFAULT}.")
     if not working_dir.is_dir():
         raise UserError(f"--working-dir {working_dir} is no folder.")
@@ -51,13 +53,21 @@ def main(
         import ray.job_submission  # noqa: F401
     except ImportError as error:
         raise UserError("a Ray cluster needs Ray: pip install 'dpfed[ray]'.") from error
+    for handler in logging.getLogger(
+        "ray"
+    ).handlers:  # every attempt tells of each file otherwise; loggers below have levels of their own
+        handler.setLevel(logging.ERROR)
     with watching() as watcher:
         client, job = submit(arguments, address, working_dir, watcher, wait)
     say(f"job {job} is submitted; what follows is its log, and Ctrl-C leaves it running")
     status = asyncio.run(_follow(client, job))
     if status == "SUCCEEDED":
         return
-    print(f"error: job {job} ended as {status}; the same command with --resume goes on with the run.", file=sys.stderr)
+    print(
+        f"error: job {job} ended as {status}, and its log above says why. If it had begun a run, "
+        "the same command with --resume goes on with it.",
+        file=sys.stderr,
+    )
     sys.exit(1)
 
 
@@ -104,6 +114,15 @@ def submit(
         return isinstance(error, AuthenticationError) or not passes
 
     return patiently(attempt, f"submitting to {address}", watcher, hopeless, remedy, wait), job
+
+
+def _is_address(text: str) -> bool:
+    """Whether a text names a host, and a port that there can be."""
+    try:
+        parts = urllib.parse.urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        return False
 
 
 async def _follow(client: Any, job: str) -> str:

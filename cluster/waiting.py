@@ -11,6 +11,7 @@ from dpfed.progress import Watcher, signs_of_life
 
 WAIT = 300.0  # seconds until it is given up
 _AGAIN = 2.0  # seconds between two attempts
+_TOLD_AGAIN = 30.0  # seconds after which the same reason is told once more
 _Result = TypeVar("_Result")
 
 
@@ -27,7 +28,7 @@ def patiently(
     Args:
         attempt: is made again after any exception but a hopeless one.
         what: is attempted, such as ``connecting to Ray``.
-        watcher: is told why it waits, and that it still does.
+        watcher: is told why it waits, and every half minute that it still does.
         hopeless: whether another attempt would end alike.
         remedy: what the user can do, in the sentence at the end.
         wait: seconds; an attempt that has begun is not cut short.
@@ -35,7 +36,7 @@ def patiently(
     Raises:
         UserError: with the last reason, when time is over or an attempt was hopeless.
     """
-    started, told = time.monotonic(), ""
+    started, told, spoke = time.monotonic(), "", 0.0
     while True:
         try:
             with signs_of_life(watcher.note, what):
@@ -48,9 +49,9 @@ def patiently(
                 raise UserError(f"{what} failed: {reason}. {remedy}") from error
             if taken >= wait:
                 raise UserError(f"{what} failed for {taken:.0f} seconds, the last time with: {reason}. {remedy}") from error
-        if reason != told:
+        if reason != told or taken - spoke >= _TOLD_AGAIN:
             watcher.note(f"{what}: not yet ({reason}); trying again for up to {wait - taken:.0f} seconds")
-            told = reason
+            told, spoke = reason, taken
         time.sleep(min(_AGAIN, wait))
 
 

@@ -61,7 +61,7 @@ class _Views:
 
     def __init__(self, gathering: Gathering, retrieval: Retrieval) -> None:
         self._gathering, self._retrieval = gathering, retrieval
-        self._pages = Pages(gathering.place.name)
+        self._pages = Pages(gathering.place.name, gathering.single is None)
         self._readers = 0
 
     def home(self, request: Request) -> Response:

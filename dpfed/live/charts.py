@@ -37,9 +37,10 @@ def training_of(one: Snapshot) -> list[tuple[str, Markup]]:
     with _DRAWING:
         clip = one.plan.clip_norm if one.plan is not None and one.plan.clipping == "fixed" else None
         drawn = training_plots(one.phases, clip)
+        size = (3.6, 2.6) if drawn else (WIDTH, HEIGHT)  # three beside each other, or two
         for name, title in (("learning_rate", "Learning rate"), ("noisy_gradient_norm", "Norm of the noisy gradient")):
             if len(series := one.series(name)) > 1:
-                drawn.append((title, _line_chart(series, one.planned)))
+                drawn.append((title, _line_chart(series, one.planned, size)))
         return [(title, inline_svg(canvas, title)) for title, canvas in drawn]
 
 
@@ -118,8 +119,8 @@ def _say(axes, one: Snapshot, tops: list[float]) -> None:  # type: ignore[no-unt
         tops.append(one.budget)
 
 
-def _line_chart(series: Sequence[tuple[int, float]], planned: int) -> Figure:
-    canvas, axes = figure(3.6, 2.6)
+def _line_chart(series: Sequence[tuple[int, float]], planned: int, size: tuple[float, float]) -> Figure:
+    canvas, axes = figure(*size)
     axes.plot(*zip(*series, strict=True), color=TRAINED, linewidth=2)
     axes.set_ylim(0, 1.12 * max(value for _, value in series) or 1)
     axes.set_xlim(0, max(planned, series[-1][0]) * 1.02)

@@ -36,7 +36,8 @@ _LAST = 20  # discarded steps that are listed
 class Pages:
     """Renders views of runs. Charts are drawn again only where their run has changed."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, several: bool = True) -> None:
+        """Takes the name of what is shown, and whether it is a folder of runs or a single one."""
         self._place = place
         self._charts: dict[str, tuple[tuple[Snapshot, ...], list[tuple[str, Markup]]]] = {}
         self._environment = Environment(
@@ -46,7 +47,7 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.globals.update(duration=duration, shown=shown, label=label)
+        self._environment.globals.update(duration=duration, shown=shown, label=label, several=several)
 
     def page(self, title: str, live: str, body: Markup, beside: Markup | None = None) -> str:
         """A whole page.
@@ -133,6 +134,9 @@ def _tiles(made: Sequence[Figure]) -> list[tuple[str, str, str]]:
     """Name, number, remark."""
     tiles = []
     for figure in (figure for key in _TILES for figure in made if figure.key == key):
+        if figure.value is None:
+            tiles.append((figure.label, "–", figure.shown))
+            continue
         number, apart, remark = (re.split("( of | ± |, )", figure.shown, maxsplit=1) + ["", ""])[:3]
         tiles.append((figure.label, number.removeprefix("about "), f"{apart.strip(', ')} {remark}".strip()))
     return tiles[:5]

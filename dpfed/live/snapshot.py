@@ -114,6 +114,9 @@ class Snapshot:
         if not self.promises or self.ledger is None or self.epsilon is None:
             return []
         points = {line["step"]: line["epsilon"] for line in self.metrics if isinstance(line.get("epsilon"), int | float)}
+        if not points and self.ledger.selection is None:  # a site keeps no metrics: its ledger says what each step took
+            counts = ((step, self.ledger.charged_by(step)) for step in self._grid if step < self.done)
+            points = {step: epsilon_after(self.ledger.plan, count) for step, count in counts if count}
         points |= {} if not self.charged else {self.done: self.epsilon}
         return [(0, 0.0), *sorted(points.items())]
 
@@ -124,10 +127,12 @@ class Snapshot:
             return []
         if self.ledger.selection is not None:
             return [(0, self.ledger.epsilon_planned), (self.planned, self.ledger.epsilon_planned)]
-        steps = sorted(
-            {max(1, round(self.planned * (point / POINTS) ** 2)) for point in range(1, POINTS + 1)}
-        )  # denser at first
-        return [(0, 0.0), *((step, epsilon_after(self.ledger.plan, step)) for step in steps)]
+        return [(0, 0.0), *((step, epsilon_after(self.ledger.plan, step)) for step in self._grid)]
+
+    @property
+    def _grid(self) -> list[int]:
+        """Some of the planned steps, denser at first, as epsilon grows."""
+        return sorted({max(1, round(self.planned * (point / POINTS) ** 2)) for point in range(1, POINTS + 1)})
 
     @property
     def evaluations(self) -> Sequence[dict[str, Any]]:

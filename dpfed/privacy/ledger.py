@@ -178,6 +178,10 @@ class Ledger:
             return self.selection.epsilon
         return self.plan.epsilon(self.charged)
 
+    def charged_by(self, step: int) -> int:
+        """Number of noisy sums paid for that belong to the first so many steps."""
+        return sum(release.step < step for release in self._releases)
+
     @property
     def epsilon_planned(self) -> float:
         """Epsilon of all planned steps."""

@@ -50,6 +50,14 @@ def test_what_fails_at_first_is_tried_again_and_each_reason_is_told_once():
     assert all("trying again for up to 5 seconds" in note for note in watcher.notes)
 
 
+def test_a_reason_that_stays_is_told_now_and_then(monkeypatch):
+    monkeypatch.setattr("cluster.waiting._TOLD_AGAIN", 0.1)
+    watcher = Notes()
+    with pytest.raises(UserError):
+        wait_for(failing(*[Exception("refused")] * 10_000), watcher, wait=0.5)
+    assert 3 <= len(watcher.notes) <= 6 and all("refused" in note for note in watcher.notes)
+
+
 def test_in_the_end_there_is_one_sentence_with_the_last_reason_and_a_remedy():
     with pytest.raises(UserError, match=r"^connecting failed for 0 seconds, the last time with: timed out\. Do this\.$"):
         wait_for(failing(*[Exception("timed out")] * 10_000), Silent(), wait=0.1)
@@ -186,6 +194,17 @@ def test_a_submission_that_the_head_refuses_is_refused(jobs):
     with pytest.raises(UserError, match="the working directory is too large"):
         submit(Silent())
     assert len(submitted) == 1
+
+
+@pytest.mark.parametrize(
+    "address", ["head:8265", "http://", "http://:8265", "http://head:99999", "http://head:0", "http://head:x"]
+)
+def test_what_is_no_address_is_refused_before_ray_is_loaded(monkeypatch, address):
+    from cluster.submit import main
+
+    monkeypatch.setitem(sys.modules, "ray.job_submission", None)
+    with pytest.raises(UserError, match="expected where the cluster's dashboard listens"):
+        main(["imagenet"], address)
 
 
 def test_an_agent_that_never_comes_ends_in_a_sentence(jobs):

@@ -151,6 +151,18 @@ def test_epsilon_of_a_void_run_is_on_no_page(make, tmp_path, plan):
     assert "Epsilon over steps" in plain(known.get("/runs/good").text)
 
 
+def test_what_is_not_known_yet_stands_as_a_remark_and_not_as_a_number(make):
+    run = make(done=1)
+    with run.locked():
+        tiles = Pages("here").run(Gathering(run.path).one("one"))
+    assert "<span>time left</span><b>–</b><span>not known before two steps</span>" in tiles
+
+
+def test_a_single_run_leads_to_no_list_of_runs(make, known):
+    assert 'href="/">all runs' in known.get("/").text
+    assert "all runs" not in client(make("alone").path, headers={"Authorization": f"Bearer {TOKEN}"}).get("/").text
+
+
 def test_runs_are_compared(known):
     page = plain(known.get("/compare?run=one&run=fed").text)
     assert "2 runs" in page and "Runs on the same records add up" in page and page.count("of 8.00 planned") >= 2

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from dpfed.federation.coordinator.journal import Journal
 from dpfed.files.locking import is_held
 from dpfed.live.figures import figures
 from dpfed.live.gathering import _READ, Gathering
-from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.ledger import Ledger, Release
 from tests.live.conftest import advance, finish
 
 SITES = ("north", "south")
@@ -188,6 +189,20 @@ def test_a_search_is_not_watched(make, tmp_path):
     for place in (run.path, run.path.parent, tmp_path / "runs" / ".search"):
         with pytest.raises(UserError, match="secret"):
             Gathering(place)
+
+
+def test_the_curve_of_a_site_follows_what_its_ledger_says(tmp_path, plan):
+    """A site keeps no metrics; a straight line up to what was spent would say what never held."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "site.toml").write_text('name = "north"\nbudget = 8.0\n')
+    ledger = Ledger.create(folder / "ledger.jsonl", plan)
+    for step in (0, 2, 4):  # it was not there at steps 1 and 3
+        ledger.charge(Release(step, f"{step:032x}"))
+    seen = look(SimpleNamespace(path=folder)).snapshot
+    paid = {0: 0, 1: 1, 2: 1, 3: 2, 4: 2, 5: 3}
+    assert seen.spent == [(step, plan.epsilon(paid[step]) if step else 0.0) for step, _ in seen.spent]
+    assert len(seen.spent) > 3 and seen.spent[-1] == (5, plan.epsilon(3))
 
 
 def test_a_site_is_seen_without_its_keys(tmp_path, plan):

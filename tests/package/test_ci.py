@@ -1,0 +1,58 @@
+"""What CI runs: a browser for the page's tests where one may be installed, and everything else in any case."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / ".ci" / "run"
+
+
+@pytest.fixture
+def ci(tmp_path):
+    """Runs a copy of the script in sight of these programs alone: a stand-in writes down how it was called."""
+    programs, log = tmp_path / "bin", tmp_path / "log"
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(SCRIPT, tmp_path / ".ci")
+    programs.mkdir()
+    for name in ("bash", "dirname", "timeout", "sleep"):
+        (programs / name).symlink_to(shutil.which(name))
+
+    def run(**stand_ins):
+        for name, body in {"id": "echo 0", "make": "", "apt-get": "", **stand_ins}.items():
+            if body is not None:
+                (programs / name).write_text(f'#!/bin/sh\necho "${{0##*/}} $*" >> {log}\n{body}\n')
+                (programs / name).chmod(0o755)
+        log.write_text("")
+        done = subprocess.run(
+            [tmp_path / ".ci" / "run"], capture_output=True, text=True, timeout=60, env=os.environ | {"PATH": str(programs)}
+        )
+        return done, log.read_text().splitlines()
+
+    return run
+
+
+def test_the_browser_is_there_before_the_tests_begin(ci):
+    done, calls = ci(**{"apt-get": 'case "$*" in *install*) sleep 0.5; echo ready >> "${0%/*}/../log"; esac'})
+    assert done.returncode == 0 and not done.stdout + done.stderr
+    assert calls.index("ready") < calls.index("make test") and {"make lint", "make docs"} < set(calls)
+    assert any(call.startswith("apt-get") and call.endswith("install -y --no-install-recommends chromium") for call in calls)
+
+
+def test_without_a_browser_the_tests_run_all_the_same_and_it_is_said(ci):
+    done, calls = ci(**{"apt-get": "echo no network >&2; exit 100"})
+    assert done.returncode == 0 and calls[-1] == "make test"
+    assert done.stdout == "chromium could not be installed: the tests that need a browser are skipped\n" and not done.stderr
+
+
+@pytest.mark.parametrize("machine", [{"id": "echo 1000"}, {"apt-get": None}, {"chromium": ""}])
+def test_nothing_is_installed_where_it_may_not_or_need_not_be(ci, machine):
+    done, calls = ci(**machine)
+    assert done.returncode == 0 and not any(call.startswith("apt-get") for call in calls) and calls[-1] == "make test"
+
+
+def test_what_fails_fails(ci):
+    assert ci(make='test "$1" != docs')[0].returncode != 0
+    assert ci(make='test "$1" != test')[0].returncode != 0
