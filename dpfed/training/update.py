@@ -1,8 +1,9 @@
 """From a noisy sum to new parameters, for all of the numbers or for a slice of them.
 
 A slice takes part in the same arithmetic, number by number, as the whole: so what comes out has the same bits, whoever holds
-which numbers (`tests/training/test_update_of_slices.py`). That holds for what looks at one number at a time: SGD, Adam, AdamW
-and averages of the weights. LARS, which needs norms of layers, and weights that a model moves itself work on the whole.
+which numbers (`tests/training/test_update_of_slices.py`). That holds for what looks at one number at a time: SGD, Adam, AdamW,
+LARS without weight decay, and averages of the weights. LARS with it (which needs norms of layers), and weights that a model
+moves itself, work on the whole.
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ from torch import Tensor, nn
 
 from dpfed.config import OptimizerConfig
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.training.optimizers import build_optimizer, learning_rate
+from dpfed.training.optimizers import build_optimizer, by_number, learning_rate
 from dpfed.training.post_processing import MovingAverage, PostProcessor
 from dpfed.training.slices import Slice, SlicedVector, can_be_sliced
-
-_NUMBER_BY_NUMBER = ("sgd", "adam", "adamw")
 
 
 def take_step(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], parts: Iterable[Tensor], rate: float) -> None:
@@ -51,8 +50,7 @@ def norm_of(sums: Iterable[float]) -> float:
 
 def works_on_slices(config: OptimizerConfig, model: nn.Module, processors: Sequence[PostProcessor]) -> bool:
     """Whether all that is done with a noisy gradient looks at one number at a time."""
-    by_number = all(processor.by_number for processor in processors)
-    return config.name in _NUMBER_BY_NUMBER and by_number and can_be_sliced(model)
+    return by_number(config) and all(processor.by_number for processor in processors) and can_be_sliced(model)
 
 
 class SliceUpdate:

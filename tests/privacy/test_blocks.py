@@ -101,6 +101,7 @@ def test_what_holds_a_blocks_key_derives_no_other_blocks_noise():
     assert SECRET.master not in known and SECRET.for_owners().master not in known
 
 
+@pytest.mark.parametrize("size", [3, SMALL])
 def test_a_short_sum_has_the_noise_and_the_digest_that_it_had_before_there_were_blocks(size):
     assert block_length(size) is None
     clean = torch.linspace(-1, 1, size)

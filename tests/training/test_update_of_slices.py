@@ -47,12 +47,13 @@ def whole(plan, config, tmp_path, steps=5):
         (OptimizerConfig(name="adamw", learning_rate=3e-3, weight_decay=0.1, warmup=3), PLAN),
         (OptimizerConfig(name="sgd", learning_rate=0.1, momentum=0.9, weight_decay=1e-3), PLAN),
         (OptimizerConfig(name="sgd", learning_rate=0.1, momentum=0.0), PLAN),
+        (OptimizerConfig(name="lars", learning_rate=0.1, momentum=0.9, warmup=2), PLAN),
         (
             OptimizerConfig(name="adam", ema=0.5),
             PrivacyPlan(1000, 64, 4, 0.5, 20, 1.3, 1e-5, clipping="adaptive", progress=PROGRESS),
         ),
     ],
-    ids=["adam", "adamw", "momentum", "sgd", "adaptive"],
+    ids=["adam", "adamw", "momentum", "sgd", "lars", "adaptive"],
 )
 def test_slices_have_the_bits_of_the_whole(owners, config, plan, tmp_path):
     model, coordinator, told = whole(plan, config, tmp_path)
@@ -98,7 +99,8 @@ class Moving(nn.Linear):
         (OptimizerConfig(), nn.Linear(30, 30), 100, True),
         (OptimizerConfig(), nn.Linear(30, 30), None, False),
         (OptimizerConfig(), nn.Linear(30, 30), 1000, False),  # one block
-        (OptimizerConfig(name="lars"), nn.Linear(30, 30), 100, False),
+        (OptimizerConfig(name="lars"), nn.Linear(30, 30), 100, True),
+        (OptimizerConfig(name="lars", weight_decay=0.1), nn.Linear(30, 30), 100, False),
         (OptimizerConfig(), Moving(30, 30), 100, False),
         (OptimizerConfig(), nn.Linear(30, 30).double(), 100, False),
     ],
