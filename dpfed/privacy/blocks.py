@@ -18,7 +18,7 @@ from dpfed.privacy.randomness import Randomness
 if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused without it
     from torch import Tensor
 
-SMALL = 1 << 20  # numbers of a sum that is one block (benchmarks/results/slices.json: sharing it out gains little)
+SMALL = 1 << 19  # numbers of a sum that is one block: one process makes it noisy in the time of a few messages
 LENGTH = 1 << 16  # numbers of a block of longer ones: 64 workers share even 11 million of them within a tenth
 PURPOSE = "noise"  # of the noise on the sum
 
