@@ -6,6 +6,9 @@ step: so exactly one process adds noise, however many there are, one holds the o
 that rank 0 sent. Sending parts of a sum earlier would gain nothing: a group's clip factor needs the norm over all its layers,
 so any element may change until the last group is in, and what is sent then is as long as the whole.
 
+Where sums are long, all ranks hold a slice of each instead, and share the coordinator's work (`cluster.slices`): which way it
+is follows from the number of trained parameters, not from the number of ranks, and what is released has the same bits.
+
 The sums travel without noise: the network between the workers lies inside the trust boundary.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -20,9 +24,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cluster.link import Link
+from cluster.orders import Order
+from cluster.sharing import Sharing
+from cluster.sliced_state import collect, spread
+from cluster.slices import Slices
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.errors import UserError
-from dpfed.models.parameters import BroadcastVector
+from dpfed.models.parameters import BroadcastVector, TrainableVector
+from dpfed.runs.assembly import Components
+from dpfed.training.coordinator import Coordinator
 from dpfed.training.worker import Worker
 
 CHECK_EVERY = 50  # steps between comparisons of all ranks' weights
@@ -78,10 +88,20 @@ class Collective:
         link: to the other ranks.
         exchange: carries parameters and sums.
         worker: computes this rank's sums.
+        parts: of the run, where ranks may share sums out among themselves; ``None``: rank 0 does all of the coordinator's work.
     """
 
-    def __init__(self, link: Link, exchange: Exchange, worker: Worker) -> None:
-        self._link, self._exchange, self._worker, self._steps = link, exchange, worker, 0
+    def __init__(self, link: Link, exchange: Exchange, worker: Worker, parts: Components | None = None) -> None:
+        self._link, self._exchange, self._worker, self._steps, self._parts = link, exchange, worker, 0, parts
+        self._slices: Slices | None = None
+
+    def share_out(self, coordinator: Coordinator, releases: Path) -> None:
+        """See `Shared`; on rank 0."""
+        if self._parts is None or not coordinator.can_share:
+            return
+        self._link.order(Order.SHARE)
+        slices = self._hold_a_slice(coordinator, releases)
+        coordinator.share_out(Sharing(self._link, slices, TrainableVector(self._parts.model), coordinator))
 
     def tell(self, threshold: float) -> None:
         """See `Transport`; on rank 0, and each step hands it out."""
@@ -97,10 +117,40 @@ class Collective:
         return self._take_part(step)
 
     def serve(self) -> None:
-        """Takes part in each step that rank 0 announces, until it announces the end; on the other ranks."""
-        while (step := self._link.announce(None)) is not None:
-            with contextlib.suppress(UserError):  # rank 0 says it, too, and announces the end
-                self._take_part(step)
+        """Does what rank 0 orders, until it orders the end; on the other ranks."""
+        while (order := self._link.order())[0] is not Order.END:
+            with contextlib.suppress(UserError):  # rank 0 says it, too, and orders the end
+                self._obey(*order)
+
+    def _obey(self, order: Order, step: int) -> None:
+        if order is Order.STEP:
+            self._take_part(step)
+        elif order is Order.SHARE:
+            self._hold_a_slice()
+        elif self._slices is None:
+            raise ValueError(f"rank 0 orders {order.name}, and this rank holds no slice")
+        elif order is Order.HASH:
+            self._slices.hash()
+        elif order is Order.NOISE:
+            self._slices.make_noisy()
+        elif order is Order.KEEP:
+            self._slices.keep()
+        elif order is Order.REPEAT:
+            self._slices.take_up()
+        elif order is Order.UPDATE:
+            self._slices.take_step(step)
+        else:
+            assert self._parts is not None  # otherwise there would be no slice
+            collect(self._link, self._slices, TrainableVector(self._parts.model))
+
+    def _hold_a_slice(self, coordinator: Coordinator | None = None, releases: Path | None = None) -> Slices:
+        """From now on, each rank holds a slice of every sum, and of the optimizer's state."""
+        assert self._parts is not None  # the same on all ranks
+        parts, blocks = self._parts, None if coordinator is None else coordinator.blocks
+        slices = Slices(self._link, parts.plan, parts.model, parts.config.optimizer, self._exchange.checksum, blocks, releases)
+        spread(self._link, slices, TrainableVector(parts.model), coordinator)
+        self._exchange = self._slices = slices
+        return slices
 
     def _take_part(self, step: int) -> BoundedSum:
         self._exchange.hand_out()

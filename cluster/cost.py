@@ -102,11 +102,20 @@ def plan(
     )
     trained = _trained(wanted, config) if parameters is None else parameters
     every = CHECKPOINT_EVERY if config is None else wanted.training.checkpoint_every
-    rows = [estimate(promise, machines, trained, count, every) for count in workers]
+    shared = config is None or _shared(wanted)
+    rows = [estimate(promise, machines, trained, count, every, shared) for count in workers]
     if as_json:
         print(json.dumps(_as_json(promise, machines, trained, rows)))
     else:
         _show(promise, machines, trained, rows)
+
+
+def _shared(config: Config) -> bool:
+    """Whether workers share the coordinator's work of long sums (`dpfed.training.update`)."""
+    from dpfed.training.optimizers import by_number
+
+    moving = config.objective.loss.target_network
+    return by_number(config.optimizer) and config.training.sharding == "none" and not moving
 
 
 def _config(path: Path | None, assignments: list[str], given: dict[str, float | None], further: dict[str, str]) -> Config:

@@ -131,7 +131,7 @@ def _join(link: Link, parts: Components, randomness: Randomness, observe: GroupO
     for value in parts.model.state_dict().values():
         dist.broadcast(value, 0)
     if parts.config.training.sharding == "none":
-        return Collective(link, Replicas(parts.model), parts.worker(randomness, observe))
+        return Collective(link, Replicas(parts.model), parts.worker(randomness, observe), parts)
     from cluster.shards import shard  # what it imports, only few runs need
 
     exchange, model, engine = shard(parts)

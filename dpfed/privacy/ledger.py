@@ -66,6 +66,7 @@ class Ledger:
         resumed: for each time that the run went on after an interruption, from which step on.
         papers: the newest card and model; ``None``: none were written yet, or by an older dpfed.
         head: the hash of the last line that is not about papers, and so of all before it: 16 hexadecimal digits.
+        block: numbers of a block of the sum, see `create`.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class Ledger:
         replays: int,
         chain: str,
         selection: Selection | None = None,
+        block: int | None = None,
     ) -> None:
-        self.path, self.plan, self.marks, self.selection = path, plan, marks, selection
+        self.path, self.plan, self.marks, self.selection, self.block = path, plan, marks, selection, block
         self._releases = releases
         self._by_step = {release.step: release for release in releases}
         self.replays = replays
@@ -92,7 +94,12 @@ class Ledger:
 
     @classmethod
     def create(
-        cls, path: str | Path, plan: PrivacyPlan, marks: dict[str, bool] | None = None, selection: Selection | None = None
+        cls,
+        path: str | Path,
+        plan: PrivacyPlan,
+        marks: dict[str, bool] | None = None,
+        selection: Selection | None = None,
+        block: int | None = None,
     ) -> Ledger:
         """Starts a ledger.
 
@@ -101,6 +108,8 @@ class Ledger:
             plan: what is promised.
             marks: what the privacy card must say beyond the plan, fixed from the start: ``fixed_seed``, ``raw_diagnostics``.
             selection: of a run of a secret search, of which only the best one is published.
+            block: numbers of a block (`dpfed.privacy.blocks`) of the sums whose digests the ledger holds, and of whose noise
+                each has its own key; ``None``: a sum is one block, as all were in earlier versions.
 
         Raises:
             UserError: if the file exists: a ledger is never begun twice.
@@ -110,10 +119,12 @@ class Ledger:
             raise UserError(f"a ledger is of a plan: expected a dpfed.PrivacyPlan, got {type(plan).__name__}.")
         if path.exists():
             raise UserError(f"{path} exists already: a ledger is never started twice; resume the run or choose another folder.")
-        ledger = cls(path, plan, marks or {}, [], 0, "", selection)
+        ledger = cls(path, plan, marks or {}, [], 0, "", selection, block)
         header = {"ledger": FORMAT, "fingerprint": plan.fingerprint, "plan": plan.as_dict(), "marks": ledger.marks}
         if selection is not None:
             header["selection"] = selection.as_dict()
+        if block is not None:
+            header["block"] = block
         chain = link("", header)
         line = json.dumps({**header, "chain": chain}) + "\n"
         write_atomically(path, line)  # a ledger with half a header would be none
@@ -151,7 +162,8 @@ class Ledger:
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
         selection = Selection.from_dict(entries[0]["selection"]) if "selection" in entries[0] else None
-        ledger = cls(path, plan, entries[0]["marks"], charged, len(releases) - len(charged), chain, selection)
+        block, replays = entries[0].get("block"), len(releases) - len(charged)
+        ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, selection, block)
         ledger._lines, ledger.head = lines, head
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
         ledger.papers = Papers(**papers) if papers else None

@@ -48,6 +48,10 @@ class Noise(Protocol):
         """What kind it is, in words."""
         ...
 
+    def require_fit(self, count: int) -> None:
+        """Refuses a sum of so many numbers, if that is too many for the noise: a `UserError`."""
+        ...
+
     def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> None:
         """Adds it in place; the arguments behind `values` are the key, see `Randomness.add_normal_`."""
         ...
@@ -59,6 +63,9 @@ class GaussianNoise:
 
     std: float
     said = "Gaussian, in floating point"
+
+    def require_fit(self, count: int) -> None:
+        """See `Noise`: any number will do."""
 
     def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> None:
         """See `Noise`."""
@@ -112,6 +119,14 @@ class DiscreteGaussianNoise:
             f"record then moves it by up to {self.rounded_sensitivity:.9g}, and the noise goes by that"
         )
 
+    def require_fit(self, count: int) -> None:
+        """See `Noise`: the rounding of all numbers together has its room."""
+        if count > _ROUNDING**2:
+            raise UserError(
+                f"privacy.noise = 'discrete' is for up to {_ROUNDING**2:,} trained numbers, got {count:,}: train "
+                "fewer, or set privacy.noise = 'gaussian'."
+            )
+
     def add_(self, values: Tensor, randomness: Randomness, purpose: str, step: int, owner: int, context: str) -> None:
         """See `Noise`; the values are float32."""
         import torch
@@ -136,11 +151,7 @@ class DiscreteGaussianNoise:
 
         if values.dtype != torch.float32:
             raise TypeError(f"discrete noise is for sums in float32, got {values.dtype}")
-        if values.numel() > _ROUNDING**2:
-            raise UserError(
-                f"privacy.noise = 'discrete' is for up to {_ROUNDING**2:,} trained numbers, got {values.numel():,}: train "
-                "fewer, or set privacy.noise = 'gaussian'."
-            )
+        self.require_fit(values.numel())
         coins = Coins(randomness.stream(purpose, step, owner, context))
         for start in range(0, values.numel(), _CHUNK):
             part = values[start : start + _CHUNK]

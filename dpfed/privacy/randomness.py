@@ -63,9 +63,9 @@ class Randomness:
         """
         return Randomness(self._key("owners", 0))
 
-    def key(self, purpose: str, owner: int = 0) -> bytes:
-        """32 secret bytes for one purpose."""
-        return self._key(purpose, 0, owner)
+    def key(self, purpose: str, owner: int = 0, step: int = 0) -> bytes:
+        """32 secret bytes for one purpose; they tell nothing of any others."""
+        return self._key(purpose, step, owner)
 
     def __repr__(self) -> str:
         return "Randomness(<secret>)"

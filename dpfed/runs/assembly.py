@@ -27,7 +27,9 @@ from dpfed.evaluation.suite import Evaluation, Which, evaluate, tasks_of
 from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import add_centres
 from dpfed.models.norm import refuse_mixing
+from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import check_independence, random_group, validate
+from dpfed.privacy.blocks import block_length
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.plan import PrivacyPlan
@@ -98,6 +100,12 @@ class Components:
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.model.parameters()).device
+
+    @property
+    def block(self) -> int | None:
+        """Numbers of a block of a new run's sums (`dpfed.privacy.blocks`). A federation's are one block each."""
+        size = TrainableVector(self.model).numel + self.plan.statistics_count
+        return block_length(size) if self.terms is None else None
 
     def read(self, indices: np.ndarray) -> torch.Tensor:
         """Images of indices of the store, as the model wants them: uint8 ``(n, 3, size, size)``."""

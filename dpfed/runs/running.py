@@ -28,7 +28,7 @@ from dpfed.training.checkpoint import Checkpoints, DamagedCheckpoint, Progress, 
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.post_processing import serving
 from dpfed.training.releases import Releases
-from dpfed.training.trainer import Transport, train
+from dpfed.training.trainer import Shared, Transport, train
 
 _CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
 
@@ -97,6 +97,7 @@ def _carry_out(
 
     def keep_checkpoint(summary: StepSummary) -> None:
         if _due(summary, plan, config.training.checkpoint_every):
+            coordinator.settle()
             checkpoints.save(Progress(summary.done, ledger.charged, plan.fingerprint), parts.model, coordinator)
             # Should the newest checkpoint be damaged, steps since the one before are taken again, bit for bit, on any machine.
             # A process can also compute older ones again where it computed them first; institutions do not answer twice.
@@ -105,6 +106,7 @@ def _carry_out(
 
     def evaluate_on_the_way(summary: StepSummary) -> None:
         if config.evaluation.every and summary.done < plan.steps and _due(summary, plan, config.evaluation.every):
+            coordinator.settle()
             with serving(parts.model, coordinator.post_processors):
                 _record(run, parts.evaluate("trained", summary.done), watcher)
 
@@ -113,7 +115,11 @@ def _carry_out(
 
     own = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
     with TensorBoard(run) as board:
-        train(connect(job), coordinator, range(start, plan.steps), [*own, board, *observers])
+        transport = connect(job)
+        if isinstance(transport, Shared):
+            transport.share_out(coordinator, run.releases)
+        train(transport, coordinator, range(start, plan.steps), [*own, board, *observers])
+        coordinator.settle()
         with serving(parts.model, coordinator.post_processors):
             watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
             trained = parts.evaluate("trained", plan.steps)
@@ -163,7 +169,7 @@ def _pick_up(
         )
     else:
         run.ledger.unlink(missing_ok=True)  # a header that a crash cut short: nothing was spent yet
-        ledger = Ledger.create(run.ledger, parts.plan, marks, selection)
+        ledger = Ledger.create(run.ledger, parts.plan, marks, selection, parts.block)
     if ledger.plan.fingerprint != parts.plan.fingerprint:
         raise UserError(
             f"the plan of {run.ledger} is not the plan of the run's config.toml and records (N was {ledger.plan.records:,}, "

@@ -6,8 +6,10 @@ carries, and the coordinator refuses less than the plan's instead of adding any.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +18,16 @@ from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.blocks import Blocks, SumNoise
 from dpfed.privacy.ledger import Ledger, Release
-from dpfed.privacy.noise import KeyedNoise, digest_of
 from dpfed.privacy.phase import Phase
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.curve import Curve
 from dpfed.training.optimizers import build_optimizer, learning_rate
 from dpfed.training.post_processing import PostProcessor, post_processors
-from dpfed.training.releases import Releases
+from dpfed.training.releases import Part, Releases
+from dpfed.training.update import norm_of, squares, take_step, works_on_slices
 
 DISCARDED = "discarded"  # in the place of a digest
 
@@ -56,13 +59,57 @@ class StepSummary:
         return figures if self.phase is None else {**figures, "phase": self.phase.figures()}
 
 
+class Hands(Protocol):
+    """Processes that hold a slice of the sum each, and do on it what the coordinator bids, when it bids it."""
+
+    @property
+    def numel(self) -> int:
+        """Numbers in the coordinator's own slice of a sum."""
+
+    def make_noisy(self, step: int, own: Tensor, private: bool, keep: bool) -> str:
+        """Has everyone add the noise of its blocks, once.
+
+        Args:
+            step: training step.
+            own: the coordinator's own slice; overwritten.
+            private: whether there is noise.
+            keep: whether the release is kept on disk, too, before this returns.
+
+        Returns:
+            The digest over all blocks.
+        """
+
+    def keep(self, step: int) -> None:
+        """Has everyone keep what `make_noisy` made on disk."""
+
+    def take_up(self, step: int, noisy: Tensor) -> None:
+        """Hands out a kept release ``(size,)``, in the place of `make_noisy`."""
+
+    def update(self, step: int, threshold: float | None) -> tuple[float, Tensor, bool]:
+        """Has everyone update its slice of the parameters, and tell the others; to be called when the release is paid for.
+
+        Returns:
+            Norm of the gradient, statistics behind it, and whether all parameters are finite.
+        """
+
+    def collect_state(self) -> None:
+        """Brings the optimizer's state, and averages, to the coordinator's own."""
+
+
 class Coordinator:
     """Holds the model, the noise, the optimizer and the ledger.
 
+    Where processes share the sum out among themselves (`share_out`), noise, digests, kept releases and updates are theirs to
+    make, slice by slice. What is checked, paid for and allowed, and when, is decided here alike.
+
     Attributes:
+        blocks: how the sum is cut: as the ledger says.
+        noise: on the sum.
         optimizer: torch's.
         post_processors: what is done with every noisy sum beside the optimizer's step, in order.
         curve: the one of them that takes in the groups' statistics, where the plan releases any.
+        can_share: whether `share_out` is possible: the sum has several blocks, and all that is done with it is done to each
+            number by itself.
 
     Args:
         plan: the noise, the divisor and the number of steps.
@@ -85,19 +132,31 @@ class Coordinator:
         noise_std: float | None = None,
     ) -> None:
         self._plan, self._config = plan, config
-        self._noise = KeyedNoise(plan.noise, randomness, "noise", plan.fingerprint)
         self._ledger, self._releases = ledger, releases
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(f"{ledger.path} was started for another plan: noise and accounting must follow from the same one.")
         self._vector = TrainableVector(model)
+        self.blocks = Blocks(self._vector.numel + plan.statistics_count, ledger.block)
+        self.noise = SumNoise(plan.noise, randomness, self.blocks, plan.fingerprint)
+        self._hands: Hands | None = None
         self.optimizer = build_optimizer(config, self._vector.parameters)
         self.curve = Curve(plan, noise_std) if plan.statistics else None
         self.post_processors: list[PostProcessor] = [*filter(None, [self.curve]), *post_processors(config, model)]
+        self.can_share = self.blocks.count > 1 and works_on_slices(config, model, self.post_processors)
 
     @property
     def threshold(self) -> float | None:
         """The norm about which the next step asks, and to which it clips where that adapts; ``None``: it does not ask."""
         return None if self.curve is None else self.curve.threshold
+
+    def share_out(self, hands: Hands) -> None:
+        """From now on, totals are of the coordinator's own slice, and others hold the rest."""
+        self._hands = hands
+
+    def settle(self) -> None:
+        """Has the optimizer's state and averages all here, where others hold parts of them: before they are kept or served."""
+        if self._hands is not None:
+            self._hands.collect_state()
 
     def apply(self, step: int, total: BoundedSum) -> StepSummary:
         """One step: noise once, charge, divide by the public divisor, update.
@@ -144,36 +203,59 @@ class Coordinator:
         if noisy is None:
             return None
         if recorded is None:  # a crash came between keeping and paying
-            self._ledger.charge(Release(step, digest_of(noisy)))
+            self._ledger.charge(Release(step, self.blocks.digest(noisy)))
         else:
             self._ledger.note_replay(recorded)
-        return self._update(step, noisy.to(self._vector.device))
+        noisy = noisy.to(self._vector.device)
+        if self._hands is not None:
+            self._hands.take_up(step, noisy)
+        return self._update(step, noisy)
 
     def _release(self, step: int, total: BoundedSum) -> Tensor:
         """Adds the noise, keeps the result and pays, in this order, before anything is used."""
         self._check_sum(step, total)
-        noisy = total.values
-        if self._plan.private and not total.noise_std:
-            self._noise.add_(noisy, step)
-        release = Release(step, digest_of(noisy))
-        recorded = self._ledger.release_of(step)
+        noisy, recorded = total.values, self._ledger.release_of(step)
+        if recorded is None:
+            self._ledger.check_budget(step)
+        add = self._plan.private and not total.noise_std
+        release, keep = self._made_noisy(step, noisy, add, keep=recorded is None)
         if recorded is not None and recorded != release:
             raise UserError(
                 f"step {step} was released before and comes out differently now (another device, engine or number of cores): a "
                 "second release of the same sampled records would cost more than a step. Resume where the run was started."
             )
-        if recorded is None:
-            self._ledger.check_budget(step)
-        if self._releases:
-            self._releases.save(release, noisy)
+        keep()
         if recorded is None:
             self._ledger.charge(release)
         else:
             self._ledger.note_replay(release)
         return noisy
 
+    def _made_noisy(self, step: int, noisy: Tensor, add: bool, keep: bool) -> tuple[Release, Callable[[], None]]:
+        """Adds the noise in place; returns what then identifies the release, and what keeps it, unless that is done.
+
+        Processes that share the sum keep what they make at once where `keep` says so: that spares a message to and fro.
+        """
+        if self._hands is not None:
+            release = Release(step, self._hands.make_noisy(step, noisy, add, keep))
+            return release, (lambda: None) if keep else functools.partial(self._hands.keep, step)
+        if add:
+            self.noise.add_(noisy, step)
+        digests = self.blocks.digests(noisy)
+        release = Release(step, self.blocks.joined(digests))
+        return release, functools.partial(self._keep, release, noisy, digests)
+
+    def _keep(self, release: Release, noisy: Tensor, digests: list[str]) -> None:
+        if self._releases is None:
+            return
+        if self.blocks.count == 1:
+            self._releases.save(release, noisy)
+        else:
+            part = Part(release.step, release.digest, 0, self.blocks.count, self.blocks)
+            self._releases.save_part(part, noisy, digests)
+
     def _check_sum(self, step: int, total: BoundedSum) -> None:
-        plan, size = self._plan, self._vector.numel + self._plan.statistics_count
+        plan, size = self._plan, self.blocks.size if self._hands is None else self._hands.numel
         if not total.sensitivity <= plan.sensitivity or total.groups != plan.groups or total.values.numel() != size:
             raise UserError(
                 f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity "
@@ -188,18 +270,17 @@ class Coordinator:
 
     def _update(self, step: int, noisy: Tensor) -> StepSummary:
         rate = learning_rate(self._config, step, self._plan.steps)
+        if self._hands is not None:
+            norm, statistics, finite = self._hands.update(step, self.threshold)
+            self._require_finite(step, finite)
+            return StepSummary(step, rate, norm, self._told(step, statistics))
         gradient, statistics = noisy.split([self._vector.numel, self._plan.statistics_count])
         gradient = gradient.div_(self._plan.divisor)
-        norm = gradient.norm().item()
+        norm = gradient.norm().item() if self.blocks.length is None else norm_of(squares(gradient, self.blocks.length))
         for processor in self.post_processors:
             gradient = processor.gradient(step, gradient)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        for parameter, part in zip(self._vector.parameters, self._vector.split(gradient), strict=True):
-            parameter.grad = part
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self._check_parameters(step)
+        take_step(self.optimizer, self._vector.parameters, self._vector.split(gradient), rate)
+        self._require_finite(step, all(bool(torch.isfinite(parameter).all()) for parameter in self._vector.parameters))
         for processor in self.post_processors:
             processor.updated(step)
         return StepSummary(step, rate, norm, self._told(step, statistics))
@@ -211,9 +292,9 @@ class Coordinator:
         """Takes in the statistics behind a noisy gradient."""
         return None if self.curve is None else self.curve.take(step, statistics)
 
-    def _check_parameters(self, step: int) -> None:
+    def _require_finite(self, step: int, finite: bool) -> None:
         # A function of the noisy sum only, so stopping here tells nothing more.
-        if not all(torch.isfinite(parameter).all() for parameter in self._vector.parameters):
+        if not finite:
             raise UserError(
                 f"step {step}: the parameters are no longer finite. Lower optimizer.learning_rate "
                 f"(now {self._config.learning_rate:g}) or use a warm-up."

@@ -27,6 +27,11 @@ def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> 
             return Lars(parameters, momentum=config.momentum, **common)
 
 
+def by_number(config: OptimizerConfig) -> bool:
+    """Whether the optimizer looks at one number at a time: LARS takes norms of layers only where weights decay."""
+    return config.name != "lars" or config.weight_decay == 0
+
+
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     """Learning rate of a step: linear warm-up, then constant or a cosine to zero.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.training.coordinator import Coordinator, StepSummary
@@ -18,6 +19,19 @@ class Transport(Protocol):
 
     def tell(self, threshold: float) -> None:
         """The norm about which the next steps ask: all owners must know it (`Worker.threshold`)."""
+
+
+@runtime_checkable
+class Shared(Protocol):
+    """A transport whose processes can hold a slice of each sum, and do the coordinator's work on it."""
+
+    def share_out(self, coordinator: Coordinator, releases: Path) -> None:
+        """Has them do so from now on, where that is possible and worth it.
+
+        Args:
+            coordinator: of the run, as a checkpoint left it.
+            releases: the folder of kept releases, the same for all processes.
+        """
 
 
 class InProcess:

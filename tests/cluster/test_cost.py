@@ -69,7 +69,10 @@ def test_seconds_bytes_hours_and_dollars_by_hand(promise):
     assert ten.gradients == pytest.approx(largest_shard(1000.0, 10) / 500)
     assert 2.0 < ten.gradients < 2.2  # a thousand records, and some more on the busiest
     assert ten.transport == pytest.approx(2 * (9 * 1e-4 + 20e6 / 2e9))
-    assert ten.coordinator == pytest.approx(0.4)
+    # 77 blocks of 65,536: the busiest worker has eight. Six orders there and back, to ten workers in four hops.
+    assert ten.coordinator == pytest.approx(0.08 * 8 * 65_536 / 1e6 + 6 * 2 * 4 * 1e-4) and ten.own == 0
+    by_one = estimate(promise, MACHINES, parameters=5_000_000, workers=10, shared=False)
+    assert by_one.coordinator == by_one.own == pytest.approx(0.4) and by_one.efficiency < ten.efficiency
     assert (ten.bytes_per_step, ten.bytes_per_run, ten.gpus) == (40_000_000, 8_000_000_000, 16)
     assert ten.step == pytest.approx(ten.gradients + ten.transport + ten.coordinator)
     assert ten.efficiency == pytest.approx(20.4 / (10 * ten.step))
@@ -106,7 +109,7 @@ def test_checkpoints_and_deaths_by_hand(promise):
     assert writing.hours - still.hours == pytest.approx(200 * 0.1 / 3600)
     dying = dataclasses.replace(MACHINES, failures=0.02, restart=100.0)
     found = estimate(promise, dying, 5_000_000, 10, checkpoint_every=20)
-    lost = 100.0 + found.step / 2 + 10 * found.coordinator  # seconds of each death
+    lost = 100.0 + found.step / 2 + 10 * 0.4  # seconds of each death
     deaths = 0.02 * 10 * found.hours
     assert found.hours == pytest.approx(still.hours + deaths * lost / 3600)
     assert found.restarts == pytest.approx(found.hours - still.hours)
@@ -118,7 +121,7 @@ def test_hours_with_deaths_are_those_of_a_simulation(promise):
     """Deaths at random moments, each of which costs a restart: the run's hours on average."""
     dying = dataclasses.replace(MACHINES, failures=0.5, restart=200.0)
     expected = estimate(promise, dying, 5_000_000, 4)
-    step, coordinator = expected.step, expected.coordinator
+    step, coordinator = expected.step, 0.4
     rng, hours = np.random.default_rng(0), []
     for _ in range(200):
         clock, done, checkpoint = 0.0, 0, 0

@@ -4,16 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from dpfed.config import OptimizerConfig
 from dpfed.federation.coordinator.journal import Journal
+from dpfed.privacy.blocks import Blocks
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.releases import Releases
+from dpfed.training.releases import Part, Releases
 from tests.files.disk import recorded
 from tests.training.test_coordinator import zeros
 
@@ -62,6 +64,33 @@ def test_a_noisy_sum_is_kept_then_paid_for_then_used(step, number):
         ("sync", "ledger.jsonl", paid),
         "use",
     ]
+
+
+def test_a_part_of_a_release_is_on_disk_under_its_name_when_it_is_kept(tmp_path, monkeypatch):
+    """A rank says that its part is kept, and rank 0 pays when all have said so."""
+    blocks, noisy = Blocks(10, 4), torch.arange(10.0)
+    events, part = recorded(monkeypatch), Part(3, "ab", 0, 3, blocks)
+    Releases(tmp_path / "releases").save_part(part, noisy, blocks.digests(noisy))
+    [path] = (tmp_path / "releases").iterdir()
+    assert events == [
+        ("sync", tmp_path.name, None),
+        ("sync", f".{path.name}.partial", noisy.numpy().tobytes()),
+        ("name", path.name),
+        ("sync", "releases", None),
+    ]
+
+
+def test_a_long_noisy_sum_of_one_process_is_kept_then_paid_for_then_used(tmp_path, monkeypatch):
+    model, folder = nn.Linear(SIZE, 1, bias=False), tmp_path / "run"
+    folder.mkdir()
+    ledger, releases = Ledger.create(folder / "ledger.jsonl", PLAN, block=2), Releases(folder / "releases")
+    coordinator = Coordinator(PLAN, model, OptimizerConfig(name="sgd"), Randomness.from_seed(0), ledger, releases)
+    events, use = recorded(monkeypatch), coordinator.optimizer.step
+    monkeypatch.setattr(coordinator.optimizer, "step", lambda: (events.append("use"), use()))
+    coordinator.apply(0, zeros(size=SIZE))
+    [path] = (folder / "releases").iterdir()
+    kept = [("sync", f".{path.name}.partial", path.read_bytes()), ("name", path.name), ("sync", "releases", None)]
+    assert events == [("sync", "run", None), *kept, ("sync", "ledger.jsonl", ledger.path.read_bytes()), "use"]
 
 
 def test_a_checkpoint_is_on_disk_under_its_name_before_older_ones_go(step, monkeypatch):

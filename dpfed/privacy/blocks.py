@@ -1,0 +1,139 @@
+"""A long sum in blocks: each block has noise from a key of its own, and a digest of its own.
+
+So several parties can add the noise, each on its own blocks, and none can derive another's; and what comes out does not depend
+on how many they are. The blocks follow from the number of numbers alone. A short sum is one block, with the coordinator's own
+key and the digest of its bits. docs/guarantee.md says why each number gets its noise exactly once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpfed.privacy.noise import Noise, digest_of
+from dpfed.privacy.randomness import Randomness
+
+if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused without it
+    from torch import Tensor
+
+SMALL = 1 << 19  # numbers of a sum that is one block: one process makes it noisy in the time of a few messages
+LENGTH = 1 << 16  # numbers of a block of longer ones: 64 workers share even 11 million of them within a tenth
+PURPOSE = "noise"  # of the noise on the sum
+
+
+def block_length(size: int) -> int | None:
+    """How a new run cuts a sum of so many numbers; ``None``: not at all."""
+    return None if size <= SMALL else LENGTH
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a sum is cut.
+
+    Args:
+        size: numbers of the sum, statistics included.
+        length: numbers of a block, of which the last one may have fewer; ``None``: the sum is one block.
+    """
+
+    size: int
+    length: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return 1 if self.length is None else max(1, -(-self.size // self.length))
+
+    def place(self, first: int, end: int) -> slice:
+        """Where the blocks `first` to `end` (excluded) lie in the sum."""
+        length = self.length or self.size
+        return slice(min(first * length, self.size), min(end * length, self.size))
+
+    def cut(self, values: Tensor) -> Sequence[Tensor]:
+        """Views of the blocks.
+
+        Args:
+            values: flat, from the beginning of one block to the end of another.
+        """
+        return (values,) if self.length is None else values.split(self.length) if values.numel() else ()
+
+    def digests(self, values: Tensor) -> list[str]:
+        """A hash of each block; see `cut`."""
+        return [digest_of(block) for block in self.cut(values)]
+
+    def joined(self, digests: Sequence[str]) -> str:
+        """The digest of a sum.
+
+        Args:
+            digests: of all its blocks, in order.
+
+        Raises:
+            ValueError: if some are missing.
+        """
+        if len(digests) != self.count:
+            raise ValueError(f"the sum has {self.count} blocks, and there are {len(digests)} digests")
+        if self.count == 1:
+            return digests[0]
+        text = f"{self.size}/{self.length}/{'/'.join(digests)}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def digest(self, values: Tensor) -> str:
+        """The digest of a sum ``(size,)``."""
+        return self.joined(self.digests(values))
+
+
+class SumNoise:
+    """The coordinator's noise on the sum: holds the secret from which all of it follows.
+
+    Args:
+        noise: how much.
+        randomness: the coordinator's.
+        blocks: of the sum.
+        context: public: the fingerprint of the plan.
+
+    Raises:
+        UserError: if the sum is too long for the noise.
+    """
+
+    def __init__(self, noise: Noise, randomness: Randomness, blocks: Blocks, context: str) -> None:
+        noise.require_fit(blocks.size)
+        self.noise, self.blocks, self.context = noise, blocks, context
+        self._randomness = randomness
+
+    def keys(self, step: int, first: int, end: int) -> list[bytes]:
+        """The keys of the blocks `first` to `end` (excluded) in a step. Who holds them learns nothing of any other's.
+
+        Raises:
+            ValueError: if the sum is one block: its noise has no key but the coordinator's own.
+        """
+        if self.blocks.count == 1:
+            raise ValueError("the noise of a sum of one block is the coordinator's alone")
+        return [self._randomness.key("block of noise", block, step) for block in range(first, end)]
+
+    def add_(self, values: Tensor, step: int) -> None:
+        """Adds the noise of a step to a whole sum, in place."""
+        context = self.context_of(self.blocks.digest(values))
+        if self.blocks.count == 1:
+            self.noise.add_(values, self._randomness, PURPOSE, step, 0, context)
+        else:
+            add_to_blocks_(self.blocks, values, self.noise, self.keys(step, 0, self.blocks.count), context, step)
+
+    def context_of(self, clean: str) -> str:
+        """What keys the noise besides: the digest of the whole clean sum. Another sum gets other noise, in every block."""
+        return f"{self.context}/{clean}"
+
+
+def add_to_blocks_(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[bytes], context: str, step: int) -> None:
+    """Adds the noise of a step to some blocks, in place.
+
+    Args:
+        blocks: of the sum.
+        values: of these blocks, see `Blocks.cut`.
+        noise: how much.
+        keys: of these blocks, see `SumNoise.keys`.
+        context: see `SumNoise.context_of`.
+        step: training step.
+    """
+    for block, key in zip(blocks.cut(values), keys, strict=True):
+        noise.add_(block, Randomness(key), PURPOSE, step, 0, context)

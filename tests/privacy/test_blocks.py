@@ -1,0 +1,134 @@
+"""Long sums in blocks: each number gets its noise exactly once, from a key that no other block's holder has."""
+
+import math
+
+import pytest
+import torch
+
+from dpfed.errors import UserError
+from dpfed.privacy.blocks import LENGTH, SMALL, Blocks, SumNoise, add_to_blocks_, block_length
+from dpfed.privacy.noise import DiscreteGaussianNoise, GaussianNoise, KeyedNoise, digest_of
+from dpfed.privacy.randomness import Randomness
+from dpfed.training.slices import slices_of
+
+SECRET, CONTEXT = Randomness.from_seed(5), "plan"
+BLOCKS = Blocks(10_037, 1000)
+
+
+def noise_on(values, blocks=BLOCKS, step=0, std=2.0):
+    noisy = values.clone()
+    SumNoise(GaussianNoise(std), SECRET, blocks, CONTEXT).add_(noisy, step)
+    return noisy
+
+
+@pytest.mark.parametrize("size", [1, 999, 1000, 1001, 10_037])
+@pytest.mark.parametrize("owners", [1, 2, 3, 7, 64])
+def test_slices_are_all_blocks_once_and_none_has_two_more_than_another(size, owners):
+    blocks = Blocks(size, 1000)
+    slices = slices_of(blocks, owners)
+    assert [number for own in slices for number in range(own.first, own.end)] == list(range(blocks.count))
+    places = [own.place for own in slices]
+    assert places[0].start == 0 and places[-1].stop == size
+    assert all(one.stop == other.start for one, other in zip(places, places[1:], strict=False))
+    assert max(own.count for own in slices) - min(own.count for own in slices) <= 1
+    assert sum(own.numel for own in slices) == size and slices[0].numel > 0
+
+
+@pytest.mark.parametrize("kind", [GaussianNoise(2.0), DiscreteGaussianNoise(1.0, 2.0)])
+@pytest.mark.parametrize("owners", [1, 2, 3, 5, 11, 20])
+def test_however_many_share_the_blocks_the_noisy_sum_and_its_digest_have_the_same_bits(kind, owners):
+    clean = torch.randn(BLOCKS.size)
+    whole, secret = clean.clone(), SumNoise(kind, SECRET, BLOCKS, CONTEXT)
+    secret.add_(whole, 3)
+    context = secret.context_of(BLOCKS.digest(clean))
+    parts, digests = [], []
+    for own in slices_of(BLOCKS, owners):
+        part = clean[own.place].clone()
+        add_to_blocks_(BLOCKS, part, kind, secret.keys(3, own.first, own.end), context, 3)
+        parts.append(part)
+        digests += BLOCKS.digests(part)
+    assert torch.equal(torch.cat(parts), whole) and BLOCKS.joined(digests) == BLOCKS.digest(whole)
+
+
+def test_every_number_gets_noise_of_the_planned_deviation_once():
+    size = 300_000
+    noise = noise_on(torch.zeros(size), Blocks(size, 1000))
+    assert noise.std().item() == pytest.approx(2.0, rel=4 / math.sqrt(2 * size))  # noise twice would be sqrt(2) times that
+    by_block = noise.view(-1, 1000)
+    # Each block by itself: none is left out, none has more. Six standard errors, for 300 blocks.
+    assert ((by_block.std(dim=1) / 2 - 1).abs() < 6 / math.sqrt(2000)).all()
+    across = torch.corrcoef(by_block)[~torch.eye(300, dtype=torch.bool)]
+    assert across.abs().max() < 6 / math.sqrt(1000)  # blocks share no noise, though their numbers are equal
+
+
+def test_noise_is_fresh_by_step_plan_and_block():
+    keys = SumNoise(GaussianNoise(1.0), SECRET, BLOCKS, CONTEXT).keys
+    assert len({key for step in range(5) for key in keys(step, 0, BLOCKS.count)}) == 5 * BLOCKS.count
+    clean, [key], noises = torch.randn(1000), keys(0, 2, 3), []
+    for context, step in [("a", 0), ("b", 0), ("a", 1)]:
+        noisy = clean.clone()
+        add_to_blocks_(Blocks(1000, 1000), noisy, GaussianNoise(1.0), [key], context, step)
+        noises.append(noisy - clean)
+    assert torch.corrcoef(torch.stack(noises))[~torch.eye(3, dtype=torch.bool)].abs().max() < 0.2
+
+
+def test_another_sum_has_other_noise_in_every_block_also_where_it_is_the_same():
+    """Or copies of a run that part ways would show in which blocks their sums are equal."""
+    one = torch.randn(BLOCKS.size)
+    other = one.clone()
+    other[4321] = other[4321].nextafter(torch.tensor(9.0))
+    noises = torch.stack([noise_on(values).double() - values.double() for values in (one, other)])
+    for block in noises[:, :10_000].view(2, 10, 1000).unbind(1):
+        assert abs(torch.corrcoef(block)[0, 1]) < 0.2
+    assert torch.equal(noise_on(one), noise_on(one))
+
+
+def test_what_holds_a_blocks_key_derives_no_other_blocks_noise():
+    clean, secret = torch.zeros(BLOCKS.size), SumNoise(GaussianNoise(1.0), SECRET, BLOCKS, CONTEXT)
+    noisy, context, known = noise_on(clean, std=1.0), secret.context_of(BLOCKS.digest(clean)), secret.keys(0, 3, 5)
+
+    def noise_of(randomness, count):
+        tried = torch.zeros(count)
+        GaussianNoise(1.0).add_(tried, randomness, "noise", 0, 0, context)
+        return tried
+
+    for key in known:
+        for number, block in enumerate(BLOCKS.cut(noisy)):
+            if number not in (3, 4):
+                for guess in (Randomness(key), Randomness(Randomness(key).key("block of noise", number))):
+                    assert not torch.equal(noise_of(guess, len(block)), block)
+    assert torch.equal(noise_of(Randomness(known[0]), 1000), noisy[3000:4000])  # so the comparison would have found one
+    assert SECRET.master not in known and SECRET.for_owners().master not in known
+
+
+@pytest.mark.parametrize("size", [3, SMALL])
+def test_a_short_sum_has_the_noise_and_the_digest_that_it_had_before_there_were_blocks(size):
+    assert block_length(size) is None
+    clean = torch.linspace(-1, 1, size)
+    noisy, blocks = noise_on(clean, Blocks(size)), Blocks(size)
+    before = KeyedNoise(GaussianNoise(2.0), SECRET, "noise", CONTEXT).add_(clean.clone(), 0)
+    assert torch.equal(noisy, before) and blocks.digest(noisy) == digest_of(noisy)
+    with pytest.raises(ValueError, match="coordinator's alone"):
+        SumNoise(GaussianNoise(2.0), SECRET, blocks, CONTEXT).keys(0, 0, 1)
+
+
+def test_a_digest_covers_every_block_their_order_and_the_way_they_are_cut():
+    values = torch.randn(BLOCKS.size)
+    digests = BLOCKS.digests(values)
+    found = {BLOCKS.joined(digests), BLOCKS.joined([digests[1], digests[0], *digests[2:]])}
+    found |= {BLOCKS.joined([*digests[:number], "0" * 32, *digests[number + 1 :]]) for number in range(BLOCKS.count)}
+    found |= {Blocks(BLOCKS.size, 500).digest(values), digest_of(values)}
+    assert len(found) == BLOCKS.count + 4
+    with pytest.raises(ValueError, match="11 blocks"):
+        BLOCKS.joined(digests[1:])
+
+
+def test_new_long_sums_are_cut_and_64_workers_share_a_resnet_18s_within_a_tenth():
+    assert block_length(SMALL + 1) == LENGTH
+    slices = slices_of(Blocks(11_504_832, LENGTH), 64)
+    assert max(own.numel for own in slices) < 1.1 * 11_504_832 / 64
+
+
+def test_the_rounding_of_discrete_noise_has_its_room_in_the_whole_sum():
+    with pytest.raises(UserError, match="up to 4,294,967,296 trained numbers"):
+        SumNoise(DiscreteGaussianNoise(1.0, 1.0), SECRET, Blocks(2**32 + 1, LENGTH), CONTEXT)
