@@ -100,6 +100,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     with _connected(watcher) as own, _storage(task) as storage, relayed(watcher) as queue:
         settled = _settled(resources, _machines(), own, watcher)
         task = dataclasses.replace(task, resume=True, beside=storage)  # workers may be started again
+        watcher.note(f"starting {settled.workers} worker{'s' if settled.workers > 1 else ''}, each of which loads PyTorch")
         try:
             refusal = _trainer(task, settled, storage, queue).fit().return_value  # type: ignore[attr-defined]  # Ray types Train v1
         except WorkerGroupError as error:

@@ -80,12 +80,13 @@ def relayed(watcher: Watcher) -> Iterator[Queue]:
                 show_figures(watcher, *content)
 
     def drain() -> None:
-        while True:
+        def take() -> tuple[Any, ...] | None:
             try:
-                deliver(*queue.get(timeout=0.2))
+                return tuple(queue.get(timeout=0.2))
             except Empty:
-                if ended.is_set():
-                    return
+                return None
+
+        deliver_all(take, deliver, ended, watcher)
 
     thread = threading.Thread(target=drain, daemon=True)
     thread.start()
@@ -95,3 +96,32 @@ def relayed(watcher: Watcher) -> Iterator[Queue]:
         ended.set()
         thread.join(timeout=10)
         queue.shutdown(force=True)
+
+
+def deliver_all(
+    take: Callable[[], tuple[Any, ...] | None],
+    deliver: Callable[..., None],
+    ended: threading.Event,
+    watcher: Watcher,
+    every: float = 15.0,
+) -> None:
+    """Delivers events until there is nothing more to come. Says that workers are starting as long as none has said anything.
+
+    Args:
+        take: the next event; ``None``: there is none just now.
+        deliver: is called with what an event holds.
+        ended: once it is set, nothing follows what is on its way.
+        watcher: hears of the start, which takes minutes on a busy machine.
+        every: seconds between two signs of life.
+    """
+    started = tell = time.monotonic()
+    silent = True
+    while True:
+        if (event := take()) is not None:
+            deliver(*event)
+            silent = False
+        elif ended.is_set():
+            return
+        elif silent and time.monotonic() >= tell + every:
+            tell += every
+            watcher.note(f"starting workers: still at it after {time.monotonic() - started:.0f} seconds")

@@ -22,6 +22,7 @@ MOVED = {  # pages that lie outside of docs/ -> where the site has them
 }
 ROOMS = ("dpfed", "cluster", "clients", "server")
 _LINK = re.compile(r"(\]\()(?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?(\))")
+_HTML_LINK = re.compile(r'(href=")(?!\w+:|#|/)([^"#]+\.(?:md|ipynb))(#[^"]*)?(")')
 _FETCHING = re.compile(r'<script type="module">(?:(?!</script>).)*?cdnjs(?:(?!</script>).)*?</script>', re.DOTALL)
 _CODE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 
@@ -51,9 +52,21 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return outside_code(markdown, lambda text: _LINK.sub(lambda link: _moved(link, home, page.file.src_uri), text))
 
 
-def on_post_page(output: str, **_: Any) -> str:
-    """Takes a script out of the tutorials' pages that would fetch a library from elsewhere, for diagrams that none has."""
-    return _FETCHING.sub("", output)
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Mends the tutorials' pages, which MkDocs itself does not make: links to other pages, and what fetches from elsewhere.
+
+    The latter is a script that would fetch a library for diagrams, which none has.
+    """
+    here = page.file.src_uri
+    if not here.endswith(".ipynb"):
+        return output
+
+    def linked(link: re.Match[str]) -> str:
+        if PurePosixPath(link[2]).name == PurePosixPath(here).name:
+            return link[0]  # the notebook itself, to be downloaded
+        return re.sub(r"\.(md|ipynb)(?=[#\"])", ".html", _moved(link, f"docs/{here}", here))
+
+    return _HTML_LINK.sub(linked, _FETCHING.sub("", output))
 
 
 def outside_code(markdown: str, change: Any) -> str:

@@ -3,6 +3,7 @@
 import itertools
 import re
 import sys
+import threading
 import time
 from types import ModuleType, SimpleNamespace
 
@@ -70,6 +71,25 @@ def test_the_hopeless_is_not_tried_again_and_a_refusal_stays_what_it_is():
         wait_for(failing(UserError("mine")), Silent())
     with pytest.raises(KeyboardInterrupt):
         wait_for(failing(KeyboardInterrupt()), Silent())
+
+
+def test_workers_that_start_slowly_are_waited_for_in_sight_until_one_speaks():
+    from cluster.relay import deliver_all
+
+    watcher, ended, delivered = Notes(), threading.Event(), []
+    events = itertools.chain([None] * 30, [("note", "reading")], [None] * 30)
+
+    def take():
+        time.sleep(0.01)
+        event = next(events, None)
+        if event is None and delivered and next(events, None) is None:
+            ended.set()
+        return event
+
+    deliver_all(take, lambda *event: delivered.append((event, len(watcher.notes))), ended, watcher, every=0.05)
+    (event, told), notes = delivered[0], watcher.notes
+    assert event == ("note", "reading") and len(delivered) == 1
+    assert 3 <= told == len(notes) and notes[0].startswith("starting workers: still at it after")
 
 
 def test_a_long_attempt_gives_signs_of_life_until_it_ends():

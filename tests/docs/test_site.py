@@ -1,11 +1,13 @@
 """The documentation site: every page has its place, links are those of the site, and the tutorials are executed."""
 
+import html
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -48,6 +50,19 @@ def test_links_of_the_repository_become_links_of_the_site(home, here, link, expe
     assert pages._moved(found, home, here) == f"]({expected})"
 
 
+def test_links_of_a_tutorial_lead_to_pages_of_the_site():
+    """MkDocs does not make these pages, and so neither turns nor checks their links."""
+
+    class Page:
+        class file:
+            src_uri = "tutorials/x.ipynb"
+
+    elsewhere = '<a href="https://x.org/a.md">a</a><a href="#b">b</a><a href="x.ipynb">download</a>'
+    text = '<a href="../data.md#dicom">c</a><a href="../../README.md">d</a><a href="y.ipynb">e</a>'
+    expected = '<a href="../data.html#dicom">c</a><a href="../index.html">d</a><a href="y.html">e</a>'
+    assert pages.on_post_page(elsewhere + text, Page) == elsewhere + expected
+
+
 def test_code_and_addresses_stay_as_they_are():
     class Page:
         class file:
@@ -81,6 +96,27 @@ def test_tutorials_are_executed_without_an_error_and_name_no_place_of_this_machi
     assert not re.search(r"/tmp/|/work/", text)
 
 
+def links(text):
+    """Addresses on a page that are of the site itself."""
+    return [
+        html.unescape(link) for link in re.findall(r'<(?:a|img|link|script)\b[^>]*?\s(?:href|src)="(?!\w+:|//)([^"]+)"', text)
+    ]
+
+
+def leads(page, link, texts):
+    """Whether an address is that of a file, and of a place on it."""
+    path, _, anchor = unquote(link).partition("#")
+    file = (page.parent / path).resolve() if path else page
+    file = file / "index.html" if file.is_dir() else file
+    known = (
+        not anchor
+        or file not in texts
+        or anchor.startswith("__")
+        or re.search(rf'\b(?:id|name)="{re.escape(anchor)}"', texts[file])
+    )
+    return file.is_file() and bool(known)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not MKDOCS.exists(), reason="mkdocs is not installed")
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path):
@@ -88,8 +124,12 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path):
     command = [str(MKDOCS), "build", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0 and not done.stdout, done.stderr
-    for page in (tmp_path / "site").rglob("*.html"):
-        text = page.read_text()
+    texts = {page: page.read_text() for page in (tmp_path / "site").rglob("*.html")}
+    for page, text in texts.items():
+        assert not (lost := [link for link in links(text) if not leads(page, link, texts)]) or page.name == "404.html", (
+            page,
+            lost,
+        )
         assert not re.search(r'<(?:script|img|iframe|link)[^>]*(?:src|href)="(?:https?:)?//', text), page
         assert not re.search(r"""(?:import|url)\(["']?https?://""", text), page
 
