@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.peers import page
 from benchmarks.record import RESULTS, figures
 from dpfed.evaluation.intervals import wilson
 from dpfed.privacy.promise import round_down, round_up
@@ -364,6 +365,13 @@ GUIDES: dict[str, Blocks] = {
     "logit-dp.md": {"logit": ("logit", logit)},
     "audit.md": {"membership": ("membership", membership)},
     "normalisation.md": {"noise-injection": ("noise-injection", noise_injection)},
+    "peers.md": {
+        "peers-step": ("peers", page.steps),
+        "peers-clip": ("peers", page.clip),
+        "peers-sampling": ("peers", page.sampling),
+        "peers-federation": ("peers", page.rounds),
+        "peers-faster": ("peers", page.faster),
+    },
     "methods.md": {"objectives": ("objectives-cifar10-cpu", objectives)},
     "reproduce.md": {
         "table1": ("table1-cifar10-cpu-epsilon1", table1),

@@ -6,8 +6,8 @@
     python -m benchmarks.peers check               only whether all compute the same clipped sum
     python -m benchmarks.peers --tiny              to see that it works, with what is installed here; writes nothing
 
-The first call makes the peers' environment in build/peers, about 6 GB. A cell is kept as soon as it is measured, so a command that
-is cut off goes on where it was. `taskset -c 0` in front of it measures on one core.
+The first call makes the peers' environment in build/peers, about 6 GB. A cell is kept as soon as it is measured, so a command
+that is cut off goes on where it was. `taskset -c 0` in front of it measures on one core.
 """
 
 from __future__ import annotations

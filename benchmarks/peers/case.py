@@ -1,8 +1,11 @@
 """One contender in a process of its own: `python -m benchmarks.peers.case NAME`.
 
-It reads requests, a line of JSON each, and answers each with a line: ``{"try": PROBLEM, "at_once": [...]}`` which of several amounts is
-the fastest, ``{"prepare": PROBLEM, "at_once": N}`` what it is told to compute from now on, ``{"step": true}`` the seconds of one step,
-``{"memory": true}`` what the steps since took at their peak, over what the process had before the first.
+It reads requests, a line of JSON each, and answers each with a line:
+
+    {"try": PROBLEM, "at_once": [...]}      which of several amounts is the fastest
+    {"prepare": PROBLEM, "at_once": N}      this is to be computed from now on
+    {"step": true}                          seconds of one step
+    {"memory": true}                        what the steps since took at their peak, over what was there before the first
 
 Seconds are the processor's, so that other work on the machine counts less.
 """

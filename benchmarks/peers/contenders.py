@@ -19,7 +19,7 @@ class Contender:
         where: module in this folder, and the name of its function there: of a problem, and of how much it takes at a time.
         problem: module in this folder, and the name of its class of problems there.
         needs: package that must be installed.
-        at_once: how much it may take at a time, of which the fastest is chosen: groups, or for `PLAIN` records. 0: its own affair.
+        at_once: how much it may take at a time, of which the fastest is chosen: groups, or for `PLAIN` records. 0: it knows.
         groups: whether it can clip groups of several records.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +30,8 @@ def go_inside() -> None:
 
 def ready() -> Path:
     """Makes the environment unless it is there as the lock file says; returns its Python."""
+    if shutil.which("uv") is None:
+        raise SystemExit("the peers' environment is made by uv, which is not here: pip install uv")
     python, installed = PLACE / "bin" / "python", PLACE / "requirements.txt"
     if not installed.exists() or installed.read_bytes() != LOCK.read_bytes():
         print(f"installing the peers into {PLACE}, about 6 GB", flush=True)

@@ -1,8 +1,8 @@
 """A round of dpfed's in `secure` mode beside Flower's federated averaging, plain and with SecAgg+, by the size of the update.
 
-Three sites, a process for every party, SuperLink and SuperNodes over TLS with node authentication on this machine. Flower's own
-rounds run as Flower comes: `flower-supernode`, which starts a process for every message. Its clients compute nothing; of ours, the
-gradients are taken off.
+Three sites, a process for every party, SuperLink and SuperNodes over TLS with node authentication on this machine. Flower's
+own rounds run as Flower comes: `flower-supernode`, which starts a process for every message. Its clients compute nothing; of
+ours, the gradients are taken off.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What all contenders compute: the sum of the groups' clipped gradients of one model on one batch.
 
-The model is the small CNN with its projection head, at 32 px. In groups of S >= 2 the loss is dpfed's contrast between two views of
-each record, inside the group. A record alone has nothing to contrast with, so at S = 1 one view of it is drawn to the first of 16
-fixed embeddings and away from the others: a loss of each record by itself, which Opacus can have, too.
+The model is the small CNN with its projection head, at 32 px. In groups of S >= 2 the loss is dpfed's contrast between two
+views of each record, inside the group. A record alone has nothing to contrast with, so at S = 1 one view of it is drawn to the
+first of 16 fixed embeddings and away from the others: a loss of each record by itself, which Opacus can have, too.
 
 Shapes: B records, S in a group, G = B / S groups, V views, D embedding dimensions, P parameters.
 """
