@@ -1,7 +1,7 @@
 """dpfed beside jax_privacy, Opacus, torch.func, open_clip and Flower, on the same cores, in turns.
 
     python -m benchmarks.peers                     all parts that are not in benchmarks/results/peers.json yet
-    python -m benchmarks.peers step                one part: step, sampling or federation
+    python -m benchmarks.peers step                one part: step, clip, sampling or federation
     python -m benchmarks.peers step --again        measures anew what is there
     python -m benchmarks.peers check               only whether all compute the same clipped sum
     python -m benchmarks.peers --tiny              to see that it works, with what is installed here; writes nothing
@@ -17,7 +17,7 @@ import argparse
 from benchmarks.peers import environment, oracle, sampling, step
 from benchmarks.peers.turns import report
 
-PARTS = ("step", "sampling", "federation")
+PARTS = ("step", "clip", "sampling", "federation")
 LARGEST = 1e-4  # difference of two clipped sums, over their length
 
 
@@ -26,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, "check", []], help="default: all")
     parser.add_argument("--again", action="store_true", help="measure anew what is there")
+    parser.add_argument("--batch", type=int, nargs="+", default=step.BATCHES, metavar="B", help="of the steps")
     parser.add_argument("--tiny", action="store_true", help="to see that it works; writes nothing")
     options = parser.parse_args()
     if options.tiny:
@@ -38,7 +39,9 @@ def main() -> None:
             check()
         elif part == "step":
             check()
-            step.measure(options.again)
+            step.measure(options.again, tuple(options.batch))
+        elif part == "clip":
+            step.measure_clip(options.again)
         elif part == "sampling":
             sampling.measure(options.again)
         else:
@@ -61,8 +64,7 @@ def check() -> None:
 def tiny() -> None:
     """The parts that need no network of processes, at sizes of no meaning."""
     check()
-    for size in step.SIZES:
-        step.of_size(size, [32], report, tried=16, rounds=1, width=8)
+    step.of_sizes({size: [32] for size in step.SIZES}, report, tried=16, rounds=1, width=8)
     report("N = 1000, B = 50", sampling.of_cell(1000, 50, 1))
 
 

@@ -41,7 +41,7 @@ def main(name: str) -> None:
                 gc.collect()
                 started = time.process_time()
                 step = contender.make(problem, number)
-                answer = {"preparing": time.process_time() - started, "engine": getattr(step, "engine", None)}
+                answer = {"preparing": time.process_time() - started}
                 forget_peak()
                 before = peak()
             case {"memory": True}:
@@ -52,7 +52,7 @@ def main(name: str) -> None:
         print(json.dumps(answer), flush=True)
 
 
-def fastest(make: Callable[[int], Any], numbers: list[int]) -> dict[str, float]:
+def fastest(make: Callable[[Any], Any], numbers: list[Any]) -> dict[str, Any]:
     """Which of several numbers, and its seconds, behind a step that warms up."""
     found = {}
     for number in numbers:

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfed.bounding.engines import GroupBatch, build_engine, fastest_engine
+from dpfed.bounding.engines import GroupBatch, LoopEngine
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.parameters import TrainableVector
-from dpfed.objectives.infonce import group_loss
 
 
 @dataclass(frozen=True)
@@ -46,29 +45,17 @@ class ClipProblem:
         return torch.randn(self.batch, 3, size, size, generator=torch.Generator().manual_seed(1)), tokens
 
 
-def in_groups_of_4(problem: ClipProblem, at_once: int) -> Callable[[], Tensor]:
-    """dpfed's step at S = 4."""
-    return _ours(problem, 4)
-
-
-def in_groups_of_16(problem: ClipProblem, at_once: int) -> Callable[[], Tensor]:
-    """dpfed's step at S = 16."""
-    return _ours(problem, 16)
-
-
-def _ours(problem: ClipProblem, group: int) -> Callable[[], Tensor]:
-    """dpfed's clipped sum over groups, adapters of rank 16 on q and v of both towers."""
+def in_groups(problem: ClipProblem, group: int) -> Callable[[], Tensor]:
+    """dpfed's clipped sum over groups by the loop, adapters of rank 16 on q and v of both towers."""
     model, images, tokens = _adapted(problem)
     batch = GroupBatch({"image": images[:, None], "text": tokens[:, None]}, list(range(0, problem.batch + 1, group)))
-    name = fastest_engine(model, batch)
-    engine = build_engine(name, model, "fp32", group_loss, group)
+    engine = LoopEngine(model)
 
     def step() -> Tensor:
         into = engine.zeros()
         engine.add_clipped(batch, problem.clip_norm, into)
         return into
 
-    step.engine = name  # type: ignore[attr-defined]
     return step
 
 

@@ -19,17 +19,18 @@ class Contender:
         where: module in this folder, and the name of its function there: of a problem, and of how much it takes at a time.
         problem: module in this folder, and the name of its class of problems there.
         needs: package that must be installed.
-        at_once: how much it may take at a time, of which the fastest is chosen: groups, or for `PLAIN` records. 0: it knows.
+        at_once: how much it may take at a time, of which the fastest is chosen: groups, or for `PLAIN` records; or, by name,
+            which engine it may take. 0: it knows.
         groups: whether it can clip groups of several records.
     """
 
     where: str
     problem: str = "problem:Problem"
     needs: str = "torch"
-    at_once: tuple[int, ...] = (0,)
+    at_once: tuple[int, ...] | tuple[str, ...] = (0,)
     groups: bool = True
 
-    def make(self, problem: Mapping[str, Any], at_once: int) -> Callable[[], Any]:
+    def make(self, problem: Mapping[str, Any], at_once: int | str) -> Callable[[], Any]:
         """What computes the step."""
         return _found(self.where)(_found(self.problem)(**problem), at_once)
 
@@ -45,19 +46,19 @@ def _found(where: str) -> Any:
 
 
 STEPS = {
-    PLAIN: Contender("torch_steps:without_privacy", at_once=(32, 128, 512)),
-    "dpfed": Contender("torch_steps:ours"),
-    "torch.func": Contender("torch_steps:torch_func", at_once=(4, 16, 64)),
-    "jax_privacy": Contender("jax_step:jax_privacy", needs="jax_privacy", at_once=(1, 8, 64)),
-    "Opacus, hooks": Contender("torch_steps:opacus_hooks", needs="opacus", at_once=(16, 64, 256), groups=False),
-    "Opacus, ghost": Contender("torch_steps:opacus_ghost", needs="opacus", at_once=(16, 64, 256), groups=False),
+    PLAIN: Contender("torch_steps:without_privacy", at_once=(32, 128)),
+    "dpfed": Contender("torch_steps:ours", at_once=("loop", "vmap", "layerwise")),
+    "torch.func": Contender("torch_steps:torch_func", at_once=(8, 32)),
+    "jax_privacy": Contender("jax_step:jax_privacy", needs="jax_privacy", at_once=(1, 16)),
+    "Opacus, hooks": Contender("torch_steps:opacus_hooks", needs="opacus", at_once=(32, 128), groups=False),
+    "Opacus, ghost": Contender("torch_steps:opacus_ghost", needs="opacus", at_once=(32, 128), groups=False),
 }
 _CLIP = {"problem": "clip_steps:ClipProblem", "needs": "open_clip"}
 CLIPS = {
     "open_clip, all weights": Contender("clip_steps:full", **_CLIP),
     "open_clip, adapters": Contender("clip_steps:adapters_only", **_CLIP),
-    "dpfed, S = 4": Contender("clip_steps:in_groups_of_4", **_CLIP),
-    "dpfed, S = 16": Contender("clip_steps:in_groups_of_16", **_CLIP),
+    "dpfed, S = 4": Contender("clip_steps:in_groups", at_once=(4,), **_CLIP),
+    "dpfed, S = 16": Contender("clip_steps:in_groups", at_once=(16,), **_CLIP),
 }
 SAMPLERS = {
     "dpfed, gaps": Contender("samplers:gaps", "samplers:Draw"),

@@ -112,7 +112,7 @@ def _step(found: dict[str, Any] | None, name: str) -> str:
 
 
 def _with_engine(name: str, there: list[dict[str, Any]]) -> str:
-    engines = sorted({one["engine"] for one in there if one.get("engine")})
+    engines = sorted({one["at_once"] for one in there if isinstance(one["at_once"], str)})
     return f"**{name}**, {' or '.join(engines)} engine" if engines else name
 
 

@@ -14,24 +14,22 @@ from torch.func import functional_call, grad, vmap
 
 from benchmarks.peers.problem import TEMPERATURE, Problem, fixed_embeddings, to_fixed
 from dpfed.bounding import foreach
-from dpfed.bounding.engines import build_engine, fastest_engine
+from dpfed.bounding.engines import build_engine
 from dpfed.models.parameters import TrainableVector
 
 Step = Callable[[], Tensor]
 
 
-def ours(problem: Problem, at_once: int) -> Step:
-    """dpfed's fastest engine, chosen as a run chooses it; the engine says how much it takes at a time."""
-    model, batch, loss = problem.model(), problem.group_batch(), problem.loss()
-    name = fastest_engine(model, batch, loss=loss)
-    engine = build_engine(name, model, "fp32", loss, problem.group)
+def ours(problem: Problem, engine_name: str) -> Step:
+    """dpfed's, by one of its engines, which says how much it takes at a time."""
+    batch = problem.group_batch()
+    engine = build_engine(engine_name, problem.model(), "fp32", problem.loss(), problem.group)
 
     def step() -> Tensor:
         into = engine.zeros()
         engine.add_clipped(batch, problem.clip_norm, into)
         return into
 
-    step.engine = name  # type: ignore[attr-defined]
     return step
 
 

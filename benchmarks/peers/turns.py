@@ -52,14 +52,14 @@ def cases(names: list[str]) -> Iterator[dict[str, Case]]:
 
 
 def in_turns(
-    ones: Mapping[str, Case], problem: Mapping[str, Any], at_once: Mapping[str, int], rounds: int, baseline: str
+    ones: Mapping[str, Case], problem: Mapping[str, Any], at_once: Mapping[str, int | str], rounds: int, baseline: str
 ) -> dict[str, Any]:
     """Times contenders against each other on one problem.
 
     Args:
         ones: by name.
         problem: of all of them.
-        at_once: how much each takes at a time; default: its own affair.
+        at_once: how much each takes at a time, or its engine; default: its own affair.
         rounds: steps of each that count, behind one that warms up.
         baseline: the contender whose time the others' is divided by.
     """
@@ -82,6 +82,6 @@ def report(cell: str, found: dict[str, Any]) -> None:
     """Prints a cell."""
     for contender, one in found["contenders"].items():
         shown = f"{statistics.median(one['seconds']):10.5f} s {one['ratio']:7.2f} x {one['step_mb']:7.0f} MB"
-        print(f"{cell:>28}  {contender:<24}{shown}  at once {one['at_once']} {one['engine'] or ''}", flush=True)
+        print(f"{cell:>28}  {contender:<24}{shown}  {one['at_once'] or ''}", flush=True)
     for contender in found.get("left_out", ()):
         print(f"{cell:>28}  {contender:<24}would take too long", flush=True)

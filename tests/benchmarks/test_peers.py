@@ -70,8 +70,8 @@ def test_a_contender_that_ends_is_told_apart():
 def test_parts_come_together_in_one_file_and_on_one_page(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.record.RESULTS", tmp_path)
     monkeypatch.setattr("benchmarks.peers.results.RESULTS", tmp_path)
-    one = {"seconds": [2.0, 1.0, 3.0], "ratio": 2.0, "step_mb": 10.0, "at_once": 4, "engine": None}
-    own = one | {"seconds": [4.0, 4.0, 4.0], "ratio": 4.0, "engine": "layerwise"}
+    one = {"seconds": [2.0, 1.0, 3.0], "ratio": 2.0, "step_mb": 10.0, "at_once": 4}
+    own = one | {"seconds": [4.0, 4.0, 4.0], "ratio": 4.0, "at_once": "layerwise"}
     cell = {"contenders": {"no privacy": one, "dpfed": own, "torch.func": one}, "left_out": ["jax_privacy"]}
     results.keep("step", {"small CNN, S = 4, B = 256": cell}, rounds=3)
     results.keep("step", {"small CNN, S = 4, B = 1024": cell, "ViT-B-32, B = 16": cell | {"left_out": []}}, rounds=3)

@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     context = LegacyContext(context, ServerConfig(), strategy, manager)
     rounds = {
         "FedAvg": default_fit_workflow,
-        "SecAgg+": SecAggPlusWorkflow(num_shares=SITES, reconstruction_threshold=SITES - 1),
+        "SecAgg+": SecAggPlusWorkflow(num_shares=SITES, reconstruction_threshold=SITES - 1, max_weight=1.0),
     }
     weights = np.random.default_rng(0).normal(size=max(1, round(given["megabytes"] * 250_000))).astype(np.float32)
     for number in range(2 * (1 + given["rounds"])):
