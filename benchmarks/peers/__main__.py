@@ -3,7 +3,7 @@
     python -m benchmarks.peers                     all parts that are not in benchmarks/results/peers.json yet
     python -m benchmarks.peers step                one part: step, clip, sampling or federation
     python -m benchmarks.peers step --again        measures anew what is there
-    python -m benchmarks.peers check               only whether all compute the same clipped sum
+    python -m benchmarks.peers check               whether all compute the same clipped sum
     python -m benchmarks.peers --tiny              to see that it works, with what is installed here; writes nothing
 
 The first call makes the peers' environment in build/peers, about 6 GB. A cell is kept as soon as it is measured, so a command
@@ -13,18 +13,20 @@ that is cut off goes on where it was. `taskset -c 0` in front of it measures on 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from benchmarks.peers import environment, oracle, sampling, step
+from benchmarks.peers.results import keep, kept
 from benchmarks.peers.turns import report
 
-PARTS = ("step", "clip", "sampling", "federation")
+PARTS = ("check", "step", "clip", "sampling", "federation")
 LARGEST = 1e-4  # difference of two clipped sums, over their length
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, "check", []], help="default: all")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
     parser.add_argument("--again", action="store_true", help="measure anew what is there")
     parser.add_argument("--batch", type=int, nargs="+", default=step.BATCHES, metavar="B", help="of the steps")
     parser.add_argument("--tiny", action="store_true", help="to see that it works; writes nothing")
@@ -36,9 +38,10 @@ def main() -> None:
         environment.go_inside()
     for part in options.parts or PARTS:
         if part == "check":
-            check()
+            keep("check", check())
         elif part == "step":
-            check()
+            if not kept("check"):
+                keep("check", check())
             step.measure(options.again, tuple(options.batch))
         elif part == "clip":
             step.measure_clip(options.again)
@@ -50,8 +53,9 @@ def main() -> None:
             federation.measure(options.again)
 
 
-def check() -> None:
-    """Refuses to compare what does not compute the same."""
+def check() -> dict[str, Any]:
+    """Refuses to compare what does not compute the same; returns the differences, by S."""
+    cells = {}
     for size in step.SIZES:
         found = oracle.differences(size)
         print(
@@ -59,6 +63,8 @@ def check() -> None:
         )
         if max(found.values()) > LARGEST:
             raise SystemExit(f"not the same sum at S = {size}: {found}")
+        cells[f"S = {size}"] = {"differences": found}
+    return cells
 
 
 def tiny() -> None:

@@ -8,7 +8,7 @@ from benchmarks.peers.contenders import SAMPLERS
 from benchmarks.peers.results import keep, kept
 from benchmarks.peers.turns import cases, in_turns, report
 
-RECORDS, BATCH, ROUNDS = (10**6, 10**7), 4096, 5
+RECORDS, BATCH, ROUNDS = (10**6, 10**7), 4096, 3
 
 
 def measure(again: bool) -> None:

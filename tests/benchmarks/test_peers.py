@@ -100,7 +100,7 @@ def test_the_lock_file_has_the_versions_of_the_project():
 
 
 def test_it_works_in_small_as_a_process():
-    done = _run(sys.executable, "--tiny")
+    done = _run(sys.executable, "-m", "benchmarks.peers", "--tiny")
     assert done.returncode == 0, done.stdout + done.stderr
     for words in ("small CNN, S = 16, B = 32", "torch.func", "Opacus, ghost", "dpfed, gaps"):
         assert words in done.stdout
@@ -108,11 +108,11 @@ def test_it_works_in_small_as_a_process():
 
 @pytest.mark.skipif(not (environment.PLACE / "bin" / "python").exists(), reason="the peers' environment is not there")
 def test_in_the_peers_environment_all_compute_the_same_clipped_sum():
-    done = _run(environment.PLACE / "bin" / "python", "check")
+    words = "from benchmarks.peers.__main__ import check; check()"
+    done = _run(environment.PLACE / "bin" / "python", "-c", words)
     assert done.returncode == 0 and done.stdout.count("jax_privacy") == 3, done.stdout + done.stderr
 
 
 def _run(python, *words):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [str(python), "-m", "benchmarks.peers", *words]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
+    return subprocess.run([str(python), *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
