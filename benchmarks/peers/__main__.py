@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers                     all parts that are not in benchmarks/results/peers.json yet
     python -m benchmarks.peers step                one part: step, clip, sampling or federation
-    python -m benchmarks.peers step --again        measures anew what is there
+    python -m benchmarks.peers step --size 4 --batch 256   some cells of it; --again measures anew what is there
     python -m benchmarks.peers check               whether all compute the same clipped sum
     python -m benchmarks.peers --tiny              to see that it works, with what is installed here; writes nothing
 
@@ -13,6 +13,7 @@ that is cut off goes on where it was. `taskset -c 0` in front of it measures on 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.peers import environment, oracle, sampling, step
@@ -28,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
     parser.add_argument("--again", action="store_true", help="measure anew what is there")
+    parser.add_argument("--size", type=int, nargs="+", default=step.SIZES, metavar="S", help="of the steps' groups")
     parser.add_argument("--batch", type=int, nargs="+", default=step.BATCHES, metavar="B", help="of the steps")
     parser.add_argument("--tiny", action="store_true", help="to see that it works; writes nothing")
     options = parser.parse_args()
@@ -40,9 +42,10 @@ def main() -> None:
         if part == "check":
             keep("check", check())
         elif part == "step":
-            if not kept("check"):
-                keep("check", check())
-            step.measure(options.again, tuple(options.batch))
+            wanted = step.wanted(options.again, options.size, options.batch)
+            unchecked = [size for size in wanted if cell_of_check(size) not in kept("check")]
+            keep("check", check(unchecked))
+            step.measure(wanted)
         elif part == "clip":
             step.measure_clip(options.again)
         elif part == "sampling":
@@ -53,18 +56,23 @@ def main() -> None:
             federation.measure(options.again)
 
 
-def check() -> dict[str, Any]:
+def check(sizes: Sequence[int] = step.SIZES) -> dict[str, Any]:
     """Refuses to compare what does not compute the same; returns the differences, by S."""
     cells = {}
-    for size in step.SIZES:
+    for size in sizes:
         found = oracle.differences(size)
         print(
             f"S = {size}: differences from the loop's sum", {name: f"{value:.0e}" for name, value in found.items()}, flush=True
         )
         if max(found.values()) > LARGEST:
             raise SystemExit(f"not the same sum at S = {size}: {found}")
-        cells[f"S = {size}"] = {"differences": found}
+        cells[cell_of_check(size)] = {"differences": found}
     return cells
+
+
+def cell_of_check(size: int) -> str:
+    """Its name."""
+    return f"S = {size}"
 
 
 def tiny() -> None:

@@ -5,7 +5,7 @@ How much each takes at a time (of dpfed: which engine) is tried beforehand on a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.peers.contenders import CLIPS, PLAIN, STEPS
@@ -18,10 +18,15 @@ ROUNDS = 2
 LONGEST = 40.0  # seconds: a contender whose step would take longer is left out of a cell
 
 
-def measure(again: bool, batches: tuple[int, ...] = BATCHES) -> None:
-    """All cells of some batches that are not there yet, or all."""
-    wanted = {size: [batch for batch in batches if again or cell(size, batch) not in kept("step")] for size in SIZES}
-    if any(wanted.values()):
+def wanted(again: bool, sizes: Sequence[int], batches: Sequence[int]) -> dict[int, list[int]]:
+    """B of the cells that are not there yet, or of all, by S."""
+    found = {size: [batch for batch in batches if again or cell(size, batch) not in kept("step")] for size in sizes}
+    return {size: batches for size, batches in found.items() if batches}
+
+
+def measure(wanted: dict[int, list[int]]) -> None:
+    """Those cells."""
+    if wanted:
         of_sizes(wanted, kept_as_found)
 
 
@@ -58,8 +63,6 @@ def of_sizes(
     """
     with cases([name for name, contender in STEPS.items() if contender.there]) as every:
         for size, batches in wanted.items():
-            if not batches:
-                continue
             ones = {name: one for name, one in every.items() if STEPS[name].groups or size == 1}
             trials = {name: trial(name, one, {"group": size, "batch": tried, **more}) for name, one in ones.items()}
             for batch in batches:
