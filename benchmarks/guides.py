@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.peers import page
 from benchmarks.record import RESULTS, figures
 from benchmarks.utility_tables import ladder, public_contrast
 from dpfed.evaluation.intervals import wilson
@@ -367,6 +368,13 @@ GUIDES: dict[str, Blocks] = {
     "normalisation.md": {"noise-injection": ("noise-injection", noise_injection)},
     "methods.md": {"objectives": ("objectives-cifar10-cpu", objectives), "public": ("public-contrast", public_contrast)},
     "starts.md": {"ladder": ("ladder", ladder)},
+    "peers.md": {
+        "peers-step": ("peers", page.steps),
+        "peers-clip": ("peers", page.clip),
+        "peers-sampling": ("peers", page.sampling),
+        "peers-federation": ("peers", page.rounds),
+        "peers-faster": ("peers", page.faster),
+    },
     "reproduce.md": {
         "table1": ("table1-cifar10-cpu-epsilon1", table1),
         "recipe": ("recipe-cifar10-cpu", recipe),

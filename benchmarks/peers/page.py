@@ -1,0 +1,170 @@
+"""The tables and the picture of docs/peers.md, from the result file: `python -m benchmarks.peers.page` draws the picture."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import RESULTS, figures
+
+PICTURE = RESULTS.parents[1] / "docs" / "pictures" / "peers.png"
+PLAIN, GAPS = "no privacy", "dpfed, gaps"
+CNN = "small CNN, S = "
+_ORDER = (PLAIN, "dpfed", "torch.func", "jax_privacy", "Opacus, hooks", "Opacus, ghost")
+
+
+def steps() -> str:
+    """Time of a step over the step without privacy, and memory."""
+    cells = {name: found for name, found in _cells("step").items() if name.startswith(CNN)}
+    batches = sorted({_batch(name) for name in cells})
+    sizes = sorted({_size(name) for name in cells})
+    lines = [
+        "| S | who | " + " | ".join(f"B = {batch:,}" for batch in batches) + " | memory, largest B |",
+        "|---|---|" + "---|" * (len(batches) + 1),
+    ]
+    for size in sizes:
+        row = {batch: cells.get(f"{CNN}{size}, B = {batch}") for batch in batches}
+        for name in _ORDER:
+            shown = [_step(found, name) for found in row.values()]
+            if size > 1 and name.startswith("Opacus"):
+                continue
+            there = [found["contenders"][name] for found in row.values() if found and name in found["contenders"]]
+            memory = f"{there[-1]['step_mb']:.0f} MB" if there else ""
+            lines.append(f"| {size} | {_with_engine(name, there)} | {' | '.join(shown)} | {memory} |")
+    return "\n".join([*lines, "", _stamp("step", cells)])
+
+
+def clip() -> str:
+    """A step of a CLIP beside open_clip's own."""
+    lines = ["| ViT-B-32 at 224 px | time over open_clip's step on the same adapters | memory |", "|---|---|---|"]
+    cells = {name: found for name, found in _cells("step").items() if not name.startswith(CNN)}
+    for name, found in cells.items():
+        batch = name.rpartition("B = ")[2]
+        for who, one in found["contenders"].items():
+            what = "private, adapters" if who.startswith("dpfed") else "no privacy"
+            lines.append(f"| {who}, {what}, B = {batch} | {one['ratio']:.2f} | {one['step_mb']:,.0f} MB |")
+    return "\n".join([*lines, "", _stamp("step", cells)]) if cells else "Not measured yet."
+
+
+def sampling() -> str:
+    """A step's draw."""
+    cells = _cells("sampling")
+    lines = ["| a step's draw | " + " | ".join(cells) + " |", "|---" * (len(cells) + 1) + "|"]
+    names = {name: None for found in cells.values() for name in found["contenders"]}
+    for name in names:
+        shown = []
+        for found in cells.values():
+            one = found["contenders"][name]
+            shown.append(f"{1000 * statistics.median(one['seconds']):,.2f} ms ({one['ratio']:.2f} x), {one['step_mb']:.0f} MB")
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    return "\n".join([*lines, "", _stamp("sampling", cells)])
+
+
+def rounds() -> str:
+    """A round of a federation."""
+    cells = _cells("federation")
+    lines = ["| a round, three sites | " + " | ".join(cells) + " |", "|---" * (len(cells) + 1) + "|"]
+    names = {name: None for found in cells.values() for name in found["contenders"]}
+    for name in names:
+        shown = [f"{statistics.median(found['contenders'][name]['seconds']):.1f} s" for found in cells.values()]
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    return "\n".join([*lines, "", _stamp("federation", cells)]) if cells else "Not measured yet."
+
+
+def faster() -> str:
+    """Where a peer is faster than dpfed, cell by cell."""
+    lines = []
+    for part, own in (("step", "dpfed"), ("sampling", GAPS), ("federation", "dpfed, secure")):
+        for cell, found in _cells(part).items():
+            times = {name: statistics.median(one["seconds"]) for name, one in found["contenders"].items()}
+            if own not in times:
+                continue
+            ahead = [
+                f"{name} takes {times[name] / times[own]:.2f} of dpfed's time"
+                for name in times
+                if times[name] < times[own] and name != PLAIN and not name.startswith("dpfed")
+            ]
+            if ahead:
+                lines.append(f"- {part}, {cell}: {'; '.join(ahead)}.")
+    return "\n".join(lines) or "In no cell."
+
+
+def _cells(part: str) -> dict[str, Any]:
+    return figures("peers").get(part, {}).get("cells", {})
+
+
+def _size(cell: str) -> int:
+    return int(cell.removeprefix(CNN).partition(",")[0])
+
+
+def _batch(cell: str) -> int:
+    return int(cell.rpartition("= ")[2])
+
+
+def _step(found: dict[str, Any] | None, name: str) -> str:
+    if not found:
+        return "not measured"
+    if name not in found["contenders"]:
+        return "left out: too long" if name in found["left_out"] else "not there"
+    one = found["contenders"][name]
+    return f"{one['ratio']:.2f} ({statistics.median(one['seconds']):.2f} s)"
+
+
+def _with_engine(name: str, there: list[dict[str, Any]]) -> str:
+    engines = sorted({one["at_once"] for one in there if isinstance(one["at_once"], str)})
+    return f"**{name}**, {' or '.join(engines)} engine" if engines else name
+
+
+def _stamp(part: str, cells: dict[str, Any]) -> str:
+    """What was measured with what."""
+    result = figures("peers")[part]
+    packages = ", ".join(f"{name} {number}" for name, number in result["packages"].items())
+    cores = sorted({found["cores"] for found in cells.values()})
+    return f"Cores: {', '.join(map(str, cores))}. Medians of {result['rounds']} rounds in turns. {packages}."
+
+
+def picture() -> None:
+    """Draws all three parts."""
+    from dpfed.report.style import MUTED, SERIES, figure, png_bytes, quiet
+
+    canvas, first = figure(11, 3.6)
+    first.remove()
+    axes = canvas.subplots(1, 3)
+    titles = ("a step over one without privacy", "a step's draw, ms", "a federation's round, s")
+    panels = (_panel_of_steps(), _panel("sampling", 1000.0), _panel("federation", 1.0))
+    for one, title, panel in zip(axes, titles, panels, strict=True):
+        quiet(one)
+        one.set_title(title, fontsize=10, loc="left")
+        names = list(dict.fromkeys(name for bars in panel.values() for name in bars))
+        for number, name in enumerate(names):
+            places = [place + number / (len(names) + 1) for place in range(len(panel))]
+            heights = [bars.get(name, 0.0) for bars in panel.values()]
+            one.bar(places, heights, 0.9 / (len(names) + 1), color=SERIES[number], label=name, align="edge")
+        one.set_xticks([place + 0.4 for place in range(len(panel))], list(panel), fontsize=8)
+        if panel:
+            one.set_yscale("log")
+            one.legend(fontsize=7, frameon=False, labelcolor=MUTED)
+    PICTURE.write_bytes(png_bytes(canvas))
+
+
+def _panel_of_steps() -> dict[str, dict[str, float]]:
+    cells = {name: found for name, found in _cells("step").items() if name.startswith(CNN)}
+    batch = max((_batch(name) for name in cells), default=0)
+    return {
+        f"S = {_size(name)}": {who: found["contenders"][who]["ratio"] for who in _ORDER[1:] if who in found["contenders"]}
+        for name, found in cells.items()
+        if _batch(name) == batch
+    }
+
+
+def _panel(part: str, scale: float) -> dict[str, dict[str, float]]:
+    return {
+        cell.partition(", B")[0]: {name: scale * statistics.median(one["seconds"]) for name, one in found["contenders"].items()}
+        for cell, found in _cells(part).items()
+    }
+
+
+if __name__ == "__main__":
+    picture()
+    print(Path(PICTURE))
