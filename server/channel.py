@@ -32,6 +32,7 @@ class FlowerChannel:
         shorten_fetching()
         limit_replies()
         self._grid = grid
+        self._silent: dict[str, str] = {}  # why an address has no answers, as it was said last
 
     def sites(self) -> list[str]:
         """Addresses of the sites that are connected now."""
@@ -93,29 +94,35 @@ class FlowerChannel:
                 with replies_of_at_most(most + _AROUND[0] + most // _AROUND[1]):
                     replies = list(self._grid.pull_messages([message]))
                 for reply in replies:
-                    answers.put((address, _answer(address, message, reply, most)))
+                    answers.put((address, self._heard(address, _answer(address, message, reply, most))))
                     return
                 time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
                 pause = min(1.5 * pause, _LONGEST_PAUSE)
         except RunNotRunningException as error:
             answers.put((address, error))
         except Exception as error:  # a site can send what Flower cannot read
-            _log.warning("site %s: its answer cannot be read (%s)", address, type(error).__name__)
-            answers.put((address, None))
+            answers.put((address, self._heard(address, f"its answer cannot be read ({type(error).__name__})")))
 
-
-def _answer(address: str, message: str, reply: Message, most: int) -> Packet | None:
-    """The packet in a reply; ``None`` if it says that there is none."""
-    if reply.has_error():
-        _log.warning("site %s: no answer (Flower's error %s)", address, reply.error.code)
+    def _heard(self, address: str, answer: Packet | str) -> Packet | None:
+        """The packet. Why there is none is said once, and not for each of many greetings."""
+        if not isinstance(answer, str):
+            self._silent.pop(address, None)
+            return answer
+        if self._silent.get(address) != answer:
+            _log.warning("SuperNode %s: %s", address, answer)
+        self._silent[address] = answer
         return None
+
+
+def _answer(address: str, message: str, reply: Message, most: int) -> Packet | str:
+    """The packet in a reply, or why there is none."""
+    if reply.has_error():
+        return f"no answer (Flower's error {reply.error.code})"
     if reply.metadata.reply_to_message_id != message or reply.metadata.src_node_id != int(address):
         raise ValueError("a reply to something else")
     packet = packet_in(reply.content)
     if reason := failure_of(packet):
-        _log.warning("site %s: no answer (%s)", address, reason)
-        return None
+        return f"no answer ({reason})"
     if (length := len(packet.header) + len(packet.signature) + len(packet.vector)) > most:
-        _log.warning("site %s: no answer (%d bytes, of which %d may be)", address, length, most)
-        return None
+        return f"no answer ({length} bytes, of which {most} may be)"
     return packet

@@ -39,6 +39,10 @@ _HOST = "127.0.0.1"
 _GONE = ("unregistered", "deleted")
 
 
+class Unavailable(UserError):
+    """The SuperLink is not there, or not yet: whoever starts this program tries again."""
+
+
 class Operator:
     """Gives the operator's commands.
 
@@ -63,7 +67,7 @@ class Operator:
         """Returns when the SuperLink listens.
 
         Raises:
-            UserError: if it does not come.
+            Unavailable: if it does not come.
         """
         deadline = time.monotonic() + _START
         while True:
@@ -71,7 +75,7 @@ class Operator:
                 if probe.connect_ex((_HOST, self._port)) == 0:
                     return
             if time.monotonic() > deadline:
-                raise UserError(
+                raise Unavailable(
                     f"no SuperLink listens on {_HOST}:{self._port}: start dpfed-superlink, and give this command again."
                 )
             time.sleep(0.5)
@@ -84,12 +88,13 @@ class Operator:
         # A SuperLink that was started anew has forgotten all of them.
         known = {key: node for key, node in self._known().items() if node in there}
         for key in known.keys() - wanted.keys():
-            self._flwr("supernode", "unregister", known.pop(key), _CONNECTION)
-            print("a SuperNode's key that is no longer in use is unregistered", flush=True)
+            node = known.pop(key)
+            self._flwr("supernode", "unregister", node, _CONNECTION)
+            print(f"the SuperNode {node}, whose key is no longer in use, is unregistered", flush=True)
         for key in wanted.keys() - known.keys():
             file = wanted[key]
             known[key] = str(self._json("supernode", "register", str(file), _CONNECTION, "--name", file.stem)["node-id"])
-            print(f"the SuperNode {file.stem} is registered", flush=True)
+            print(f"the SuperNode {file.stem} is registered, as {known[key]}", flush=True)
         write_atomically(self._registered, json.dumps(known, indent=1) + "\n")
 
     def _known(self) -> dict[str, str]:
@@ -103,14 +108,14 @@ class Operator:
         """
         if going := self._going():
             self._call("log", str(going), _CONNECTION, "--stream")
-            return 0 if self._status(going) == "finished:completed" else 1
+            return _told(self._status(going))
         with tempfile.TemporaryDirectory(prefix="dpfed-") as drafts:
             config = Path(drafts) / "run.toml"
             config.write_text(tomli_w.dumps({"federation": str(self._folder / "federation"), "run": str(self._folder / "run")}))
             app = make_app_folder(Path(drafts) / "app")
             self._call("run", str(app), _CONNECTION, "--stream", "--run-config", str(config))
         newest = max(self._runs(), key=lambda run: str(run["pending-at"]), default=None)
-        return 0 if newest and newest["status"] == "finished:completed" else 1
+        return _told(str(newest["status"]) if newest else "")
 
     def watch(self, stop: threading.Event) -> None:
         """Registers keys as they come and go, until told to stop."""
@@ -136,16 +141,22 @@ class Operator:
     def _json(self, *words: str) -> dict[str, Any]:
         output = self._flwr(*words, "--format", "json")
         try:
-            return json.loads(output[output.index("{") :])
+            said = json.loads(output[output.index("{") :])
         except ValueError as error:
-            raise UserError(f"flwr {' '.join(words)} says: {output.strip()[-500:]}") from error
+            raise Unavailable(f"flwr {' '.join(words)} says: {output.strip()[-500:]}") from error
+        if not said.get("success", True):  # it ends with 0 all the same
+            raise Unavailable(f"flwr {' '.join(words)} says: {said.get('error-message', output.strip()[-500:])}")
+        return said
 
     def _flwr(self, *words: str) -> str:
-        done = subprocess.run(
-            [self._program(), *words], env=self._environment, capture_output=True, text=True, timeout=_START, check=False
-        )
+        try:
+            done = subprocess.run(
+                [self._program(), *words], env=self._environment, capture_output=True, text=True, timeout=_START, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Unavailable(f"flwr {' '.join(words)} did not end within {_START:.0f} s: the SuperLink hangs.") from error
         if done.returncode:
-            raise UserError(f"flwr {' '.join(words)} says: {(done.stdout + done.stderr).strip()[-500:]}")
+            raise Unavailable(f"flwr {' '.join(words)} says: {(done.stdout + done.stderr).strip()[-500:]}")
         return done.stdout
 
     def _call(self, *words: str) -> None:
@@ -159,6 +170,14 @@ class Operator:
 
     def _program(self) -> str:
         return shutil.which("flwr", path=self._environment["PATH"]) or "flwr"
+
+
+def _told(status: str) -> int:
+    """The exit code for a run's last status; what is not the end of it, is said."""
+    if status == "finished:completed":
+        return 0
+    print(f"the run stopped before its end ({status or 'no run'}): this command, given again, goes on with it", flush=True)
+    return 1
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -178,6 +197,9 @@ def main(arguments: list[str] | None = None) -> None:
         stop = threading.Event()
         threading.Thread(target=operator.watch, args=(stop,), daemon=True).start()
         sys.exit(operator.run())
+    except Unavailable as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        sys.exit(1)  # 2 is for what the operator must mend: a service manager leaves it at that
     except UserError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         sys.exit(2)

@@ -76,6 +76,8 @@ def provision_federation(
     for site, kit in done.kits.items():
         state = "has left" if site in done.left else "has not replied" if site in done.waiting else "has replied"
         line(site, f"{state}; {'new kit' if site in done.changed else 'kit as before'}: {kit}")
+    for news in done.news:
+        line("new", news)
     line("read out", f"{done.fingerprint}   (the coordinator's fingerprint: by telephone, never beside a kit)")
     if done.waiting:
         tell(f"\nSend each site its kit. Put the replies into {done.folder / 'replies'}, and give this command again.")
@@ -85,6 +87,8 @@ def provision_federation(
     tell(
         f"\nSend each site its new kit, and start the coordinator: {done.folder / 'README.md'} says how."
         if done.changed
+        else "\nNo kit is new."
+        if done.news
         else "\nNothing is new."
     )
 

@@ -42,6 +42,24 @@ def test_packets_are_carried_both_ways(grid, sites):
     }
 
 
+def test_why_there_is_no_answer_is_said_once_and_again_when_it_was_there(grid, sites, caplog):
+    channel = FlowerChannel(grid)
+
+    def ask():
+        return dict(channel.exchange({"11": Packet(b"q", b"")}, 10))
+
+    sites.handle["a"] = lambda packet: 1 / 0
+    for _ in range(3):
+        assert ask() == {"11": None}
+    said = [record.getMessage() for record in caplog.records if record.name == "server.channel"]
+    assert len(said) == 1 and said[0].startswith("SuperNode 11: no answer (")
+    sites.handle["a"] = lambda packet: packet
+    assert ask() == {"11": Packet(b"q", b"")}
+    sites.handle["a"] = lambda packet: 1 / 0
+    ask()
+    assert sum(record.name == "server.channel" for record in caplog.records) == 2
+
+
 def test_a_vector_for_all_is_stored_once(grid):
     vector = b"v" * 1000
     list(FlowerChannel(grid).exchange({"11": Packet(b"1", b"", vector), "12": Packet(b"2", b"", vector)}, 10))

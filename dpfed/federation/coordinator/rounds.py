@@ -82,7 +82,7 @@ class Federation:
         self._gathered = False  # whether all sites had their time to come
         self._addresses: dict[int, str] = {}  # of the sites that the current step asks
         self._masked: SecureSum | None = None  # of that step
-        self._without = ""  # the sites without which the last step went on
+        self._without: list[str] = []  # the sites without which the last step went on
 
     def collect(self, step: int) -> BoundedSum | None:
         """See `Transport`.
@@ -96,7 +96,9 @@ class Federation:
                 "from the newest checkpoint."
             )
         if self._journal.opened(step):  # by a server that did not live to see its end
-            self._journal.write("discarded", step, reason="the server stopped in the middle of it")
+            reason = "the server stopped in the middle of it"
+            self._journal.write("discarded", step, reason=reason)
+            self._note(f"step {step} is discarded and paid for: {reason}")
             return None
         self._wait_for_sites(step)
         self._journal.write("opened", step)
@@ -152,11 +154,14 @@ class Federation:
             pause = min(1.5 * pause, _PAUSES[1])
 
     def _say_who_is_missing(self, step: int) -> None:
-        """Names the sites without which a step goes on, whenever they are others than before."""
+        """Names the sites without which a step goes on, whenever they are others than before, and those that came."""
         there = self._members.present(step)
-        without = ", ".join(site.name for number, site in enumerate(self._terms.sites) if number not in there)
+        names = [site.name for site in self._terms.sites]
+        without = [name for number, name in enumerate(names) if number not in there]
+        if came := [name for name in self._without if name not in without]:
+            self._note(f"{', '.join(came)} {'takes' if len(came) == 1 else 'take'} part from step {step} on")
         if without and without != self._without:
-            self._note(f"step {step} goes on without {len(self._terms.sites) - len(there)} sites. {self._members.absent(step)}")
+            self._note(f"step {step} goes on without {len(without)} of {len(names)} sites. {self._members.absent(step)}")
         self._without = without
 
     def _ask(self, step: int) -> tuple[dict[int, Content], dict[str, str]]:

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dpfed.errors import UserError
+from dpfed.federation.provisioning.hosts import is_host
 from dpfed.files.atomic import create_file, new_folder, write_atomically
 from dpfed.files.reading import read_bytes
 
@@ -118,6 +119,23 @@ def renew_authority(folder: Path) -> None:
     _replace(folder, AUTHORITY_KEY, AUTHORITY)
 
 
+def is_for(path: Path, host: str) -> bool:
+    """Whether a server's certificate is for a host's name or IP address.
+
+    Args:
+        path: of the certificate.
+        host: see `make_certificates`.
+
+    Raises:
+        UserError: see `certificates_in`.
+    """
+    try:
+        names = certificates_in(path)[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return False
+    return _general_name(host) in names
+
+
 def certificates_in(path: Path) -> list[x509.Certificate]:
     """The certificates that a file holds.
 
@@ -192,13 +210,12 @@ def _named(name: str) -> x509.Name:
 
 
 def _general_name(host: str) -> x509.GeneralName:
+    if not is_host(host):
+        raise UserError(f"--host {host!r} is neither a host's name nor an IP address: leave out scheme and port.")
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        pass
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
-        raise UserError(f"--host {host!r} is neither a host's name nor an IP address: leave out scheme and port.")
-    return x509.DNSName(host)
+        return x509.DNSName(host)
 
 
 def _usage(**what: bool) -> x509.KeyUsage:

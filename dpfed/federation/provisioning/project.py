@@ -12,7 +12,9 @@ from dpfed import __version__
 from dpfed.config import Config, Section, first_problem, load_config
 from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
-from dpfed.federation.protocol.trust import Mode
+from dpfed.federation.protocol.trust import Mode, Trust
+from dpfed.federation.provisioning.hosts import is_host
+from dpfed.federation.provisioning.services import LINK_PORT
 from dpfed.schema.section import Items
 
 _NAME = "^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
@@ -50,13 +52,16 @@ class Project(Section):
     @field_validator("host")
     @classmethod
     def _is_host(cls, host: str) -> str:
-        if (
-            not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?", host)
-            or re.search(r":\d+$", host)
-            and host.count(":") == 1
-        ):
-            raise ValueError("expected a host's name or an IP address, without scheme and port")
+        if not is_host(host):
+            raise ValueError("expected a host's name or an IP address that sites can reach, without scheme and port")
         return host
+
+    @field_validator("port")
+    @classmethod
+    def _is_free(cls, port: int) -> int:
+        if port == LINK_PORT:
+            raise ValueError("the SuperLink listens there, behind the proxy: choose another port, such as 9443")
+        return port
 
     @field_validator("site_image", "coordinator_image")
     @classmethod
@@ -71,6 +76,10 @@ class Project(Section):
         for site in self.sites:
             if (other := seen.setdefault(site.casefold(), site)) is not site:
                 raise ValueError(f"sites: {other!r} and {site!r} cannot be told apart; every site needs a name of its own")
+        try:
+            Trust(self.trust, len(self.sites), self.drops, self.colluders)
+        except UserError as error:  # now, and not when all sites have replied
+            raise ValueError(str(error).removesuffix(".")) from error
         return self
 
     @property

@@ -24,8 +24,10 @@ from dpfed.federation.protocol.messages import PROTOCOL
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import (
     AUTHORITY,
+    AUTHORITY_KEY,
     SERVER,
     SERVER_KEY,
+    is_for,
     make_certificates,
     renew_authority,
     renew_server,
@@ -40,6 +42,7 @@ from dpfed.files.reading import read_bytes
 from dpfed.runs.paths import with_absolute_paths
 
 INNER_DAYS = 3650  # the SuperLink's own certificate never leaves its machine
+_LOCK = ".lock"
 _PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
 _RENEWALS = ("certificate", "authority")
 
@@ -55,6 +58,7 @@ class Provisioned:
         changed: sites whose kit is new or another than before.
         waiting: sites that have not replied.
         left: sites that have left.
+        news: what else is other than before, and what is to be done about it.
         terms: if all have replied.
     """
 
@@ -64,6 +68,7 @@ class Provisioned:
     changed: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    news: list[str] = field(default_factory=list)
     terms: Terms | None = None
 
 
@@ -86,6 +91,8 @@ def provision(
     if renew not in (None, *_RENEWALS):
         raise UserError(f"--renew {renew!r} is unknown: expected one of {', '.join(_RENEWALS)}.")
     office = _Office(place, project)
+    if not office.agreed.path.exists():
+        project.run_config(beside)  # refuses one that cannot be, before anything is made
     with office.held():
         office.refuse_other()
         if renew == "authority":
@@ -94,7 +101,7 @@ def provision(
             renew_server(office.certificates, office.hosts)
         office.found(beside)
         replies = office.replies()
-        done = Provisioned(place, spoken(office.identity().signing_key))
+        done = Provisioned(place, spoken(office.identity().signing_key), news=office.news)
         done.waiting = [site for site in project.sites if site not in replies]
         done.left = [site for site, reply in replies.items() if reply.left]
         if not done.waiting and not office.agreed.path.exists():
@@ -130,13 +137,15 @@ class _Office:
         self._nodes, self._key, self._state = path / "nodes", path / "identity.key", path / "provision.json"
         self.agreed = CoordinatorFolder(path / "federation")
         self.hosts = [project.host]
+        self.news: list[str] = []
 
     def held(self) -> contextlib.AbstractContextManager[None]:
         """Holds the folder for this process, and makes it if need be."""
-        if not os.path.lexists(self._state) and self.path.exists() and any(self.path.iterdir()):
+        others = self.path.exists() and any(path.name != _LOCK for path in self.path.iterdir())
+        if others and not os.path.lexists(self._state):
             raise UserError(f"{self.path} is in use by something else: choose another --folder.")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return file_lock(self.path / ".lock", f"another process provisions {self.path}: try again when it has ended.")
+        return file_lock(self.path / _LOCK, f"another process provisions {self.path}: try again when it has ended.")
 
     def refuse_other(self) -> None:
         """Refuses a folder of another project, and sites that terms do not have."""
@@ -164,6 +173,8 @@ class _Office:
 
     def found(self, beside: Path) -> None:
         """Makes what is not there yet: key, certificates, folders, and the files that start the coordinator."""
+        if not self._state.exists():  # first: from here on the folder is this project's, whatever fails
+            self._save({"name": self._project.name, "invitations": {}})
         for folder in (self._kits, self._replies, self._nodes):
             make_folder(folder, 0o700)
         if not self._key.exists() and not self.agreed.path.exists():
@@ -172,28 +183,45 @@ class _Office:
             self._key.unlink()  # the federation's folder has it
         if not (self.certificates / SERVER).exists():
             make_certificates(self.certificates, self.hosts)
+        elif not is_for(self.certificates / SERVER, self._project.host):
+            self._renew_for_host()
         if not (self.certificates / "inner" / SERVER).exists():
             make_certificates(self.certificates / "inner", ["localhost", "127.0.0.1"], INNER_DAYS)
         self._equip_proxy()
-        if not self._state.exists():
-            self._save({"name": self._project.name, "invitations": {}})
         project = self._project
         files = coordinator_files(project.name, str(self.path), project.host, project.port, project.coordinator_image)
         for name, text in files.items():
             make_folder((self.path / name).parent)
-            _write_if_other(self.path / name, text.encode())
+            if _write_if_other(self.path / name, text.encode()):
+                self.news.append(f"{name} is another than before: read README.md for how its program is started again")
         if not os.path.lexists(self.path / "venv"):
             (self.path / "venv").symlink_to(sys.prefix)
         if not (self.path / ".env").exists():
             settings = {"DPFED_FOLDER": self.path, "DPFED_USER": container_user(), "DPFED_RECORDS": self._records(beside)}
             create_file(self.path / ".env", "".join(f"{name}={value}\n" for name, value in settings.items()))
 
+    def _renew_for_host(self) -> None:
+        """The project names another host than before: sites would refuse the old certificate there."""
+        if not (self.certificates / AUTHORITY_KEY).is_file():
+            raise UserError(
+                f"{self.certificates / SERVER} is not for the host {self._project.host!r}, so the sites would refuse it: "
+                f"restore the project's host, or bring {self.certificates / AUTHORITY_KEY}, which signs a new one."
+            )
+        renew_server(self.certificates, self.hosts)
+
     def _equip_proxy(self) -> None:
         """A folder with what the proxy reads, and no more: a container sees files that are replaced only in a folder."""
         proxy = self.path / "proxy"
         make_folder(proxy, 0o700)
-        for name, source in ((SERVER, SERVER), (SERVER_KEY, SERVER_KEY), ("inner.crt", f"inner/{AUTHORITY}")):
-            _write_if_other(proxy / name, read_bytes(self.certificates / source), 0o600 if name == SERVER_KEY else 0o644)
+        files = {SERVER: SERVER, SERVER_KEY: SERVER_KEY, "inner.crt": f"inner/{AUTHORITY}"}
+        modes = {SERVER_KEY: 0o600}
+        if any(
+            [
+                _write_if_other(proxy / name, read_bytes(self.certificates / files[name]), modes.get(name, 0o644))
+                for name in files
+            ]
+        ):
+            self.news.append("the server's certificate is new: `nginx -s reload`, and the proxy has it")
 
     def identity(self) -> Identity:
         """The coordinator's keys."""
@@ -234,10 +262,13 @@ class _Office:
             if not reply.left
         }
         for name, content in wanted.items():
-            _write_if_other(self._nodes / name, content)
+            new = not (self._nodes / name).exists()
+            if _write_if_other(self._nodes / name, content) or new:
+                self.news.append(f"the SuperNode's key {Path(name).stem} is new: the run registers it")
         for file in self._nodes.glob("*.pub"):
             if file.name not in wanted:
                 file.unlink()
+                self.news.append(f"the SuperNode's key {file.stem} is out of use: the run unregisters it")
 
     def write_kit(self, site: str) -> tuple[Path, bool]:
         """Makes a site's kit, unless it would be the same as the one that is there."""
@@ -303,6 +334,9 @@ def container_user() -> str:
     return f"{os.getuid()}:{os.getgid()}" if os.getuid() else "1000:1000"
 
 
-def _write_if_other(path: Path, content: bytes, mode: int = 0o644) -> None:
-    if not path.exists() or path.read_bytes() != content:
+def _write_if_other(path: Path, content: bytes, mode: int = 0o644) -> bool:
+    """Writes a file unless it has this content; whether there was another one."""
+    before = path.read_bytes() if path.exists() else None
+    if before != content:
         write_atomically(path, content, mode)
+    return before not in (None, content)

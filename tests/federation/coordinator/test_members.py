@@ -219,12 +219,25 @@ def test_a_site_without_which_steps_go_on_is_named_once(lab):
     for step in range(3):
         one.server.collect(step)
     said = [note for note in one.notes if "goes on without" in note]
-    assert said == ["step 0 goes on without 1 sites. site-2: it never came"]
+    assert said == ["step 0 goes on without 1 of 3 sites. site-2: it never came"]
     one.wire.gone = {"node1", "node2"}
     one.server.collect(3)
     assert one.notes[-1] == (
-        "step 3 goes on without 2 sites. site-1: its SuperNode is not connected any more; site-2: it never came"
+        "step 3 goes on without 2 of 3 sites. site-1: its SuperNode is not connected any more; site-2: it never came"
     )
+
+
+def test_a_site_that_comes_late_or_again_is_named(lab):
+    one = lab("central", deadline=0.3)
+    one.wire.gone = {"node2"}
+    one.server.collect(0)
+    one.wire.gone = set()
+    one.server.collect(1)  # greets it
+    one.server.collect(2)
+    assert one.notes[-1] == "site-2 takes part from step 2 on"
+    assert len([note for note in one.notes if "takes part" in note]) == 1
+    one.server.collect(3)
+    assert len([note for note in one.notes if "takes part" in note]) == 1
 
 
 def test_a_site_that_is_waited_for_is_named(lab, monkeypatch):

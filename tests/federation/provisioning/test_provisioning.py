@@ -13,6 +13,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.folders import SiteFolder
 from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.provisioning.certificates import is_for
 from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, read_kit
 from dpfed.federation.provisioning.project import Project
 from dpfed.federation.provisioning.replies import Reply
@@ -270,7 +271,16 @@ def test_two_sites_of_one_name_or_one_key_are_told_apart(office, tmp_path):
         ({"host": "https://x"}, "without scheme and port"),
         ({"host": "x:9443"}, "without scheme and port"),
         ({"host": "x\ny"}, "host"),
+        ({"host": "x:y"}, "without scheme and port"),
+        ({"host": "x..y"}, "host"),
+        ({"host": "x" * 64}, "host"),
+        ({"host": "999.1.1.1"}, "host"),
+        ({"host": "0.0.0.0"}, "that sites can reach"),
         ({"port": 0}, "port"),
+        ({"port": 8100}, "the SuperLink listens there"),
+        ({"trust": "secure", "drops": 1, "colluders": 0}, "can do without 0 of them"),
+        ({"colluders": 2, "trust": "distributed"}, "none to carry the noise"),
+        ({"config": "no.toml"}, "there is no file no.toml"),
         ({"trsut": "secure"}, "trsut"),
         ({"site_image": "x; rm"}, "expected an image"),
     ],
@@ -321,6 +331,46 @@ def test_a_new_certificate_needs_no_new_kit_and_a_new_authority_does(office):
     (certificates / "ca.key").unlink()
     with pytest.raises(UserError, match=r"ca\.key is not there, and it signs"):
         office.provision(renew="certificate")
+
+
+def test_another_host_gets_a_certificate_of_its_own(office):
+    office.provision()
+    certificates = office.folder / "chest" / "certificates"
+    office.write(host="::1")
+    done = office.provision()
+    assert done.changed == list(SITES) and is_for(certificates / "server.pem", "::1")
+    assert not is_for(certificates / "server.pem", "localhost")
+    assert (certificates.parent / "proxy" / "server.pem").read_bytes() == (certificates / "server.pem").read_bytes()
+    assert any("nginx -s reload" in news for news in done.news)
+    (certificates / "ca.key").unlink()
+    office.write(host="other.example.org")
+    with pytest.raises(UserError, match=r"not for the host 'other\.example\.org', so the sites would refuse it"):
+        office.provision()
+    office.write(host="::1")
+    assert office.provision().news == []
+
+
+def test_a_folder_that_was_made_in_part_is_taken_up(office, monkeypatch):
+    monkeypatch.setattr("dpfed.federation.provisioning.provision.make_certificates", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        office.provision()
+    monkeypatch.undo()
+    assert office.provision().waiting == list(SITES)
+
+
+def test_what_is_new_beside_kits_is_said(office):
+    place = office.joined()["north"]
+    assert office.provision().news == []
+    assert office.provision(renew="certificate").news == [
+        "the server's certificate is new: `nginx -s reload`, and the proxy has it"
+    ]
+    place.rotate()
+    office.send(place)
+    assert office.provision().news == ["the SuperNode's key north-b is new: the run registers it"]
+    place.forget_old_key()
+    office.send(place)
+    assert office.provision().news == ["the SuperNode's key north-a is out of use: the run unregisters it"]
+    assert office.provision().news == []
 
 
 def test_a_rotation_adds_a_key_and_then_takes_the_old_one_away(office):

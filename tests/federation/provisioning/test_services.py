@@ -140,7 +140,7 @@ def test_no_container_is_root_or_writes_to_its_root(site, link):
         assert service["user"].startswith("${DPFED_USER:?") and service["read_only"] is True
         assert service["cap_drop"] == ["ALL"] and service["security_opt"] == ["no-new-privileges:true"]
         assert not service.get("privileged") and "pid" not in service and "devices" not in service
-        assert not any("docker.sock" in volume for volume in service["volumes"])
+        assert not any("docker.sock" in volume for volume in service.get("volumes", []))
 
 
 def mounts(service):
@@ -153,7 +153,7 @@ def test_the_worker_has_no_network_and_the_node_no_records(site):
     assert not any("ports" in service for service in site.values())
     for slot in SLOTS:
         node, app = site[f"node-{slot}"], site[f"app-{slot}"]
-        assert app["network_mode"] == f"service:node-{slot}"
+        assert node["network_mode"] == app["network_mode"] == f"service:net-{slot}"
         reachable = {*mounts(node), *mounts(app)}
         assert not reachable & {"${DPFED_FOLDER}/site", "${DPFED_STORE}", "${DPFED_BUDGETS}", "${DPFED_FOLDER}"}
         assert "${DPFED_FOLDER}/door" in mounts(app) and "${DPFED_FOLDER}/door" not in mounts(node)
@@ -163,10 +163,21 @@ def test_the_worker_has_no_network_and_the_node_no_records(site):
 
 def test_only_the_proxys_port_is_open_at_the_coordinator(link):
     ports = {name: service["ports"] for name, service in link.items() if "ports" in service}
-    assert ports == {"superlink": ["9443:9443"]}  # the proxy and the operator are in its network
-    assert {link[name]["network_mode"] for name in ("proxy", "run")} == {"service:superlink"}
+    assert ports == {"net": ["9443:9443"]}  # SuperLink, proxy and operator are in its network
+    assert {link[name]["network_mode"] for name in ("superlink", "proxy", "run")} == {"service:net"}
     host = link["superlink"]["command"]
     assert host[host.index("--host") + 1] == "127.0.0.1" and "--enable-supernode-auth" in host
+
+
+def test_no_container_loses_its_network_when_another_one_is_started_again(site, link):
+    # github.com/moby/moby/issues/24935: a SuperNode that was refused, or a SuperLink that crashed, would cut off the others.
+    for services in (site, link):
+        holders = {
+            service["network_mode"].removeprefix("service:") for service in services.values() if "network_mode" in service
+        }
+        for name in holders - {"none"}:
+            assert services[name]["command"] == ["sleep", "infinity"] and services[name]["networks"] == ["outside"]
+            assert "volumes" not in services[name] and "env_file" not in services[name]
 
 
 def test_what_is_renewed_reaches_a_container_that_runs(link):
@@ -180,6 +191,8 @@ def test_units_and_containers_start_the_same_programs(site):
         return re.sub(r"\$\{DPFED_FOLDER\}|%f", "F", re.sub(r"\$\{DPFED_PORT_(.)\}|920[01]", "PORT", " ".join(words)))
 
     for name, service in site.items():
+        if name.startswith("net-"):
+            continue
         (command,) = settings(UNITS[f"dpfed-{name}@.service"])["ExecStart"]
         unit = command.removeprefix("%f/venv/bin/").replace("'", "").replace(" --group dpfed-node", "")
         assert plain(service["command"]) == plain([unit])
@@ -214,6 +227,7 @@ def test_an_image_is_not_root_and_holds_only_what_is_named(file):
     assert all((ROOT / source).exists() for source in copied) and not copied & {".", "runs", "stores"}
     assert {"dpfed", "clients", "server", "cluster", "configs"} <= copied
     (install,) = [rest for word, rest in words if word == "RUN" and "uv pip install" in rest]
+    assert "--compile-bytecode" in install  # the root is read-only when it runs
     assert "--verify-hashes" in install and "--constraint requirements.lock" in install
     assert "EXPOSE" not in dict(words)
     assert f"dpfed-{'site' if file.parent.name == 'clients' else 'coordinator'}:{__version__}" in file.read_text()
