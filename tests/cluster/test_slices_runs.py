@@ -34,10 +34,14 @@ def shared(rank, place, log, *arguments):
     dpfed(*arguments)
 
 
-@pytest.mark.parametrize("diagnostics", ["off", "private"])
-def test_a_run_that_ranks_shared_is_finished_by_one_process(source, tmp_path, diagnostics):
+@pytest.mark.parametrize(
+    "further",
+    [[], pytest.param(["diagnostics=private", "progress.share=0.5", "privacy.noise_multiplier=0.3"], marks=pytest.mark.slow)],
+    ids=["plain", "private progress"],
+)
+def test_a_run_that_ranks_shared_is_finished_by_one_process(source, tmp_path, further):
     folder = tmp_path / "run"
-    options = ("--set", "optimizer.ema=0.9", *(("--set", "diagnostics=private") if diagnostics == "private" else ()))
+    options = [word for key in ["optimizer.ema=0.9", *further] for word in ("--set", key)]
     arguments = (tmp_path / "here", tmp_path / "steps", *pretrain(source, folder, *options))
     with Processes(3, tmp_path / "out", shared, *arguments) as processes:
         wait_for(tmp_path / "here", processes)
@@ -56,5 +60,5 @@ def test_a_run_that_ranks_shared_is_finished_by_one_process(source, tmp_path, di
     assert run.finished and run.card.exists() and not run.releases.exists()
     state = load_file(sorted(run.checkpoints.glob("*.safetensors"))[-1])
     size = sum(value.numel() for name, value in state.items() if name.startswith("optimizer/") and name.endswith("exp_avg"))
-    assert size == state["post/moving_average/weights"].numel() == len(noisy) - (2 if diagnostics == "private" else 0)
+    assert size == state["post/moving_average/weights"].numel() == len(noisy) - Ledger.open(run.ledger).plan.statistics_count
     assert all(torch.isfinite(value).all() for value in state.values())
