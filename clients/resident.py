@@ -8,6 +8,9 @@ to another program, which is this one:
 
 It takes the place of ``flower-superexec`` and ``flwr-clientapp``, ignores the code that came, and calls `clients.app`.
 
+A message without an answer, because its run has ended or its SuperNode did not respond, is left alone: within a minute the
+SuperNode answers in the app's place, and takes the next one.
+
 The signal USR1 retires it, when another SuperNode at the same site takes over: the coordinator asks the one that it greeted
 last, and greets those that it does not count on. So it answers everything until it is greeted, does not answer that, and ends.
 No step is lost.
@@ -87,20 +90,11 @@ def serve(address: str, secret: bytes, retirement: Retirement | None = None) -> 
 def _handle(address: str, token: str, room: threading.Semaphore, retirement: Retirement) -> None:
     try:
         with Task(address, token) as task:
-            _answer(task, retirement)
-    except Exception as error:  # the SuperNode is gone, or knows nothing of the task any more
-        _log.warning("a message was lost: %s", type(error).__name__)
+            task.handle(retirement.answer)
+    except Exception as error:  # its run has ended, or the SuperNode is gone or knows nothing of the task any more
+        _log.warning("a message has no answer: %s; in a minute the SuperNode says so, and goes on", type(error).__name__)
     finally:
         room.release()
-
-
-def _answer(task: Task, retirement: Retirement) -> None:
-    """One message. One that cannot be handled, perhaps because its run has ended, is given up."""
-    try:
-        task.handle(retirement.answer)
-    except Exception as error:
-        _log.warning("a message was given up: %s", type(error).__name__)
-        task.give_up()
 
 
 def _retire(retirement: Retirement) -> None:

@@ -40,6 +40,7 @@ VERSION = FLOWER_VERSION
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _FIRST, _LONGEST = 0.05, 0.4  # seconds between tries to fetch what is not there yet
 _OBJECTS, _CHUNK = 16, 1 << 20  # of a reply: objects beside the chunks of its vector; bytes of the smallest chunk that counts
+_TRIES, _BETWEEN = 6, 1.0  # of a request to a SuperNode on this machine that broke off; seconds between them
 _LONGEST_IDLE = 0.2  # seconds; an idle SuperNode then asks five times a second, a signed request of a few hundred bytes
 
 
@@ -75,6 +76,7 @@ with _fitting():
         RuntimeVersionHttpInterceptor,
         SuperExecAuthHttpInterceptor,
     )
+    from flwr.supercore.retry.retry_invoker import RetryInvoker, constant
     from flwr.supercore.run import RunNotRunningException
     from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
@@ -250,13 +252,20 @@ class SuperNode:
 class Task:
     """A message that this process handles; a context manager, which tells the SuperNode again and again that it is at work.
 
+    A request that breaks off is made again. Whoever cannot answer leaves: a SuperNode that hears nothing of a task for a minute
+    answers in its place. It must not be told that the task has failed. It would then wait for an answer for ever, and take no
+    other message.
+
     Args:
         address: of the SuperNode's Runtime API.
         token: see `SuperNode.next_task`.
     """
 
     def __init__(self, address: str, token: str) -> None:
-        self._client = _client(address, RuntimeTokenHttpInterceptor(token))
+        again = RetryInvoker(
+            lambda: constant(_BETWEEN), httpx.TransportError, max_tries=_TRIES, max_time=None, wait_function=time.sleep
+        )
+        self._client = _client(address, RuntimeTokenHttpInterceptor(token), again)
         self._heartbeat = HeartbeatSender(self._beat)
 
     def __enter__(self) -> Task:
@@ -276,10 +285,6 @@ class Task:
         push_message(self._client, app(message, context), context)
         push_task_output(self._client, None, SubStatus.COMPLETED, "")
 
-    def give_up(self) -> None:
-        """Says that there will be no answer."""
-        push_task_output(self._client, None, SubStatus.FAILED, "")
-
     def _beat(self) -> bool:
         try:
             self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
@@ -288,7 +293,9 @@ class Task:
         return True
 
 
-def _client(address: str, interceptor: RuntimeTokenHttpInterceptor | SuperExecAuthHttpInterceptor) -> RuntimeHttpClient:
+def _client(
+    address: str, interceptor: RuntimeTokenHttpInterceptor | SuperExecAuthHttpInterceptor, again: RetryInvoker | None = None
+) -> RuntimeHttpClient:
     called = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
     # Without Flower's own retries, which end the process when a task is no longer known.
-    return RuntimeHttpClient.from_server_address(address, True, None, [called, interceptor])
+    return RuntimeHttpClient.from_server_address(address, True, None, [called, interceptor], retry_invoker=again)

@@ -44,6 +44,8 @@ CALLS = {  # as dpfed makes them
     "RuntimeHttpClient.from_server_address": ["address", True, None, []],
     "RuntimeHttpClient.AcquireTask": ["self", "request"],
     "RuntimeHttpClient.SendTaskHeartbeat": ["self", "request"],
+    "RetryInvoker": [lambda: iter(()), Exception, 3, None],
+    "constant": [1.0],
     "HeartbeatSender": [lambda: True],
     "HeartbeatSender.start": ["self"],
     "HeartbeatSender.stop": ["self"],
