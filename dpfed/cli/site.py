@@ -259,6 +259,7 @@ def status(folder: SiteDirectory) -> None:
     """Show what the site has spent."""
     say(f"reading {folder}", True)
     from dpfed.federation.folders import SiteFolder
+    from dpfed.federation.leaving import day_of_leaving
     from dpfed.federation.protocol.statement import confirmation
     from dpfed.privacy.ledger import Ledger
     from dpfed.privacy.promise import meaning, round_up
@@ -268,6 +269,8 @@ def status(folder: SiteDirectory) -> None:
     number = terms.number_of(opened.identity().signing_key)
     own = terms.sites[number]
     plan, budget = ledger.plan, opened.settings().budget
+    if (day := day_of_leaving(opened.path)) is not None:
+        tell(f"{'left':>15}  on {day}, for good; what is spent stays spent")
     for name, value in (
         ("site", f"{own.name}, {own.records:,} records declared, {own.groups} of {plan.groups} groups"),
         ("terms", terms.fingerprint),

@@ -36,12 +36,16 @@ def has_left(folder: Path) -> bool:
     return (folder / _LEFT).is_file()
 
 
+def day_of_leaving(folder: Path) -> str | None:
+    """When a site left, as YYYY-MM-DD; ``None``: it has not."""
+    return json.loads(read_text(folder / _LEFT))["day"] if has_left(folder) else None
+
+
 def refuse_if_left(folder: Path) -> None:
     """Refuses to go on with a site that has left.
 
     Raises:
         UserError: saying when.
     """
-    if has_left(folder):
-        day = json.loads(read_text(folder / _LEFT))["day"]
+    if (day := day_of_leaving(folder)) is not None:
         raise UserError(f"{folder} left its federation on {day}, for good: make a new site for another federation.")
