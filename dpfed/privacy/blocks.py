@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpfed.privacy.noise import Noise, digest_of
+from dpfed.privacy.noise import KeyedNoise, Noise, digest_of
 from dpfed.privacy.randomness import Randomness
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a plan is refused without it
@@ -113,10 +113,10 @@ class SumNoise:
 
     def add_(self, values: Tensor, step: int) -> None:
         """Adds the noise of a step to a whole sum, in place."""
-        context = self.context_of(self.blocks.digest(values))
         if self.blocks.count == 1:
-            self.noise.add_(values, self._randomness, PURPOSE, step, 0, context)
+            KeyedNoise(self.noise, self._randomness, PURPOSE, self.context).add_(values, step)
         else:
+            context = self.context_of(self.blocks.digest(values))
             add_to_blocks_(self.blocks, values, self.noise, self.keys(step, 0, self.blocks.count), context, step)
 
     def context_of(self, clean: str) -> str:
