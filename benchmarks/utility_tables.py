@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.record import figures
+from dpfed.privacy.promise import round_up
 
 _PROMISES = "Each figure is the mean of its runs, with the standard deviation where there are several."
 _RETRIEVED = ("image_to_text_R@10", "text_to_image_R@10")
@@ -32,10 +33,10 @@ def public_contrast() -> str:
                 " / ".join(_spread(run["after"][metric] for run in side) for metric in _RETRIEVED) for side in sides.values()
             )
             counts = " and ".join(dict.fromkeys(str(len(side)) for side in sides.values()))
-            lines.append(f"| {epsilon:g} | {' | '.join(cells)} | {counts} |")
+            lines.append(f"| {round_up(epsilon)} | {' | '.join(cells)} | {counts} |")
     starts = " / ".join(_spread(run["before"][metric] for run in runs[:1]) for metric in _RETRIEVED)
     tried = ", ".join(f"{rate:g}" for rate in sorted({run["rate"] for run in runs}))
-    noises = (f"{next(_noise(run) for run in runs if run['method'] == method and run['epsilon'] == 1):.2f}" for method in rates)
+    noises = (f"{_noise(_tuned(runs, method)[0]):.2f}" for method in rates)
     lines += [
         "",
         "Percent R@10, image to text / text to image, on captioned shapes in four colours that the public model never saw. "
@@ -68,10 +69,13 @@ def _cells(measured: list[dict[str, float]]) -> str:
     return " | ".join(_spread(one[metric] for one in measured) for metric in _RECOGNISED)
 
 
+def _tuned(runs: list[dict[str, Any]], method: str) -> list[dict[str, Any]]:
+    """The first run with each rate, all with the same promise."""
+    return [run for run in runs if (run["method"], run["epsilon"], run["run"]) == (method, 1.0, 0)]
+
+
 def _best_rate(runs: list[dict[str, Any]], method: str) -> float:
-    """By the first run at epsilon 1."""
-    tuned = [run for run in runs if (run["method"], run["epsilon"], run["run"]) == (method, 1.0, 0)]
-    return max(tuned, key=lambda run: sum(run["after"].values()))["rate"]
+    return max(_tuned(runs, method), key=lambda run: sum(run["after"].values()))["rate"]
 
 
 def _noise(run: dict[str, Any]) -> float:

@@ -144,14 +144,13 @@ def bf16(place: Place) -> dict[str, Any]:
     torch.manual_seed(0)
     model = build_model(ModelConfig(image="cnn", width=8), ObjectiveConfig()).to(place.device)
     batch = GroupBatch({"image": torch.randn(16, 2, 3, 32, 32, device=place.device)}, [0, 8, 16])
-    exact, rounded = (_sums(LoopEngine(model, precision), batch)[0] for precision in ("fp32", "bf16"))
+    (exact, norms), (rounded, _) = (_sums(LoopEngine(model, precision), batch) for precision in ("fp32", "bf16"))
     off = _off(rounded, exact)
     figures = {"refused": refused, "relative_difference": off}
+    blank = torch.full_like(batch.views["image"][:5], torch.nan)  # a group that adds nothing, but shares the others' passes
+    further = GroupBatch({"image": torch.cat([batch.views["image"], blank])}, [0, 8, 16, 21])
     try:
-        alone = _sums(LayerwiseEngine(model, "bf16", group_size=8), batch)[0]
-        blank = torch.full_like(batch.views["image"][:5], torch.nan)
-        further = GroupBatch({"image": torch.cat([batch.views["image"], blank])}, [0, 8, 16, 21])
-        beside = _sums(LayerwiseEngine(model, "bf16", group_size=8), further)[0]
+        alone, beside = (_clipped(LayerwiseEngine(model, "bf16", group_size=8), one, norms) for one in (batch, further))
         figures |= {"layerwise": _off(alone, rounded), "moved_by_others": (moved := _off(beside, alone))}
     except UserError as refusal:
         figures["layerwise"], moved = str(refusal), 0.0
@@ -185,9 +184,13 @@ CHECKS: dict[str, Callable[[Place], dict[str, Any]]] = {
 def _sums(engine: Any, batch: GroupBatch) -> tuple[Tensor, Tensor]:
     """A clipped sum, of groups of which some are clipped, and their norms."""
     norms = engine.add_clipped(batch, 1e9, engine.zeros())
+    return _clipped(engine, batch, norms), norms.cpu().double()
+
+
+def _clipped(engine: Any, batch: GroupBatch, norms: Tensor) -> Tensor:
     total = engine.zeros()
     engine.add_clipped(batch, norms.median().item(), total)
-    return total.cpu().double(), norms.cpu().double()
+    return total.cpu().double()
 
 
 def _off(found: Tensor, expected: Tensor) -> float:

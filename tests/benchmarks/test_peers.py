@@ -99,6 +99,7 @@ def test_the_lock_file_has_the_versions_of_the_project():
     assert "jax-privacy" in lines and "://" not in environment.LOCK.read_text()
 
 
+@pytest.mark.slow
 def test_it_works_in_small_as_a_process():
     done = _run(sys.executable, "-m", "benchmarks.peers", "--tiny")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -250,7 +250,7 @@ def _check_once(terms: list[Term], names: list[str]) -> None:
 
 
 @torch.no_grad()
-def _add_weighted(terms: list[Term], clip_norm: float | Clip, parts: list[Tensor], blanks: int) -> Tensor:
+def _add_weighted(terms: list[Term], clip_norm: float | Clip, parts: list[Tensor], blanks: int = 0) -> Tensor:
     """Adds every group's clipped gradient but those of the last, blank ones; returns the ``(G,)`` norms before clipping."""
     squares = torch.stack([term.squares for term in terms]).sum(0)
     slack = sum(term.slack for term in terms)
