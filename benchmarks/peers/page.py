@@ -32,7 +32,7 @@ def steps() -> str:
             there = [found["contenders"][name] for found in row.values() if found and name in found["contenders"]]
             memory = f"{there[-1]['step_mb']:.0f} MB" if there else ""
             lines.append(f"| {size} | {_with_engine(name, there)} | {' | '.join(shown)} | {memory} |")
-    return "\n".join([*lines, "", _stamp("step", cells)])
+    return _whole("step", lines, cells)
 
 
 def clip() -> str:
@@ -44,7 +44,7 @@ def clip() -> str:
         for who, one in found["contenders"].items():
             what = "private, adapters" if who.startswith("dpfed") else "no privacy"
             lines.append(f"| {who}, {what}, B = {batch} | {one['ratio']:.2f} | {one['step_mb']:,.0f} MB |")
-    return "\n".join([*lines, "", _stamp("step", cells)]) if cells else "Not measured yet."
+    return _whole("step", lines, cells)
 
 
 def sampling() -> str:
@@ -58,7 +58,7 @@ def sampling() -> str:
             one = found["contenders"][name]
             shown.append(f"{1000 * statistics.median(one['seconds']):,.2f} ms ({one['ratio']:.2f} x), {one['step_mb']:.0f} MB")
         lines.append(f"| {name} | {' | '.join(shown)} |")
-    return "\n".join([*lines, "", _stamp("sampling", cells)])
+    return _whole("sampling", lines, cells)
 
 
 def rounds() -> str:
@@ -69,7 +69,7 @@ def rounds() -> str:
     for name in names:
         shown = [f"{statistics.median(found['contenders'][name]['seconds']):.1f} s" for found in cells.values()]
         lines.append(f"| {name} | {' | '.join(shown)} |")
-    return "\n".join([*lines, "", _stamp("federation", cells)]) if cells else "Not measured yet."
+    return _whole("federation", lines, cells)
 
 
 def faster() -> str:
@@ -116,12 +116,15 @@ def _with_engine(name: str, there: list[dict[str, Any]]) -> str:
     return f"**{name}**, {' or '.join(engines)} engine" if engines else name
 
 
-def _stamp(part: str, cells: dict[str, Any]) -> str:
-    """What was measured with what."""
+def _whole(part: str, lines: list[str], cells: dict[str, Any]) -> str:
+    """A table, and what was measured with what."""
+    if not cells:
+        return "Not measured yet."
     result = figures("peers")[part]
     packages = ", ".join(f"{name} {number}" for name, number in result["packages"].items())
     cores = sorted({found["cores"] for found in cells.values()})
-    return f"Cores: {', '.join(map(str, cores))}. Medians of {result['rounds']} rounds in turns. {packages}."
+    said = f"Cores: {', '.join(map(str, cores))}. Medians of {result['rounds']} rounds in turns. {packages}."
+    return "\n".join([*lines, "", said])
 
 
 def picture() -> None:
