@@ -128,15 +128,19 @@ def _whole(part: str, lines: list[str], cells: dict[str, Any]) -> str:
 
 
 def picture() -> None:
-    """Draws all three parts."""
+    """Draws the parts that are measured."""
     from dpfed.report.style import MUTED, SERIES, figure, png_bytes, quiet
 
-    canvas, first = figure(11, 3.6)
+    canvas, first = figure(10, 3.6)
     first.remove()
-    axes = canvas.subplots(1, 3)
-    titles = ("a step over one without privacy", "a step's draw, ms", "a federation's round, s")
-    panels = (_panel_of_steps(), _panel("sampling", 1000.0), _panel("federation", 1.0))
-    for one, title, panel in zip(axes, titles, panels, strict=True):
+    panels = {
+        "a step over one without privacy": _panel_of_steps(),
+        "a step's draw, ms": _panel("sampling", 1000.0),
+        "a federation's round, s": _panel("federation", 1.0),
+    }
+    panels = {title: panel for title, panel in panels.items() if panel}
+    axes = canvas.subplots(1, len(panels), squeeze=False)[0]
+    for one, (title, panel) in zip(axes, panels.items(), strict=True):
         quiet(one)
         one.set_title(title, fontsize=10, loc="left")
         names = list(dict.fromkeys(name for bars in panel.values() for name in bars))
@@ -145,9 +149,8 @@ def picture() -> None:
             heights = [bars.get(name, 0.0) for bars in panel.values()]
             one.bar(places, heights, 0.9 / (len(names) + 1), color=SERIES[number], label=name, align="edge")
         one.set_xticks([place + 0.4 for place in range(len(panel))], list(panel), fontsize=8)
-        if panel:
-            one.set_yscale("log")
-            one.legend(fontsize=7, frameon=False, labelcolor=MUTED)
+        one.set_yscale("log")
+        one.legend(fontsize=7, frameon=False, labelcolor=MUTED)
     PICTURE.write_bytes(png_bytes(canvas))
 
 
