@@ -32,7 +32,7 @@ def steps() -> str:
             there = [found["contenders"][name] for found in row.values() if found and name in found["contenders"]]
             memory = f"{there[-1]['step_mb']:.0f} MB" if there else ""
             lines.append(f"| {size} | {_with_engine(name, there)} | {' | '.join(shown)} | {memory} |")
-    return "\n".join([*lines, "", _stamp("step", cells)])
+    return _whole("step", lines, cells)
 
 
 def clip() -> str:
@@ -44,7 +44,7 @@ def clip() -> str:
         for who, one in found["contenders"].items():
             what = "private, adapters" if who.startswith("dpfed") else "no privacy"
             lines.append(f"| {who}, {what}, B = {batch} | {one['ratio']:.2f} | {one['step_mb']:,.0f} MB |")
-    return "\n".join([*lines, "", _stamp("step", cells)]) if cells else "Not measured yet."
+    return _whole("step", lines, cells)
 
 
 def sampling() -> str:
@@ -58,7 +58,7 @@ def sampling() -> str:
             one = found["contenders"][name]
             shown.append(f"{1000 * statistics.median(one['seconds']):,.2f} ms ({one['ratio']:.2f} x), {one['step_mb']:.0f} MB")
         lines.append(f"| {name} | {' | '.join(shown)} |")
-    return "\n".join([*lines, "", _stamp("sampling", cells)])
+    return _whole("sampling", lines, cells)
 
 
 def rounds() -> str:
@@ -69,7 +69,7 @@ def rounds() -> str:
     for name in names:
         shown = [f"{statistics.median(found['contenders'][name]['seconds']):.1f} s" for found in cells.values()]
         lines.append(f"| {name} | {' | '.join(shown)} |")
-    return "\n".join([*lines, "", _stamp("federation", cells)]) if cells else "Not measured yet."
+    return _whole("federation", lines, cells)
 
 
 def faster() -> str:
@@ -116,24 +116,31 @@ def _with_engine(name: str, there: list[dict[str, Any]]) -> str:
     return f"**{name}**, {' or '.join(engines)} engine" if engines else name
 
 
-def _stamp(part: str, cells: dict[str, Any]) -> str:
-    """What was measured with what."""
+def _whole(part: str, lines: list[str], cells: dict[str, Any]) -> str:
+    """A table, and what was measured with what."""
+    if not cells:
+        return "Not measured yet."
     result = figures("peers")[part]
     packages = ", ".join(f"{name} {number}" for name, number in result["packages"].items())
     cores = sorted({found["cores"] for found in cells.values()})
-    return f"Cores: {', '.join(map(str, cores))}. Medians of {result['rounds']} rounds in turns. {packages}."
+    said = f"Cores: {', '.join(map(str, cores))}. Medians of {result['rounds']} rounds in turns. {packages}."
+    return "\n".join([*lines, "", said])
 
 
 def picture() -> None:
-    """Draws all three parts."""
+    """Draws the parts that are measured."""
     from dpfed.report.style import MUTED, SERIES, figure, png_bytes, quiet
 
-    canvas, first = figure(11, 3.6)
+    canvas, first = figure(10, 3.6)
     first.remove()
-    axes = canvas.subplots(1, 3)
-    titles = ("a step over one without privacy", "a step's draw, ms", "a federation's round, s")
-    panels = (_panel_of_steps(), _panel("sampling", 1000.0), _panel("federation", 1.0))
-    for one, title, panel in zip(axes, titles, panels, strict=True):
+    panels = {
+        "a step over one without privacy": _panel_of_steps(),
+        "a step's draw, ms": _panel("sampling", 1000.0),
+        "a federation's round, s": _panel("federation", 1.0),
+    }
+    panels = {title: panel for title, panel in panels.items() if panel}
+    axes = canvas.subplots(1, len(panels), squeeze=False)[0]
+    for one, (title, panel) in zip(axes, panels.items(), strict=True):
         quiet(one)
         one.set_title(title, fontsize=10, loc="left")
         names = list(dict.fromkeys(name for bars in panel.values() for name in bars))
@@ -142,9 +149,8 @@ def picture() -> None:
             heights = [bars.get(name, 0.0) for bars in panel.values()]
             one.bar(places, heights, 0.9 / (len(names) + 1), color=SERIES[number], label=name, align="edge")
         one.set_xticks([place + 0.4 for place in range(len(panel))], list(panel), fontsize=8)
-        if panel:
-            one.set_yscale("log")
-            one.legend(fontsize=7, frameon=False, labelcolor=MUTED)
+        one.set_yscale("log")
+        one.legend(fontsize=7, frameon=False, labelcolor=MUTED)
     PICTURE.write_bytes(png_bytes(canvas))
 
 

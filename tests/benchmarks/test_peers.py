@@ -73,6 +73,8 @@ def test_parts_come_together_in_one_file_and_on_one_page(tmp_path, monkeypatch):
     one = {"seconds": [2.0, 1.0, 3.0], "ratio": 2.0, "step_mb": 10.0, "at_once": 4}
     own = one | {"seconds": [4.0, 4.0, 4.0], "ratio": 4.0, "at_once": "layerwise"}
     cell = {"contenders": {"no privacy": one, "dpfed": own, "torch.func": one}, "left_out": ["jax_privacy"]}
+    results.keep("check", {"S = 4": {"differences": {"dpfed": 1e-6}}})
+    assert page.steps() == page.rounds() == "Not measured yet." and page.faster() == "In no cell."
     results.keep("step", {"small CNN, S = 4, B = 256": cell}, rounds=3)
     results.keep("step", {"small CNN, S = 4, B = 1024": cell, "ViT-B-32, B = 16": cell | {"left_out": []}}, rounds=3)
     results.keep("sampling", {"N = 1,000, B = 50": {"contenders": {"dpfed, gaps": one}}}, rounds=3)
