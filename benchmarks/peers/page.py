@@ -159,7 +159,7 @@ def _panel_of_steps() -> dict[str, dict[str, float]]:
     batch = max((_batch(name) for name in cells), default=0)
     return {
         f"S = {_size(name)}": {who: found["contenders"][who]["ratio"] for who in _ORDER[1:] if who in found["contenders"]}
-        for name, found in cells.items()
+        for name, found in sorted(cells.items(), key=lambda item: _size(item[0]))
         if _batch(name) == batch
     }
 
