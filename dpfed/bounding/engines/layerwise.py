@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.utils import parametrize
 
+from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import Clip, clip_factors
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, shared_out
 from dpfed.bounding.engines.lanes import Lanes
@@ -145,7 +146,7 @@ class LayerwiseEngine(Engine):
             terms, losses, blanks = self._passed({name: view[rows] for name, view in batch.views.items()}, sizes, reading)
             norms = _add_weighted(terms, clip_norm, parts, blanks)
             figures.append(torch.stack([norms, losses.to(norms), norms.new_tensor(sizes)]))
-            into.add_(one_pass)
+            foreach.add_([into], [one_pass])
             one_pass.zero_()
         return torch.cat(figures, dim=1)
 

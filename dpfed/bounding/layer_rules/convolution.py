@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,14 @@ class Geometry:
         first = tap * self.dilation[axis] - self.padding[axis]
         return any(0 <= first + self.stride[axis] * position < size for position in range(positions))
 
+    def residues(self, axis: int, taps: Iterable[int]) -> dict[int, list[int]]:
+        """Which pixels of a line position p sees: those of each residue by the stride, so many strides further than p."""
+        seen: dict[int, list[int]] = {}
+        for tap in taps:
+            offset, residue = divmod(tap * self.dilation[axis] - self.padding[axis], self.stride[axis])
+            seen.setdefault(residue, []).append(offset)
+        return seen
+
     def patches(self, inputs: Tensor, positions: tuple[int, int]) -> Iterator[tuple[tuple[int, int], Tensor]]:
         """For each tap what it sees: ``(n, C, H, W)`` -> ``(n, H', W', C)``, a view."""
         vertical, horizontal = self.padding
@@ -109,7 +118,8 @@ class Geometry:
             yield tap, padded[:, *spans]
 
 
-_MOST_TAPS = 9  # Gram matrices are added up tap by tap: of a 3x3 kernel, not of a patch embedding
+_MOST_TAPS = 9  # of a 3x3 kernel, not of a patch embedding
+_MULTIPLICATIONS_PER_SUM = 200  # to add the taps' inner products up costs about as much time as so many multiplications each
 
 
 class ConvolutionWeight:
@@ -135,13 +145,15 @@ class ConvolutionWeight:
         rows = grouping.typical * grouping.per_record(inputs) * math.prod(self._positions)
         self._taps = geometry.taps(_pair(inputs.shape[2:]), self._positions)
         entries = len(self._taps) * weight.shape[1]
-        if geometry.groups == 1 and len(self._taps) <= _MOST_TAPS and gram_is_cheaper(rows, entries, weight.shape[0]):
+        cheap = gram_is_cheaper(rows, entries, weight.shape[0], self._multiplications())
+        if geometry.groups == 1 and len(self._taps) <= _MOST_TAPS and cheap:
             self.squares, self.slack = gram_squares(
                 self._input_gram(), self._gradient_gram(), (entries, weight.shape[0]), grouping.exact
             )
         else:
             self._kernels = geometry.weight_gradients(inputs, gradients, weight, grouping)
             self.squares = foreach.norms(self._kernels, grouping.exact).square()
+            self._inputs = self._gradients = inputs.new_empty(0)  # their memory is for the next layer
 
     def drop(self, groups: Tensor) -> None:
         """See `Term`."""
@@ -167,15 +179,55 @@ class ConvolutionWeight:
         for (row, column), seen in self._geometry.patches(self._inputs, self._positions):
             into[:, :, row, column].addmm_(by_row, seen.flatten(0, 2))
 
+    def _multiplications(self) -> float:
+        """What each of the T^2 pairs of positions costs by Gram matrices, about."""
+        strides, kernel = self._geometry.stride, self._geometry.kernel
+        classes = math.prod(min(stride, size) for stride, size in zip(strides, kernel, strict=True))
+        pixels = math.prod(self._inputs.shape[2:]) / math.prod(strides) / math.prod(self._positions)  # of a class, over T
+        return classes * (self._inputs.shape[1] * pixels**2 + _MULTIPLICATIONS_PER_SUM) + len(self._weight)
+
     def _input_gram(self) -> Tensor:
-        """``(G, T, T)`` inner products of patches, tap by tap: nothing is unfolded."""
+        """``(G, T, T)`` inner products of patches: those of pixels, added up over the taps that see them. Nothing is unfolded.
+
+        With strides, each position sees pixels of its own residues by the stride only.
+        """
+        images, count = self._images(self._inputs, pad=False), self._grouping.count
+        rows, columns = (self._geometry.residues(axis, {tap[axis] for tap in self._taps}) for axis in (0, 1))
+        (vertical, horizontal), (height, width) = self._geometry.stride, self._positions
         total: Tensor | None = None
-        for _, seen in self._geometry.patches(self._inputs, self._positions):
-            rows = self._grouping.stacked(seen, pad=False)
-            total = rows @ rows.mT if total is None else total.baddbmm_(rows, rows.mT)
+        for (row, down), (column, right) in itertools.product(rows.items(), columns.items()):
+            pixels = images[..., row::vertical, column::horizontal, :]
+            h, w, n = pixels.shape[2:]
+            flat = pixels.flatten(2)
+            gram = (flat.mT @ flat).view(count, h, w * n, h, w * n)
+            gram = _along_diagonal(gram, down, height).view(count * height, w, n * height, w, n)
+            gram = _along_diagonal(gram, right, width).view(count, height * width * n, -1)
+            total = gram if total is None else total.add_(gram)
         assert total is not None, "some tap always meets the image"
         return total
 
     def _gradient_gram(self) -> Tensor:
-        rows = self._grouping.stacked(self._gradients.permute(0, 2, 3, 1))
-        return rows @ rows.mT
+        rows = self._images(self._gradients).flatten(2)
+        return rows.mT @ rows
+
+    def _images(self, images: Tensor, pad: bool = True) -> Tensor:
+        """``(n k, C, H, W)`` -> ``(G, C, H, W, I)``, the I images of the longest group side by side."""
+        stacked = self._grouping.stacked(images.flatten(1), pad)
+        return stacked.view(self._grouping.count, -1, *images.shape[1:]).permute(0, 2, 3, 4, 1).contiguous()
+
+
+def _along_diagonal(gram: Tensor, offsets: list[int], positions: int) -> Tensor:
+    """Adds inner products up along the diagonal of two axes: ``(a, h, b, h, c)`` -> ``(a, positions, b, positions, c)``.
+
+    Args:
+        gram: inner products, in which two axes go over the pixels of a line.
+        offsets: where on the line a position looks, from its own place on. There is nothing beyond the line's ends.
+        positions: how many there are.
+    """
+    before, line, between, _, behind = gram.shape
+    total = gram.new_zeros(before, positions, between, positions, behind)
+    for offset in offsets:
+        first, end = max(0, -offset), min(positions, line - offset)
+        if first < end:
+            total[:, first:end, :, first:end] += gram[:, first + offset : end + offset, :, first + offset : end + offset]
+    return total

@@ -105,7 +105,7 @@ class Recorder(TorchFunctionMode):
         """
         self.rows.append(len(output))
         if not output.requires_grad:
-            output.requires_grad_()
+            output = _Beginning.apply(output, torch.zeros((), requires_grad=True))
         waiting = [(inputs, None if inputs is None else inputs._version, terms)]
 
         def arrived(gradient: Tensor) -> None:
@@ -117,6 +117,21 @@ class Recorder(TorchFunctionMode):
 
         output.register_hook(arrived)
         return output
+
+
+class _Beginning(torch.autograd.Function):
+    """Where the backward pass ends: a gradient arrives at the output of a first layer, and nothing keeps a copy of it."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, _: Tensor) -> Tensor:
+        """The output itself; what it comes with requires a gradient, and so the output does."""
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, None]:
+        """Nobody asks for more."""
+        return None, None
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:

@@ -151,6 +151,7 @@ class OuterProducts:
         else:
             self._products = g.mT @ a
             self.squares = self.grouping.squares(self._products)
+            self.inputs = self.gradients = self.inputs.new_empty(0)  # their memory is for the next layer
 
     def drop(self, groups: Tensor) -> None:
         """See `Term`."""
@@ -174,10 +175,16 @@ class OuterProducts:
 _MULTIPLICATIONS_PER_ENTRY = 100
 
 
-def gram_is_cheaper(rows: int, d: int, p: int) -> bool:
+def gram_is_cheaper(rows: int, d: int, p: int, multiplications: float | None = None) -> bool:
     """Whether the norm of a ``(p, d)`` gradient of T rows costs less by Gram matrices than by writing it down.
 
     Gram matrices need ``T^2 (d + p)`` multiplications and the weighted product, of all groups at once, ``T d p``; written
     down, the gradient takes those ``T d p`` and the way of its ``d p`` entries through memory and back.
+
+    Args:
+        rows: T.
+        d: entries of a row of the input.
+        p: entries of a row of the output.
+        multiplications: of each of the T^2 pairs, where they are not ``d + p``.
     """
-    return rows * rows * (d + p) < _MULTIPLICATIONS_PER_ENTRY * d * p
+    return rows * rows * (d + p if multiplications is None else multiplications) < _MULTIPLICATIONS_PER_ENTRY * d * p
