@@ -52,7 +52,7 @@ def stage(place, monkeypatch):
 LONG = ("scenes, epsilon 8", "overhead", "coordinator", "methods", "memory")  # the first word or words of their paths
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", [1, *(pytest.param(number, marks=pytest.mark.slow) for number in (2, 3, 4))])
 def test_every_part_of_a_stage_gives_figures(stage, number, monkeypatch):
     try_all(stage, number, [part for part in parts_to_try(number) if part.path[0] not in LONG], monkeypatch)
 

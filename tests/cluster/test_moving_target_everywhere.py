@@ -44,6 +44,7 @@ def same(one, two):
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_all_workers_of_a_cluster_hold_the_same_target_in_every_step(byol, tmp_path):
     with Processes(2, tmp_path, watch, byol, tmp_path) as processes:
         assert processes.wait() == [0, 0], processes.text

@@ -76,6 +76,7 @@ def package(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_is_one_file(tiny, package):
     tiny |= {"objective": {"name": "spectral", "push": 2.0}, "evaluation": {"split": "none"}}
     tiny |= {"privacy": {"noise_multiplier": 0.8, "accountant": "rdp", "batch": 40, "steps": 2, "seed": 1}}

@@ -75,6 +75,7 @@ def test_the_metadata_say_what_it_is(wheel):
     assert not any(line.startswith("License ::") for line in classifiers)  # registries refuse that beside an expression
 
 
+@pytest.mark.slow
 def test_it_runs_in_an_empty_folder(guarded):
     """The commands that a newcomer gives, on a modest terminal; none may look at the checkout, or write into the package."""
     before = snapshot(guarded.packages)
