@@ -30,7 +30,9 @@ MODELS = {
     "small CNN": (ModelConfig(image="cnn", width=32), 256, 11, (16, 32, 64, 128)),
     "ResNet-18": (ModelConfig(image="resnet18", width=64), 64, 3, (8, 16, 32)),
     "ResNet-18, ImageNet stem": (ModelConfig(image="resnet18", width=64, stem="imagenet"), 128, 7, (16, 32, 64)),
+    "ViT-B-32, adapters": (ModelConfig(kind="open_clip", architecture="ViT-B-32"), 32, 3, (8, 16, 32)),
 }
+SIDES = {"ViT-B-32, adapters": 224}  # of images, in pixels, where they are not 32
 SIZES = (4, 16)
 BATCHES = (1_024, 65_536)
 CPU = torch.device("cpu")
@@ -125,7 +127,7 @@ def main() -> None:
     """Measures, prints and writes ``benchmarks/results/step.json``."""
     figures: dict = {"overhead": {}}
     for name, (config, records, repeats, microbatches) in MODELS.items():
-        result = overheads(config, records, repeats, microbatches)
+        result = overheads(config, records, repeats, microbatches, size=SIDES.get(name, 32))
         figures["overhead"][name] = result
         print(f"{name}: {result['parameters']:,} parameters, best non-private: {result['best_non_private']}")
         print(f"  chosen: {result['chosen_engine']}")
