@@ -59,7 +59,7 @@ def main(runs: int = 3, processes: int = 1) -> None:
             for method in SETTINGS
         }
         # What the claim is about comes first, and the ends of the curve last: hours lie between them.
-        for epsilon in sorted(EPSILONS, key=lambda epsilon: epsilon not in CLAIMED):
+        for epsilon in sorted(EPSILONS, key=lambda epsilon: (epsilon not in CLAIMED, -epsilon)):
             made |= make([(method, epsilon, rates[method], run) for run in range(runs) for method in SETTINGS])
     figures = kept.finish(
         list(made.values()),
