@@ -167,8 +167,9 @@ def _show(numbers: dict[str, Any], fixed: dict[str, float], as_json: bool) -> No
     if as_json:
         print(json.dumps({**figures, "delta": delta, **({"refused": refusals} if refusals else {})}))
         return
-    table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
-    table.title = f"N = {numbers['records']:,}, B = {numbers['batch']:,}, T = {numbers['steps']:,}, delta = {round_up(delta)}"
+    given = f"N = {numbers['records']:,}, B = {numbers['batch']:,}, T = {numbers['steps']:,}, delta = {round_up(delta)}"
+    console.print(given, highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
     for column in ("accountant", "noise multiplier", "epsilon"):
         table.add_column(column, justify="left" if column == "accountant" else "right")
     for name, figure in figures.items():

@@ -189,7 +189,8 @@ def show_run(run: RunDirectory) -> None:
             before = shown(result.untrained, result.name, result.untrained_interval)
             after = shown(result.trained, result.name, result.trained_interval)
             table.add_row(escape(result.name), before, after, result.difference)
-    console.print(table)
+    if table.rows:  # else nothing was measured
+        console.print(table)
     card = ("privacy card" if privacy["guarantee"] else "no guarantee", page)
     for name, path in (("model", run.model), ("report", run.report), card):
         console.print(f"[dim]{name:>12}[/]  {path}", highlight=False, soft_wrap=True)

@@ -13,8 +13,14 @@ from dpfed.runs.view import results_in
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _LOADING = {
-    "open_clip": ('import open_clip\n\nmodel, _, preprocess = open_clip.create_model_and_transforms("hf-hub:OWNER/NAME")'),
-    "timm": 'import timm\n\nmodel = timm.create_model("hf-hub:OWNER/NAME", pretrained=True)',
+    "open_clip": (
+        'import open_clip\n\nmodel, _, preprocess = open_clip.create_model_and_transforms("hf-hub:OWNER/NAME")\n'
+        'tokenizer = open_clip.get_tokenizer("hf-hub:OWNER/NAME")'
+    ),
+    "timm": (
+        'import timm\n\nmodel = timm.create_model("hf-hub:OWNER/NAME", pretrained=True).eval()\n'
+        "transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))"
+    ),
     "transformers": (
         "from transformers import CLIPModel, CLIPProcessor\n\n"
         'model, processor = CLIPModel.from_pretrained("OWNER/NAME"), CLIPProcessor.from_pretrained("OWNER/NAME")'

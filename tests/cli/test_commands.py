@@ -93,6 +93,11 @@ def test_the_encoder_loads_back(run):
     assert torch.allclose(encoder.embed_text(["a small red circle"]).norm(dim=1), torch.ones(1), atol=1e-5)
 
 
+def test_calibrate_says_what_it_was_given_in_one_line(dpfed):
+    out = dpfed("privacy", "calibrate", "--records", 1000, "--batch", 256, "--steps", 40, "--epsilon", 8)[1]
+    assert "N = 1,000, B = 256, T = 40, delta = 1.45e-4\n" in out
+
+
 def test_calibrate_gives_the_json_that_scripts_read(dpfed):
     plan = ("--records", 60000, "--batch", 2048, "--steps", 1200)
     figures = json.loads(dpfed("privacy", "calibrate", *plan, "--epsilon", 10, "--json")[1])

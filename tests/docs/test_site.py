@@ -63,6 +63,12 @@ def test_links_of_a_tutorial_lead_to_pages_of_the_site():
     assert pages.on_post_page(elsewhere + text, Page) == elsewhere + expected
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_tutorial_begins_with_what_it_needs_how_long_it_takes_and_the_notebook_to_run(path):
+    lead = "".join(json.loads(path.read_text())["cells"][0]["source"])
+    assert "pip install" in lead and re.search(r"\bminutes\b", lead.split("\n\n", 1)[1]) and f"({path.name})" in lead
+
+
 def test_code_and_addresses_stay_as_they_are():
     class Page:
         class file:

@@ -103,6 +103,10 @@ def test_an_epsilon_of_7_9951_is_shown_as_8_everywhere(run_folder, tmp_path, mon
         write_report(tmp_path / f"{count}.html", views[:count])
     with console.capture() as captured:
         show_run(RunDirectory(folder))
+    (folder / "results.json").write_text(json.dumps({**results, "name": "x", "privacy": privacy, "evaluations": []}))
+    with console.capture() as unmeasured:
+        show_run(RunDirectory(folder))
+    assert "before" in captured.get() and "before" not in unmeasured.get()  # no table of nothing
     texts = [*drawn, captured.get(), *((tmp_path / f"{count}.html").read_text() for count in (1, 2))]
     everything = re.sub(r"<pre>.*?</pre>|<svg .*?</svg>", "", "\n".join(texts), flags=re.DOTALL)
     assert "spent 8.00" in drawn and "epsilon 8.00, delta 1.01e-5" in captured.get()

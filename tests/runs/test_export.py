@@ -76,6 +76,13 @@ class TestHub:
         assert dpfed.load(tmp_path / "hub").features
         assert ModelCard(content).data.to_dict()["privacy"] == metadata["privacy"]  # the hub's own reading of the page
 
+    def test_the_page_says_how_to_prepare_what_the_model_reads(self):
+        from dpfed.runs.model_card import _LOADING
+
+        assert 'get_tokenizer("hf-hub:OWNER/NAME")' in _LOADING["open_clip"] and "create_transform" in _LOADING["timm"]
+        for code in _LOADING.values():
+            compile(code, "page", "exec")
+
     def test_figures_of_public_records_are_on_it_and_those_of_private_ones_are_not(self, finished, tmp_path):
         _, metadata = self.page(finished, tmp_path / "public")
         [result] = metadata["model-index"][0]["results"]

@@ -6,6 +6,7 @@ Only `dpfed data import` fetches anything, and only where the user typed such an
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from dpfed.data.importers.folder import TABLES
 from dpfed.data.importers.listing import harmless
 from dpfed.data.store.new_directory import check_destination
 from dpfed.errors import UserError
@@ -24,6 +26,7 @@ SCHEME = "hf://"
 _ADDRESS = re.compile(r"hf://(?:datasets/)?([\w.-]+/[\w.-]+)(?:@(refs/convert/[\w-]+|refs/pr/\d+|[\w.~^-]+))?(?:/+([^@]*?))?/*")
 _MOST_FILES = 100_000
 _LONGEST = 1000  # characters of a file's name
+_PATIENCE = 30.0  # seconds for the hub to say what it has
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,14 @@ class Address:
             )
         return cls(found[1], found[2], (found[3] or "").strip("/"))
 
+    def __str__(self) -> str:
+        return f"{self.root}/{self.folder}" if self.folder else self.root
+
+    @property
+    def root(self) -> str:
+        """The address of the whole data set."""
+        return f"{SCHEME}{self.repository}{'@' * bool(self.revision)}{self.revision or ''}"
+
 
 def is_address(source: object) -> bool:
     """Whether a source is to be fetched."""
@@ -84,7 +95,7 @@ def fetched(text: str, dest: Path, say: Callable[[str], None], api: HfApi | None
         raise UserError(f"{SCHEME} needs huggingface_hub: pip install 'dpfed[hub]'.") from error
     hub = api or HfApi()
     with _answering(address):
-        found = hub.dataset_info(address.repository, revision=address.revision, files_metadata=True)
+        found = hub.dataset_info(address.repository, revision=address.revision, timeout=_PATIENCE, files_metadata=True)
         sizes = _wanted(address, {file.rfilename: file.size or 0 for file in found.siblings or []})
         total = sum(sizes.values())
         place = dest.with_name(f".{dest.name}.hub")
@@ -106,8 +117,24 @@ def fetched(text: str, dest: Path, say: Callable[[str], None], api: HfApi | None
             token=hub.token,
         )
         _require_all(folder, sizes, address)
-    yield folder / address.folder if address.folder else folder
+    try:
+        yield folder / address.folder if address.folder else folder
+    except UserError as error:
+        raise _in_the_hubs_words(error, folder, address, place) from error
     shutil.rmtree(place)
+
+
+def _in_the_hubs_words(error: UserError, folder: Path, address: Address, place: Path) -> UserError:
+    """A refusal that speaks of the data set's address: its files lie where no user put them, and cannot be renamed."""
+
+    def told(text: str) -> str:
+        return re.sub(re.escape(str(folder)) + r"(?=[^\w.-]|[.]?$|[.]\s)", lambda found: address.root, text)
+
+    advice = (
+        f" Nothing can be renamed or moved there: choose one of its folders or files, as {address.root}/FOLDER. What was "
+        f"fetched stays in {place}, for the next attempt."
+    )
+    return UserError(told(str(error)) + advice, told(error.public), told(error.command))
 
 
 def _wanted(address: Address, files: dict[str, int]) -> dict[str, int]:
@@ -124,6 +151,8 @@ def _wanted(address: Address, files: dict[str, int]) -> dict[str, int]:
     if odd:
         raise UserError(f"{address.repository} names a file {odd[0][:200]!r}, which leads elsewhere: nothing was fetched.")
     below = address.folder
+    if PurePosixPath(below).suffix.lower() in TABLES:  # its images lie beside it
+        below = PurePosixPath(below).parent.as_posix().removeprefix(".")
     chosen = {name: size for name, size in files.items() if not below or name == below or name.startswith(f"{below}/")}
     chosen = {name: size for name, size in chosen.items() if not any(map(harmless, PurePosixPath(name).parts))}
     if not chosen:
@@ -202,6 +231,10 @@ def _answering(address: Address) -> Iterator[None]:
             if isinstance(error, kind):
                 detail = f" ({str(error).splitlines()[0][:200]})" if reason == "the hub refuses" else ""
                 raise UserError(f"{where} cannot be fetched: {reason}{detail}.") from error
+        if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+            raise UserError(
+                f"{where} cannot be fetched: what answers is no hub, but perhaps the login page of a network or of a proxy."
+            ) from error
         if isinstance(error, OSError) or type(error).__module__.startswith(("httpx", "requests", "httpcore")):
             detail = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             raise UserError(

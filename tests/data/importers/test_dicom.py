@@ -13,7 +13,8 @@ from PIL import Image
 
 from dpfed.data.importers import detect, import_records
 from dpfed.data.importers.access import NotRead
-from dpfed.data.importers.dicom import parsed_window, picture
+from dpfed.data.importers.dicom import parsed_window
+from dpfed.data.importers.dicom_pixels import picture
 from dpfed.data.store.record import record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -102,6 +103,48 @@ def test_without_a_window_the_values_range_over_all_greys_and_monochrome1_is_tur
     assert shown.min() == 0 and shown.max() == 255 and (np.diff(shown.ravel().astype(int)) >= 0).all()
     assert (picture(dicom(PhotometricInterpretation="MONOCHROME1")) == 255 - shown).all()
     assert not picture(dicom(np.full((4, 4), 7, np.uint16))).any()
+
+
+def test_padding_is_no_part_of_the_range_that_a_files_values_span():
+    padded = CT.copy()
+    padded[0] = -2000  # what a scanner writes outside of its round field of view
+    shown = picture(dicom(padded, PixelPaddingValue=-2000))
+    assert (shown[1:] == picture(dicom(CT[1:]))).all() and not shown[0].any()
+    assert (picture(dicom(padded, PixelPaddingValue=-1990, PixelPaddingRangeLimit=-3000)) == shown).all()
+    assert not picture(dicom(np.full((4, 4), 7, np.uint16), PixelPaddingValue=7)).any()
+
+
+@pytest.mark.parametrize(
+    ("tags", "reason"),
+    [
+        ({"PixelData": None}, "no pixels"),
+        ({"PixelData": b""}, "no pixels"),
+        ({"Rows": None}, "its header lacks Rows"),
+        (
+            {"BitsAllocated": None, "PhotometricInterpretation": ""},
+            "its header lacks PhotometricInterpretation and BitsAllocated",
+        ),
+        ({"RescaleSlope": "1e400", "RescaleIntercept": 0}, "a rescaling whose values are all alike or not finite"),
+        ({"RescaleSlope": 0, "RescaleIntercept": 5}, "a rescaling whose values are all alike or not finite"),
+    ],
+)
+def test_a_header_that_lacks_what_it_needs_is_named_and_no_black_picture(tags, reason):
+    with pytest.raises(NotRead) as refused:
+        picture(dicom(**tags))
+    assert str(refused.value) == reason
+
+
+def test_packed_pixels_without_a_decoder_say_what_to_install_and_no_reason_ends_within_a_word(monkeypatch):
+    from pydicom.pixels import get_decoder
+
+    colours = np.zeros((8, 8, 3), np.uint8)
+    content = dicom(colours, JPEG_2000, packed(colours, "JPEG2000", irreversible=False))
+    monkeypatch.setattr(get_decoder(pydicom.uid.UID(JPEG_2000)), "_available", {})
+    with pytest.raises(NotRead, match=r"packed as JPEG 2000 .*, and this machine has no decoder .* `pip install 'pylibjpeg"):
+        picture(content)
+    monkeypatch.setattr("pydicom.pixels.pixel_array", lambda data: exec("raise RuntimeError(60 * 'seven words ')"))
+    with pytest.raises(NotRead, match=r"^not readable as DICOM: (seven words )+(seven )?\.\.\.$"):
+        picture(dicom())
 
 
 def test_colours_palettes_and_packed_pixels_are_read():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.server
 import json
 import threading
+import time
 import urllib.parse
 
 import pyarrow as pa
@@ -30,12 +32,16 @@ class Hub:
         gated: nobody is let in.
         asked: paths that were asked for.
         sizes: what it says of files' sizes, where that is not true.
+        said: its answer to everything, as of somebody who is no hub.
+        silent: seconds before it answers.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.sizes: dict[str, int] = {}
         self.gated, self.asked = False, []
+        self.said: bytes | None = None
+        self.silent = 0.0
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -53,7 +59,8 @@ class Hub:
                     self.send_header(name, value)
                 self.end_headers()
                 if self.command == "GET":
-                    self.wfile.write(content)
+                    with contextlib.suppress(BrokenPipeError):  # whoever asked has gone
+                        self.wfile.write(content)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -63,6 +70,9 @@ class Hub:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        time.sleep(self.silent)
+        if self.said is not None:
+            return 200, {"Content-Type": "text/html"}, self.said
         if self.gated:
             return 403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "ask"}, b"{}"
         if path.startswith("/api/datasets/owner/pictures"):
@@ -181,6 +191,37 @@ def test_what_the_hub_refuses_is_a_sentence(there, tmp_path):
     there.api = Api(endpoint="http://127.0.0.1:9", token=False)
     with pytest.raises(UserError, match="the hub does not answer"):
         import_records("hf://owner/pictures", tmp_path / "s")
+
+
+def test_who_is_no_hub_or_falls_silent_is_a_sentence(there, tmp_path, monkeypatch):
+    there.said = b"<html>Welcome to our network! Please log in.</html>"
+    with pytest.raises(UserError, match="what answers is no hub, but perhaps the login page of a network"):
+        import_records("hf://owner/pictures", tmp_path / "s")
+    monkeypatch.setattr("dpfed.data.importers.hub._PATIENCE", 0.2)
+    there.silent = 1.5
+    with pytest.raises(UserError, match="the hub does not answer"):
+        import_records("hf://owner/pictures", tmp_path / "s")
+
+
+def test_a_refusal_speaks_of_the_address_and_says_what_stays(there, tmp_path, pictures):
+    there.files = {"data/train.parquet": table(pictures, 2), "data/pool.parquet": table(pictures, 2)}
+    with pytest.raises(UserError) as refused:
+        import_records("hf://owner/pictures@main", tmp_path / "s")
+    said = str(refused.value)
+    assert said.startswith("hf://owner/pictures@main/data/pool.parquet belongs to no split; ")
+    assert "choose one of its folders or files, as hf://owner/pictures@main/FOLDER" in said
+    assert said.count(str(tmp_path)) == 1 and f"What was fetched stays in {tmp_path / '.s.hub'}, for the next" in said
+
+
+def test_a_table_is_fetched_with_the_images_that_it_names(there, tmp_path, pictures):
+    there.files = {f"train/{number}.png": pictures.png() for number in range(3)}
+    there.files["train/metadata.csv"] = b"file_name,text\n" + b"".join(b"%d.png,picture %d\n" % (n, n) for n in range(3))
+    with pytest.raises(UserError, match="`dpfed data import hf://owner/pictures/train/metadata.csv DEST --format table`"):
+        import_records("hf://owner/pictures", tmp_path / "s")
+    there.files["other/x.png"] = pictures.png()
+    report = import_records("hf://owner/pictures/train/metadata.csv", tmp_path / "s", format="table")
+    assert report.kind == "image-text" and report.counts["train"] == 3
+    assert not (tmp_path / ".s.hub").exists() and not any("other" in path for path in there.asked)
 
 
 def test_addresses():
