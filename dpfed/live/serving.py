@@ -30,11 +30,12 @@ def listen(gathering: Gathering, access: Access, pictures: Path | None, ready: C
 
         from dpfed.live.app import application
         from dpfed.live.retrieval import Retrieval
+        from dpfed.live.visitors import Listener
     except ImportError as error:
         raise UserError(f"the page needs the package {error.name}; install dpfed[live].") from error
-    app = application(gathering, access, Retrieval(pictures))
+    bound = Listener(socket.AF_INET6 if ":" in access.host else socket.AF_INET)
     config = uvicorn.Config(
-        app,
+        bound.answering(application(gathering, access, Retrieval(pictures))),
         ssl_certfile=access.certificate,
         ssl_keyfile=access.key,
         log_level="critical",
@@ -43,13 +44,17 @@ def listen(gathering: Gathering, access: Access, pictures: Path | None, ready: C
         date_header=False,
         lifespan="off",
         ws="none",
+        http="h11",  # which bounds how long the head of a request may be
+        loop="asyncio",  # which asks the listener for connections
+        proxy_headers=False,
         timeout_graceful_shutdown=1,
     )
     try:
         config.load()
     except (OSError, ValueError) as error:  # of ssl
+        bound.close()
         raise UserError(f"{access.certificate} and {access.key} are no certificate with its key: {error}.") from error
-    with _bound(access) as bound:
+    with _bound(bound, access):
         host, port = access.host, bound.getsockname()[1]
         place = f"[{host}]" if ":" in host else host
         ready(f"{access.scheme}://{place}:{port}/?token={access.token}")
@@ -57,9 +62,7 @@ def listen(gathering: Gathering, access: Access, pictures: Path | None, ready: C
             uvicorn.Server(config).run(sockets=[bound])
 
 
-def _bound(access: Access) -> socket.socket:
-    family = socket.AF_INET6 if ":" in access.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+def _bound(bound: socket.socket, access: Access) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((access.host.strip("[]"), access.port))
