@@ -114,7 +114,14 @@ class SitePlace:
             UserError: if it is not of the coordinator whose fingerprint was compared, such as one that was unpacked by hand.
         """
         manifest = read_manifest(self.path)
-        if _pin_of(manifest) != json.loads(read_text(self._pin)):
+        try:
+            pin = json.loads(read_text(self._pin))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(
+                f"{self._pin} is missing or damaged: it says which coordinator's fingerprint was compared. Restore it: a kit "
+                "of somebody else could not be told from the coordinator's."
+            ) from error
+        if _pin_of(manifest) != pin:
             raise UserError(
                 f"the kit in {self.path} is not of the coordinator, federation and site for which `dpfed site "
                 "setup` was given: "
@@ -231,10 +238,16 @@ class SitePlace:
         os.replace(draft, link)
 
     def env(self) -> dict[str, str]:
-        """The settings in ``.env``."""
-        lines = [
-            line.partition("=") for line in read_text(self.settings).splitlines() if "=" in line and not line.startswith("#")
-        ]
+        """The settings in ``.env``.
+
+        Raises:
+            UserError: if it holds no text.
+        """
+        try:
+            text = read_text(self.settings)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.settings} is damaged: expected lines of text, NAME=VALUE.") from error
+        lines = [line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#")]
         return {name.strip(): value.strip() for name, _, value in lines}
 
     def _refuse_unmade(self) -> None:
