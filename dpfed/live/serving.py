@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from dpfed.errors import UserError
+from dpfed.federation.provisioning.certificates import certificates_in
 from dpfed.live.access import Access
 from dpfed.live.gathering import Gathering
 
@@ -33,6 +35,8 @@ def listen(gathering: Gathering, access: Access, pictures: Path | None, ready: C
         from dpfed.live.visitors import Listener
     except ImportError as error:
         raise UserError(f"the page needs the package {error.name}; install dpfed[live].") from error
+    if access.certificate is not None:
+        _refuse_dates(access.certificate)
     bound = Listener(socket.AF_INET6 if ":" in access.host else socket.AF_INET)
     config = uvicorn.Config(
         bound.answering(application(gathering, access, Retrieval(pictures))),
@@ -60,6 +64,18 @@ def listen(gathering: Gathering, access: Access, pictures: Path | None, ready: C
         ready(f"{access.scheme}://{place}:{port}/?token={access.token}")
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn has ended in good order, and says that it was asked to
             uvicorn.Server(config).run(sockets=[bound])
+
+
+def _refuse_dates(certificate: Path) -> None:
+    """Refuses a certificate with which no browser would show the page."""
+    own, now = certificates_in(certificate)[0], datetime.datetime.now(datetime.UTC)
+    if now > (end := own.not_valid_after_utc):
+        raise UserError(f"{certificate} has expired on {end:%Y-%m-%d}: browsers refuse it; give one that is valid.")
+    if now < (start := own.not_valid_before_utc):
+        raise UserError(
+            f"{certificate} is valid from {start:%Y-%m-%d}, which is in the future: look at this machine's clock, or give "
+            "another one."
+        )
 
 
 def _bound(bound: socket.socket, access: Access) -> socket.socket:
