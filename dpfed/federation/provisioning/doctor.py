@@ -152,7 +152,7 @@ def _disk(folder: Path) -> Iterator[Finding]:
 
 
 def _node_ports(place: SitePlace) -> Iterator[Finding]:
-    settings, used = place.env(), place.keys.slots()
+    settings, used = place.env(), [] if has_left(place.site.path) else place.keys.slots()
     for slot in used:
         port = settings.get(f"DPFED_PORT_{slot.upper()}", str(NODE_PORTS[slot]))
         if not port.isdecimal() or not 0 < int(port) < 65536:

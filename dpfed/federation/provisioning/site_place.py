@@ -12,7 +12,7 @@ from typing import Any
 from dpfed.budgets.shelf import possible
 from dpfed.errors import UserError
 from dpfed.federation.folders import SiteFolder
-from dpfed.federation.leaving import has_left
+from dpfed.federation.leaving import has_left, refuse_if_left
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, Manifest, altered, is_spoken, read_kit, read_manifest
 from dpfed.federation.provisioning.node_keys import NodeKeys
@@ -191,7 +191,12 @@ class SitePlace:
         return terms
 
     def rotate(self) -> Slot:
-        """Makes the next key for a SuperNode and a reply with it, see `NodeKeys.make_next`."""
+        """Makes the next key for a SuperNode and a reply with it, see `NodeKeys.make_next`.
+
+        Raises:
+            UserError: if the site has left.
+        """
+        refuse_if_left(self.site.path)
         slot = self.keys.make_next()
         self.write_reply()
         return slot

@@ -107,6 +107,9 @@ def test_a_ledger_that_is_gone_or_closed(place):
     assert "ledger.jsonl is missing" in bad(place)["budget"]
     place.leave()
     assert bad(place) == {}
+    assert "start node" not in str(examine_site(place.path))  # it is over
+    with pytest.raises(UserError, match="for good"):
+        place.rotate()
 
 
 def test_terms_that_are_gone_while_the_ledger_has_paid(place):
