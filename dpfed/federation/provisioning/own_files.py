@@ -10,6 +10,7 @@ from pathlib import Path
 from dpfed.federation.leaving import has_left
 from dpfed.federation.provisioning.findings import Finding, State
 from dpfed.federation.provisioning.site_place import SitePlace
+from dpfed.files.reading import read_bytes
 from dpfed.privacy.ledger import Ledger
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -51,8 +52,7 @@ def of_keys(place: SitePlace) -> Iterator[Finding]:
 def _whole_keys(place: SitePlace) -> Iterator[Finding]:
     left = has_left(place.site.path)
     for name in ("identity.key",) if left else ("identity.key", "secret.key"):
-        with open(place.site.path / name, "rb") as file:  # an error of the system's says whether this user may not
-            file.read(1)
+        read_bytes(place.site.path / name)  # an error of the system's says whether this user may not
     signing = place.site.identity().signing_key
     if not left:
         place.site.randomness()
@@ -61,7 +61,11 @@ def _whole_keys(place: SitePlace) -> Iterator[Finding]:
 
 
 def of_ledger(place: SitePlace) -> Iterator[Finding]:
-    """Whether the ledger and the terms that it belongs to are both there, and can be written."""
+    """Whether the ledger and the terms that it belongs to are both there, can be written, and cost what the site agrees to.
+
+    Raises:
+        UserError: if they cost more than that.
+    """
     site = place.site
     if has_left(site.path):
         return
@@ -74,6 +78,8 @@ def of_ledger(place: SitePlace) -> Iterator[Finding]:
     if closed:
         said = f"{', '.join(map(str, closed))} cannot be written, so no step can be paid for"
         yield Finding("budget", State.BAD, said, f"chmod u+w {' '.join(map(str, closed))}")
+    if site.joined:
+        site.refuse_cost(site.terms().privacy_plan)
 
 
 def of_door(place: SitePlace) -> Iterator[Finding]:

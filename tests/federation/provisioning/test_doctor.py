@@ -3,6 +3,7 @@
 import datetime
 import email.utils
 import json
+import os
 import socket
 import ssl
 import threading
@@ -162,6 +163,12 @@ def test_dates_of_certificates(tmp_path, days, state):
     make_certificates(tmp_path, ["localhost"], days)
     finding = next(network.of_certificate(tmp_path / "server.pem", "renew it"))
     assert finding.state is state and (finding.advice == "renew it") == (state is not State.GOOD)
+
+
+def test_an_authority_that_is_a_pipe_holds_nobody_up(tmp_path):
+    os.mkfifo(tmp_path / "ca.crt")
+    (finding,) = network.of_connection("localhost:1", tmp_path / "ca.crt", {})
+    assert finding.state is State.BAD
 
 
 def test_what_is_altered_missing_or_open_is_noticed(office, tmp_path, shapes):

@@ -6,9 +6,11 @@ import shutil
 import pytest
 
 from dpfed.errors import UserError
+from dpfed.federation.leaving import refuse_if_left
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.findings import State
 from dpfed.federation.provisioning.site_place import SitePlace
+from dpfed.federation.site.serving import load_site
 from tests.federation.provisioning.office import Office
 
 
@@ -43,10 +45,11 @@ def test_nothing_is_wrong(place):
 
 
 @pytest.mark.parametrize("name", ["secret.key", "identity.key"])
-@pytest.mark.parametrize("harm", ["missing", "folder", "short"])
+@pytest.mark.parametrize("harm", ["missing", "folder", "short", "pipe"])
 def test_a_key_that_is_none(place, name, harm):
     key = place.site.path / name
-    {"missing": key.unlink, "folder": lambda: folder_at(key), "short": lambda: os.truncate(key, 5)}[harm]()
+    pipe = lambda: (key.unlink(), os.mkfifo(key))  # noqa: E731
+    {"pipe": pipe, "missing": key.unlink, "folder": lambda: folder_at(key), "short": lambda: os.truncate(key, 5)}[harm]()
     assert list(bad(place)) == ["keys"] and name in bad(place)["keys"]
 
 
@@ -98,6 +101,23 @@ def test_a_door_of_another_user(place):
     assert "belongs to user 65534" in bad(place)["door"]
     os.chown(place.site.path, 65534, 65534)  # the worker's user has both, as the kit's README.md has it
     assert "door" not in bad(place)
+
+
+def test_a_budget_that_was_lowered_since_the_site_joined(place):
+    settings = place.site.path / "site.toml"
+    settings.write_text(settings.read_text().replace("budget = 8.0", "budget = 1.0"))
+    assert "this site's budget is 1.0" in bad(place)["budget"]
+    with pytest.raises(UserError, match=r"budget is 1\.0"):
+        load_site(place.site, lambda text: None)
+
+
+@pytest.mark.parametrize("content", ["[[", "{}", '{"day": 5}', '{"day": "\\u001b[2J"}', None])
+def test_a_site_that_has_left_has_left_whatever_became_of_the_note(place, content):
+    note = place.site.path / "left.json"
+    note.mkdir() if content is None else note.write_text(content)
+    with pytest.raises(UserError, match="a day that is not known, for good"):
+        refuse_if_left(place.site.path)
+    assert "has left" in str(examine_site(place.path))
 
 
 def test_a_ledger_that_is_gone_or_closed(place):
