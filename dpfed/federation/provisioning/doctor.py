@@ -18,6 +18,7 @@ from dpfed.federation.leaving import has_left
 from dpfed.federation.protocol.messages import PROTOCOL
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import AUTHORITY, SERVER
+from dpfed.federation.provisioning.coordinators_files import of_party, of_server
 from dpfed.federation.provisioning.findings import Finding, State
 from dpfed.federation.provisioning.kits import TERMS, altered
 from dpfed.federation.provisioning.network import of_certificate, of_connection, of_port
@@ -76,9 +77,14 @@ def examine_coordinator(folder: Path) -> list[Finding]:
     folder = folder.absolute()
     certificates = folder / "certificates"
     renew = "dpfed federation provision PROJECT --renew"
+    inner = f"move {certificates / 'inner'} away, `dpfed federation provision PROJECT`, and start the SuperLink again"
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("versions", lambda: _versions(__version__, PROTOCOL)),
-        ("keys", lambda: of_permissions("keys", certificates / "server.key", folder / "federation", folder / "kits")),
+        ("keys", lambda: of_permissions("keys", *_secret_of_coordinator(folder))),
+        ("keys", lambda: of_party(folder)),
+        ("certificate", lambda: of_server(certificates, f"`{renew} certificate`, then `nginx -s reload`")),
+        ("certificate", lambda: of_server(certificates / "inner", inner)),
+        ("certificate", lambda: _unless_good(of_certificate(certificates / "inner" / SERVER, inner))),
         ("certificate", lambda: of_certificate(certificates / SERVER, f"`{renew} certificate`, then `nginx -s reload`")),
         ("authority", lambda: of_certificate(certificates / AUTHORITY, f"`{renew} authority`, then give all sites their kits")),
         ("authority", lambda: _offline(certificates / "ca.key")),
@@ -216,6 +222,16 @@ def _budget(site: SiteFolder) -> Iterator[Finding]:
     plan = ledger.plan
     spent = f"epsilon {round_up(ledger.epsilon)} of {round_up(plan.epsilon())} is spent, {ledger.charged} of {plan.steps} steps"
     yield Finding("budget", State.GOOD, spent)
+
+
+def _unless_good(findings: Iterator[Finding]) -> Iterator[Finding]:
+    return (finding for finding in findings if finding.state is not State.GOOD)
+
+
+def _secret_of_coordinator(folder: Path) -> list[Path]:
+    certificates, inner = folder / "certificates", folder / "certificates" / "inner"
+    keys = [certificates / "server.key", inner / "server.key", inner / "ca.key", folder / "federation" / "identity.key"]
+    return [folder / "federation", folder / "kits", *keys]
 
 
 def _offline(key: Path) -> Iterator[Finding]:
