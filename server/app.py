@@ -33,5 +33,8 @@ def main(grid: Grid, context: Context) -> None:
             run = coordinate(Path(given["federation"]), Path(given["run"]), FlowerChannel(grid), watcher)
         show_run(run)
     except UserError as error:
-        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        if logs.active():
+            logs.write("error", "error", text=str(error))
+        else:
+            console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise  # Flower marks the run as failed; a process that just ended would be missed a minute later

@@ -82,6 +82,8 @@ class Operator:
 
     def register(self) -> None:
         """Brings the SuperLink's list of SuperNodes up to date with the folder of keys: new keys come, old ones go."""
+        if not (self._folder / "nodes").is_dir():  # nobody is shown out because a folder is not there
+            raise UserError(f"{self._folder / 'nodes'} is missing: `dpfed federation provision` makes it from the replies.")
         wanted = {key.read_text(): key for key in sorted((self._folder / "nodes").glob("*.pub"))}
         listed = self._json("supernode", "list", _CONNECTION)["nodes"]
         there = {str(node["node-id"]) for node in listed if node["status"] not in _GONE}

@@ -20,7 +20,9 @@ from dpfed.privacy.ledger import link
 
 
 def read(path: Path) -> Book | None:
-    """Reads a copy of a book and checks every line; ``None``: there is none, or a crash cut its first line short.
+    """Reads a copy of a book and checks every line; ``None``: there is none, or its first line is cut short.
+
+    A first line is written whole or not at all, so one that is cut short is damage: whoever finds no other copy refuses.
 
     Raises:
         UserError: if it is damaged, naming the line.
@@ -74,7 +76,7 @@ def _read(path: Path, mend: bool = False) -> tuple[Book | None, str, int]:
     except OSError as error:
         raise UserError(f"the budget's book {path} cannot be read: {error.strerror or error}.") from error
     except DamagedLine as error:
-        raise UserError(_damaged(path, error.number)) from None
+        raise UserError(damaged(path, error.number)) from None
     if mend:
         drop_torn_line(path, lines)  # nothing was begun on it
     parsed = list(_parsed(path, lines.entries))
@@ -98,11 +100,12 @@ def _parsed(path: Path, lines: list[dict[str, Any]]) -> Iterator[tuple[Head | En
         if isinstance(model, Head):
             orders = len(model.orders)
         if claimed != chain or model is None or (isinstance(model, Entry) and model.cost and len(model.cost) != orders):
-            raise UserError(_damaged(path, number))
+            raise UserError(damaged(path, number))
         yield model, chain
 
 
-def _damaged(path: Path, number: int) -> str:
+def damaged(path: Path, number: int) -> str:
+    """What is said of a copy that cannot be believed."""
     return (
         f"the budget's book {path} is damaged at line {number}: what was spent is no longer certain, so nothing more is spent. "
         "Restore it from a backup, or move it away, if `dpfed budget show` then finds its other copy."

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from dpfed.budgets.book import Book
-from dpfed.budgets.copies import read, write_missing
+from dpfed.budgets.copies import damaged, read, write_missing
 from dpfed.data.store.columns import blocks
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -63,7 +63,7 @@ def shelf() -> Path:
 
 def possible(store: Path) -> bool:
     """Whether there may be a budget for the records of a store; answers without opening it."""
-    return (store / BOOK).exists() or any(shelf().glob("*.jsonl"))
+    return os.path.lexists(store / BOOK) or any(shelf().glob("*.jsonl"))
 
 
 def budgets_of(store: RecordStore) -> list[Found]:
@@ -74,11 +74,13 @@ def budgets_of(store: RecordStore) -> list[Found]:
     """
     if not possible(store.path):
         return []
-    own, known = read(store.path / BOOK), _on_shelf()
+    own, (known, cut) = read(store.path / BOOK), _on_shelf()
     if own is not None and own.head.fingerprint != store.contents:
         raise UserError(
             f"{store.path / BOOK} is the book of other records than those of {store.path}: move it back to where it belongs."
         )
+    if lost := [path for path in cut if path.stem not in known and not (own and own.head.id == path.stem)]:
+        raise UserError(damaged(lost[0], 1))  # it may be this store's
     books = {id: _together(book, own if own is not None and own.head.id == id else None) for id, book in known.items()}
     if own is not None:
         books.setdefault(own.head.id, own)
@@ -91,6 +93,8 @@ def budgets_of(store: RecordStore) -> list[Found]:
             found.append(Found(book, missing=True))
         elif share := shares.get(id):
             found.append(Found(book, missing=False, by_name=share))
+    if own is None and os.path.lexists(store.path / BOOK) and not any(one.by_name is None for one in found):
+        raise UserError(damaged(store.path / BOOK, 1))
     own_ids = {one.book.head.id for one in found if one.by_name is None}
     distinct = {id for one in found if one.by_name is None for id in one.book.head.distinct}
     distinct |= {one.book.head.id for one in found if own_ids & one.book.head.distinct.keys()}
@@ -166,12 +170,16 @@ def known_by(id: str, store: Path | None = None) -> Book | None:
     return own if book is None else _together(book, own)
 
 
-def _on_shelf() -> dict[str, Book]:
+def _on_shelf() -> tuple[dict[str, Book], list[Path]]:
+    """The books by id, and the files of those whose first line is cut short."""
     books: dict[str, Book] = {}
+    cut: list[Path] = []
     for path in sorted(shelf().glob("*.jsonl")):
         if (book := read(path)) is not None:  # somebody may have put a copy beside it
             books[book.head.id] = _together(book, books.get(book.head.id))
-    return books
+        else:
+            cut.append(path)
+    return books, cut
 
 
 def _together(first: Book, second: Book | None) -> Book:

@@ -6,10 +6,12 @@ import functools
 import io
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+import click
 import typer
 
 from dpfed.console import logs
@@ -22,7 +24,7 @@ def run(app: typer.Typer) -> None:
     """Runs a command line: a user's mistake is one sentence and exit code 2, never a traceback.
 
     What the machine refuses (a full disk, a folder that is not ours, too little memory) is for the user to mend as well.
-    A mistake in dpfed itself keeps its traceback.
+    A mistake in dpfed itself keeps its traceback. Where lines are for machines, each of these is one.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal does not know must not end a run
         sys.stdout.reconfigure(errors="replace")
@@ -30,7 +32,17 @@ def run(app: typer.Typer) -> None:
     try:
         for number, word in enumerate(sys.argv[1:], start=1):
             _require_utf8(number, word)
-        app()
+        code = app(standalone_mode=False)
+        sys.exit(code if type(code) is int else 0)
+    except click.ClickException as error:
+        if logs.active():
+            _end(error.format_message())
+        from typer.rich_utils import rich_format_error
+
+        rich_format_error(error)
+        sys.exit(error.exit_code)
+    except click.Abort:
+        _end("nothing was answered.")
     except UserError as error:
         _end(f"{error} {error.command}".rstrip())
     except BrokenPipeError:  # whoever read what is printed, such as `head`, has gone
@@ -43,8 +55,10 @@ def run(app: typer.Typer) -> None:
         _end(_memory(""))
     except RuntimeError as error:
         if not any(phrase in str(error).lower() for phrase in _NO_MEMORY):
-            raise
+            _crash(error)
         _end(_memory(f" ({str(error).splitlines()[0].strip()})"))
+    except Exception as error:
+        _crash(error)
 
 
 def _note(otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
@@ -71,7 +85,14 @@ def _memory(detail: str) -> str:
     )
 
 
-def _end(sentence: str) -> None:
+def _crash(error: Exception) -> NoReturn:
+    if not logs.active():
+        raise error
+    logs.write("error", "error", text="".join(traceback.format_exception(error)))
+    sys.exit(1)
+
+
+def _end(sentence: str) -> NoReturn:
     """Prints the sentence, with no control character of a file's name or a value left in it, and leaves."""
     if logs.active():
         logs.write("error", "error", text=_printable(sentence))

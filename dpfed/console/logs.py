@@ -11,10 +11,12 @@ import datetime
 import json
 import logging
 import logging.handlers
+import math
 import os
+import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,15 +50,19 @@ def set_up(form: str | None = None, file: Path | None = None) -> None:
         if file is not None:
             raise UserError(f"{file} would hold lines for machines: give --log-format json as well, or leave --log-file out.")
         return
-    if file is not None and any(map(_is_run_or_site, file.absolute().parents)):
+    if file is not None and any(map(_is_run_or_site, (file.absolute().parent.resolve() / file.name).parents)):
         raise UserError(f"{file} lies in a run's or a site's folder, and a log has times in it: choose another place.")
     _LOG.addHandler(_handler(file))
     _LOG.setLevel(logging.INFO)
     _LOG.propagate = False
+    logging.captureWarnings(True)
+    logging.getLogger().addHandler(_OTHERS)
 
 
 def end() -> None:
     """Lines are for people again."""
+    logging.getLogger().removeHandler(_OTHERS)
+    logging.captureWarnings(False)
     for handler in list(_LOG.handlers):
         _LOG.removeHandler(handler)
         with contextlib.suppress(OSError, ValueError):  # what is left of a full disk
@@ -72,14 +78,14 @@ def write(event: str, level: str = "info", **facts: Any) -> None:
     """A line, if lines are for machines.
 
     Args:
-        event: what happened: ``say``, ``note``, ``stage``, ``progress``, ``evaluated``, ``figures`` or ``error``.
-        level: ``info`` or ``error``.
+        event: what happened: ``say``, ``note``, ``stage``, ``progress``, ``evaluated``, ``figures``, ``warning`` or ``error``.
+        level: ``info``, ``warning`` or ``error``.
         facts: whatever is JSON.
     """
     if active():
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "level": level, "event": event, "process": os.getpid(), **facts}, default=str)
-        _LOG.log(logging.ERROR if level == "error" else logging.INFO, line)
+        line = {"time": now, "level": level, "event": event, "process": os.getpid(), **facts}
+        _LOG.log(logging.ERROR if level == "error" else logging.INFO, json.dumps(_finite(line), default=str, allow_nan=False))
 
 
 class JsonWatcher:
@@ -113,6 +119,27 @@ class JsonWatcher:
         write("figures", step=step, values=values)
 
 
+class _OfOthers(logging.Handler):
+    """What libraries and Python warn of, as lines of ours: whoever reads the log meets nothing else."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        event = "error" if record.levelno >= logging.ERROR else "warning"
+        write(event, event, logger=record.name, text=self.format(record))
+
+
+_OTHERS = _OfOthers(logging.WARNING)
+
+
+def _finite(value: Any) -> Any:
+    """The same as JSON can say it: a number that is none becomes a word."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 def _is_run_or_site(folder: Path) -> bool:
     return (folder / "site.toml").exists() or ((folder / "config.toml").exists() and (folder / ".lock").exists())
 
@@ -121,14 +148,46 @@ def _handler(file: Path | None) -> logging.Handler:
     if file is None:
         return logging.StreamHandler(sys.stderr)
     try:
-        os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
-        return _Rotating(file, maxBytes=_LARGEST, backupCount=_KEPT, encoding="utf-8")
+        descriptor = os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         raise UserError(f"cannot write the log {file}: {error.strerror or error}; choose another --log-file.") from error
+    with open(descriptor, "ab") as opened:
+        mode = os.fstat(opened.fileno()).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):  # one end of a pipe: a process would wait for the other one for ever
+        raise UserError(f"cannot write the log {file}: it is no ordinary file; choose another --log-file.")
+    return _Rotating(file, maxBytes=_LARGEST, backupCount=_KEPT, encoding="utf-8")
 
 
 class _Rotating(logging.handlers.RotatingFileHandler):
-    """Files that only their owner reads. A log that cannot be written ends no run."""
+    """Files that only their owner reads. A log that cannot be written ends no run.
+
+    Several processes may write to one: each takes the file's lock for a line, and follows when another one has rotated it.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        try:
+            with self._alone():
+                super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Holds the lock of the file that has the log's name now."""
+        while True:
+            if self.stream is None or self.stream.closed:
+                self.stream = self._open()
+            held = os.dup(self.stream.fileno())  # the same lock, also when the file is rotated meanwhile
+            try:
+                _lock(held, True)
+                if _is_at(held, self.baseFilename):
+                    yield
+                    return
+                self.stream.close()
+            finally:
+                _lock(held, False)  # before the copy goes: the stream has the same lock
+                os.close(held)
 
     def _open(self) -> Any:
         return open(
@@ -137,3 +196,18 @@ class _Rotating(logging.handlers.RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
         """See `logging.Handler`."""
+
+
+def _lock(descriptor: int, taken: bool) -> None:
+    with contextlib.suppress(ImportError, OSError):  # another system, or storage without locks
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX if taken else fcntl.LOCK_UN)
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    """Whether an open file has this name: not where somebody renamed or removed it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False

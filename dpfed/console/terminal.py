@@ -58,7 +58,8 @@ def say_if_shipped(given: Path) -> None:
     from dpfed.config.shipped import shipped_name
 
     if name := shipped_name(given):
-        print(f"{name}: as shipped with dpfed {dpfed.__version__}", file=sys.stderr, flush=True)
+        text = f"{name}: as shipped with dpfed {dpfed.__version__}"
+        logs.write("say", text=text) if logs.active() else print(text, file=sys.stderr, flush=True)
 
 
 def say(text: str, beside_output: bool = False) -> None:

@@ -187,18 +187,12 @@ class SiteFolder:
         refuse_if_left(self.path)
         if self.joined:
             raise UserError(f"{self.path} has joined a federation already: make another folder for another one.")
-        plan, budget = terms.privacy_plan, self.settings().budget
+        plan = terms.privacy_plan
         if not plan.promises:
             raise UserError(f"these terms promise no privacy (bounding.method = '{plan.method}'): a site does not join them.")
         if terms.run_config().privacy.seed is not None:
             raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
-        if budget is not None and plan.epsilon() > budget:
-            raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}, and this site's budget is {budget!r}.")
-        if plan.delta > self.most_delta(plan):
-            raise UserError(
-                f"these terms have delta {round_up(plan.delta)}, and this site agrees to {round_up(self.most_delta(plan))} at "
-                "most (`delta` in site.toml; by default 1/N): an epsilon is worth nothing beside a large delta."
-            )
+        self.refuse_cost(plan)
         if self.ledger.exists():
             if Ledger.open(self.ledger).charged:
                 raise UserError(f"{self.ledger} has paid for steps of a federation whose terms are gone: restore them.")
@@ -206,6 +200,21 @@ class SiteFolder:
         reserve_site(self, terms)
         Ledger.create(self.ledger, plan)
         terms.save(self._terms)
+
+    def refuse_cost(self, plan: PrivacyPlan) -> None:
+        """Refuses a plan that spends more than the site agrees to, now.
+
+        Raises:
+            UserError: with the numbers.
+        """
+        budget = self.settings().budget
+        if budget is not None and plan.epsilon() > budget:
+            raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}, and this site's budget is {budget!r}.")
+        if plan.delta > self.most_delta(plan):
+            raise UserError(
+                f"these terms have delta {round_up(plan.delta)}, and this site agrees to {round_up(self.most_delta(plan))} at "
+                "most (`delta` in site.toml; by default 1/N): an epsilon is worth nothing beside a large delta."
+            )
 
     def leave(self) -> None:
         """Leaves for good, see `dpfed.federation.leaving`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from pathlib import Path
 
 from dpfed.errors import UserError
@@ -32,13 +33,18 @@ def leave(folder: Path, secret: Path) -> None:
 
 
 def has_left(folder: Path) -> bool:
-    """Whether a site has left."""
-    return (folder / _LEFT).is_file()
+    """Whether a site has left; also where what says so is damaged."""
+    return os.path.lexists(folder / _LEFT)
 
 
 def day_of_leaving(folder: Path) -> str | None:
-    """When a site left, as YYYY-MM-DD; ``None``: it has not."""
-    return json.loads(read_text(folder / _LEFT))["day"] if has_left(folder) else None
+    """When a site left, as YYYY-MM-DD, or that nobody knows; ``None``: it has not."""
+    if not has_left(folder):
+        return None
+    try:
+        return datetime.date.fromisoformat(json.loads(read_text(folder / _LEFT))["day"]).isoformat()
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return "a day that is not known"
 
 
 def refuse_if_left(folder: Path) -> None:

@@ -66,6 +66,8 @@ class Access:
         for file in (certificate, key):
             if file is not None and not file.is_file():
                 raise UserError(f"{file} is no file: expected a certificate and its key, in PEM.")
+        if key is not None and os.name == "posix" and key.stat().st_mode & stat.S_IRWXO:
+            raise UserError(f"{key} can be read by all users of this machine: `chmod o= {key}`, and make another key.")
         if not is_loopback(host) and certificate is None and not insecure:
             raise UserError(
                 f"--host {host} can be reached from other machines: give --certificate and --key for TLS, or leave --host out "

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from urllib.parse import urlencode
 
 from markupsafe import Markup
@@ -23,6 +27,7 @@ from dpfed.live.retrieval import Retrieval
 
 _AGAIN, _QUIET = 1.0, 15.0  # seconds between two looks, and until a silent line is kept open
 _READERS = 32  # pages that are kept live at once
+_SHARED = 0.5  # seconds in which the readers of one page see the same
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -63,6 +68,8 @@ class _Views:
         self._gathering, self._retrieval = gathering, retrieval
         self._pages = Pages(gathering.place.name, gathering.single is None)
         self._readers = 0
+        self._lock = threading.Lock()
+        self._made: dict[str, tuple[float, Markup]] = {}  # what was made for a page, and when
 
     def home(self, request: Request) -> Response:
         """All runs; the run itself, where there is one."""
@@ -101,25 +108,36 @@ class _Views:
             return Response(media_type="text/event-stream")
         if self._readers >= _READERS:
             return PlainTextResponse("too many pages are open", 503)
-        stream = self._stream(known[view], request)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._readers += 1
+        stream = self._stream(partial(self._once, _events(view or "", names), known[view]), request)
+        return _Events(stream, self._left)
+
+    def _left(self) -> None:
+        self._readers -= 1
 
     async def _stream(self, made: Callable[[], Markup], request: Request) -> AsyncIterator[str]:
-        self._readers += 1
-        try:
-            sent, silent = "", 0.0
-            while not await request.is_disconnected():
-                now = str(await run_in_threadpool(made))
-                if now != sent:
-                    sent, silent = now, 0.0
-                    yield f"data: {json.dumps(now)}\n\n"
-                elif silent >= _QUIET:
-                    silent = 0.0
-                    yield ": still here\n\n"
-                await asyncio.sleep(_AGAIN)
-                silent += _AGAIN
-        finally:
-            self._readers -= 1
+        sent, silent = "", 0.0
+        while not await request.is_disconnected():
+            now = str(await run_in_threadpool(made))
+            if now != sent:
+                sent, silent = now, 0.0
+                yield f"data: {json.dumps(now)}\n\n"
+            elif silent >= _QUIET:
+                silent = 0.0
+                yield ": still here\n\n"
+            await asyncio.sleep(_AGAIN)
+            silent += _AGAIN
+
+    def _once(self, page: str, made: Callable[[], Markup]) -> Markup:
+        """What a page shows; many readers of one page do not have it made many times."""
+        with self._lock:
+            at, shown = self._made.get(page, (-math.inf, Markup()))
+            if time.monotonic() - at >= _SHARED:
+                if len(self._made) > _READERS:
+                    self._made.clear()
+                shown = made()
+                self._made[page] = time.monotonic(), shown
+            return shown
 
     def metrics(self, request: Request) -> Response:
         """The same figures for Prometheus."""
@@ -165,6 +183,20 @@ class _Views:
 
     def _refused(self, sentence: str, status: int) -> Response:
         return HTMLResponse(self._pages.refusal(sentence), status)
+
+
+class _Events(StreamingResponse):
+    """Server-sent events, and what is done when their reader has left."""
+
+    def __init__(self, stream: AsyncIterator[str], left: Callable[[], None]) -> None:
+        super().__init__(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._left = left
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._left()
 
 
 class _Guard:

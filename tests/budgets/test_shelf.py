@@ -1,6 +1,7 @@
 """Whose a budget is: copies, older copies, imports done again, and stores whose book was removed, are recognised."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -53,6 +54,39 @@ def test_a_book_that_was_removed_is_known_on_the_shelf_and_written_again(budgete
     assert found.missing and len(found.book.accounts) == 1
     reserve(budgeted, [claim(2)])
     assert len(read(budgeted.path / BOOK).accounts) == 2
+
+
+@pytest.mark.parametrize("kept", [0, 40])
+def test_a_copy_whose_first_line_is_cut_short_is_written_again_from_the_other_one(budgeted, claim, kept):
+    (found,) = budgets_of(budgeted)
+    copies = [budgeted.path / BOOK, shelf() / f"{found.book.head.id}.jsonl"]
+    for number, copy in enumerate(copies, start=2):
+        os.truncate(copy, kept)
+        assert taken(budgeted) == number - 1
+        reserve(budgeted, [claim(number)])
+        assert len(read(copy).accounts) == number
+
+
+@pytest.mark.parametrize("kept", [0, 40])
+@pytest.mark.parametrize("other", ["cut", "gone"])
+@pytest.mark.parametrize("first", [True, False], ids=["store", "shelf"])
+def test_a_budget_of_which_no_copy_can_be_read_is_not_taken_for_none(budgeted, claim, kept, other, first):
+    (found,) = budgets_of(budgeted)
+    copies = [budgeted.path / BOOK, shelf() / f"{found.book.head.id}.jsonl"]
+    here, there = copies if first else reversed(copies)
+    os.truncate(here, kept)
+    os.truncate(there, kept) if other == "cut" else there.unlink()
+    for asked in (lambda: budgets_of(budgeted), lambda: reserve(budgeted, [claim(2)]), lambda: set_budget(budgeted, 99, 1e-6)):
+        with pytest.raises(UserError, match="damaged at line 1"):
+            asked()
+
+
+def test_a_book_that_is_a_link_to_nowhere_is_not_taken_for_none(budgeted, tmp_path):
+    shutil.rmtree(shelf())
+    (budgeted.path / BOOK).unlink()
+    (budgeted.path / BOOK).symlink_to(tmp_path / "not mounted")
+    with pytest.raises(UserError, match="damaged"):
+        budgets_of(budgeted)
 
 
 def test_a_shelf_that_was_removed_is_written_again_from_the_store(budgeted, claim):

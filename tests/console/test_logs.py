@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import warnings
 
 import pytest
 
@@ -19,8 +21,12 @@ def text_afterwards(monkeypatch):
     logs.end()
 
 
+def refuse(constant):
+    raise ValueError(f"{constant} is no JSON")
+
+
 def lines(text):
-    return [json.loads(line) for line in text.splitlines()]
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
 
 
 def test_every_line_is_json_and_stdout_stays_free(capsys):
@@ -95,3 +101,69 @@ def test_a_full_disk_ends_no_run(tmp_path, capsys):
     logging.getLogger("dpfed.log").handlers[0].stream.close()
     logs.write("note", text="x")
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_warnings_and_numbers_that_are_none_are_json_too(capsys):
+    logs.set_up("json")
+    warnings.warn("old", DeprecationWarning, stacklevel=1)
+    logging.getLogger("somebody.else").error("broken\nin two lines")
+    logs.write("figures", values={"loss": float("nan"), "all": [float("inf"), 1.5]})
+    logs.end()
+    warned, broken, figures = lines(capsys.readouterr().err)
+    assert (warned["level"], warned["event"]) == ("warning", "warning") and "old" in warned["text"]
+    assert broken["level"] == "error" and broken["logger"] == "somebody.else" and broken["text"] == "broken\nin two lines"
+    assert figures["values"] == {"loss": "nan", "all": ["inf", 1.5]}
+    logging.getLogger("somebody.else").error("for people again")
+    assert "{" not in capsys.readouterr().err
+
+
+def test_a_wrong_option_is_a_line_and_exit_code_2(dpfed):
+    code, out, err = dpfed("--log-format", "json", "watch", "--no-such-option")
+    assert code == 2 and not out and "--no-such-option" in lines(err)[-1]["text"]
+    code, _, err = dpfed("watch", "--no-such-option")
+    assert code == 2 and "Usage" in err
+
+
+def test_a_mistake_of_ours_is_a_line_with_its_traceback(dpfed, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr("dpfed.live.gathering.Gathering.__init__", broken)
+    code, out, err = dpfed("--log-format", "json", "watch", ".")
+    assert code == 1 and not out and "ZeroDivisionError: of ours" in lines(err)[-1]["text"]
+
+
+def test_two_processes_that_write_to_one_file_lose_no_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(logs, "_LARGEST", 5000)
+    handlers = [logs._handler(tmp_path / "dpfed.log") for _ in range(2)]
+    for number in range(200):  # each of about 100 bytes: in four files
+        record = logging.LogRecord("x", logging.INFO, "", 0, json.dumps({"number": number, "more": "x" * 80}), (), None)
+        handlers[number % 2].handle(record)
+    for handler in handlers:
+        handler.close()
+    kept = [line["number"] for path in tmp_path.iterdir() for line in lines(path.read_text())]
+    assert sorted(kept) == list(range(200))
+    assert all(path.stat().st_size <= 5000 for path in tmp_path.iterdir())
+
+
+def test_a_log_that_was_taken_away_is_made_again(tmp_path):
+    logs.set_up("json", tmp_path / "a.log")
+    logs.write("note", number=1)
+    (tmp_path / "a.log").rename(tmp_path / "archived")  # as logrotate does
+    logs.write("note", number=2)
+    assert [lines((tmp_path / name).read_text())[0]["number"] for name in ("archived", "a.log")] == [1, 2]
+
+
+def test_a_pipe_is_no_log(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="cannot write"):  # and does not wait for who reads it
+        logs.set_up("json", tmp_path / "pipe")
+
+
+def test_a_link_to_a_runs_folder_leads_no_log_there(tmp_path):
+    (tmp_path / "run").mkdir()
+    for name in (".lock", "config.toml"):
+        (tmp_path / "run" / name).touch()
+    (tmp_path / "other").symlink_to(tmp_path / "run")
+    with pytest.raises(UserError, match="times"):
+        logs.set_up("json", tmp_path / "other" / "a.log")

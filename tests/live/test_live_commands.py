@@ -83,6 +83,7 @@ def certificate(tmp_path):
     form = serialization.PrivateFormat.PKCS8
     text = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     (tmp_path / "b.pem").write_bytes(text)
+    (tmp_path / "b.pem").chmod(0o600)
     return tmp_path / "a.pem", tmp_path / "b.pem"
 
 

@@ -26,6 +26,8 @@ from tests.live.conftest import advance, finish
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
 
+from markupsafe import Markup
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from dpfed.live.access import Access
@@ -189,13 +191,42 @@ def test_changes_are_sent_and_nothing_else(make):
         return first, second
 
     first, second = asyncio.run(read())
-    assert ">2<" in first and ">3<" in second and views._readers == 0
+    assert ">2<" in first and ">3<" in second
 
 
 def test_too_many_readers_are_refused(known):
     views = known.app._app.routes[4].endpoint.__self__
     views._readers = _READERS
     assert known.get("/events?view=runs").status_code == 503
+
+
+def test_readers_that_come_at_once_are_counted_before_they_are_answered(make):
+    views = _Views(Gathering(make().path.parent), Retrieval())
+    scope = {"type": "http", "method": "GET", "query_string": b"view=runs", "headers": [], "path": "/events"}
+
+    async def come():
+        async def gone():
+            return {"type": "http.disconnect"}
+
+        answers = [await views.events(Request(scope, gone)) for _ in range(_READERS + 5)]
+        assert [answer.status_code for answer in answers] == [200] * _READERS + [503] * 5
+
+        async def sent(message):
+            pass
+
+        for answer in answers[:_READERS]:
+            await answer(scope, gone, sent)
+
+    asyncio.run(come())
+    assert views._readers == 0
+
+
+def test_a_page_is_made_once_for_many_readers(make):
+    made = []
+    views = _Views(Gathering(make().path.parent), Retrieval())
+    for _ in range(10):
+        views._once("a", lambda: made.append(1) or Markup("x"))
+    assert len(made) == 1
 
 
 @pytest.fixture

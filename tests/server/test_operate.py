@@ -1,5 +1,6 @@
 """The operator's program: what a service manager starts again, and what it leaves to the operator."""
 
+import shutil
 import subprocess
 import threading
 
@@ -7,6 +8,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from dpfed.errors import UserError  # noqa: E402
 from server import operate  # noqa: E402
 from server.operate import Operator, main  # noqa: E402
 from tests.federation.provisioning.office import Office  # noqa: E402
@@ -67,6 +69,14 @@ def test_keys_are_looked_after_when_the_superlink_is_back(chest, monkeypatch, ca
     Operator(chest).watch(stop)
     said = capsys.readouterr().out
     assert "cannot register: flwr says: gone." in said and "the SuperNode north-a is registered, as 7" in said
+
+
+def test_nobody_is_shown_out_because_the_folder_of_keys_is_not_there(chest, monkeypatch):
+    monkeypatch.setattr(Operator, "_flwr", lambda *words: pytest.fail(f"{words}"))
+    operator = Operator(chest)
+    shutil.rmtree(chest / "nodes")
+    with pytest.raises(UserError, match="nodes is missing"):
+        operator.register()
 
 
 def test_a_run_that_stopped_before_its_end_is_said(chest, monkeypatch, capsys):

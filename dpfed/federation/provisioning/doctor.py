@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import stat
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,9 +18,11 @@ from dpfed.federation.leaving import has_left
 from dpfed.federation.protocol.messages import PROTOCOL
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import AUTHORITY, SERVER
+from dpfed.federation.provisioning.coordinators_files import of_party, of_server
 from dpfed.federation.provisioning.findings import Finding, State
 from dpfed.federation.provisioning.kits import TERMS, altered
 from dpfed.federation.provisioning.network import of_certificate, of_connection, of_port
+from dpfed.federation.provisioning.own_files import of_door, of_keys, of_ledger, of_permissions, of_programs
 from dpfed.federation.provisioning.replies import Reply
 from dpfed.federation.provisioning.services import LINK_PORT, NODE_PORTS
 from dpfed.federation.provisioning.site_place import SitePlace
@@ -28,7 +30,6 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.promise import round_up
 
 _LEAST_DISK = 1 << 30  # bytes
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def examine_site(folder: Path) -> list[Finding]:
@@ -45,13 +46,16 @@ def examine_site(folder: Path) -> list[Finding]:
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("kit", lambda: _kit(place)),
         ("versions", lambda: _versions(manifest.release, manifest.protocol)),
-        ("keys", lambda: _private("keys", place.site.path, place.path / "keys")),
+        ("versions", lambda: of_programs(place)),
+        ("keys", lambda: of_keys(place)),
         ("certificate", lambda: of_certificate(place.path / AUTHORITY, "ask the coordinator for a kit with a new authority")),
         ("coordinator", lambda: of_connection(manifest.superlink, place.path / AUTHORITY, place.env())),
         ("ports", lambda: _node_ports(place)),
+        ("door", lambda: of_door(place)),
         ("disk", lambda: _disk(place.path)),
         ("store", lambda: _store(place.site)),
         ("terms", lambda: _terms(place)),
+        ("budget", lambda: of_ledger(place)),
         ("budget", lambda: _budget(place.site)),
     ]
     return [finding for name, check in checks for finding in _guarded(name, check)]
@@ -73,9 +77,14 @@ def examine_coordinator(folder: Path) -> list[Finding]:
     folder = folder.absolute()
     certificates = folder / "certificates"
     renew = "dpfed federation provision PROJECT --renew"
+    inner = f"move {certificates / 'inner'} away, `dpfed federation provision PROJECT`, and start the SuperLink again"
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("versions", lambda: _versions(__version__, PROTOCOL)),
-        ("keys", lambda: _private("keys", certificates / "server.key", folder / "federation", folder / "kits")),
+        ("keys", lambda: of_permissions("keys", *_secret_of_coordinator(folder))),
+        ("keys", lambda: of_party(folder)),
+        ("certificate", lambda: of_server(certificates, f"`{renew} certificate`, then `nginx -s reload`")),
+        ("certificate", lambda: of_server(certificates / "inner", inner)),
+        ("certificate", lambda: _unless_good(of_certificate(certificates / "inner" / SERVER, inner))),
         ("certificate", lambda: of_certificate(certificates / SERVER, f"`{renew} certificate`, then `nginx -s reload`")),
         ("authority", lambda: of_certificate(certificates / AUTHORITY, f"`{renew} authority`, then give all sites their kits")),
         ("authority", lambda: _offline(certificates / "ca.key")),
@@ -136,16 +145,11 @@ def _versions(release: str, protocol: int) -> Iterator[Finding]:
     yield Finding("versions", State.GOOD if fits else State.BAD, f"Flower {flower}", "" if fits else advice)
 
 
-def _private(name: str, *places: Path) -> Iterator[Finding]:
-    open_ones = [str(place) for place in places if place.exists() and place.stat().st_mode & _OTHERS]
-    if open_ones:
-        yield Finding(name, State.BAD, f"other users may reach {', '.join(open_ones)}", f"chmod go= {' '.join(open_ones)}")
-    else:
-        yield Finding(name, State.GOOD, "closed to other users")
-
-
 def _disk(folder: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
+    if hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY:
+        yield Finding("disk", State.BAD, f"{folder} is on storage that is read-only", "mount it for writing")
+        return
     said = f"{free / 1e9:,.1f} GB free at {folder}"
     if free < _LEAST_DISK:
         yield Finding("disk", State.BAD, said, "make room: a ledger that cannot be written ends the site's part in the run")
@@ -154,7 +158,7 @@ def _disk(folder: Path) -> Iterator[Finding]:
 
 
 def _node_ports(place: SitePlace) -> Iterator[Finding]:
-    settings, used = place.env(), place.keys.slots()
+    settings, used = place.env(), [] if has_left(place.site.path) else place.keys.slots()
     for slot in used:
         port = settings.get(f"DPFED_PORT_{slot.upper()}", str(NODE_PORTS[slot]))
         if not port.isdecimal() or not 0 < int(port) < 65536:
@@ -218,6 +222,16 @@ def _budget(site: SiteFolder) -> Iterator[Finding]:
     plan = ledger.plan
     spent = f"epsilon {round_up(ledger.epsilon)} of {round_up(plan.epsilon())} is spent, {ledger.charged} of {plan.steps} steps"
     yield Finding("budget", State.GOOD, spent)
+
+
+def _unless_good(findings: Iterator[Finding]) -> Iterator[Finding]:
+    return (finding for finding in findings if finding.state is not State.GOOD)
+
+
+def _secret_of_coordinator(folder: Path) -> list[Path]:
+    certificates, inner = folder / "certificates", folder / "certificates" / "inner"
+    keys = [certificates / "server.key", inner / "server.key", inner / "ca.key", folder / "federation" / "identity.key"]
+    return [folder / "federation", folder / "kits", *keys]
 
 
 def _offline(key: Path) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from cryptography import x509
 
 from dpfed.federation.provisioning.certificates import certificates_in
 from dpfed.federation.provisioning.findings import Finding, State
+from dpfed.files.reading import read_text
 
 _SOON = datetime.timedelta(days=60)
 _SKEW = 60.0  # seconds by which clocks may differ
@@ -83,7 +84,7 @@ def of_connection(address: str, authority: Path, settings: Mapping[str, str]) ->
     proxy = None if direct else settings.get("HTTPS_PROXY")
     way = f"{address}{f' through {_without_password(proxy)}' if proxy else ''}"
     try:
-        context = ssl.create_default_context(cafile=str(authority))
+        context = ssl.create_default_context(cadata=read_text(authority))
         with (
             httpx.Client(verify=context, timeout=_WAIT, proxy=proxy or None, trust_env=False) as client,
             client.stream("GET", f"https://{address}/") as response,

@@ -71,7 +71,8 @@ class NodeKeys:
         """
         slots = self.slots()
         if len(slots) < 2:
-            raise UserError(f"{self._path} has the key of node-{slots[0]} alone: `dpfed site rotate` makes the next one.")
+            has = f"the key of node-{slots[0]} alone" if slots else "no SuperNode's key"
+            raise UserError(f"{self._path} has {has}: `dpfed site rotate` makes the next one.")
         self._public(slots[0]).unlink()
         (self._path / slots[0]).unlink(missing_ok=True)
         sync_folder(self._path)

@@ -12,7 +12,7 @@ from typing import Any
 from dpfed.budgets.shelf import possible
 from dpfed.errors import UserError
 from dpfed.federation.folders import SiteFolder
-from dpfed.federation.leaving import has_left
+from dpfed.federation.leaving import has_left, refuse_if_left
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, Manifest, altered, is_spoken, read_kit, read_manifest
 from dpfed.federation.provisioning.node_keys import NodeKeys
@@ -114,7 +114,14 @@ class SitePlace:
             UserError: if it is not of the coordinator whose fingerprint was compared, such as one that was unpacked by hand.
         """
         manifest = read_manifest(self.path)
-        if _pin_of(manifest) != json.loads(read_text(self._pin)):
+        try:
+            pin = json.loads(read_text(self._pin))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(
+                f"{self._pin} is missing or damaged: it says which coordinator's fingerprint was compared. Restore it: a kit "
+                "of somebody else could not be told from the coordinator's."
+            ) from error
+        if _pin_of(manifest) != pin:
             raise UserError(
                 f"the kit in {self.path} is not of the coordinator, federation and site for which `dpfed site "
                 "setup` was given: "
@@ -184,7 +191,12 @@ class SitePlace:
         return terms
 
     def rotate(self) -> Slot:
-        """Makes the next key for a SuperNode and a reply with it, see `NodeKeys.make_next`."""
+        """Makes the next key for a SuperNode and a reply with it, see `NodeKeys.make_next`.
+
+        Raises:
+            UserError: if the site has left.
+        """
+        refuse_if_left(self.site.path)
         slot = self.keys.make_next()
         self.write_reply()
         return slot
@@ -231,10 +243,16 @@ class SitePlace:
         os.replace(draft, link)
 
     def env(self) -> dict[str, str]:
-        """The settings in ``.env``."""
-        lines = [
-            line.partition("=") for line in read_text(self.settings).splitlines() if "=" in line and not line.startswith("#")
-        ]
+        """The settings in ``.env``.
+
+        Raises:
+            UserError: if it holds no text.
+        """
+        try:
+            text = read_text(self.settings)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.settings} is damaged: expected lines of text, NAME=VALUE.") from error
+        lines = [line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#")]
         return {name.strip(): value.strip() for name, _, value in lines}
 
     def _refuse_unmade(self) -> None:

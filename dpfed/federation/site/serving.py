@@ -51,6 +51,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     """
     terms, settings, identity, randomness = folder.terms(), folder.settings(), folder.identity(), folder.randomness()
     number = terms.number_of(identity.signing_key)
+    folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
     parts = assemble(resolve(site_config(terms, settings)), randomness, terms=terms)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")

@@ -3,6 +3,7 @@
 import datetime
 import email.utils
 import json
+import os
 import socket
 import ssl
 import threading
@@ -85,9 +86,20 @@ def of(findings, about):
 def test_a_healthy_site_has_nothing_that_is_bad(place, server):
     findings = examine_site(place.path)
     assert [finding for finding in findings if finding.state is State.BAD] == []
-    assert {"kit", "versions", "keys", "certificate", "coordinator", "clock", "ports", "disk", "store", "terms", "budget"} == {
-        finding.about for finding in findings
-    }
+    assert {
+        "kit",
+        "versions",
+        "keys",
+        "certificate",
+        "coordinator",
+        "clock",
+        "ports",
+        "door",
+        "disk",
+        "store",
+        "terms",
+        "budget",
+    } == {finding.about for finding in findings}
     assert all(finding.advice for finding in findings if finding.state is not State.GOOD)
     assert "certificate is valid until" in of(findings, "coordinator").said
     assert "0 of 6 steps" in of(findings, "budget").said
@@ -151,6 +163,12 @@ def test_dates_of_certificates(tmp_path, days, state):
     make_certificates(tmp_path, ["localhost"], days)
     finding = next(network.of_certificate(tmp_path / "server.pem", "renew it"))
     assert finding.state is state and (finding.advice == "renew it") == (state is not State.GOOD)
+
+
+def test_an_authority_that_is_a_pipe_holds_nobody_up(tmp_path):
+    os.mkfifo(tmp_path / "ca.crt")
+    (finding,) = network.of_connection("localhost:1", tmp_path / "ca.crt", {})
+    assert finding.state is State.BAD
 
 
 def test_what_is_altered_missing_or_open_is_noticed(office, tmp_path, shapes):
