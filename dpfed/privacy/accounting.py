@@ -106,7 +106,6 @@ def _interval(noise_multiplier: float, sampling_rate: float, steps: int, wanted:
     return found
 
 
-@functools.lru_cache(maxsize=4096)
 def epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Accountant = "pld") -> float:
     """Epsilon spent by so many steps of a mechanism.
 
@@ -124,6 +123,11 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Accounta
         UserError: if the accountant cannot account for the mechanism's sampler.
         Unresolved: if PLD accounting cannot say; RDP can.
     """
+    return _epsilon(_accounted(mechanism), steps, delta, accountant)
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Accountant) -> float:
     if steps == 0:
         return 0.0
     if mechanism.noise_multiplier == 0:
@@ -168,7 +172,6 @@ def joint_epsilon(parts: Sequence[tuple[Mechanism, int]], delta: float, accounta
     return float(total.get_epsilon(delta))
 
 
-@functools.lru_cache(maxsize=256)
 def calibrate(target: float, draft: Mechanism, steps: int, delta: float, accountant: Accountant = "pld") -> Mechanism:
     """A mechanism with the smallest noise multiplier (on a grid of 1e-4) whose steps cost at most `target`; see `epsilon`.
 
@@ -183,6 +186,16 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
         UserError: if no noise multiplier between `LEAST_NOISE` and `MOST_NOISE` meets the promise.
         Unresolved: if PLD accounting cannot say; RDP can.
     """
+    return _with(draft, _multiplier(target, _with(_accounted(draft), 1.0), steps, delta, accountant))
+
+
+def _accounted(mechanism: Mechanism) -> Mechanism:
+    """One mechanism for all that cost the same: the search for a multiplier takes seconds, and its answer is kept."""
+    return dataclasses.replace(mechanism, sampler=mechanism.sampler.accounted)
+
+
+@functools.lru_cache(maxsize=256)
+def _multiplier(target: float, draft: Mechanism, steps: int, delta: float, accountant: Accountant) -> float:
     from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
 
     numbers = (
@@ -210,7 +223,7 @@ def calibrate(target: float, draft: Mechanism, steps: int, delta: float, account
         if tick * _GRID > MOST_NOISE:
             raise too_strict
         if epsilon(_with(draft, tick * _GRID), steps, delta, accountant) <= target:
-            return _with(draft, round(tick * _GRID, 10))
+            return round(tick * _GRID, 10)
     raise _too_coarse(target, numbers)
 
 

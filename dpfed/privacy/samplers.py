@@ -7,6 +7,7 @@ the object. To add a sampler: a class like these, and its proof.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,11 @@ class Sampler(ABC):
     @abstractmethod
     def participation(self) -> float:
         """The probability of a record to take part in a step, on average over the steps."""
+
+    @property
+    def accounted(self) -> Sampler:
+        """A sampler that costs the same, for all that differ in how the same draws are made."""
+        return self
 
     @abstractmethod
     def draw(self, randomness: Randomness, step: int, keys: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -100,6 +106,11 @@ class PoissonSampler(Sampler):
     def participation(self) -> float:
         """See `Sampler`."""
         return self.rate
+
+    @property
+    def accounted(self) -> Sampler:
+        """See `Sampler`: coins and gaps have the same distribution."""
+        return dataclasses.replace(self, block=None)
 
     def draw(self, randomness: Randomness, step: int, keys: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """See `Sampler`."""

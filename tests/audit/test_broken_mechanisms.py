@@ -84,11 +84,11 @@ def repeatable(monkeypatch):
     torch.set_num_threads(threads)
     monkeypatch.undo()
     method_named.cache_clear()
-    accounting.epsilon.cache_clear()
+    accounting._epsilon.cache_clear()
 
 
 def audited(of, how):
-    accounting.epsilon.cache_clear()
+    accounting._epsilon.cache_clear()
     effort = Effort(EFFORT.canaries, EFFORT.steps, how.get("experiments", EFFORT.experiments))
     return audit_claim(*claim_of(**of), how.get("owners", 1), how.get("trust"), effort)
 

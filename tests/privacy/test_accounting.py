@@ -256,3 +256,11 @@ def test_a_ledger_counts_discarded_steps_and_all_releases_when_it_is_opened_agai
             assert (one.charged, one.epsilon) == (step + 1, pytest.approx(spent_by("rdp", step + 1), rel=1e-9))
     with pytest.raises(UserError, match="budget is spent"):
         Ledger.open(ledger.path).charge(Release(3, "x"))
+
+
+def test_coins_and_gaps_cost_the_same_and_are_searched_once(monkeypatch):
+    coins, gaps = (Mechanism(PoissonSampler(0.0371, block), 1.0) for block in (None, 7))
+    found = accounting.calibrate(3.0, coins, 11, 1e-5)
+    monkeypatch.setattr(accounting, "_spent", None)
+    assert accounting.calibrate(3.0, gaps, 11, 1e-5) == Mechanism(gaps.sampler, found.noise_multiplier)
+    assert accounting.epsilon(accounting.calibrate(3.0, gaps, 11, 1e-5), 11, 1e-5) <= 3.0
