@@ -68,8 +68,8 @@ def ladder() -> str:
     tried = ", ".join(f"{rate:g}" for rate in sorted({run["rate"] for run in runs}))
     lines += [
         "",
-        f"Percent. {_PROMISES} A CNN of width {WIDTH}, {STEPS} steps of {PASSES:,} passes of the model each. Every method has the "
-        f"best of the rates {tried} by one run from random weights. `python -m benchmarks.ladder DATA`",
+        f"Percent. {_PROMISES} A CNN of width {WIDTH}, {STEPS} steps of {PASSES:,} passes of the model each. Every method has "
+        f"the best of the rates {tried} by one run from random weights. `python -m benchmarks.ladder DATA`",
     ]
     return "\n".join(lines)
 
