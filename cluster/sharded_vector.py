@@ -8,7 +8,9 @@ cut: every rank holds it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -18,8 +20,9 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from cluster.fsdp_internals import quiet
+from dpfed.bounding import foreach
 from dpfed.errors import UserError
-from dpfed.models.parameters import TrainableVector
+from dpfed.models.parameters import TrainableVector, exact_type
 
 
 def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -95,13 +98,39 @@ class ShardedVector:
         return [parameter for parameter in self.whole.parameters if not isinstance(parameter, DTensor)]
 
     def zeros(self) -> Tensor:
-        """A flat float32 vector of zeros, of the size of this rank's part, on the model's device."""
-        return torch.zeros(self.numel, device=self.whole.device)
+        """A flat vector of zeros, of the size of this rank's part, on the model's device and of its `exact_type`."""
+        return torch.zeros(self.numel, dtype=exact_type(self.whole.device), device=self.whole.device)
 
     def split(self, local: Tensor) -> list[Tensor]:
         """Views into this rank's part, one per parameter, in the shapes of the shards."""
         parts = local.split([shard.numel() for shard in self._locals])
         return [part.view_as(shard) for part, shard in zip(parts, self._locals, strict=True)]
+
+    def add_up(self, numbers: Sequence[int], fill: Callable[[int, Tensor], None], into: Tensor) -> None:
+        """Adds the ranks' gradients of some parameters together, and each rank's shards of them to its part; all ranks call it.
+
+        This rank holds the whole gradients of these parameters meanwhile, and of no others.
+
+        Args:
+            numbers: of the parameters in `whole`; none is a scalar.
+            fill: adds this rank's gradient of a parameter, by its number, to float32 zeros of its shape.
+            into: this rank's part, added to in place.
+        """
+        ranks, parts = self.group.size(), self.split(into)
+        shapes = [(self._rows(cast(DTensor, self.whole.parameters[n])), *self.whole.parameters[n].shape[1:]) for n in numbers]
+        lengths = [math.prod(shape) for shape in shapes]
+        own = torch.empty(ranks, sum(lengths), device=into.device)
+        for number, shape, place in zip(numbers, shapes, own.split(lengths, dim=1), strict=True):
+            padded = own.new_zeros(ranks * shape[0], *shape[1:])
+            fill(number, padded[: len(self.whole.parameters[number])])
+            place.copy_(padded.view(ranks, -1))
+        total = own[0]
+        if ranks > 1:
+            total = torch.empty_like(total)
+            dist.reduce_scatter_tensor(total, own.view(-1), group=self.group)
+        for number, shard in zip(numbers, total.split(lengths), strict=True):
+            part = parts[number].view(-1)
+            foreach.add_([part], [shard[: len(part)]])
 
     def gather_sum(self, local: Tensor) -> Tensor | None:
         """Puts a sum of gradients together; all ranks call it.
@@ -112,7 +141,7 @@ class ShardedVector:
             local: this rank's part; scalars are taken from rank 0.
 
         Returns:
-            ``(P,)`` float32 in the order of `TrainableVector`, on the CPU of rank 0; ``None`` on the others.
+            ``(P,)`` in the order of `TrainableVector`, on the CPU of rank 0; ``None`` on the others.
         """
         collected, first = [], self.group.rank() == 0
         for parameter, part in zip(self.whole.parameters, self.split(local), strict=True):
