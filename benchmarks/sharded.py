@@ -1,7 +1,8 @@
 """What it costs to clip a model whose parameters are sharded: both sharded engines over the loop engine, per group.
 
-    python -m benchmarks.sharded            about 15 minutes on two quiet cores; writes benchmarks/results/sharded.json
-    python -m benchmarks.sharded --quick    to see that it works; writes nothing
+    python -m benchmarks.sharded               about 15 minutes on two quiet cores; writes benchmarks/results/sharded.json
+    python -m benchmarks.sharded "ResNet-18"   measures that model anew, and leaves the figures of the others
+    python -m benchmarks.sharded --quick       to see that it works; writes nothing
 
 The three engines take turns in the same processes, one thread in each. Every rank has as many groups, and a turn ends when all
 ranks are through, so the loop engine, too, waits for the slowest. Only ratios of medians mean something on another machine.
@@ -24,7 +25,7 @@ import torch.multiprocessing as multiprocessing
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.record import write_result
+from benchmarks.record import RESULTS, figures, write_result
 from benchmarks.throughput import stand_in_views
 from cluster.lockstep import LockstepEngine
 from cluster.sharded_layers import ShardedLayerwiseEngine
@@ -39,7 +40,7 @@ from dpfed.models.parameters import TrainableVector
 MODELS = {
     "ResNet-18": (ModelConfig(image="resnet18"), 32, 64, 5),
     "two towers": (ModelConfig(kind="image-text", image="cnn"), 32, 256, 9),
-    "ViT-B-32": (ModelConfig(kind="open_clip", architecture="ViT-B-32"), 224, 32, 3),
+    "ViT-B-32": (ModelConfig(kind="open_clip", architecture="ViT-B-32"), 224, 16, 2),
 }
 QUICK = {"two towers": (MODELS["two towers"][0], 32, 32, 1)}
 SIZES = (4, 16)
@@ -64,7 +65,7 @@ def measure(rank: int, ranks: int, folder: Path, given: tuple[ModelConfig, int, 
     views = stand_in_views(config, records, side, torch.device("cpu"))
     noise = GroupBatch({name: view[:2] for name, view in views.items()}, [0, 2])
     two_pass = ShardedEngine(model, dummy_batch=noise)
-    loop, figures = LoopEngine(whole), dict[str, Any]()
+    loop, by_size = LoopEngine(whole), dict[str, Any]()
     for size in SIZES:
         batch = GroupBatch(views, list(range(0, records + 1, size)))
         layerwise = ShardedLayerwiseEngine(model, group_size=size, dummy_batch=noise)
@@ -92,10 +93,10 @@ def measure(rank: int, ranks: int, folder: Path, given: tuple[ModelConfig, int, 
                 contender()
                 dist.barrier()
                 seconds[name].append((time.perf_counter() - started) / len(batch.sizes))
-        figures[f"S = {size}"] = compared(seconds)
-    figures["parameters"] = TrainableVector(whole).numel
+        by_size[f"S = {size}"] = compared(seconds)
+    by_size["parameters"] = TrainableVector(whole).numel
     if rank == 0:
-        (folder / "found.json").write_text(json.dumps(figures), encoding="utf-8")
+        (folder / "found.json").write_text(json.dumps(by_size), encoding="utf-8")
     dist.destroy_process_group()
 
 
@@ -113,21 +114,27 @@ def compared(seconds: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def main(quick: bool) -> None:
-    """Measures, prints and writes ``benchmarks/results/sharded.json``."""
-    figures: dict[str, Any] = {}
-    for name, given in (QUICK if quick else MODELS).items():
+def main(names: list[str]) -> None:
+    """Measures, prints and writes ``benchmarks/results/sharded.json``.
+
+    Args:
+        names: of models; none: all; ``--quick``: see above.
+    """
+    quick = names == ["--quick"]
+    models = QUICK if quick else {name: MODELS[name] for name in names or MODELS}
+    measured: dict[str, Any] = figures("sharded") if names and not quick and (RESULTS / "sharded.json").exists() else {}
+    for name, given in models.items():
+        measured[name] = {"records_of_a_rank": given[2], "turns": given[3]}
         for ranks in RANKS:
             with tempfile.TemporaryDirectory() as folder:
                 multiprocessing.spawn(measure, args=(ranks, Path(folder), given), nprocs=ranks)
                 found = json.loads((Path(folder) / "found.json").read_text(encoding="utf-8"))
-            figures.setdefault(name, {"parameters": found.pop("parameters"), "records_of_a_rank": given[2], "turns": given[3]})
-            figures[name][f"{ranks} rank{'s' if ranks > 1 else ''}"] = found
+            measured[name] |= {"parameters": found.pop("parameters"), f"{ranks} rank{'s' * (ranks > 1)}": found}
             for size, one in found.items():
                 print(f"{name}, {ranks} ranks, {size}: {one['ratio']}", flush=True)
     if not quick:
-        print(write_result("sharded", figures, seeds=[0]))
+        print(write_result("sharded", measured, seeds=[0]))
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv[1:])
+    main(sys.argv[1:])

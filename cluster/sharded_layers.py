@@ -31,7 +31,7 @@ from dpfed.models.norm import refuse_mixing
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
-_CPU_RECORDS, _RECORDS = 32, 256  # of one pass
+_CPU_RECORDS, _RECORDS = 64, 256  # of one pass; fewer spread the cost of gathering and adding over less
 
 
 class ShardedLayerwiseEngine(LockstepEngine):
@@ -40,7 +40,7 @@ class ShardedLayerwiseEngine(LockstepEngine):
     Args:
         model: sharded, the same on all ranks; every trainable parameter is read once, by a function that has a rule.
         loss: of one group; torch.func.vmap must be able to batch it.
-        records: at a time on a rank, or more where a single group has more. By default 32 on CPUs, and 256 elsewhere.
+        records: at a time on a rank, or more where a single group has more. By default 64 on CPUs, and 256 elsewhere.
         group_size: S, expected records in a group, see `Grouping.typical`.
         dummy_batch: noise in the shape of the groups, never private; its first group is what a rank without groups computes.
 
