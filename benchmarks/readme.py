@@ -151,6 +151,21 @@ def cluster() -> str:
     return "\n".join(lines)
 
 
+def sharded() -> str:
+    """What it costs to clip a sharded model."""
+    lines = ["| model, trained parameters | workers | S | loop engine, whole model | `layerwise`, sharded | `loop`, sharded |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for name, found in figures("sharded").items():
+        for ranks, sizes in ((key, value) for key, value in found.items() if key.endswith(("rank", "ranks"))):
+            for size, one in sizes.items():
+                cells = (f"{one['ratio'][engine]:.2f} x" for engine in ("layerwise", "two passes"))
+                lines.append(
+                    f"| {name}, {found['parameters'] / 1e6:.1f} M | {ranks.split()[0]} | {size.removeprefix('S = ')} | "
+                    f"{one['milliseconds_per_group']['loop']:,.0f} ms | {' | '.join(cells)} |"
+                )
+    return "\n".join([*lines, "", "One thread a worker, on two cores, over the loopback interface."])
+
+
 def institutions() -> str:
     """What being apart costs, and how long a round takes."""
     lines = ["| the same plan | R@10, image to text | R@10, text to image | epsilon |", "|---|---|---|---|"]
@@ -202,7 +217,7 @@ def main() -> None:
     """Fills the marked parts of the READMEs and of the guides."""
     root = README.parent
     fill(README, {"quickstart": quickstart(), "results": results()})
-    fill(root / "cluster" / "README.md", {"cluster": cluster()})
+    fill(root / "cluster" / "README.md", {"cluster": cluster(), "sharded": sharded()})
     fill(root / "docs" / "towers.md", {"adaptation": adaptation()})
     fill(root / "docs" / "results.md", {"steps": steps()})
     fill(root / "docs" / "federation.md", there({"federation": ("institutions", institutions)}))

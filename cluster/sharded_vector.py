@@ -24,8 +24,10 @@ from dpfed.bounding import foreach
 from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector, exact_type
 
+_LEAST = 1 << 16  # numbers of a block that is worth messages of its own, in every pass
 
-def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
+
+def shard_model(model: nn.Module, mesh: DeviceMesh, least: int = _LEAST) -> None:
     """Cuts the parameters of a model, frozen ones included, into shards, in place.
 
     Blocks of layers are gathered one after the other when a pass needs them, and let go right after it. Start from a model on
@@ -34,6 +36,7 @@ def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
     Args:
         model: a model of docs/architecture.md, adapters included; the same values on every rank.
         mesh: all ranks, in one dimension, see ``torch.distributed.device_mesh.init_device_mesh``.
+        least: numbers of a block. Smaller ones are gathered with what lies outside the blocks.
 
     Raises:
         UserError: if the mesh has more than one dimension.
@@ -43,7 +46,7 @@ def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
     scalars = {parameter for parameter in model.parameters() if parameter.dim() == 0}
     for scalar in scalars:
         scalar.data = scalar.data.to(mesh.device_type)
-    for module in (*_blocks(model), model):
+    for module in (*_blocks(model, least), model):
         fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=scalars)
         if hasattr(
             module, "get_weight_dtype"
@@ -52,7 +55,7 @@ def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
     quiet(model)
 
 
-def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+def _blocks(model: nn.Module, least: int) -> Iterator[nn.Module]:
     """What is gathered at a time: the members of the outermost lists of layers. The rest stays with the model as a whole."""
     uses = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
     shared = {parameter for parameter in uses if sum(parameter is use for use in uses) > 1}
@@ -61,7 +64,8 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
         for child in module.children():
             if isinstance(module, (nn.Sequential, nn.ModuleList)):
                 parameters = set(child.parameters())
-                if parameters and not parameters & shared:  # a parameter has one block; one that several use is the model's
+                large = parameters and sum(parameter.numel() for parameter in parameters) >= least
+                if large and not parameters & shared:  # a parameter has one block; one that several use is the model's
                     yield child
             else:
                 yield from below(child)

@@ -11,9 +11,7 @@ kernels' results depend on the order of threads), it is scaled down to that.
 
 The ranks go in lockstep (`cluster.lockstep`), in waves of one group per rank.
 
-One forward and two backward passes do 5/3 of the arithmetic of `LoopEngine`. Measured on a busy CPU, one thread per rank,
-groups of 16 records, both engines side by side: 2.3 (ResNet-18) to 2.5 (two towers) times its time per group with one rank, 2.6
-(two towers) with two.
+This takes any model. One whose layers have rules goes faster layer by layer (`cluster.sharded_layers`).
 
 Not here: activations are kept for both passes, not computed again; under bf16, and with adapters, they include the cast or
 merged weights of every block, 2 or 4 bytes per such weight that are not sharded.

@@ -8,7 +8,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from cluster.sharded_layers import ShardedLayerwiseEngine
-from cluster.sharded_vector import shard_model
+from cluster.sharded_vector import _blocks, shard_model
 from cluster.sharding import ShardedEngine
 from cluster.shards import require_alike
 from cluster.torchrun import process_group
@@ -62,7 +62,7 @@ def work(rank, world, folder):
 
         def sharded(name):
             model = build(name, folder)
-            shard_model(model, mesh)
+            shard_model(model, mesh, least=1)
             return model
 
         for name, clip_norm in clip_norms.items():
@@ -91,6 +91,13 @@ def work(rank, world, folder):
         Materialised.__post_init__ = lambda self: (setattr(self, "gradients", self.gradients.flip(0)), real(self))[1]
         found["refused"].append(refusal(lambda: require_alike(engine, oracle, few)))
     torch.save(found, folder / f"{rank}.pt")
+
+
+def test_small_blocks_have_no_messages_of_their_own():
+    model = build("two towers", None)
+    blocks = {least: list(_blocks(model, least)) for least in (1, 500, 1 << 16)}
+    sizes = {least: [sum(p.numel() for p in block.parameters()) for block in found] for least, found in blocks.items()}
+    assert min(sizes[1]) < 500 <= min(sizes[500]) and len(sizes[1]) > len(sizes[500]) > 0 == len(sizes[1 << 16])
 
 
 def refusal(act):
