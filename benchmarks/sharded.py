@@ -25,7 +25,7 @@ import torch.multiprocessing as multiprocessing
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.record import RESULTS, figures, write_result
+from benchmarks.record import RESULTS, commit, figures, write_result
 from benchmarks.throughput import stand_in_views
 from cluster.lockstep import LockstepEngine
 from cluster.sharded_layers import ShardedLayerwiseEngine
@@ -124,7 +124,7 @@ def main(names: list[str]) -> None:
     models = QUICK if quick else {name: MODELS[name] for name in names or MODELS}
     measured: dict[str, Any] = figures("sharded") if names and not quick and (RESULTS / "sharded.json").exists() else {}
     for name, given in models.items():
-        measured[name] = {"records_of_a_rank": given[2], "turns": given[3]}
+        measured[name] = {"commit": commit(), "records_of_a_rank": given[2], "turns": given[3]}
         for ranks in RANKS:
             with tempfile.TemporaryDirectory() as folder:
                 multiprocessing.spawn(measure, args=(ranks, Path(folder), given), nprocs=ranks)

@@ -5,11 +5,11 @@ gradient to add up. It gathers the blocks' parameters, one block after the other
 groups' norms, and what their gradients follow from. When all norms are known, and with them the clip factors, the ranks compute
 the weighted gradients of one block after the other, and add them together shard by shard.
 
-A rank holds whole gradients of one block at a time, and of what lies outside the blocks (embeddings); while a layer's norms are
-measured, one group's gradient of that layer. Beside activations, it keeps per layer and chunk of groups either the rows that
-went into it and came back, or every group's gradient where those are fewer numbers (`Grouping.sparing`). So what is kept grows
-with the records of a chunk, and never with the model alone. A standardised kernel, of which every group's gradient is kept, is
-the exception.
+A rank holds whole gradients of one block at a time, and of what lies outside the blocks (embeddings, small layers); while a
+layer's norms are measured, one group's gradient of that layer. Beside activations, it keeps per layer and chunk of groups the
+rows that went into it and came back, or every group's gradient, where those are fewer numbers (`Grouping.sparing`). So what is
+kept grows with the records of a chunk, and never with the model alone. A standardised kernel is the exception: every group's
+gradient of it is kept.
 """
 
 from __future__ import annotations
