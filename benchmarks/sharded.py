@@ -38,8 +38,8 @@ from dpfed.models.parameters import TrainableVector
 
 # Model, side of an image, records of a rank, turns that count. All of the parameters are trained.
 MODELS = {
-    "ResNet-18": (ModelConfig(image="resnet18"), 32, 64, 5),
-    "two towers": (ModelConfig(kind="image-text", image="cnn"), 32, 256, 9),
+    "ResNet-18": (ModelConfig(image="resnet18", width=64), 32, 32, 2),
+    "two towers": (ModelConfig(kind="image-text", image="cnn"), 32, 256, 5),
     "ViT-B-32": (ModelConfig(kind="open_clip", architecture="ViT-B-32"), 224, 16, 2),
 }
 QUICK = {"two towers": (MODELS["two towers"][0], 32, 32, 1)}
