@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := runs/quickstart
-PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One process more than there are cores, for some tests wait for others' processes; at most four.
+AT_ONCE := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 .PHONY: install quickstart adapt federation test test-slow bench lint docs tutorials lock clean
 

@@ -23,6 +23,7 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
+_AT_ONCE = 1 << 14  # numbers of several resamples that are counted in one go, which a cache holds
 _SEED = 20240229  # of the bootstrap, so that the same outcomes give the same interval
 
 Interval = tuple[float, float]
@@ -128,32 +129,35 @@ def _by_cluster(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, n
     return np.bincount(number, weights=values), sizes
 
 
-def _weighted(outcomes: Outcomes) -> Callable[[np.ndarray], float]:
-    """The statistic as a function of how often each query counts."""
+def _weighted(outcomes: Outcomes) -> Callable[[np.ndarray], np.ndarray]:
+    """The statistic as a function of how often each query counts: ``(r, n)`` -> ``(r,)``."""
     values = outcomes.values
     if outcomes.statistic == "mean":
-        return lambda weights: float(weights @ values / weights.sum())
+        return lambda weights: weights @ values / weights.sum(axis=1)
     order = np.argsort(values, kind="stable")
     ordered = values[order]
 
-    def median(weights: np.ndarray) -> float:
-        below = np.cumsum(weights[order])
-        low, high = np.searchsorted(below, [(below[-1] + 1) // 2, below[-1] // 2 + 1])
-        return float(ordered[low] + ordered[high]) / 2
+    def median(weights: np.ndarray) -> np.ndarray:
+        below = np.cumsum(weights[:, order], axis=1)
+        low, high = ((below < wanted[:, None]).sum(axis=1) for wanted in ((below[:, -1] + 1) // 2, below[:, -1] // 2 + 1))
+        return (ordered[low] + ordered[high]) / 2
 
     return median
 
 
-def _bootstrap(clusters: np.ndarray, statistic: Callable[[np.ndarray], float]) -> Interval | None:
+def _bootstrap(clusters: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Interval | None:
     """Percentiles of a statistic over resampled clusters."""
     _, number = np.unique(clusters, return_inverse=True)
     count = int(number.max()) + 1
     if count == 1:
         return None
     generator = np.random.default_rng(_SEED)
+    rows = max(1, _AT_ONCE // len(clusters))
     found = []
-    for _ in range(RESAMPLES):
-        times = np.bincount(generator.integers(0, count, count), minlength=count)
-        found.append(statistic(times[number]))
-    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    for first in range(0, RESAMPLES, rows):
+        drawn = generator.integers(0, count, (min(rows, RESAMPLES - first), count))
+        drawn += count * np.arange(len(drawn))[:, None]
+        times = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
+        found.append(statistic(times[:, number]))
+    low, high = np.quantile(np.concatenate(found), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)

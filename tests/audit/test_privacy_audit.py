@@ -173,7 +173,7 @@ def test_where_nothing_can_be_written_is_known_before_the_work(run, monkeypatch)
         audit_run(run.path, Trial(), QUICK)
 
 
-@pytest.mark.parametrize("more, attacks", [({}, 2), ({"black_box": True}, 3)])
+@pytest.mark.parametrize("more, attacks", [pytest.param({}, 2, marks=pytest.mark.slow), ({"black_box": True}, 3)])
 def test_all_bounds_of_an_audit_share_one_error(monkeypatch, more, attacks):
     errors = set()
 

@@ -183,7 +183,7 @@ def constant(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("pairs", "public", "no privacy"))) for name in BASES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("public", "no privacy"))) for name in BASES]
 )
 def test_keys_without_effect_change_no_bit_of_a_run_all_at_once(tiny, tmp_path, constant, name):
     tree = tree_of(tiny, **BASES[name])

@@ -75,6 +75,7 @@ def steps(monkeypatch) -> list[int]:
     return taken
 
 
+@pytest.mark.slow
 def test_each_configuration_is_trained_once_and_kept(request_for, steps, kept):
     assert not list(kept.iterdir()), "this test must come first"
     outcome = reproduce(request_for())

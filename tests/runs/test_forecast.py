@@ -78,6 +78,7 @@ def test_a_forecast_has_the_plan_its_neighbours_and_the_best_that_takes_no_more_
     assert found.signal.groups >= 16
 
 
+@pytest.mark.slow
 def test_adapters_and_full_training_are_compared_where_a_model_can_have_either(tiny, shapes, tmp_path, monkeypatch):
     import json
 

@@ -83,6 +83,7 @@ def test_each_public_record_is_drawn_with_the_private_rate(config, shapes):
     assert abs(np.mean(drawn) - 150 * rate) < 4 * spread
 
 
+@pytest.mark.slow
 def test_a_rehearsal_goes_on_writes_the_choice_and_makes_no_promise(config, public_store, shapes, tmp_path, monkeypatch):
     stand = chosen(str(shapes.path), config, declared_plan(config, None, Silent()))
     found = rehearse(config, stand, tmp_path, most=200)

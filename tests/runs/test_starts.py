@@ -23,6 +23,7 @@ from dpfed.runs.resolution import settle, settle_model
 from dpfed.runs.resuming import resume
 from dpfed.runs.starts import procedural_place, recipe_for, refuse_start
 from dpfed.training.coordinator import Coordinator
+from tests.sparing import sparing
 
 RECIPE = """name = "start"
 data = {source = "procedural", records = 32}
@@ -259,7 +260,7 @@ def test_an_architecture_with_weights_of_its_own_has_no_procedural_start(tree):
         recipe_for(parse_config(tree))
 
 
-@pytest.mark.parametrize("trust", ["central", "secure"])
+@pytest.mark.parametrize("trust", sparing(["central", "secure"], "secure"))
 def test_a_simulated_federation_starts_there_too(tree, tmp_path, trust):
     run = simulate(parse_config(tree), tmp_path / "run", Simulation(sites=3, trust=trust))
     place, was_there = make_start(parse_config(tree))

@@ -20,6 +20,7 @@ from dpfed.runs.resuming import resume
 from dpfed.training.coordinator import Coordinator
 from tests.data.views.files_of_all_modes import colours, encoded
 from tests.models.conftest import SMALL
+from tests.sparing import sparing
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_the_exported_adapters_are_all_that_the_run_learnt(adapting, tmp_path):
     assert {path.name for path in whole} >= {"open_clip_config.json", "open_clip_model.safetensors", "model.json"}
 
 
-@pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("at", sparing([1, 3, 5], 3))
 def test_an_interrupted_adaptation_resumes_to_the_same_bits(adapting, tmp_path, monkeypatch, at):
     config = parse_config({**adapting, "privacy": {**adapting["privacy"], "seed": 5}})
     expected = tensors_of(pretrain(config, tmp_path / "whole").model / "open_clip_model.safetensors")

@@ -26,6 +26,7 @@ from dpfed.runs.resuming import resume
 from dpfed.runs.view import RunView
 from dpfed.training import worker as worker_room
 from dpfed.training.coordinator import Coordinator
+from tests.sparing import sparing
 from tests.training.test_sensitivity import pictures, sums
 
 SHARE = 0.3
@@ -161,7 +162,7 @@ def trained(tiny, folder, **changes):
     return pretrain(parse_config(tiny), folder)
 
 
-@pytest.mark.parametrize("method", ["group", "public"])
+@pytest.mark.parametrize("method", sparing(["group", "public"], "group"))
 def test_the_curve_is_the_true_one_within_its_error(tiny, tiny_public, tmp_path, monkeypatch, method):
     seen = seen_in(monkeypatch)
     run = trained(tiny_public if method == "public" else tiny, tmp_path / "run")

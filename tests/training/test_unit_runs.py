@@ -15,6 +15,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
+from tests.sparing import sparing
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_records_without_persons_cannot_protect_them(tiny):
         assemble(resolve(parse_config(tiny)))
 
 
-@pytest.mark.parametrize("public", [True, False])
+@pytest.mark.parametrize("public", sparing([True, False], True))
 def test_persons_on_both_sides_are_mentioned_where_the_records_are_public(protecting, tmp_path, public):
     quiet, loud = Noting(), Noting()
     pretrain(parse_config(protecting), tmp_path / "apart", quiet)

@@ -99,6 +99,7 @@ def test_classes_are_numbered_by_the_set_of_classes(values: list, numbers: dict,
     assert number_classes(values) == (numbers, names)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CIFAR10.is_dir(), reason="needs ../shared/data/cifar10")
 def test_the_real_cifar10(tmp_path: Path) -> None:
     report = import_records(CIFAR10, tmp_path / "cifar10", size=32, validation=5000)

@@ -334,7 +334,7 @@ HOSTILE = [
 @pytest.mark.parametrize(
     ("trust", "to"),
     [
-        ("central", "hello"),
+        pytest.param("central", "hello", marks=pytest.mark.slow),
         pytest.param("central", "sum", marks=pytest.mark.slow),
         ("secure", "sum"),
         pytest.param("secure", "shares", marks=pytest.mark.slow),
