@@ -11,6 +11,7 @@ ranks are through, so the loop engine, too, waits for the slowest. Only ratios o
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -130,6 +131,7 @@ def main(names: list[str]) -> None:
                 multiprocessing.spawn(measure, args=(ranks, Path(folder), given), nprocs=ranks)
                 found = json.loads((Path(folder) / "found.json").read_text(encoding="utf-8"))
             measured[name] |= {"parameters": found.pop("parameters"), f"{ranks} rank{'s' * (ranks > 1)}": found}
+            measured[name]["load_average"] = round(os.getloadavg()[2], 1)  # over 15 minutes: who else computed
             for size, one in found.items():
                 print(f"{name}, {ranks} ranks, {size}: {one['ratio']}", flush=True)
     if not quick:
