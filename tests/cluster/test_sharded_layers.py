@@ -75,7 +75,8 @@ def work(rank, world, folder):
             found[name, "alone"], _ = two_passes.sharded_sum(
                 engine, groups(name, rank, [3] if last else []), Clip(1.0, math.inf)
             )
-            batch.views["image"][0, 0] = torch.nan if last else batch.views["image"][0, 0]
+            if last:
+                batch.views["image"][0, 0] = torch.nan
             found[name, "poisoned"], _ = two_passes.sharded_sum(engine, batch, clip_norm)
             found[name, "left behind"] = [p.grad is not None for p in model.parameters()]
             found[name, "blocks"] = [[engine.vector.whole.names[number] for number in block] for block in engine._blocks]
