@@ -1,5 +1,10 @@
 """What dpfed takes from FSDP2 beyond its documented API: all of it is here, and last checked with torch 2.15.
 
+`whole_parameters` finds what layers read in place of sharded parameters. It needs:
+
+- that a gathered parameter is the same object in every pass, and that a tensor which shares its storage has the values again
+  in the backward pass of the block, without a word of autograd about a changed version.
+
 FSDP2 adds the ranks' gradients together while they are computed, and gives nobody a block's gradient before. `BlockGradient`
 stands at the one place where it is whole. It needs:
 
@@ -22,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from dpfed.errors import UserError
 
@@ -99,6 +105,26 @@ class BlockGradient(ReduceScatter):
         again = squares(gradient)
         shorter = torch.where(again > self.squares, (self.squares / again).sqrt(), 1.0)
         gradient.mul_((self._factor * shorter).to(gradient.dtype))
+
+
+def whole_parameters(model: nn.Module, names: Sequence[str]) -> list[dict[int, Tensor]]:
+    """What layers read in place of sharded parameters; all ranks call it, and gather each block once.
+
+    Args:
+        model: sharded.
+        names: of parameters.
+
+    Returns:
+        For each block that has any of them, their numbers among the names, and the tensors.
+    """
+    numbers, blocks = {name: number for number, name in enumerate(names)}, list[dict[int, Tensor]]()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.unshard()
+            seen = {numbers[name]: p for name, p in model.named_parameters() if name in numbers and not isinstance(p, DTensor)}
+            module.reshard()
+            blocks.append({number: p for number, p in seen.items() if p.dim()})  # scalars are never sharded
+    return [block for block in blocks if block]
 
 
 def squares(gradient: Tensor) -> Tensor:

@@ -8,7 +8,9 @@ cut: every rank holds it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -18,11 +20,14 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from cluster.fsdp_internals import quiet
+from dpfed.bounding import foreach
 from dpfed.errors import UserError
-from dpfed.models.parameters import TrainableVector
+from dpfed.models.parameters import TrainableVector, exact_type
+
+_LEAST = 1 << 16  # numbers of a block that is worth messages of its own, in every pass
 
 
-def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
+def shard_model(model: nn.Module, mesh: DeviceMesh, least: int = _LEAST) -> None:
     """Cuts the parameters of a model, frozen ones included, into shards, in place.
 
     Blocks of layers are gathered one after the other when a pass needs them, and let go right after it. Start from a model on
@@ -31,6 +36,7 @@ def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
     Args:
         model: a model of docs/architecture.md, adapters included; the same values on every rank.
         mesh: all ranks, in one dimension, see ``torch.distributed.device_mesh.init_device_mesh``.
+        least: numbers of a block. Smaller ones are gathered with what lies outside the blocks.
 
     Raises:
         UserError: if the mesh has more than one dimension.
@@ -40,7 +46,7 @@ def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
     scalars = {parameter for parameter in model.parameters() if parameter.dim() == 0}
     for scalar in scalars:
         scalar.data = scalar.data.to(mesh.device_type)
-    for module in (*_blocks(model), model):
+    for module in (*_blocks(model, least), model):
         fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=scalars)
         if hasattr(
             module, "get_weight_dtype"
@@ -49,7 +55,7 @@ def shard_model(model: nn.Module, mesh: DeviceMesh) -> None:
     quiet(model)
 
 
-def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+def _blocks(model: nn.Module, least: int) -> Iterator[nn.Module]:
     """What is gathered at a time: the members of the outermost lists of layers. The rest stays with the model as a whole."""
     uses = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
     shared = {parameter for parameter in uses if sum(parameter is use for use in uses) > 1}
@@ -58,7 +64,8 @@ def _blocks(model: nn.Module) -> Iterator[nn.Module]:
         for child in module.children():
             if isinstance(module, (nn.Sequential, nn.ModuleList)):
                 parameters = set(child.parameters())
-                if parameters and not parameters & shared:  # a parameter has one block; one that several use is the model's
+                large = parameters and sum(parameter.numel() for parameter in parameters) >= least
+                if large and not parameters & shared:  # a parameter has one block; one that several use is the model's
                     yield child
             else:
                 yield from below(child)
@@ -95,13 +102,39 @@ class ShardedVector:
         return [parameter for parameter in self.whole.parameters if not isinstance(parameter, DTensor)]
 
     def zeros(self) -> Tensor:
-        """A flat float32 vector of zeros, of the size of this rank's part, on the model's device."""
-        return torch.zeros(self.numel, device=self.whole.device)
+        """A flat vector of zeros, of the size of this rank's part, on the model's device and of its `exact_type`."""
+        return torch.zeros(self.numel, dtype=exact_type(self.whole.device), device=self.whole.device)
 
     def split(self, local: Tensor) -> list[Tensor]:
         """Views into this rank's part, one per parameter, in the shapes of the shards."""
         parts = local.split([shard.numel() for shard in self._locals])
         return [part.view_as(shard) for part, shard in zip(parts, self._locals, strict=True)]
+
+    def add_up(self, numbers: Sequence[int], fill: Callable[[int, Tensor], None], into: Tensor) -> None:
+        """Adds the ranks' gradients of some parameters together, and each rank's shards of them to its part; all ranks call it.
+
+        This rank holds the whole gradients of these parameters meanwhile, and of no others.
+
+        Args:
+            numbers: of the parameters in `whole`; none is a scalar.
+            fill: adds this rank's gradient of a parameter, by its number, to float32 zeros of its shape.
+            into: this rank's part, added to in place.
+        """
+        ranks, parts = self.group.size(), self.split(into)
+        shapes = [(self._rows(cast(DTensor, self.whole.parameters[n])), *self.whole.parameters[n].shape[1:]) for n in numbers]
+        lengths = [math.prod(shape) for shape in shapes]
+        own = torch.empty(ranks, sum(lengths), device=into.device)
+        for number, shape, place in zip(numbers, shapes, own.split(lengths, dim=1), strict=True):
+            padded = own.new_zeros(ranks * shape[0], *shape[1:])
+            fill(number, padded[: len(self.whole.parameters[number])])
+            place.copy_(padded.view(ranks, -1))
+        total = own[0]
+        if ranks > 1:
+            total = torch.empty_like(total)
+            dist.reduce_scatter_tensor(total, own.view(-1), group=self.group)
+        for number, shard in zip(numbers, total.split(lengths), strict=True):
+            part = parts[number].view(-1)
+            foreach.add_([part], [shard[: len(part)]])
 
     def gather_sum(self, local: Tensor) -> Tensor | None:
         """Puts a sum of gradients together; all ranks call it.
@@ -112,7 +145,7 @@ class ShardedVector:
             local: this rank's part; scalars are taken from rank 0.
 
         Returns:
-            ``(P,)`` float32 in the order of `TrainableVector`, on the CPU of rank 0; ``None`` on the others.
+            ``(P,)`` in the order of `TrainableVector`, on the CPU of rank 0; ``None`` on the others.
         """
         collected, first = [], self.group.rank() == 0
         for parameter, part in zip(self.whole.parameters, self.split(local), strict=True):

@@ -9,13 +9,9 @@ outside the blocks (embeddings), never of all.
 The clip norm holds whatever the second pass computes: should a block's gradient come out longer than it was measured (some
 kernels' results depend on the order of threads), it is scaled down to that.
 
-The ranks go in lockstep, in waves of one group per rank, since each gathers its parameters from all. A rank that has no group
-left takes part with noise that is multiplied by zero. So every rank learns how many groups the longest step has; ranks are one
-organisation's, on one side of the trust boundary.
+The ranks go in lockstep (`cluster.lockstep`), in waves of one group per rank.
 
-One forward and two backward passes do 5/3 of the arithmetic of `LoopEngine`. Measured on a busy CPU, one thread per rank,
-groups of 16 records, both engines side by side: 2.3 (ResNet-18) to 2.5 (two towers) times its time per group with one rank, 2.6
-(two towers) with two.
+This takes any model. One whose layers have rules goes faster layer by layer (`cluster.sharded_layers`).
 
 Not here: activations are kept for both passes, not computed again; under bf16, and with adapters, they include the cast or
 merged weights of every block, 2 or 4 bytes per such weight that are not sharded.
@@ -26,48 +22,40 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from cluster.fsdp_internals import BlockGradient, squares
-from cluster.sharded_vector import ShardedVector
+from cluster.lockstep import LockstepEngine
+from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import Clip, clip_factors
-from dpfed.bounding.engines import Engine, GroupBatch, LossOfViews, Precision, Views
+from dpfed.bounding.engines import GroupBatch, LossOfViews, Precision, Views
 from dpfed.bounding.engines.engine import shared_out
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
 
-class ShardedEngine(Engine):
-    """The engine for a model that `shard_model` has cut up.
+class ShardedEngine(LockstepEngine):
+    """One forward and two backward passes per group: for any model that `shard_model` has cut up.
 
     Args:
         model: sharded, the same on all ranks.
         precision: of the forward pass.
         loss: of one group.
         dummy_batch: noise in the shape of the groups, never private; its first group is what a rank without groups computes.
-
-    Attributes:
-        vector: this rank's part of the flat vector, and the way from and to the whole one.
     """
 
-    name = "fsdp"
+    name = "loop"
 
     def __init__(
         self, model: nn.Module, precision: Precision = "fp32", loss: GroupLoss = group_loss, *, dummy_batch: GroupBatch
     ) -> None:
         super().__init__(model)
-        self.vector = ShardedVector(model)
         self._loss = LossOfViews(model, precision, loss)
         ranks = self.vector.group.size()
         self._blocks = [BlockGradient(module, ranks) for module in model.modules() if isinstance(module, FSDPModule)]
         self._dummy_batch = dummy_batch.first(1).views
-
-    def zeros(self) -> Tensor:
-        """An empty sum: the float32 vector of this rank's shards, about P / W numbers."""
-        return self.vector.zeros()
 
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
@@ -93,27 +81,8 @@ class ShardedEngine(Engine):
             figures.append(torch.stack([norm, loss.to(norm), records])[:, None].double())
         return shared_out(torch.cat(figures, dim=1), losses)
 
-    def finish(self, into: Tensor) -> Tensor:
-        """Takes part until every rank is through; every rank calls it once per step, with or without groups.
-
-        Args:
-            into: what `add_clipped` added to, from `zeros` on.
-
-        Returns:
-            The sum over all ranks' groups, of this rank's shards.
-        """
-        while self._anyone_has_a_group(False):
-            self._wave(self._dummy_batch, 0.0, into)  # clipped to zero
-        for parameter, part in zip(self.vector.whole.parameters, self.vector.split(into), strict=True):
-            if parameter.dim() == 0:
-                dist.all_reduce(part, group=self.vector.group)
-        return into
-
-    def _anyone_has_a_group(self, here: bool) -> bool:
-        """Whether a wave begins: asked by every rank at once, and true as soon as one rank has a group."""
-        groups = torch.tensor(int(here), device=self.vector.whole.device)
-        dist.all_reduce(groups, group=self.vector.group)
-        return here or bool(groups)  # a rank that has one need not wait for its device to know
+    def _idle(self, into: Tensor) -> None:
+        self._wave(self._dummy_batch, 0.0, into)  # clipped to zero
 
     def _wave(self, views: Views, clip_norm: float | Clip, into: Tensor) -> tuple[Tensor, Tensor]:
         """One group of every rank: adds the sum of their clipped gradients, and returns this rank's own norm and loss."""
@@ -136,7 +105,7 @@ class ShardedEngine(Engine):
             if parameter in scalars:
                 part.add_(scalars[parameter].nan_to_num(0.0, 0.0, 0.0) * factor.to(part.dtype))
             elif parameter.grad is not None:
-                part.add_(cast(DTensor, parameter.grad).to_local())
+                foreach.add_([part], [cast(DTensor, parameter.grad).to_local()])
         self._drop_gradients()
         return norm, loss.detach()
 

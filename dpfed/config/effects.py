@@ -198,7 +198,6 @@ _RULES = (
         "its batch needs no cap; set bounding.method = 'batch', 'sample' or 'logit'",
     ),
     needs("bounding.engine", "bounding.method", "group", "public", "none", why="it has its own engine; "),
-    needs("bounding.engine", "training.sharding", "none", why="a sharded model has its own engine; "),
     Rule(
         "bounding.clip_norm",
         "bounding.clipping",

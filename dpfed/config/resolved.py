@@ -18,7 +18,7 @@ class ResolvedConfig(Config):
 
     @model_validator(mode="after")
     def _nothing_left(self) -> ResolvedConfig:
-        own_engine = self.training.sharding != "none" or not method_named(self.bounding.method).picks_engine
+        own_engine = not method_named(self.bounding.method).picks_engine
         left = {
             "data.size": self.data.size is None,
             "data.resize": self.data.resize == "model",

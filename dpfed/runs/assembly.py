@@ -35,7 +35,7 @@ from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress, signs_of_life
-from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
+from dpfed.runs.dummy_batch import dummy_batch, few_groups, largest_pass, views_per_image
 from dpfed.runs.foresight import foresee, guarded, refuse_many_owners
 from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.starts import starting_weights
@@ -178,9 +178,9 @@ class Components:
         own = OwnRows(self.store, owner_keys(self.store, self.config.privacy), self.owner, self.owners)
         return Share(self.owner, own, self.plan.groups_of(self.owner, self.owners))
 
-    def dummy_batch(self, device: torch.device) -> GroupBatch:
-        """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
-        return dummy_batch(self.config, self.plan, self.tokenizer, device)
+    def dummy_batch(self, device: torch.device, few: bool = False) -> GroupBatch:
+        """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will; or a few small groups."""
+        return dummy_batch(self.config, self.plan, self.tokenizer, device, few_groups(self.config, self.plan) if few else None)
 
     def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
         """The run's coordinator."""

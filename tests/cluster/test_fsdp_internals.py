@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from cluster import fsdp_internals
-from cluster.fsdp_internals import BlockGradient, quiet, squares
+from cluster.fsdp_internals import BlockGradient, quiet, squares, whole_parameters
 
 UPGRADE = "FSDP2 has changed: cluster/fsdp_internals.py says what to do on an upgrade."
 
@@ -53,6 +53,39 @@ def test_a_gradient_is_measured_and_then_released_with_its_factor(mesh):
     loss.backward()
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad.to_local(), gradient / 4, msg=UPGRADE)
+
+
+def test_a_gathered_parameter_is_the_same_tensor_in_every_pass_and_has_its_values_when_it_is_read(mesh):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    weights = [layer.weight.detach().clone() for layer in model]
+    records, gradient = torch.randn(4, 3, requires_grad=True), torch.randn(4, 2)
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    names = [name for name, _ in model.named_parameters()]
+    blocks = whole_parameters(model, names)
+    assert [sorted(block) for block in blocks] == [[0, 1], [2, 3]], UPGRADE
+    for block in blocks:
+        assert not any(p.untyped_storage().nbytes() for p in block.values()), UPGRADE  # let go
+    for factor in (1.0, -2.0):  # as another step's parameters would be
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.to_local().mul_(factor)
+        weights = [weight * factor for weight in weights]
+        seen = []
+
+        def detached(layer, inputs, output, seen=seen):
+            seen.append(layer.weight)
+            return nn.functional.linear(inputs[0], layer.weight.detach(), layer.bias.detach())
+
+        handles = [layer.register_forward_hook(detached, prepend=True) for layer in model]
+        records.grad = None
+        (model(records) * gradient).sum().backward()
+        assert [id(weight) for weight in seen] == [id(blocks[0][0]), id(blocks[1][2])], UPGRADE
+        torch.testing.assert_close(records.grad, gradient @ weights[1] @ weights[0], msg=UPGRADE)
+        assert all(parameter.grad is None for parameter in model.parameters()), UPGRADE
+        for handle in handles:
+            handle.remove()
 
 
 def test_the_warning_about_views_is_left_out(mesh):

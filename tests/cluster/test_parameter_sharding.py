@@ -166,7 +166,7 @@ def work(rank, world, folder):
     clip_norms = json.loads((folder / "clip_norms.json").read_text())
     for name in MODELS:
         model, clip_norm = build(name, folder), clip_norms[name]
-        shard_model(model, mesh)
+        shard_model(model, mesh, least=1)
         engine = ShardedEngine(model, dummy_batch=groups(name, 99, [2]))
         batch = groups(name, rank, sizes[rank])
         for kind, bound in (("clipped", clip_norm), ("whole", 1e6), ("small", clip_norm / 10)):
@@ -188,7 +188,7 @@ def remaining(rank, world, folder, mesh, found):
     batch = groups("two towers", rank, SIZES[world][rank])
     dummy_batch = groups("two towers", 99, [2])
     model = build("two towers", folder)
-    shard_model(model, mesh)
+    shard_model(model, mesh, least=1)
     engine = ShardedEngine(model, "bf16", dummy_batch=dummy_batch)
     found["bf16"], _ = sharded_sum(engine, batch, 3.0)
     engine.vector.scatter_parameters(other_parameters(folder) if rank == 0 else None)
@@ -196,17 +196,17 @@ def remaining(rank, world, folder, mesh, found):
     found["scattered"] = engine.vector.gather_sum(torch.cat(values))
     found["moved"], _ = sharded_sum(ShardedEngine(model, dummy_batch=dummy_batch), batch, 3.0)
     model = build("dropout", folder)
-    shard_model(model, mesh)
+    shard_model(model, mesh, least=1)
     engine = ShardedEngine(model, dummy_batch=groups("odd", 99, [2]))
     torch.manual_seed(rank)
     found["dropout"], _ = sharded_sum(engine, groups("odd", rank, SIZES[world][rank]), 0.5)
     for growth in (3.0, torch.inf):
         model = Unsteady(growth)
-        shard_model(model, mesh)
+        shard_model(model, mesh, least=1)
         engine = ShardedEngine(model, dummy_batch=groups("odd", 99, [2]))
         found["unsteady", growth], _ = sharded_sum(engine, groups("odd", rank, [3] if rank == 0 else []), 1e-3)
     model = build("in parts", folder)
-    shard_model(model, mesh)
+    shard_model(model, mesh, least=1)
     try:
         sharded_sum(ShardedEngine(model, dummy_batch=groups("odd", 99, [2])), groups("odd", rank, [3]), 1.0)
     except RuntimeError as error:

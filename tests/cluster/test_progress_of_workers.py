@@ -37,11 +37,9 @@ def watch(rank, config, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["none", "fsdp"])
-def test_workers_figures_are_those_of_one_process(tiny, tmp_path, sharding):
-    tiny["bounding"] = {"group_size": 4, "microbatch": 32, "clipping": "adaptive"} | (
-        {} if sharding == "fsdp" else {"engine": "loop"}
-    )
+@pytest.mark.parametrize(("sharding", "engine"), [("none", "loop"), ("fsdp", "loop"), ("fsdp", "layerwise")])
+def test_workers_figures_are_those_of_one_process(tiny, tmp_path, sharding, engine):
+    tiny["bounding"] = {"group_size": 4, "microbatch": 32, "clipping": "adaptive", "engine": engine}
     tiny |= {"diagnostics": "private", "progress": {"share": 0.2, "phase": 2}, "evaluation": {"split": "none"}}
     tiny["privacy"] |= {"seed": 11, "steps": 4}
     tiny["training"] |= {"sharding": sharding}

@@ -342,7 +342,6 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
         "privacy.noise_multiplier",
     ),
     (of("bounding", method="released"), of("bounding", method="dpcl"), "privacy.accountant privacy.draws"),
-    ({}, of("training", sharding="fsdp"), "bounding.engine"),
     (of("privacy", unit="user"), {}, "privacy.per_unit"),
     (of("optimizer", name="sgd"), {}, "optimizer.momentum"),
     ({}, of("optimizer", warmup=1), "optimizer.warmup"),

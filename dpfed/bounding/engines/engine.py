@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,6 +51,14 @@ class GroupBatch:
             first, end = self.starts[group], self.starts[group + 1]
             if end - first >= 2:
                 yield {name: view[first:end] for name, view in self.views.items()}
+
+    def only(self, groups: list[int]) -> GroupBatch:
+        """Some groups, in the given order."""
+        ranges = [(self.starts[group], self.starts[group + 1]) for group in groups]
+        device = next(iter(self.views.values())).device
+        rows = torch.cat([torch.arange(first, end) for first, end in ranges]).to(device)
+        starts = [0, *itertools.accumulate(end - first for first, end in ranges)]
+        return GroupBatch({name: view[rows] for name, view in self.views.items()}, starts, self.step)
 
     def first(self, groups: int) -> GroupBatch:
         """The first groups alone."""

@@ -1,0 +1,218 @@
+"""One forward and one backward pass over many groups: from their records' views to every layer's terms, and to clip factors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from dpfed.bounding import foreach
+from dpfed.bounding.bounded_sum import Clip, clip_factors
+from dpfed.bounding.engines.engine import GroupBatch, LossOfViews, Views
+from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.bounding.layer_rules.recorder import Recorder, Source
+from dpfed.bounding.layer_rules.refusal import Unsupported
+from dpfed.bounding.layer_rules.term import Materialised, Target, Term
+from dpfed.errors import UserError
+from dpfed.models.norm import mixes_records
+from dpfed.models.parameters import TrainableVector, exact_type
+from dpfed.objectives import GroupLoss
+
+Sources = list[tuple[Tensor, Source]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What all passes of a step read alike.
+
+    Attributes:
+        sources: what layers read in place of trainable parameters, and where its gradient goes.
+        scalars: temperature and bias, as they are now.
+        names: of the trainable parameters.
+    """
+
+    sources: Sources
+    scalars: list[Scalar]
+    names: list[str]
+
+    @classmethod
+    def of(cls, loss: LossOfViews, vector: TrainableVector, sources: Sources) -> Reading:
+        """What a model's passes read now.
+
+        Args:
+            loss: model and objective.
+            vector: the trainable parameters.
+            sources: see above.
+        """
+        return cls(sources, [Scalar(vector, scalar) for scalar in loss.scalars()], vector.names)
+
+
+class Scalar:
+    """Temperature or bias: a function of parameters, of which every group gets a copy of its own."""
+
+    def __init__(self, vector: TrainableVector, value: Tensor | None) -> None:
+        self._value = None if value is None else value.detach()
+        self._slopes: list[tuple[Target, Tensor]] = []
+        if value is not None and value.requires_grad:
+            slopes = torch.autograd.grad(value, vector.parameters, allow_unused=True)
+            self._slopes = [(Target(i), slope) for i, slope in enumerate(slopes) if slope is not None]
+
+    def of_groups(self, count: int) -> Tensor | None:
+        """``(G,)`` copies."""
+        return None if self._value is None else self._value.repeat(count).requires_grad_(bool(self._slopes))
+
+    def terms(self, values: Tensor | None, grouping: Grouping) -> list[Term]:
+        """Of the parameters that it comes from, once the copies have their gradients."""
+        if values is None or values.grad is None:
+            return []
+        return [
+            Materialised(target, values.grad.view(-1, *[1] * slope.dim()) * slope, grouping) for target, slope in self._slopes
+        ]
+
+
+def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, reading: Reading) -> tuple[list[Term], Tensor]:
+    """One forward and one backward pass.
+
+    Args:
+        loss: model and objective; torch.func.vmap must be able to batch the loss.
+        views: of the records of all groups.
+        grouping: which record is whose.
+        reading: see `Reading`.
+
+    Returns:
+        The terms of all trainable parameters, and the groups' losses ``(G,)``.
+
+    Raises:
+        Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
+    """
+    with Recorder(reading.sources, grouping) as recorder:
+        embeddings = loss.embed(views)
+    by_group = {name: z[grouping.slots] for name, z in embeddings.items()}
+    scalars = [scalar.of_groups(grouping.count) for scalar in reading.scalars]
+    temperature, bias = scalars
+    assert temperature is not None  # only the bias may be missing
+    in_dims = (0, 0, *(None if scalar is None else 0 for scalar in scalars))
+    losses = vmap(loss.of, in_dims)(by_group, grouping.present, temperature, bias)
+    losses.sum().backward()
+    terms = list(recorder.terms)
+    for scalar, values in zip(reading.scalars, scalars, strict=True):
+        terms.extend(scalar.terms(values, grouping))
+    _check_once(terms, reading.names)
+    return terms, losses.detach()
+
+
+def _check_once(terms: list[Term], names: list[str]) -> None:
+    """Raises `Unsupported` unless each parameter has one term, or one for each of its parts."""
+    seen = {(term.target.parameter, term.target.part) for term in terms}
+    if len(seen) < len(terms):
+        raise Unsupported("a layer is used more than once")
+    if missing := set(range(len(names))) - {parameter for parameter, _ in seen}:
+        raise Unsupported(f"'{names[min(missing)]}' takes no part in the loss")
+
+
+def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.device) -> None:
+    """Refuses layers that have no rows of records: a table may have as many rows as there are records by chance.
+
+    Such a layer has as many rows for two records as for one. The records are blank.
+
+    Args:
+        loss: model and objective.
+        views: of any records; only their shapes and types are read.
+        sources: see `Reading`.
+        device: of the model.
+
+    Raises:
+        Unsupported: if there is such a layer.
+    """
+    rows: list[list[int]] = []
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for records in (1, 2):
+            with Recorder(sources, Grouping([records], device, exact_type(device))) as recorder:
+                loss.embed({name: view.new_zeros(records, *view.shape[1:]) for name, view in views.items()})
+            rows.append(recorder.rows)
+    if rows[1] != [2 * number for number in rows[0]]:
+        raise Unsupported("a layer does not have its records in the first dimension")
+
+
+@torch.no_grad()
+def clipped(terms: list[Term], clip_norm: float | Clip, blanks: int = 0) -> tuple[Tensor, Tensor]:
+    """Norms and clip factors of the groups of a pass. What is not finite is set to zero in the terms.
+
+    Args:
+        terms: of all trainable parameters.
+        clip_norm: C, or another `Clip`.
+        blanks: how many groups, the last ones, are blank and get the factor 0.
+
+    Returns:
+        ``(G - blanks,)`` norms before clipping, and ``(G,)`` factors in float32.
+    """
+    squares = torch.stack([term.squares for term in terms]).sum(0)
+    slack = sum(term.slack for term in terms)
+    factors = clip_factors((squares + slack).sqrt(), clip_norm).float()
+    counted = len(factors) - blanks
+    factors[counted:] = 0.0
+    if not (factors > 0).all():  # 0 * inf is not 0: leave the gradients out altogether
+        for term in terms:
+            term.drop(factors == 0)
+    return squares[:counted].sqrt(), factors
+
+
+def chunks_of(batch: GroupBatch, records: int, lanes: int) -> list[list[int]]:
+    """Groups of at least two records in passes of about so many records.
+
+    Alike sizes share a pass, so that little is padded; every lane gets as many passes.
+
+    Args:
+        batch: the groups.
+        records: of a pass, about.
+        lanes: how many take turns at the passes.
+    """
+    sizes, order = batch.sizes, batch.by_size()
+    passes = -(-sum(sizes[g] for g in order) // (records * lanes)) * lanes
+    share = sum(sizes[g] for g in order) / max(1, passes)
+    chunks: list[list[int]] = []
+    seen = 0
+    for g in order:
+        if not chunks or seen >= share * len(chunks):
+            chunks.append([])
+        chunks[-1].append(g)
+        seen += sizes[g]
+    return chunks
+
+
+_DIFFERENCE = 1e-3  # relative, between two ways to the same sum
+
+
+def rules_cover(model: nn.Module, batch: GroupBatch, loss: GroupLoss) -> bool:
+    """Whether one pass over some groups comes to the sum of plain autograd, which takes one group after the other.
+
+    Needs room for a few gradients, and no core of its own for each: so it can be asked of a model that will be sharded.
+
+    Args:
+        model: on the CPU.
+        batch: a few groups of noise.
+        loss: of one group.
+    """
+    if mixes_records(model):
+        return False
+    whole, vector = LossOfViews(model, "fp32", loss), TrainableVector(model)
+    factors = [1.0 + number for number in range(len(batch.sizes))]  # a gradient of another group would show
+    expected, found = ([torch.zeros_like(p) for p in vector.parameters] for _ in range(2))
+    for views, factor in zip(batch.groups(), factors, strict=True):
+        present = torch.ones(len(next(iter(views.values()))), dtype=torch.bool)
+        foreach.add_(expected, torch.autograd.grad(whole(views, present), vector.parameters, materialize_grads=True), factor)
+    sources: Sources = [(parameter, Target(number)) for number, parameter in enumerate(vector.parameters)]
+    grouping = Grouping(batch.sizes, vector.device, exact_type(vector.device), sparing=True)
+    try:
+        check_rows(whole, batch.views, sources, vector.device)
+        terms, _ = terms_of(whole, batch.views, grouping, Reading.of(whole, vector, sources))
+    except (RuntimeError, UserError):  # an operation without a rule
+        return False
+    with torch.no_grad():
+        for term in terms:
+            term.add_weighted(torch.tensor(factors), term.target.of(found))
+        foreach.add_(found, expected, -1.0)
+    norm, difference = (torch.linalg.vector_norm(foreach.norms(parts, torch.float64)) for parts in (expected, found))
+    return bool(difference <= _DIFFERENCE * norm)
