@@ -6,7 +6,7 @@ RUN := runs/quickstart
 AT_ONCE := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
-.PHONY: install quickstart adapt federation test test-slow bench lint docs tutorials lock clean
+.PHONY: install quickstart adapt federation test test-ray test-slow bench lint docs tutorials lock clean
 
 # Everything: clusters, institutions, open_clip, tests. The quickstart needs less, and takes the shorter lock file.
 install: $(VENV)/.installed
@@ -45,6 +45,10 @@ federation: install
 # A file's tests stay in one process; real clusters and federations want memory, so there are four processes at most.
 test: install
 	$(PYTEST)
+
+# What CI also runs, though it takes minutes: a job on a real Ray head.
+test-ray: install
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m slow tests/cluster/test_ray_jobs.py -k submitted_job_leaves
 
 test-slow: install
 	$(PYTEST) -m "slow or not slow"

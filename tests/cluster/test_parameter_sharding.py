@@ -227,7 +227,7 @@ def outcome(request, tmp_path_factory):
     }
     clip_norms = {name: binding(rows) for name, rows in gradients.items()}
     (folder / "clip_norms.json").write_text(json.dumps(clip_norms))
-    mp.spawn(work, (world, folder), nprocs=world)
+    mp.start_processes(work, (world, folder), nprocs=world, start_method="forkserver")
     found = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
     return world, folder, found, gradients, clip_norms
 

@@ -133,6 +133,7 @@ def assert_finished(folder, settings, replays=0):
     return run
 
 
+@pytest.mark.slow
 def test_a_submitted_job_leaves_the_run_that_one_process_would_and_no_private_word_in_any_log(
     head, settings, folder, tmp_path, marker
 ):
