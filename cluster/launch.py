@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster.admission import require_admission
 from cluster.reach import ray_folder, require_cluster
 from cluster.relay import Relay, relayed
 from cluster.torchrun import BACKEND_OF, TIMEOUT, process_group
@@ -84,6 +85,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     _refuse_job_copy(task)
     if resources.workers and "ray" not in sys.modules:  # otherwise this process may be connected already
         require_cluster(watcher)
+        require_admission()
     watcher.note("loading Ray")
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
     try:

@@ -29,11 +29,10 @@ def require_cluster(watcher: Watcher, wait: float | None = None) -> None:
     Raises:
         UserError: if nothing answers, or the address is none.
     """
-    given = os.environ.get("RAY_ADDRESS", "")
-    address, source = (given, "RAY_ADDRESS") if given not in ("", "auto") else (_last_started(), "ray_current_cluster")
-    if not address or address == "local" or ("://" in address and not address.startswith(_RAYS)):
+    address, source = cluster_address()
+    if not address:
         return
-    host, port = _parsed(address)
+    host, port = parsed(address)
     if wait is None:
         wait = WAIT if source == "RAY_ADDRESS" else _LEFT_BEHIND
     remedy = "start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone"
@@ -55,6 +54,15 @@ def require_cluster(watcher: Watcher, wait: float | None = None) -> None:
         time.sleep(min(0.5, wait))
 
 
+def cluster_address() -> tuple[str, str]:
+    """The cluster that Ray will connect to, "" for none that is there before, and which variable or file names it."""
+    given = os.environ.get("RAY_ADDRESS", "")
+    address, source = (given, "RAY_ADDRESS") if given not in ("", "auto") else (_last_started(), "ray_current_cluster")
+    if address == "local" or ("://" in address and not address.startswith(_RAYS)):
+        address = ""
+    return address, source
+
+
 def _last_started() -> str:
     """The address that `ray start` left on this machine; `ray stop` takes it away, and a crash does not."""
     try:
@@ -68,7 +76,12 @@ def ray_folder() -> Path:
     return Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")), "ray")  # noqa: S108 where Ray looks
 
 
-def _parsed(address: str) -> tuple[str, int]:
+def parsed(address: str) -> tuple[str, int]:
+    """Host and port of an address.
+
+    Raises:
+        UserError: if it has none.
+    """
     host, colon, port = address.removeprefix(_RAYS).rpartition(":")
     if not (colon and host.strip("[]") and port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
         raise UserError(
