@@ -41,6 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "bounding.group_size": "",
         "public.source": "procedural",
         "public.records": 3,
+        "public.centring": 0,  # a picture of the world and a procedural one are told apart at once; centres gain nothing here
         "privacy.batch": PASSES // 4,
     },
     "none": {
