@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dpfed.data.reasons import visible
 from dpfed.live.figures import details, overview
 from dpfed.live.gathering import Seen
 from dpfed.live.pace import duration
@@ -40,20 +40,20 @@ def _list(seen: Sequence[Seen]) -> RenderableType:
         table.add_column(column, overflow="fold")
     for one in seen:
         by = {figure.key: figure for figure in reversed(overview(one))}
-        cells = [by[key].shown if key in by else "" for key in ("steps_done", "seconds_left", "epsilon_spent")]
+        cells = [_text(by[key].shown) if key in by else "" for key in ("steps_done", "seconds_left", "epsilon_spent")]
         best = f"{by['evaluation'].label}: {by['evaluation'].shown}" if "evaluation" in by else one.trouble
-        table.add_row(escape(one.name), Text(one.state, STYLES[one.state]), *cells, escape(best))
+        table.add_row(_text(one.name), Text(one.state, STYLES[one.state]), *cells, _text(best))
     return table
 
 
 def _one(seen: Seen) -> RenderableType:
     one = seen.snapshot
     if one is None:
-        return Text.assemble((f"{seen.name}: damaged\n", STYLES["damaged"]), seen.trouble)
+        return Text.assemble((f"{visible(seen.name)}: damaged\n", STYLES["damaged"]), visible(seen.trouble))
     parts: list[RenderableType] = [
-        Text.assemble((one.title, "bold"), "  ", (seen.state, STYLES[seen.state]), (f"  {one.kind}", "dim")),
-        Text(one.guarantee, "" if one.promises or one.ledger is None else "bold red"),
-        *(Text(f"Mark: {mark}", "yellow") for mark in one.marks),
+        Text.assemble((visible(one.title), "bold"), "  ", (seen.state, STYLES[seen.state]), (f"  {visible(one.kind)}", "dim")),
+        _text(one.guarantee, "" if one.promises or one.ledger is None else "bold red"),
+        *(_text(f"Mark: {mark}", "yellow") for mark in one.marks),
     ]
     if one.planned:
         parts.append(ProgressBar(total=one.planned, completed=min(one.done, one.planned), width=_WIDE))
@@ -61,7 +61,7 @@ def _one(seen: Seen) -> RenderableType:
     table.add_column(justify="right", style="dim")
     for figure in [*overview(seen), *details(seen)]:
         if figure.key not in _UNSEEN and "site" not in figure.labels:
-            table.add_row(figure.label, figure.shown)
+            table.add_row(_text(figure.label), _text(figure.shown))
     if len(one.spent) > 2:
         table.add_row("epsilon over steps", _spark([value for _, value in one.spent]))
     parts.append(table)
@@ -69,7 +69,7 @@ def _one(seen: Seen) -> RenderableType:
         parts.append(_sites(one))
     if one.discarded:
         parts.append(Text("discarded steps, which are paid for:", "dim"))
-        parts += [Text(f"  step {step}: {reason}") for step, reason in one.discarded[-_REASONS:]]
+        parts += [_text(f"  step {step}: {reason}") for step, reason in one.discarded[-_REASONS:]]
     if one.evaluations:
         parts.append(Text("Figures of evaluation are exact; epsilon does not cover them.", "dim"))
     return Group(*parts)
@@ -83,10 +83,15 @@ def _sites(one: Snapshot) -> Table:
     for site in one.sites:
         took = "awaited" if site.name in awaited else "" if site.seconds is None else f"after {duration(site.seconds)}"
         past = Text.assemble(*(_MARKS[what] for what in site.past[-_WIDE // 2 :]))
-        table.add_row(escape(site.name), f"{site.answered:,}", f"{site.missed:,}", took, past)
+        table.add_row(_text(site.name), f"{site.answered:,}", f"{site.missed:,}", took, past)
         if site.last_reason:
-            table.add_row("", "", "", "", Text(site.last_reason, "dim"))
+            table.add_row("", "", "", "", _text(site.last_reason, "dim"))
     return table
+
+
+def _text(words: str, style: str = "") -> Text:
+    """Words of a run's files, in which nothing steers the terminal."""
+    return Text(visible(words), style)
 
 
 def _spark(values: Sequence[float]) -> str:

@@ -4,7 +4,9 @@ import asyncio
 import base64
 import io
 import json
+import os
 import re
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from dpfed.live.figures import details, overview
 from dpfed.live.gathering import Gathering
 from dpfed.live.terminal import view
 from dpfed.privacy.ledger import Ledger
-from tests.live.conftest import advance, finish
+from tests.live.conftest import FIGURE, advance, finish
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
@@ -132,6 +134,24 @@ def test_whatever_a_run_says_is_text(make, tmp_path):
         assert "<script>alert" not in page and "<img src=x" not in page and "<b>x</b>" not in page
         assert 'href="javascript' not in page
     assert "&lt;script&gt;" in pages[1]
+
+
+def test_names_that_are_no_text_hide_no_other_run_and_steer_no_terminal(make, tmp_path, dpfed):
+    make("good")
+    half, steering = json.loads('"\\ud800"'), "\x1b]0;x\x07"
+    make("other").path.rename(tmp_path / "runs" / os.fsdecode(b"\xff"))
+    run = make(steering, sites=(half, steering))
+    run.append(run.metrics, {"step": 3, "evaluation": FIGURE | {"name": half, "split": half, "model": "trained"}})
+    Journal(run.journal).write("discarded", 3, reason=steering, arrived=[], missing={half: half, steering: steering})
+    known = client(tmp_path / "runs", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert "good" in known.get("/").text and known.get("/healthz").status_code == 503  # one cannot be opened
+    assert known.get("/metrics").text.count("dpfed_up{") == 3
+    for name in known.get("/healthz").json()["runs"]:
+        assert "\x1b" not in name and known.get("/runs/" + quote(name)).status_code == 200
+    assert known.get("/compare", params={"run": ["\\udcff", "good"]}).status_code == 200
+    for words in (["watch", tmp_path / "runs"], ["watch", run.path], ["watch", tmp_path / "runs", "--json"]):
+        code, out, _ = dpfed(*words)
+        assert code == 0 and "\x1b]" not in out and "\x07" not in out
 
 
 def test_a_damaged_run_is_a_sentence(make, tmp_path):
