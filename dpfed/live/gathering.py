@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,6 +122,11 @@ class Gathering:
         """Whether somebody wrote a moment ago: on another machine, or in a container, a lock is not seen."""
         times = [time for time, _ in signature.values()]
         return bool(times) and self._clock() - max(times) / 1e9 < _FRESH
+
+
+def at_work_first(seen: Iterable[Seen]) -> list[Seen]:
+    """Runs in the order of a list: those that are at work, and then the others."""
+    return sorted(seen, key=lambda one: one.state != "running")
 
 
 def _below(folder: Path, deep: int) -> Iterator[Path]:

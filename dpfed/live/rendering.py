@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from dpfed.data.reasons import visible
 from dpfed.live.charts import charts_of, comparison_of, training_of
 from dpfed.live.figures import Figure, figures, overview
-from dpfed.live.gathering import Seen
+from dpfed.live.gathering import Seen, at_work_first
 from dpfed.live.pace import duration
 from dpfed.live.snapshot import Snapshot
 from dpfed.report.curves import training_note
@@ -64,7 +64,7 @@ class Pages:
 
     def runs(self, seen: Sequence[Seen]) -> Markup:
         """The list of runs."""
-        rows = [(one, {figure.key: figure for figure in reversed(overview(one))}) for one in seen]
+        rows = [(one, {figure.key: figure for figure in reversed(overview(one))}) for one in at_work_first(seen)]
         return Markup(self._render("runs.html", rows=rows, place=self._place))  # noqa: S704  the template escapes
 
     def run(self, seen: Seen) -> Markup:

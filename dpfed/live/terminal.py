@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
+from rich.segment import SegmentLines
 from rich.table import Table
 from rich.text import Text
 
 from dpfed.data.reasons import visible
-from dpfed.live.figures import details, overview
-from dpfed.live.gathering import Seen
+from dpfed.live.figures import Figure, details, overview
+from dpfed.live.gathering import Seen, at_work_first
 from dpfed.live.pace import duration
 from dpfed.live.snapshot import Snapshot
 
 STYLES = {"running": "bold green", "stopped": "yellow", "finished": "bold blue", "damaged": "bold red"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDE, _REASONS = 60, 5
+_LABELS = len("norm of the noisy gradient")
 _MARKS = {"answered": ("■", "green"), "missed": ("·", "yellow"), "discarded": ("□", "red")}
 _UNSEEN = frozenset(("steps_planned", "epsilon_planned"))  # they stand beside what is done of them
 
 
+def fitted(shown: RenderableType, console: Console) -> RenderableType:
+    """As much of it as the terminal is high, and how much is left out."""
+    lines = console.render_lines(shown, pad=False)
+    if len(lines) <= console.height:
+        return shown
+    cut = max(1, console.height - 1)
+    more = Text(f"{len(lines) - cut:,} more lines: in a higher terminal, or with --once", "dim", no_wrap=True, overflow="crop")
+    return Group(SegmentLines(lines[:cut], new_lines=True), more)
+
+
 def view(seen: Sequence[Seen], single: bool) -> RenderableType:
-    """What is drawn.
+    """What is drawn: first what an operator looks for, as a low terminal shows no more.
 
     Args:
         seen: the runs.
@@ -38,7 +50,7 @@ def _list(seen: Sequence[Seen]) -> RenderableType:
     table = Table(box=None, pad_edge=False)
     for column in ("run", "", "steps", "time left", "epsilon", "utility"):
         table.add_column(column, overflow="fold")
-    for one in seen:
+    for one in at_work_first(seen):
         by = {figure.key: figure for figure in reversed(overview(one))}
         cells = [_text(by[key].shown) if key in by else "" for key in ("steps_done", "seconds_left", "epsilon_spent")]
         best = f"{by['evaluation'].label}: {by['evaluation'].shown}" if "evaluation" in by else one.trouble
@@ -52,27 +64,36 @@ def _one(seen: Seen) -> RenderableType:
         return Text.assemble((f"{visible(seen.name)}: damaged\n", STYLES["damaged"]), visible(seen.trouble))
     parts: list[RenderableType] = [
         Text.assemble((visible(one.title), "bold"), "  ", (seen.state, STYLES[seen.state]), (f"  {visible(one.kind)}", "dim")),
-        _text(one.guarantee, "" if one.promises or one.ledger is None else "bold red"),
-        *(_text(f"Mark: {mark}", "yellow") for mark in one.marks),
     ]
     if one.planned:
         parts.append(ProgressBar(total=one.planned, completed=min(one.done, one.planned), width=_WIDE))
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(justify="right", style="dim")
-    for figure in [*overview(seen), *details(seen)]:
-        if figure.key not in _UNSEEN and "site" not in figure.labels:
-            table.add_row(_text(figure.label), _text(figure.shown))
-    if len(one.spent) > 2:
-        table.add_row("epsilon over steps", _spark([value for _, value in one.spent]))
-    parts.append(table)
+    curve = [("epsilon over steps", _spark([value for _, value in one.spent]))] if len(one.spent) > 2 else []
+    parts.append(_table([*_rows(overview(seen)), *curve]))
     if one.sites:
         parts.append(_sites(one))
     if one.discarded:
         parts.append(Text("discarded steps, which are paid for:", "dim"))
         parts += [_text(f"  step {step}: {reason}") for step, reason in one.discarded[-_REASONS:]]
+    guarantee = _text(one.guarantee, "" if one.promises or one.ledger is None else "bold red")
+    parts.insert(len(parts) if one.promises else 1, guarantee)
+    parts += [_text(f"Mark: {mark}", "yellow") for mark in one.marks]
+    if rows := _rows(details(seen)):
+        parts.append(_table(rows))
     if one.evaluations:
         parts.append(Text("Figures of evaluation are exact; epsilon does not cover them.", "dim"))
     return Group(*parts)
+
+
+def _rows(made: Sequence[Figure]) -> list[tuple[str, str]]:
+    return [(one.label, one.shown) for one in made if one.key not in _UNSEEN and "site" not in one.labels]
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(justify="right", style="dim", min_width=_LABELS)
+    for label, words in rows:
+        table.add_row(_text(label), _text(words))
+    return table
 
 
 def _sites(one: Snapshot) -> Table:
