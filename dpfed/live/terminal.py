@@ -66,7 +66,9 @@ def _one(seen: Seen) -> RenderableType:
         Text.assemble((visible(one.title), "bold"), "  ", (seen.state, STYLES[seen.state]), (f"  {visible(one.kind)}", "dim")),
     ]
     if one.planned:
-        parts.append(ProgressBar(total=one.planned, completed=min(one.done, one.planned), width=_WIDE))
+        bar = Table.grid()  # a bar alone ends no line
+        bar.add_row(ProgressBar(total=one.planned, completed=min(one.done, one.planned), width=_WIDE))
+        parts.append(bar)
     curve = [("epsilon over steps", _spark([value for _, value in one.spent]))] if len(one.spent) > 2 else []
     parts.append(_table([*_rows(overview(seen)), *curve]))
     if one.sites:

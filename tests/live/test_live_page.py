@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 from urllib.parse import quote
 
 import numpy as np
@@ -19,6 +20,7 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.journal import Journal
+from dpfed.live.charts import comparison_of, epsilon_chart
 from dpfed.live.figures import details, overview
 from dpfed.live.gathering import Gathering
 from dpfed.live.terminal import view
@@ -189,6 +191,16 @@ def test_runs_are_compared(known):
     page = plain(known.get("/compare?run=one&run=fed").text)
     assert "2 runs" in page and "Runs on the same records add up" in page and page.count("of 8.00 planned") >= 2
     assert known.get("/compare?run=one").status_code == 400 and known.get("/compare?run=one&run=none").status_code == 404
+
+
+def test_charts_of_many_runs_with_long_names_have_room_and_say_whom_they_leave_out(make, tmp_path):
+    first = make("0" * 60, done=1)
+    for number in range(1, 12):
+        shutil.copytree(first.path, first.path.with_name("sweep-" * 20 + str(number)))
+    runs = [seen.snapshot for seen in Gathering(tmp_path / "runs").all()]
+    assert "of 10 of the 12 runs" in comparison_of(runs)[0][0] and " of " not in comparison_of(runs[:10])[0][0]
+    names = [text.get_text() for text in epsilon_chart(runs[:10]).axes[0].get_legend().get_texts()]
+    assert max(map(len, names)) == 30 and len(set(names)) == 10
 
 
 def test_changes_are_sent_and_nothing_else(make):
