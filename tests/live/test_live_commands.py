@@ -55,6 +55,7 @@ def test_a_low_terminal_shows_sites_and_discarded_steps_and_says_how_much_it_lea
     screen = Console(file=io.StringIO(), width=80, height=24)
     screen.print(fitted(shown, screen), end="")
     lines = screen.file.getvalue().splitlines()
+    assert any(re.match(" *state  running *$", line) for line in lines)  # on a line of its own
     assert len(lines) == 24 and re.search(r"^\d+ more lines", lines[-1])
     assert any("south " in line for line in lines) and any("step 3: too few came" in line for line in lines)
     screen.height = 200
