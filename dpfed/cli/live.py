@@ -24,7 +24,7 @@ def watch(
     say(f"reading {run}", True)
     from dpfed.live.figures import figures
     from dpfed.live.gathering import Gathering
-    from dpfed.live.terminal import view
+    from dpfed.live.terminal import fitted, view
 
     gathering = Gathering(run)
     single = gathering.single is not None
@@ -39,9 +39,10 @@ def watch(
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, refresh_per_second=4) as live:
         while True:
             seen = gathering.all()
-            live.update(view(seen, single))
+            shown = view(seen, single)
             if single and seen[0].state == "finished":
-                return
+                return live.update(shown)  # all of it stays on the screen, which scrolls
+            live.update(fitted(shown, console))
             time.sleep(_AGAIN)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -9,6 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -35,6 +37,7 @@ def run(app: typer.Typer) -> None:
         code = app(standalone_mode=False)
         sys.exit(code if type(code) is int else 0)
     except click.ClickException as error:
+        _log_as_asked(error)
         if logs.active():
             _end(error.format_message())
         from typer.rich_utils import rich_format_error
@@ -59,6 +62,14 @@ def run(app: typer.Typer) -> None:
         _end(_memory(f" ({str(error).splitlines()[0].strip()})"))
     except Exception as error:
         _crash(error)
+
+
+def _log_as_asked(error: click.ClickException) -> None:
+    """Chooses how to log where the line was so wrong that no command began, and none has chosen."""
+    asked = error.ctx.params if isinstance(error, click.UsageError) and error.ctx is not None else {}
+    if asked.get("log_format") and not logs.active():
+        with contextlib.suppress(UserError):  # two mistakes in one line: the first is said
+            logs.set_up(asked["log_format"], Path(asked["log_file"]) if asked.get("log_file") else None)
 
 
 def _note(otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:

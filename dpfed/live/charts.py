@@ -17,6 +17,7 @@ from dpfed.report.results import headlines, label
 from dpfed.report.style import INK, MUTED, SERIES, TARGET, TRAINED, figure, inline_svg
 
 _DASHES = (0, (4, 3))
+_LONGEST = 30  # characters of a run's name in a chart
 _DRAWING = threading.Lock()  # matplotlib's fonts are shared
 
 
@@ -48,14 +49,17 @@ def comparison_of(runs: Sequence[Snapshot]) -> list[tuple[str, Markup]]:
     """Charts of several runs side by side."""
     with _DRAWING:
         drawn: list[tuple[str, Figure]] = []
-        if promising := [one for one in runs if one.spent and one.planned][: len(SERIES)]:
-            drawn.append(("Epsilon over steps (dashed: planned)", epsilon_chart(promising)))
+        promising = [one for one in runs if one.spent and one.planned]
+        if shown := promising[: len(SERIES)]:
+            of = f" of {len(shown)} of the {len(promising)} runs" if len(shown) < len(promising) else ""
+            drawn.append((f"Epsilon over steps{of} (dashed: planned)", epsilon_chart(shown)))
         tables = [{item.name: item for item in one.table} for one in runs]
         union = {name: item for table in tables for name, item in table.items()}
         if first := headlines(list(union.values()), 1):
             name = first[0].name
             names = [
-                f"{one.name} ({'no guarantee' if one.epsilon is None else 'epsilon ' + round_up(one.epsilon)})" for one in runs
+                f"{_short(one.name)} ({'no guarantee' if one.epsilon is None else 'epsilon ' + round_up(one.epsilon)})"
+                for one in runs
             ]
             chart = comparison_plot(names, [table.get(name) for table in tables], [one.epsilon is None for one in runs])
             drawn.append((f"{label(name)}: now (bar) and before training (orange line)", chart))
@@ -73,7 +77,7 @@ def epsilon_chart(runs: Sequence[Snapshot]) -> Figure:
     for one, colour in zip(runs, SERIES, strict=False):
         expected, spent = one.expected, one.spent
         axes.plot(*zip(*expected, strict=True), color=TARGET if alone else colour, linewidth=1.2, linestyle=_DASHES)
-        axes.plot(*zip(*spent, strict=True), color=colour, linewidth=2, label=one.name)
+        axes.plot(*zip(*spent, strict=True), color=colour, linewidth=2, label=_short(one.name))
         axes.plot(*spent[-1], "o", color=colour, markersize=5, clip_on=False)
         tops += [value for _, value in (*expected, *spent)]
         last = max(last, one.planned, spent[-1][0])
@@ -87,6 +91,11 @@ def epsilon_chart(runs: Sequence[Snapshot]) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     return canvas
+
+
+def _short(name: str) -> str:
+    """As much of a name as a chart has room for: its end, which tells the runs of a sweep apart."""
+    return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
 
 
 def _say(axes, one: Snapshot, tops: list[float]) -> None:  # type: ignore[no-untyped-def]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfed.data.reasons import visible
 from dpfed.errors import UserError
 from dpfed.files.locking import is_held
 from dpfed.live.pace import Pace
@@ -18,7 +19,6 @@ from dpfed.runs.searched import HIDDEN
 
 _DEEP = 3  # folders below the given one
 _FRESH = 30.0  # seconds in which a change says that somebody is at work
-_MOST = 500  # runs that are listed
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ class Gathering:
     @property
     def single(self) -> str | None:
         """The name of the run or site, where the folder is one itself."""
-        return self.place.name if is_run(self.place) or is_site(self.place) else None
+        return visible(self.place.name) if is_run(self.place) or is_site(self.place) else None
 
     def folders(self) -> dict[str, Path]:
         """The folders of runs and sites by name, in the order of their names."""
         if self.single is not None:
             return {self.single: self.place}
-        found = sorted(_below(self.place, _DEEP))[:_MOST]
-        return {path.relative_to(self.place).as_posix(): path for path in found}
+        found = sorted(_below(self.place, _DEEP))
+        return {visible(path.relative_to(self.place).as_posix()): path for path in found}
 
     def all(self) -> list[Seen]:
         """Every run as it is now."""
@@ -91,8 +91,9 @@ class Gathering:
 
     def _look(self, name: str, folder: Path) -> Seen:
         with self._lock:
-            running = bool(is_held(folder / ".lock")) or self._fresh(folder)
-            mark = (running, _signature(folder))
+            signature = _signature(folder)
+            running = bool(is_held(folder / ".lock")) or self._fresh(signature)
+            mark = (running, signature)
             if name not in self._kept or self._kept[name][0] != mark:
                 self._kept[name] = (mark, *_read(folder, name, running))
             _, snapshot, trouble = self._kept[name]
@@ -117,10 +118,15 @@ class Gathering:
                     pace.see(step, at)
         pace.see(snapshot.done, ledger.path.stat().st_mtime)
 
-    def _fresh(self, folder: Path) -> bool:
+    def _fresh(self, signature: dict[str, tuple[int, int]]) -> bool:
         """Whether somebody wrote a moment ago: on another machine, or in a container, a lock is not seen."""
-        times = [time for time, _ in _signature(folder).values()]
+        times = [time for time, _ in signature.values()]
         return bool(times) and self._clock() - max(times) / 1e9 < _FRESH
+
+
+def at_work_first(seen: Iterable[Seen]) -> list[Seen]:
+    """Runs in the order of a list: those that are at work, and then the others."""
+    return sorted(seen, key=lambda one: one.state != "running")
 
 
 def _below(folder: Path, deep: int) -> Iterator[Path]:

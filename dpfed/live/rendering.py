@@ -9,11 +9,12 @@ from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from dpfed.data.reasons import visible
 from dpfed.live.charts import charts_of, comparison_of, training_of
 from dpfed.live.figures import Figure, figures, overview
-from dpfed.live.gathering import Seen
+from dpfed.live.gathering import Seen, at_work_first
 from dpfed.live.pace import duration
 from dpfed.live.snapshot import Snapshot
 from dpfed.report.curves import training_note
@@ -44,6 +45,7 @@ class Pages:
             loader=PackageLoader("dpfed.live", "page"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=_said,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -62,7 +64,7 @@ class Pages:
 
     def runs(self, seen: Sequence[Seen]) -> Markup:
         """The list of runs."""
-        rows = [(one, {figure.key: figure for figure in reversed(overview(one))}) for one in seen]
+        rows = [(one, {figure.key: figure for figure in reversed(overview(one))}) for one in at_work_first(seen)]
         return Markup(self._render("runs.html", rows=rows, place=self._place))  # noqa: S704  the template escapes
 
     def run(self, seen: Seen) -> Markup:
@@ -99,7 +101,7 @@ class Pages:
 
     def search(self, name: str, query: str, answers: Sequence[str], trouble: str, searched: int) -> Markup:
         """Search by text: the form, and the pictures that were found, as ``data:`` addresses."""
-        made = self._render("search.html", name=name, query=query, answers=answers, trouble=trouble, searched=searched)
+        made = self._render("search.html", name=name, query=escape(query), answers=answers, trouble=trouble, searched=searched)
         return Markup(made)  # noqa: S704
 
     def refusal(self, sentence: str) -> str:
@@ -128,6 +130,11 @@ def style() -> str:
 def script() -> str:
     """The script, which puts what the server sends in the place of what was there."""
     return resources.files("dpfed.live").joinpath("page/live.js").read_text(encoding="utf-8")
+
+
+def _said(value: Any) -> Any:
+    """What a template says, and what a browser can be sent: no half of a surrogate pair; a number keeps its percent sign."""
+    return "\n".join(map(visible, value.split("\n"))).replace(" %", "\N{NO-BREAK SPACE}%") if type(value) is str else value
 
 
 def _tiles(made: Sequence[Figure]) -> list[tuple[str, str, str]]:

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
-from rich.markup import escape
+from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
+from rich.segment import SegmentLines
 from rich.table import Table
 from rich.text import Text
 
-from dpfed.live.figures import details, overview
-from dpfed.live.gathering import Seen
+from dpfed.data.reasons import visible
+from dpfed.live.figures import Figure, details, overview
+from dpfed.live.gathering import Seen, at_work_first
 from dpfed.live.pace import duration
 from dpfed.live.snapshot import Snapshot
 
 STYLES = {"running": "bold green", "stopped": "yellow", "finished": "bold blue", "damaged": "bold red"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDE, _REASONS = 60, 5
+_LABELS = len("norm of the noisy gradient")
 _MARKS = {"answered": ("■", "green"), "missed": ("·", "yellow"), "discarded": ("□", "red")}
 _UNSEEN = frozenset(("steps_planned", "epsilon_planned"))  # they stand beside what is done of them
 
 
+def fitted(shown: RenderableType, console: Console) -> RenderableType:
+    """As much of it as the terminal is high, and how much is left out."""
+    lines = console.render_lines(shown, pad=False)
+    if len(lines) <= console.height:
+        return shown
+    cut = max(1, console.height - 1)
+    more = Text(f"{len(lines) - cut:,} more lines: in a higher terminal, or with --once", "dim", no_wrap=True, overflow="crop")
+    return Group(SegmentLines(lines[:cut], new_lines=True), more)
+
+
 def view(seen: Sequence[Seen], single: bool) -> RenderableType:
-    """What is drawn.
+    """What is drawn: first what an operator looks for, as a low terminal shows no more.
 
     Args:
         seen: the runs.
@@ -38,41 +50,52 @@ def _list(seen: Sequence[Seen]) -> RenderableType:
     table = Table(box=None, pad_edge=False)
     for column in ("run", "", "steps", "time left", "epsilon", "utility"):
         table.add_column(column, overflow="fold")
-    for one in seen:
+    for one in at_work_first(seen):
         by = {figure.key: figure for figure in reversed(overview(one))}
-        cells = [by[key].shown if key in by else "" for key in ("steps_done", "seconds_left", "epsilon_spent")]
+        cells = [_text(by[key].shown) if key in by else "" for key in ("steps_done", "seconds_left", "epsilon_spent")]
         best = f"{by['evaluation'].label}: {by['evaluation'].shown}" if "evaluation" in by else one.trouble
-        table.add_row(escape(one.name), Text(one.state, STYLES[one.state]), *cells, escape(best))
+        table.add_row(_text(one.name), Text(one.state, STYLES[one.state]), *cells, _text(best))
     return table
 
 
 def _one(seen: Seen) -> RenderableType:
     one = seen.snapshot
     if one is None:
-        return Text.assemble((f"{seen.name}: damaged\n", STYLES["damaged"]), seen.trouble)
+        return Text.assemble((f"{visible(seen.name)}: damaged\n", STYLES["damaged"]), visible(seen.trouble))
     parts: list[RenderableType] = [
-        Text.assemble((one.title, "bold"), "  ", (seen.state, STYLES[seen.state]), (f"  {one.kind}", "dim")),
-        Text(one.guarantee, "" if one.promises or one.ledger is None else "bold red"),
-        *(Text(f"Mark: {mark}", "yellow") for mark in one.marks),
+        Text.assemble((visible(one.title), "bold"), "  ", (seen.state, STYLES[seen.state]), (f"  {visible(one.kind)}", "dim")),
     ]
     if one.planned:
-        parts.append(ProgressBar(total=one.planned, completed=min(one.done, one.planned), width=_WIDE))
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(justify="right", style="dim")
-    for figure in [*overview(seen), *details(seen)]:
-        if figure.key not in _UNSEEN and "site" not in figure.labels:
-            table.add_row(figure.label, figure.shown)
-    if len(one.spent) > 2:
-        table.add_row("epsilon over steps", _spark([value for _, value in one.spent]))
-    parts.append(table)
+        bar = Table.grid()  # a bar alone ends no line
+        bar.add_row(ProgressBar(total=one.planned, completed=min(one.done, one.planned), width=_WIDE))
+        parts.append(bar)
+    curve = [("epsilon over steps", _spark([value for _, value in one.spent]))] if len(one.spent) > 2 else []
+    parts.append(_table([*_rows(overview(seen)), *curve]))
     if one.sites:
         parts.append(_sites(one))
     if one.discarded:
         parts.append(Text("discarded steps, which are paid for:", "dim"))
-        parts += [Text(f"  step {step}: {reason}") for step, reason in one.discarded[-_REASONS:]]
+        parts += [_text(f"  step {step}: {reason}") for step, reason in one.discarded[-_REASONS:]]
+    guarantee = _text(one.guarantee, "" if one.promises or one.ledger is None else "bold red")
+    parts.insert(len(parts) if one.promises else 1, guarantee)
+    parts += [_text(f"Mark: {mark}", "yellow") for mark in one.marks]
+    if rows := _rows(details(seen)):
+        parts.append(_table(rows))
     if one.evaluations:
         parts.append(Text("Figures of evaluation are exact; epsilon does not cover them.", "dim"))
     return Group(*parts)
+
+
+def _rows(made: Sequence[Figure]) -> list[tuple[str, str]]:
+    return [(one.label, one.shown) for one in made if one.key not in _UNSEEN and "site" not in one.labels]
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(justify="right", style="dim", min_width=_LABELS)
+    for label, words in rows:
+        table.add_row(_text(label), _text(words))
+    return table
 
 
 def _sites(one: Snapshot) -> Table:
@@ -83,10 +106,15 @@ def _sites(one: Snapshot) -> Table:
     for site in one.sites:
         took = "awaited" if site.name in awaited else "" if site.seconds is None else f"after {duration(site.seconds)}"
         past = Text.assemble(*(_MARKS[what] for what in site.past[-_WIDE // 2 :]))
-        table.add_row(escape(site.name), f"{site.answered:,}", f"{site.missed:,}", took, past)
+        table.add_row(_text(site.name), f"{site.answered:,}", f"{site.missed:,}", took, past)
         if site.last_reason:
-            table.add_row("", "", "", "", Text(site.last_reason, "dim"))
+            table.add_row("", "", "", "", _text(site.last_reason, "dim"))
     return table
+
+
+def _text(words: str, style: str = "") -> Text:
+    """Words of a run's files, in which nothing steers the terminal."""
+    return Text(visible(words), style)
 
 
 def _spark(values: Sequence[float]) -> str:

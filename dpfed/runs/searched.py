@@ -48,7 +48,7 @@ class Searched:
         try:
             fields = json.loads(read_text(file)) if file.is_file() else None
             return None if fields is None else cls(**{**fields, "selection": Selection.from_dict(fields["selection"])})
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, UserError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError) as error:
             raise UserError(f"{file} is damaged ({error}): restore it.") from error
 
     @property

@@ -122,6 +122,11 @@ def test_a_wrong_option_is_a_line_and_exit_code_2(dpfed):
     assert code == 2 and not out and "--no-such-option" in lines(err)[-1]["text"]
     code, _, err = dpfed("watch", "--no-such-option")
     assert code == 2 and "Usage" in err
+    code, out, err = dpfed("--log-format", "json", "no-such-command")  # no command begins that would choose the format
+    assert code == 2 and not out and "no-such-command" in lines(err)[-1]["text"]
+    logs.end()
+    code, _, err = dpfed("--log-format", "json", "--log-file", "/nowhere/log", "no-such-command")
+    assert code == 2 and "Usage" in err and "Traceback" not in err
 
 
 def test_a_mistake_of_ours_is_a_line_with_its_traceback(dpfed, monkeypatch):

@@ -102,6 +102,7 @@ def test_every_page_fits_the_screen_and_can_be_read(opened, served, screen, sche
         page.goto(served[1] + address, wait_until="load")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), address
         assert page.evaluate(CONTRAST) >= 4.5, address
+        assert page.evaluate(SCALE) >= 0.7, address
         assert "token" not in page.url
 
 
@@ -140,6 +141,10 @@ def test_a_server_that_is_gone_is_said(opened, served):
     served[2]()
     playwright.expect(page.locator("#line")).to_have_text("not live: the server is gone", timeout=20_000)
 
+
+# The smallest size of a chart beside the one that it was drawn in: its letters shrink with it.
+CHARTS = "Array.from(document.querySelectorAll('.plots svg'), (one) => one.clientWidth / one.viewBox.baseVal.width)"
+SCALE = f"Math.min(1, ...{CHARTS})"
 
 # The smallest contrast of any text with what is behind it (WCAG 2), SVG aside.
 CONTRAST = """() => {

@@ -4,7 +4,10 @@ import asyncio
 import base64
 import io
 import json
+import os
 import re
+import shutil
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -17,11 +20,12 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.federation.coordinator.journal import Journal
+from dpfed.live.charts import comparison_of, epsilon_chart
 from dpfed.live.figures import details, overview
 from dpfed.live.gathering import Gathering
 from dpfed.live.terminal import view
 from dpfed.privacy.ledger import Ledger
-from tests.live.conftest import advance, finish
+from tests.live.conftest import FIGURE, advance, finish
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
@@ -134,6 +138,24 @@ def test_whatever_a_run_says_is_text(make, tmp_path):
     assert "&lt;script&gt;" in pages[1]
 
 
+def test_names_that_are_no_text_hide_no_other_run_and_steer_no_terminal(make, tmp_path, dpfed):
+    make("good")
+    half, steering = json.loads('"\\ud800"'), "\x1b]0;x\x07"
+    make("other").path.rename(tmp_path / "runs" / os.fsdecode(b"\xff"))
+    run = make(steering, sites=(half, steering))
+    run.append(run.metrics, {"step": 3, "evaluation": FIGURE | {"name": half, "split": half, "model": "trained"}})
+    Journal(run.journal).write("discarded", 3, reason=steering, arrived=[], missing={half: half, steering: steering})
+    known = client(tmp_path / "runs", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert "good" in known.get("/").text and known.get("/healthz").status_code == 503  # one cannot be opened
+    assert known.get("/metrics").text.count("dpfed_up{") == 3
+    for name in known.get("/healthz").json()["runs"]:
+        assert "\x1b" not in name and known.get("/runs/" + quote(name)).status_code == 200
+    assert known.get("/compare", params={"run": ["\\udcff", "good"]}).status_code == 200
+    for words in (["watch", tmp_path / "runs"], ["watch", run.path], ["watch", tmp_path / "runs", "--json"]):
+        code, out, _ = dpfed(*words)
+        assert code == 0 and "\x1b]" not in out and "\x07" not in out
+
+
 def test_a_damaged_run_is_a_sentence(make, tmp_path):
     run = make("bad")
     make("good")
@@ -169,6 +191,16 @@ def test_runs_are_compared(known):
     page = plain(known.get("/compare?run=one&run=fed").text)
     assert "2 runs" in page and "Runs on the same records add up" in page and page.count("of 8.00 planned") >= 2
     assert known.get("/compare?run=one").status_code == 400 and known.get("/compare?run=one&run=none").status_code == 404
+
+
+def test_charts_of_many_runs_with_long_names_have_room_and_say_whom_they_leave_out(make, tmp_path):
+    first = make("0" * 60, done=1)
+    for number in range(1, 12):
+        shutil.copytree(first.path, first.path.with_name("sweep-" * 20 + str(number)))
+    runs = [seen.snapshot for seen in Gathering(tmp_path / "runs").all()]
+    assert "of 10 of the 12 runs" in comparison_of(runs)[0][0] and " of " not in comparison_of(runs[:10])[0][0]
+    names = [text.get_text() for text in epsilon_chart(runs[:10]).axes[0].get_legend().get_texts()]
+    assert max(map(len, names)) == 30 and len(set(names)) == 10
 
 
 def test_changes_are_sent_and_nothing_else(make):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from types import SimpleNamespace
@@ -153,10 +154,15 @@ def test_states(make):
         ("ledger.jsonl", "{}\n"),
         ("metrics.jsonl", "[1]\n"),
         ("federation.jsonl", '{"event": 3, "chain": "x"}\n'),
+        ("federation.jsonl", '{"event": "opened", "step": NaN}\n'),
+        ("federation.jsonl", '{"event": "opened", "step": "a"}\n'),
+        ("federation.jsonl", '{"event": "opened", "step": 1e999}\n'),
+        ("federation.jsonl", '{"event": "discarded", "step": 0, "missing": 3}\n'),
         ("config.toml", "= ="),
         ("terms.json", "[" * 100_000),
         ("results.json", "{}"),
         ("search.json", "[]"),
+        ("search.json", "[" * 100_000),
         ("privacy_card.md", "nothing"),
     ],
 )
@@ -168,9 +174,12 @@ def test_a_damaged_file_is_named_and_the_others_are_seen(make, tmp_path, name, t
     assert bad.state == "damaged" and name in bad.trouble and good.state == "running"
 
 
+ENDLESS = '{"1": {"asked": [], "seconds": {"north": Infinity}}}'
+
+
 def test_arrivals_that_cannot_be_read_are_none(make):
     run = make(sites=SITES)
-    for text in ("", "[]", '{"1": 3}', '{"1": {"asked": [], "seconds": {"north": "<b>"}}}'):
+    for text in ("", "[]", '{"1": 3}', '{"1": {"asked": [], "seconds": {"north": "<b>"}}}', ENDLESS):
         run.arrivals.write_text(text)
         assert look(run).snapshot.arrivals == {}
 
@@ -182,6 +191,13 @@ def test_runs_are_found_below_a_folder_but_nothing_hidden_or_linked(make, tmp_pa
     (tmp_path / "runs" / "linked").symlink_to(tmp_path / "runs" / "b")
     (tmp_path / "runs" / "empty").mkdir()
     assert list(Gathering(tmp_path / "runs").folders()) == ["b", "sweep/a"]
+
+
+def test_however_many_runs_there_are_all_are_seen(make, tmp_path):
+    run = make("0")
+    for number in range(1, 600):
+        shutil.copytree(run.path, tmp_path / "runs" / str(number))
+    assert len(Gathering(tmp_path / "runs").all()) == 600 and Gathering(tmp_path / "runs").one("99") is not None
 
 
 def test_a_search_is_not_watched(make, tmp_path):

@@ -36,6 +36,7 @@ _NEEDED = (
     "BitsStored",
     "PixelRepresentation",
 )
+_OF_A_FRAME = ("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction")
 _DEEPEST = 255  # of eight bits
 _LONGEST_REASON = 160  # characters of what pydicom says of a file
 
@@ -73,7 +74,20 @@ def _parsed(content: bytes) -> Dataset:
     if syntax is None or str(syntax) not in READ:
         called = "in no named way" if syntax is None else f"as {syntax.name}"
         raise NotRead(f"its pixels are packed {called}, which is not read; unpack them with `gdcmconv --raw`")
-    return dcmread(io.BytesIO(content))
+    return _with_its_frame(dcmread(io.BytesIO(content)))
+
+
+def _with_its_frame(data: Dataset) -> Dataset:
+    """The data, with what an enhanced file says of its only frame where other files say it (DICOM PS3.3, C.7.6.16).
+
+    Without it, a window in Hounsfield units would look at numbers that are none.
+    """
+    for groups in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
+        for macro in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+            for group in (data.get(groups) or ())[:1]:
+                for item in (group.get(macro) or ())[:1]:
+                    data.update({item[name].tag: item[name] for name in _OF_A_FRAME if name in item})
+    return data
 
 
 def transfer_syntax(content: BinaryIO) -> Any:

@@ -8,6 +8,7 @@ run that is finished says nothing of times.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -91,4 +92,4 @@ def read_arrivals(path: Path) -> dict[int, Step]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
     times = (value for step in steps.values() for value in step.seconds.values())
-    return steps if all(isinstance(value, int | float) and value >= 0 for value in times) else {}
+    return steps if all(isinstance(value, int | float) and 0 <= value < math.inf for value in times) else {}

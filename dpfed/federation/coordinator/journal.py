@@ -58,7 +58,7 @@ class Journal:
         claimed = line.pop("chain", None)
         chain = link(self._chain, line)
         # The first lines of an earlier version's journal have none; behind the first line that has, all have.
-        if claimed != chain and (claimed is not None or self._chained):
+        if not _is_whole(line) or (claimed != chain and (claimed is not None or self._chained)):
             raise UserError(self._damaged(number))
         self.lines.append(line)
         self._chain, self._chained = chain, self._chained or claimed is not None
@@ -73,3 +73,11 @@ class Journal:
         """In how many steps that came to something a site's answer was counted."""
         last = {line["step"]: line for line in self.lines}
         return sum(line["event"] == "collected" and site in line["arrived"] for line in last.values())
+
+
+def _is_whole(line: dict[str, Any]) -> bool:
+    """Whether a line says which step, and what happened in it."""
+    event, step = line.get("event"), line.get("step")
+    if not isinstance(event, str) or type(step) is not int or step < 0:
+        return False
+    return isinstance(line.get("arrived", []), list) and isinstance(line.get("missing", {}), dict)

@@ -98,6 +98,24 @@ def test_a_given_window_goes_before_a_files_own():
     assert shown[CT == 40].item() == 128
 
 
+@pytest.mark.parametrize("groups", ["SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"])
+def test_an_enhanced_file_says_of_its_frame_what_others_say_of_themselves(groups):
+    def enhanced(**macros):
+        group = pydicom.Dataset()
+        for macro, tags in macros.items():
+            item = pydicom.Dataset()
+            for name, value in tags.items():
+                setattr(item, name, value)
+            setattr(group, macro, pydicom.Sequence([item]))
+        return dicom(CT + 1024, NumberOfFrames=1, **{groups: pydicom.Sequence([group])})
+
+    units, window = {"RescaleSlope": 1, "RescaleIntercept": -1024}, {"WindowCenter": 40, "WindowWidth": 400}
+    plain = dicom(CT + 1024, **units, **window)
+    given = enhanced(PixelValueTransformationSequence=units, FrameVOILUTSequence=window)
+    assert np.array_equal(picture(given), picture(plain)) and np.array_equal(picture(given, (0, 50)), picture(plain, (0, 50)))
+    assert np.array_equal(picture(enhanced(), (40, 400)), picture(dicom(CT + 1024), (40, 400)))
+
+
 def test_without_a_window_the_values_range_over_all_greys_and_monochrome1_is_turned():
     shown = picture(dicom())
     assert shown.min() == 0 and shown.max() == 255 and (np.diff(shown.ravel().astype(int)) >= 0).all()
