@@ -224,7 +224,7 @@ def ray_head(cpus: int = 2, ready: bool = True) -> Iterator[RayHead]:
     process = start()
     try:
         for left in reversed(range(_STARTS) if ready else ()):
-            if _answers(process, head):
+            if _answers(process, head, log):
                 break
             assert left, f"the Ray head did not start:\n{log.read_text()}"
             process.kill()
@@ -246,8 +246,8 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _answers(process: subprocess.Popen[bytes], head: RayHead) -> bool:
-    """Waits until jobs can be submitted; whether they can."""
+def _answers(process: subprocess.Popen[bytes], head: RayHead, log: Path) -> bool:
+    """Waits until jobs can be submitted; whether they can. Jobs are listed before the node is up, even if it never comes."""
     request = urllib.request.Request(
         head.environment["RAY_API_SERVER_ADDRESS"] + "/api/jobs/",
         headers={"Authorization": f"Bearer {head.environment['RAY_AUTH_TOKEN']}"},
@@ -256,7 +256,7 @@ def _answers(process: subprocess.Popen[bytes], head: RayHead) -> bool:
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
             with urllib.request.urlopen(request, timeout=5) as answer:
-                if answer.status == 200:
+                if answer.status == 200 and "Ray runtime started" in log.read_text():
                     return True
         time.sleep(0.3)
     return False
