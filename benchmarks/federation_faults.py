@@ -115,9 +115,9 @@ def carry_out(parties: Path) -> None:
 
 
 def _disturb(federation: Loopback, parties: Path, doors: dict[str, Path], ended: threading.Event) -> None:
-    """Does at its step what is not done by the first site, brings back what was killed, and keeps the noisy sums."""
+    """Does at its step what is not done by the first site, brings back what it killed, and keeps the noisy sums."""
     run, kept = parties / "run", parties / "releases"
-    first, second, third = doors
+    _, second, third = doors
     kept.mkdir()
     done: set[int] = set()
 
@@ -134,8 +134,6 @@ def _disturb(federation: Loopback, parties: Path, doors: dict[str, Path], ended:
                 (kept / file.name).hardlink_to(file)
         if once(LATE + 1):
             start_worker(federation, parties, third, doors[third])
-        if not federation.members.running(f"{first}-worker"):
-            start_worker(federation, parties, first, doors[first])
         if once(NODE_KILLED):
             federation.members.kill(second)
             threading.Thread(target=_bring_back, args=(federation, second), daemon=True).start()

@@ -1,7 +1,8 @@
 """A site worker that misbehaves in some steps: `python -m benchmarks.hostile_site FOLDER DOOR '{"2": "not a number"}'`.
 
 Each fault is done once, in the first step from its number on that the site is asked; ``FOLDER/faults.jsonl`` says in which. The
-worker holds the site's own keys, so whatever it sends is properly signed. `benchmarks.federation_faults` starts it.
+worker holds the site's own keys, so whatever it sends is properly signed. Where it was killed, another one follows at once:
+PyTorch is loaded already. `benchmarks.federation_faults` starts it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -87,11 +89,22 @@ def done_in(folder: SiteFolder) -> list[tuple[int, str]]:
 
 
 def main() -> None:
-    """Serves until it is killed."""
-    folder, faults = SiteFolder.open(sys.argv[1]), json.loads(sys.argv[3])
+    """Serves; a worker that was killed leaves its place to a new one."""
+    while True:
+        worker = os.fork()
+        if not worker:
+            _serve(SiteFolder.open(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))
+        _, status = os.waitpid(worker, 0)
+        if not os.WIFSIGNALED(status):
+            sys.exit(os.waitstatus_to_exitcode(status))
+
+
+def _serve(folder: SiteFolder, door: Path, faults: dict[str, str]) -> NoReturn:
+    """A worker, until it is killed."""
     site = HostileSite(folder, {int(step): fault for step, fault in faults.items()})
     print("ready", flush=True)
-    serve(Path(sys.argv[2]), site.answer, threading.Event())
+    serve(door, site.answer, threading.Event())
+    sys.exit()
 
 
 if __name__ == "__main__":

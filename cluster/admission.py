@@ -5,6 +5,10 @@ from __future__ import annotations
 from cluster.reach import cluster_address, parsed
 from dpfed.errors import UserError
 
+NOT_TAKEN = (
+    "does not take this machine's token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of "
+    "that cluster."
+)
 _ANSWER = 2.0  # seconds; a head that takes longer is starting, and Ray asks it again
 _QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # what every member asks first; only whether it is let in matters here
 
@@ -30,7 +34,4 @@ def require_admission() -> None:
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.UNAUTHENTICATED:
                 return
-            raise UserError(
-                f"the Ray cluster at {address!r} ({source}) does not take this machine's token: set RAY_AUTH_MODE=token, and "
-                "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of that cluster."
-            ) from None
+            raise UserError(f"the Ray cluster at {address!r} ({source}) {NOT_TAKEN}") from None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cluster.admission import NOT_TAKEN
 from cluster.waiting import WAIT, last_line, patiently
 from dpfed.console.entry import run as run_app
 from dpfed.console.terminal import say, watching
@@ -97,21 +98,22 @@ def submit(
     remedy = "Look at `ray status` and at the head's logs, or give --address, or more time with --wait."
 
     def attempt() -> JobSubmissionClient:
-        client = JobSubmissionClient(address)
         try:
+            client = JobSubmissionClient(address)
             client.submit_job(
                 entrypoint=shlex.join(["python", "-m", "cluster.pretrain", *arguments]),
                 submission_id=job,
                 runtime_env={"working_dir": str(working_dir)},
             )
+        except AuthenticationError as error:
+            raise UserError(f"the Ray cluster at {address} {NOT_TAKEN}") from error
         except (RuntimeError, ValueError) as error:
             if not (_THERE in str(error) and job in str(error)):
                 raise
         return client
 
     def hopeless(error: Exception) -> bool:
-        passes = isinstance(error, OSError) or any(code in str(error) for code in _SERVERS)  # no connection is an OSError
-        return isinstance(error, AuthenticationError) or not passes
+        return not (isinstance(error, OSError) or any(code in str(error) for code in _SERVERS))  # no connection is an OSError
 
     return patiently(attempt, f"submitting to {address}", watcher, hopeless, remedy, wait), job
 
@@ -134,7 +136,8 @@ async def _follow(client: Any, job: str) -> str:
         return str(client.get_job_status(job).value)
     except (RuntimeError, OSError) as error:
         raise UserError(
-            f"the connection to the cluster is lost ({last_line(error)}); the job may still run: `ray job status {job}` tells."
+            f"the connection to the cluster is lost ({last_line(error)}). The job may still run: `ray job status {job}` tells. "
+            "If the head is gone, start it again; if a run had begun, the same command with --resume goes on with it."
         ) from error
 
 

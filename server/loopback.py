@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +102,19 @@ class Loopback:
         command = [sys.executable, "-m", "clients.supernode", "--root-certificates", self.certificates / "ca.crt"]
         command += ["--superlink", f"{_HOST}:{port or self.port}", "--host", _HOST, "--port", self._ports[name]]
         command += ["--auth-supernode-private-key", self.certificates / name, "--node-config", config]
-        secret = ["--superexec-auth-secret-file", self._folder / f"{name}.secret"]
-        self.members.start(name, [*command, "--isolation", "process", *secret], self._environment(name))
-        app = [sys.executable, "-m", "clients.resident", "--runtime-api-address", f"{_HOST}:{self._ports[name]}", *secret]
+        self.members.start(name, [*command, "--isolation", "process", *self._secret(name)], self._environment(name))
+        self.start_app(name, [sys.executable, "-m", "clients.resident"])
+
+    def start_app(self, name: str, program: Sequence[object]) -> None:
+        """Starts the process that handles a SuperNode's messages, in the place of the one that did so before.
+
+        Args:
+            name: of the site.
+            program: the command without its options.
+        """
         self.members.kill(f"{name}-app")
-        self.members.start(f"{name}-app", app, self._environment(name))
+        command = [*program, "--runtime-api-address", f"{_HOST}:{self._ports[name]}", *self._secret(name)]
+        self.members.start(f"{name}-app", command, self._environment(name))
 
     def wait_for_node(self, name: str) -> None:
         """Returns when a SuperNode is connected, and starts it again while the SuperLink refuses it.
@@ -182,6 +190,10 @@ class Loopback:
         if check and done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
         return done
+
+    def _secret(self, name: str) -> list[object]:
+        """What a SuperNode and its app share."""
+        return ["--superexec-auth-secret-file", self._folder / f"{name}.secret"]
 
     def _environment(self, role: str) -> dict[str, str]:
         """Each role has a Flower home of its own, outside the app's folder."""

@@ -140,13 +140,14 @@ class Processes:
             program: a part of the command line; default: all.
         """
         mark = f"{_MARK}={self._mark}/{name}".encode()
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                is_ours = mark in (folder / "environ").read_bytes().split(b"\0")
-                if is_ours and program.encode() in (folder / "cmdline").read_bytes():
-                    found.append(int(folder.name))
-        return [pid for pid in found if pid != self._members[name].pid]
+        return [pid for pid in _running(lambda each: each == mark, program) if pid != self._members[name].pid]
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Within it, all of them are killed if this process is killed itself, and cannot end them any more (Linux)."""
+        command = [sys.executable, __file__, self._mark]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # it reads until nobody writes any more
+            yield
 
     def close(self) -> None:
         """Ends all: those that were started last first."""
@@ -156,9 +157,9 @@ class Processes:
 
 @contextlib.contextmanager
 def processes(logs: Path) -> Iterator[Processes]:
-    """Processes that end when the block does, also by Ctrl-C or when this process is told to end (SIGTERM)."""
+    """Processes that end when the block does, also by Ctrl-C or when this process is told to end (SIGTERM), or is killed."""
     members = Processes(logs)
-    with _exit_on_signals() as ignore_signals:
+    with _exit_on_signals() as ignore_signals, members.guarded():
         try:
             yield members
         finally:
@@ -187,3 +188,29 @@ def _exit_on_signals() -> Iterator[Callable[[], None]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _running(wanted: Callable[[bytes], bool], program: str = "") -> list[int]:
+    """Process ids by a setting in the environment, and by a part of the command line."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_wanted = any(map(wanted, (folder / "environ").read_bytes().split(b"\0")))
+            if is_wanted and program.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def _guard(mark: str) -> None:
+    """Waits until the process that started this one is gone, and kills what is left of its processes."""
+    sys.stdin.buffer.read()
+    start = f"{_MARK}={mark}/".encode()
+    while left := _running(lambda each: each.startswith(start)):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    _guard(sys.argv[1])

@@ -1,5 +1,6 @@
 """What Ray takes long for is waited for in sight of the user, tried again, and in the end refused in one sentence."""
 
+import asyncio
 import itertools
 import re
 import sys
@@ -214,6 +215,31 @@ def test_a_submission_that_the_head_refuses_is_refused(jobs):
     with pytest.raises(UserError, match="the working directory is too large"):
         submit(Silent())
     assert len(submitted) == 1
+
+
+def test_a_token_that_the_head_does_not_take_is_a_sentence_at_once(jobs, monkeypatch):
+    jobs()
+    ray = sys.modules["ray"]
+
+    def refuse(address):
+        raise ray.exceptions.AuthenticationError("invalid token\nEnsure that the token is in a local file")
+
+    monkeypatch.setattr(ray.job_submission, "JobSubmissionClient", refuse)
+    with pytest.raises(UserError, match=r"^the Ray cluster at http://head:8265 does not take this machine's token") as refused:
+        submit(Silent())
+    assert "--wait" not in str(refused.value)
+
+
+def test_a_head_that_dies_while_a_job_is_followed_is_a_sentence_that_says_how_to_go_on():
+    from cluster.submit import _follow
+
+    class Client:
+        async def tail_job_logs(self, job):
+            yield "step 1\n"
+            raise RuntimeError("WebSocket connection closed")
+
+    with pytest.raises(UserError, match=r"connection to the cluster is lost .*--resume"):
+        asyncio.run(_follow(Client(), "dpfed-1"))
 
 
 @pytest.mark.parametrize(

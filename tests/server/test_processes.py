@@ -73,6 +73,21 @@ def test_nothing_is_left_when_the_parent_is_told_to_end(tmp_path, seconds, how):
     assert sleepers(seconds) == []
 
 
+def test_nothing_is_left_when_the_parent_is_killed(tmp_path, seconds):
+    code = (
+        "import sys, time; from pathlib import Path; from server.processes import processes\n"
+        "with processes(Path(sys.argv[1])) as members:\n"
+        "    members.start('parent', sys.argv[2:]); time.sleep(300)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *family(seconds)], cwd=ROOT) as parent:
+        wait_for_family(seconds)
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while sleepers(seconds) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert sleepers(seconds) == []
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_when_the_parent_is_told_so_while_it_ends(tmp_path, seconds, how):
     code = (

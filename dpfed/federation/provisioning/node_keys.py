@@ -7,11 +7,14 @@ import secrets
 import shutil
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+
 from dpfed.errors import UserError
 from dpfed.federation.provisioning.certificates import make_node_key
 from dpfed.federation.provisioning.services import SLOTS, Slot
 from dpfed.files.atomic import make_folder, new_folder, sync_folder, write_atomically
-from dpfed.files.reading import read_text
+from dpfed.files.reading import read_bytes, read_text
 
 
 class NodeKeys:
@@ -40,6 +43,12 @@ class NodeKeys:
     def public(self) -> dict[Slot, str]:
         """The public keys, as OpenSSH writes them."""
         return {slot: read_text(self._public(slot)).strip() for slot in self.slots()}
+
+    def damaged(self) -> list[Path]:
+        """The private keys that are there, and are no key or not that of their public half."""
+        return [
+            path for slot, line in self.public().items() if (path := self._path / slot).is_file() and not _is_half(path, line)
+        ]
 
     def make_next(self) -> Slot:
         """Makes a key in the slot that is not in use.
@@ -93,3 +102,13 @@ class NodeKeys:
             os.replace(draft / name, self._path / name)
         draft.rmdir()
         sync_folder(self._path)
+
+
+def _is_half(private: Path, public: str) -> bool:
+    """Whether a file holds the private key of a public one."""
+    try:
+        key = serialization.load_ssh_private_key(read_bytes(private), password=None)
+    except (ValueError, UnsupportedAlgorithm):
+        return False
+    line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return line.split() == public.encode().split()[:2]

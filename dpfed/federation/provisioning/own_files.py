@@ -43,9 +43,12 @@ def of_keys(place: SitePlace) -> Iterator[Finding]:
     used = place.keys.slots()
     missing = [keys / slot for slot in used if not (keys / slot).is_file()]
     missing += [] if (keys / "runtime.secret").is_file() else [keys / "runtime.secret"]
+    advice = f"restore it, or make a new one: dpfed site rotate {place.path}"
     if not used or missing:
         said = ", ".join(map(str, missing)) or f"a SuperNode's key in {keys}"
-        yield Finding("keys", State.BAD, f"{said} is missing", f"restore it, or make a new one: dpfed site rotate {place.path}")
+        yield Finding("keys", State.BAD, f"{said} is missing", advice)
+    for path in place.keys.damaged():
+        yield Finding("keys", State.BAD, f"{path} is damaged, or not the key of {path.name}.pub", advice)
     yield from _whole_keys(place)
 
 

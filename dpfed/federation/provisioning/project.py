@@ -32,7 +32,7 @@ class Project(Section):
     trust: Mode = "central"
     drops: int = Field(0, ge=0)
     colluders: int = Field(1, ge=0)
-    deadline: float = Field(120.0, gt=0, le=86_400)
+    deadline: float = Field(120.0, ge=0.1, le=86_400)
     broadcast: Literal["fp32", "bf16"] = "fp32"
     site_image: str = Field(f"dpfed-site:{__version__}", description="image of the sites' containers")
     coordinator_image: str = Field(f"dpfed-coordinator:{__version__}", description="image of the coordinator's containers")

@@ -14,6 +14,7 @@ import select
 import socket
 import stat
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ _LONGEST_PATH = 100  # bytes; operating systems allow 104 to 108
 _LONGEST_READ = 10.0  # seconds that one read or write on a connection may take
 _CONNECTIONS = 32  # at a time; one more, and the oldest that has not said what it wants is hung up on
 _TICK = 0.2  # seconds between looks at the stop event
+_QUEUE = 0.02  # seconds between two attempts at a door where too many wait
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +74,21 @@ def ask(path: Path, packet: Packet, timeout: float) -> Packet:
     """
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(timeout)
-        sock.connect(os.fspath(path))
+        _connect(sock, path, timeout)
         send_packet(sock, packet)
         return receive_packet(sock)
+
+
+def _connect(sock: socket.socket, path: Path, timeout: float) -> None:
+    """Connects; where too many others stand at the door, waits with them instead of being sent away."""
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            return sock.connect(os.fspath(path))
+        except BlockingIOError:  # what a queue that is full says to a socket with a timeout
+            if time.monotonic() > end:
+                raise TimeoutError(f"too many others wait at {path}") from None
+            time.sleep(_QUEUE)
 
 
 class _Visitors:

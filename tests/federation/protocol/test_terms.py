@@ -401,7 +401,7 @@ def test_units_with_hidden_text_are_refused(unit):
         SiteCard(name="a", records=1, units=1, unit_name=unit, signing_key=key.signing_key, exchange_key=key.exchange_key)
 
 
-@pytest.mark.parametrize("deadline", [1e308, 86_401, float("inf"), 0, -1, float("nan")])
+@pytest.mark.parametrize("deadline", [1e308, 86_401, float("inf"), 1e-9, 0, -1, float("nan")])
 def test_deadlines_that_no_step_can_have_are_refused(tiny_config, cards, deadline):
     with pytest.raises(UserError, match="deadline"):
         Terms.agree(tiny_config, cards, Identity(b"c" * 32).signing_key, deadline=deadline)

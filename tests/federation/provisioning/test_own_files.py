@@ -7,6 +7,7 @@ import pytest
 
 from dpfed.errors import UserError
 from dpfed.federation.leaving import refuse_if_left
+from dpfed.federation.provisioning.certificates import make_node_key
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.findings import State
 from dpfed.federation.provisioning.site_place import SitePlace
@@ -64,6 +65,16 @@ def test_keys_of_the_supernode_that_are_gone(place, names):
     for name in names:
         (place.path / "keys" / name).unlink()
     assert "is missing" in bad(place)["keys"]
+
+
+@pytest.mark.parametrize("harm", ["cut", "empty", "another"])
+def test_a_key_of_the_supernode_that_is_damaged(place, harm, tmp_path):
+    key = place.path / "keys" / "a"
+    assert not place.keys.damaged()
+    make_node_key(tmp_path / "other", "a")
+    content = {"cut": key.read_bytes()[:-20], "empty": b"", "another": (tmp_path / "other" / "a").read_bytes()}[harm]
+    key.write_bytes(content)
+    assert "damaged" in bad(place)["keys"] and "site rotate" in bad(place)["keys"]
 
 
 def test_a_key_that_is_another_sites(place):

@@ -346,6 +346,32 @@ def test_the_packet_in_hand_is_answered_before_the_end(path):
     assert replies == [Packet(b"last", b"")]
 
 
+def test_whoever_asks_where_too_many_stand_at_the_door_waits_with_them(path):
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as door, contextlib.ExitStack() as stack:
+        door.bind(str(path))
+        door.listen(1)
+        with pytest.raises(BlockingIOError):  # the door is full
+            while True:
+                visitor = stack.enter_context(socket.socket(socket.AF_UNIX))
+                visitor.setblocking(False)
+                visitor.connect(str(path))
+        with pytest.raises(TimeoutError, match="too many"):
+            ask(path, Packet(b"question", b""), 0.1)
+        replies = []
+        asking = threading.Thread(target=lambda: replies.append(ask(path, Packet(b"question", b""), PATIENCE)))
+        asking.start()
+        while asking.is_alive():
+            connection, _ = door.accept()
+            with connection, contextlib.suppress(PacketError):  # those who were there first say nothing
+                connection.settimeout(1)
+                with contextlib.suppress(TimeoutError):
+                    send_packet(connection, receive_packet(connection))
+                    break
+        asking.join()
+    assert replies == [Packet(b"question", b"")]
+
+
 def test_nobody_there(path):
     with pytest.raises(FileNotFoundError):
         ask(path, Packet(b"question", b""), PATIENCE)
