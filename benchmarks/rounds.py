@@ -40,7 +40,7 @@ PARTS = {
     "push": (FlowerChannel, "_push"),
     "verify": (Federation, "_read"),
     "check": (Federation, "_checked"),
-    "add": (rounds, "_sum"),
+    "add": (Federation, "_sum"),
     "unmask": (Federation, "_unmasked"),
     "journal": (Journal, "write"),
     "apply": (Coordinator, "apply"),
