@@ -7,6 +7,7 @@ import numpy as np
 from flower_client import own_number
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.compat.common import recorddict_compat as compat
 from flwr.server import LegacyContext, ServerConfig, SimpleClientManager
 from flwr.server.compat.app_utils import start_update_client_manager_thread
 from flwr.server.strategy import FedAvg
@@ -14,7 +15,6 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 from flwr.server.workflow.default_workflows import default_fit_workflow
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.compat import recorddict_compat as compat
 
 SITES = 3
 ALLOWED = 1e-4  # SecAgg+ counts in steps of 16 / 2^22
