@@ -107,7 +107,7 @@ class Randomness:
         blocks[:, 0] = keys
         blocks[:, 1] = number
         cipher = Cipher(algorithms.AES(self._key(purpose, step)), modes.ECB()).encryptor()  # noqa: S305
-        return np.frombuffer(cipher.update(blocks.tobytes()), np.uint64).reshape(-1, 2)
+        return np.frombuffer(cipher.update(blocks.reshape(-1).view(np.uint8).data), np.uint64).reshape(-1, 2)
 
     def seed(self, purpose: str, step: int, owner: int = 0) -> int:
         """A 63-bit seed for a library generator (dropout, weight initialisation): never for noise or sampling."""

@@ -73,20 +73,61 @@ class Renewals:
 
     def _drawn(self, first: int, block: int) -> tuple[int, np.ndarray, np.ndarray]:
         """All draws of some records in a block, by step."""
-        thresholds, keys = gap_thresholds(self._rate, self._length), self._keys[first : first + _AT_ONCE]
+        thresholds, leading = gap_thresholds(self._rate, self._length), gaps_by_leading_bits(self._rate, self._length)
+        keys = self._keys[first : first + _AT_ONCE]
         places = np.arange(len(keys)) if self._own is None else np.flatnonzero(self._own(first, first + len(keys)))
         next_step, number, drawn = np.zeros(len(places), np.int64), 0, []
         while len(places):
-            words = self._randomness.words("gaps", block, keys[places], number)
-            for column in range(words.shape[1]):
-                within = words[:, column] < thresholds[self._length - next_step]
+            pairs = self._randomness.words("gaps", block, keys[places], number)
+            words, later = pairs[:, 0], pairs[:, 1]
+            for last in (False, True):
+                within = np.flatnonzero(words < thresholds[self._length - next_step])
                 places, next_step, words = places[within], next_step[within], words[within]
-                next_step += np.searchsorted(thresholds, words[:, column], side="right")
+                next_step += _gaps(words, thresholds, leading)
                 drawn.append((next_step - 1) * _AT_ONCE + places)
+                if not last:
+                    words = later[within]
             number += 1
         ordered = np.sort(np.concatenate(drawn)) if drawn else np.zeros(0, np.int64)
         starts = np.searchsorted(ordered, np.arange(self._length + 1) * _AT_ONCE)
-        return first, (ordered % _AT_ONCE).astype(np.uint32), starts
+        return first, (ordered & (_AT_ONCE - 1)).astype(np.uint32), starts
+
+
+def _gaps(words: np.ndarray, thresholds: np.ndarray, leading: np.ndarray) -> np.ndarray:
+    """How many thresholds are not above each word: ``np.searchsorted(thresholds, words, side="right")``, mostly without search.
+
+    Args:
+        words: ``(n,)`` uint64.
+        thresholds: see `gap_thresholds`.
+        leading: what the leading bits of a word say, see `gaps_by_leading_bits`.
+    """
+    found = leading[(words >> np.uint64(64 - _bits(leading))).astype(np.int64)]
+    left_open = np.flatnonzero(found < 0)
+    found[left_open] = np.searchsorted(thresholds, words[left_open], side="right")
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def gaps_by_leading_bits(rate: float, length: int) -> np.ndarray:
+    """What the leading bits of a word say of its gap.
+
+    Args:
+        rate: q, below 1.
+        length: L.
+
+    Returns:
+        ``(2^16,)`` or, for long blocks, ``(2^20,)`` int32; -1 where the bits that follow decide.
+    """
+    bits = 16 if length <= 1 << 12 else 20  # so that few words are left open
+    thresholds, step = gap_thresholds(rate, length), np.uint64(64 - bits)
+    least = np.arange(1 << bits, dtype=np.uint64) << step
+    low = np.searchsorted(thresholds, least, side="right")
+    high = np.searchsorted(thresholds, least | ((np.uint64(1) << step) - np.uint64(1)), side="right")
+    return np.where(low == high, low, -1).astype(np.int32)
+
+
+def _bits(leading: np.ndarray) -> int:
+    return len(leading).bit_length() - 1
 
 
 @functools.lru_cache(maxsize=4)

@@ -97,3 +97,15 @@ def test_a_plan_draws_by_gaps_or_by_coins_and_says_which():
     assert [block_length(*case) for case in [(0.1, 50), (0.1, 3), (1, 9), (1e-9, 10**9)]] == [10, 3, 1, 1 << 16]
     every = dataclasses.replace(gaps, records=100).sampler.participants(RANDOMNESS, keys(100))
     assert len(every(0)) == len(every(7)) == 100
+
+
+@pytest.mark.parametrize(("rate", "length"), [(0.9, 1), (0.5, 64), (0.004, 245), (0.3, 4096), (1.5e-5, 65_536), (1e-12, 5000)])
+def test_leading_bits_say_the_gap_that_all_bits_say(rate, length):
+    thresholds, leading = gap_thresholds(rate, length), renewals.gaps_by_leading_bits(rate, length)
+    generator = np.random.default_rng(2)
+    words = generator.integers(0, 2**64, 100_000, np.uint64)
+    one, ends = np.uint64(1), np.array([0, 2**64 - 1], np.uint64)
+    below = words % np.maximum(thresholds[-1], one)
+    words = np.concatenate([words, below, thresholds, thresholds - one, thresholds + one, ends])
+    np.testing.assert_array_equal(renewals._gaps(words, thresholds, leading), np.searchsorted(thresholds, words, side="right"))
+    assert (leading >= 0).mean() > 0.9  # most words need no search
