@@ -76,8 +76,8 @@ class Machines:
         for name in ("throughput", "bandwidth", "gpus_per_node"):
             _check(getattr(self, name) > 0, f"{name.replace('_', ' ')} must be positive, got {getattr(self, name)}")
         for name, value in vars(self).items():
-            _check(value >= 0, f"{name.replace('_', ' ')} must not be negative, got {value}")
-        _check(all(map(math.isfinite, vars(self).values())), f"all figures must be finite, got {vars(self)}")
+            _check(not value < 0, f"{name.replace('_', ' ')} must not be negative, got {value}")
+            _check(math.isfinite(value), f"{name.replace('_', ' ')} must be finite, got {value}")
 
 
 @dataclass(frozen=True)
