@@ -73,7 +73,7 @@ def fastest_engine(
     if _SHARE * groups < 3 * lanes + 2 * _FEW:  # what the loop itself passes here
         told("engine: loop; the run is too short to try others")
         return "loop"
-    loop, few = _Candidate(LoopEngine(model, precision, loss)), batch.first(_FEW)
+    loop = _Candidate(LoopEngine(model, precision, loss))
     loop.time(batch.first(lanes))  # the first pass also warms up
     if loop.spent < _SLOW:
         loop.time(batch.first(2 * lanes))
@@ -81,6 +81,8 @@ def fastest_engine(
     if precision != "fp32" or VmapEngine(model, precision, loss).chunk == 1:
         names.remove("vmap")  # see `require_fp32`; and with a large model nothing is left to vectorise over
     allowed = min(_LONGEST, _SHARE * groups * loop.rate / (1 + len(names)))
+    # Of a slow model fewer, with which an engine like the loop is done in half of its time; two for each lane's pass.
+    few = batch.first(min(_FEW, max(2 * lanes, int(allowed / (2 * loop.rate)))))
     candidates, refused = {"loop": loop}, []
     for name, fit in _trials(model, few, precision, loss, names, allowed).items():
         if isinstance(fit, _Candidate):

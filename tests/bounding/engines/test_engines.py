@@ -350,6 +350,21 @@ class TestTrial:
             engine.add_clipped(batch, 0.05, within)
         assert torch.equal(without, within)
 
+    def test_an_engine_for_a_slow_model_is_tried_on_fewer_groups_and_not_stopped(self, monkeypatch):
+        """A group takes the loop two seconds and `layerwise` one and a half, by a clock that only they move."""
+        now = [0.0]
+        monkeypatch.setattr("dpfed.bounding.engines.choice.time.perf_counter", lambda: now[0])
+        for engine, seconds in ((LoopEngine, 2.0), (LayerwiseEngine, 1.5), (VmapEngine, 9.0)):
+
+            def slow(self, groups, *rest, own=engine.add_clipped, seconds=seconds):
+                now[0] += seconds * len(groups.sizes)
+                return own(self, groups, *rest)
+
+            monkeypatch.setattr(engine, "add_clipped", slow)
+        batch = GroupBatch({"image": torch.randn(32, 3, 3, 16, 16)}, list(range(0, 33, 4)))
+        told = []
+        assert fastest_engine(build_model(MODELS["cnn"], ObjectiveConfig()), batch, told=told.append) == "layerwise", told
+
     def test_a_fiftieth_of_the_run_is_not_exceeded_by_what_engines_are_given(self, monkeypatch):
         """Each pass of the loop takes a second here, by a clock that only the loop moves."""
         now, passed = [0.0], []
