@@ -127,6 +127,9 @@ def _whole(part: str, lines: list[str], cells: dict[str, Any]) -> str:
     return "\n".join([*lines, "", said])
 
 
+STEPS = "a step over one without privacy"
+
+
 def picture() -> None:
     """Draws the parts that are measured."""
     from dpfed.report.style import MUTED, SERIES, figure, png_bytes, quiet
@@ -134,7 +137,7 @@ def picture() -> None:
     canvas, first = figure(10, 3.6)
     first.remove()
     panels = {
-        "a step over one without privacy": _panel_of_steps(),
+        STEPS: _panel_of_steps(),
         "a step's draw, ms": _panel("sampling", 1000.0),
         "a federation's round, s": _panel("federation", 1.0),
     }
@@ -149,14 +152,20 @@ def picture() -> None:
             heights = [bars.get(name, 0.0) for bars in panel.values()]
             one.bar(places, heights, 0.9 / (len(names) + 1), color=SERIES[number], label=name, align="edge")
         one.set_xticks([place + 0.4 for place in range(len(panel))], list(panel), fontsize=8)
-        one.set_yscale("log")
+        if title == STEPS:
+            one.axhline(1, color=MUTED, linewidth=0.8)  # without privacy
+        else:
+            one.set_yscale("log")
+            one.yaxis.set_major_formatter("{x:g}")
         one.legend(fontsize=7, frameon=False, labelcolor=MUTED)
     PICTURE.write_bytes(png_bytes(canvas))
 
 
 def _panel_of_steps() -> dict[str, dict[str, float]]:
     cells = {name: found for name, found in _cells("step").items() if name.startswith(CNN)}
-    batch = max((_batch(name) for name in cells), default=0)
+    sizes = {_size(name) for name in cells}
+    every = [batch for batch in map(_batch, cells) if sum(_batch(name) == batch for name in cells) == len(sizes)]
+    batch = max(every or map(_batch, cells), default=0)  # the largest that all S have
     return {
         f"S = {_size(name)}": {who: found["contenders"][who]["ratio"] for who in _ORDER[1:] if who in found["contenders"]}
         for name, found in sorted(cells.items(), key=lambda item: _size(item[0]))

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.peers.environment import versions
 from benchmarks.record import RESULTS, commit, figures, provenance, write_result
+from dpfed.runs.provenance import hardware
 
 NAME = "peers"
 
@@ -19,7 +20,7 @@ def kept(part: str) -> dict[str, Any]:
 
 
 def keep(part: str, cells: dict[str, Any], **common: Any) -> None:
-    """Puts cells of a part into the file, each with the commit and the cores that it was measured with.
+    """Puts cells of a part into the file, each with commit, cores and machine that it was measured with.
 
     Args:
         part: its name.
@@ -27,7 +28,7 @@ def keep(part: str, cells: dict[str, Any], **common: Any) -> None:
         common: figures of the part as a whole.
     """
     found = figures(NAME) if (RESULTS / f"{NAME}.json").exists() else {}
-    stamp = {"commit": commit(), "cores": len(os.sched_getaffinity(0))}
+    stamp = {"commit": commit(), "cores": len(os.sched_getaffinity(0)), "hardware": hardware()}
     all_cells = kept(part) | {name: {**stamp, **cell} for name, cell in cells.items()}
     before = {key: value for key, value in found.get(part, {}).items() if key != "cells"}
     measured = {"command": provenance([0])["command"], "packages": versions()}
