@@ -27,13 +27,16 @@ def jax_privacy(problem: Problem, at_once: int) -> Any:
         embeddings = _embed(weights, images.reshape(-1, *images.shape[2:]))
         return loss(embeddings.reshape(*images.shape[:2], -1), fixed)
 
-    groups = len(images)
-    microbatch = at_once if at_once < groups and groups % at_once == 0 else None
-    summed = clipped_grad(of_group, l2_clip_norm=problem.clip_norm, keep_batch_dim=False, microbatch_size=microbatch)
-    compiled = jax.jit(summed).lower(weights, images).compile()
+    own = 1 if at_once == 1 else None
+    summed = clipped_grad(of_group, l2_clip_norm=problem.clip_norm, keep_batch_dim=False, microbatch_size=own)
+    parts = [images] if at_once == 1 else [images[first : first + at_once] for first in range(0, len(images), at_once)]
+    compiled = {len(part): jax.jit(summed).lower(weights, part).compile() for part in parts}
 
     def step() -> torch.Tensor:
-        return _flat(jax.block_until_ready(compiled(weights, images)))
+        total = compiled[len(parts[0])](weights, parts[0])
+        for part in parts[1:]:
+            total = jax.tree.map(jnp.add, total, compiled[len(part)](weights, part))
+        return _flat(jax.block_until_ready(total))
 
     return step
 
