@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Own = Callable[[int, int], np.ndarray]
 
 LONGEST = 1 << 16  # steps of a block: their numbers fit into 16 bits
-_AT_ONCE = 1 << 20  # records whose gaps are drawn at a time: bounds the workspace to about 100 MB
+_AT_ONCE = 1 << 20  # records whose gaps are drawn at a time, a power of 2: bounds the workspace to about 100 MB
 _DIGITS = Context(prec=60)
 
 
