@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpfed.bounding.engines import GroupBatch, build_engine
+from dpfed.bounding.engines import GroupBatch, LoopEngine
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.parameters import TrainableVector
-from dpfed.objectives.infonce import group_loss
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,10 @@ class ClipProblem:
 
 
 def in_groups(problem: ClipProblem, group: int) -> Callable[[], Tensor]:
-    """dpfed's clipped sum over groups, adapters of rank 16 on q and v of both towers; layer by layer is quickest for it."""
+    """dpfed's clipped sum over groups by the loop, adapters of rank 16 on q and v of both towers."""
     model, images, tokens = _adapted(problem)
     batch = GroupBatch({"image": images[:, None], "text": tokens[:, None]}, list(range(0, problem.batch + 1, group)))
-    engine = build_engine("layerwise", model, "fp32", group_loss, group)
+    engine = LoopEngine(model)
 
     def step() -> Tensor:
         into = engine.zeros()
