@@ -178,7 +178,8 @@ def adjust_brightness(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 def adjust_contrast(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """Moves images away from (or towards) their own mean luma by `factor` ``(m,)``."""
-    mean = x.mean((2, 3)) @ x.new_tensor(_LUMA)
+    # No matrix product of all images: its rounding of one would depend on where in the batch it stands.
+    mean = sum(share * channel for share, channel in zip(_LUMA, x.mean((2, 3)).unbind(1), strict=True))
     return torch.addcmul(((1 - factor) * mean)[:, None, None, None], x, factor[:, None, None, None]).clamp_(0, 1)
 
 
@@ -216,7 +217,9 @@ def _bands(kernel: torch.Tensor, size: int) -> torch.Tensor:
     taps = kernel.shape[1]
     identity = torch.eye(size, device=kernel.device)[None]
     shifted = F.pad(identity, (taps // 2, taps // 2), mode="reflect")[0].unfold(1, size, 1)  # source, tap, target
-    return (kernel @ shifted.transpose(0, 1).reshape(taps, -1)).view(-1, size, size)
+    taken = shifted.transpose(0, 1).reshape(taps, -1)
+    # A product for each image: in one of all images the rounding of one would depend on where in the batch it stands.
+    return torch.bmm(kernel[:, None], taken.expand(len(kernel), -1, -1)).view(-1, size, size)
 
 
 def _check(images: torch.Tensor) -> None:
