@@ -33,8 +33,10 @@ def invited(shapes, tmp_path_factory):
     """An office and the site north, which has its keys; tests change nothing there."""
     folder = tmp_path_factory.mktemp("invited")
     office = Office(folder, shapes.path)
-    done = office.provision()
-    return office, done, office.set_up("north", done)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPFED_BUDGETS", str(folder / "shelf"))  # not that of the user who runs the tests
+        done = office.provision()
+        return office, done, office.set_up("north", done)
 
 
 def everything(folder):
