@@ -74,6 +74,55 @@ def ladder() -> str:
     return "\n".join(lines)
 
 
+_PUBLIC_SETS = {
+    "procedural": "procedural images",
+    "shapes": "rendered shapes",
+    "photographs": "crops of 1,000 photographs",
+    "other-classes": "images of other classes",
+    "same-classes": "images of the same classes",
+}
+
+
+def public_sets() -> str:
+    """Which public records help, and how many of them in a group."""
+    found = figures("public-sets")
+    runs = {(run["start"], run["public"], run["in_group"]): run for run in found["runs"]}
+    lines = [
+        "| public set | public data alone | public contrast from random weights | from weights of the public set |",
+        "|---|---|---|---|",
+    ]
+    for kind, words in _PUBLIC_SETS.items():
+        if (kind, kind, 3) in runs:
+            both, scratch = runs[kind, kind, 3], runs["random", kind, 3]
+            lines.append(f"| {words} | {_three(both['before'])} | {_gained(scratch)} | {_gained(both)} |")
+    lines += [
+        "",
+        "| M, procedural images | public contrast from random weights | noise on the sum | passes of the model |",
+        "|---|---|---|---|",
+    ]
+    for (start, kind, in_group), run in sorted(runs.items(), key=lambda one: one[0][2]):
+        if (start, kind) == ("random", "procedural"):
+            passes = (in_group + 1) * found["groups"]
+            lines.append(f"| {in_group} | {_gained(run)} | {_noise(run):.2f} C | {passes:,} |")
+    lines += [
+        "",
+        "Percent, 3-NN / 200-NN / linear probe, among five classes of CIFAR-10 (chance: 20), and in brackets the gain over the "
+        f"run's own start. Epsilon 1; {found['steps']} steps of {found['groups']} groups; a CNN of width {found['width']}; "
+        f"{found['records']:,} records in a public set. Alone: trained on the public set without noise, with as many passes. "
+        "One run each, so figures vary by two points. `python -m benchmarks.public_sets DATA PHOTOGRAPHS`",
+    ]
+    return "\n".join(lines)
+
+
+def _three(measured: dict[str, float]) -> str:
+    return " / ".join(f"{100 * measured[metric]:.1f}" for metric in _RECOGNISED)
+
+
+def _gained(run: dict[str, Any]) -> str:
+    gains = (100 * (run["after"][metric] - run["before"][metric]) for metric in _RECOGNISED)
+    return f"{_three(run['after'])} ({' / '.join(f'{gain:+.1f}' for gain in gains)})"
+
+
 def _cells(measured: list[dict[str, float]]) -> str:
     return " | ".join(_spread(one[metric] for one in measured) for metric in _RECOGNISED)
 
@@ -96,7 +145,7 @@ def _best_rate(runs: list[dict[str, Any]], method: str) -> float:
 
 def _noise(run: dict[str, Any]) -> float:
     """The standard deviation on the sum, in clip norms."""
-    return run["plan"]["noise_multiplier"] * run["plan"]["sensitivity"]
+    return float(run["plan"]["noise_multiplier"] * run["plan"]["sensitivity"])
 
 
 def _spread(shares: Iterable[float]) -> str:

@@ -88,6 +88,9 @@ def plan(
         if value is not None
     }
     known = {name: value for name, value in figures.items() if value is not None}
+    for name, value in {"bandwidth": bandwidth, "latency": known["latency"], "failures": failures}.items():
+        if value < 0:  # said here, in the unit in which it was given
+            raise UserError(f"{name} must not be negative, got {value:g}.")
     machines = Machines(
         throughput=known["throughput"],
         bandwidth=bandwidth * 1e9,
