@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.peers import page
 from benchmarks.record import RESULTS, figures
-from benchmarks.utility_tables import ladder, public_contrast
+from benchmarks.utility_tables import ladder, public_contrast, public_sets
 from dpfed.evaluation.intervals import wilson
 from dpfed.privacy.promise import round_down, round_up
 from dpfed.report.results import label
@@ -366,7 +366,11 @@ GUIDES: dict[str, Blocks] = {
     "logit-dp.md": {"logit": ("logit", logit)},
     "audit.md": {"membership": ("membership", membership)},
     "normalisation.md": {"noise-injection": ("noise-injection", noise_injection)},
-    "methods.md": {"objectives": ("objectives-cifar10-cpu", objectives), "public": ("public-contrast", public_contrast)},
+    "methods.md": {
+        "objectives": ("objectives-cifar10-cpu", objectives),
+        "public": ("public-contrast", public_contrast),
+        "public-sets": ("public-sets", public_sets),
+    },
     "starts.md": {"ladder": ("ladder", ladder)},
     "peers.md": {
         "peers-step": ("peers", page.steps),

@@ -30,7 +30,7 @@ from dpfed.runs.resolution import resolve
 
 FOLDER = Path("runs/ladder")
 METRICS = ("knn3_accuracy", "knn200_accuracy", "linear_probe_accuracy")
-STEPS, PASSES = 200, 4096  # passes: of the model over a record, in a step
+STEPS, PASSES = 100, 2048  # passes: of the model over a record, in a step
 WIDTH = 16  # noise grows with the number of parameters
 STARTS = {"random": None, "procedural": "procedural", "shapes": str(FOLDER / "shapes-0")}
 METHODS: dict[str, dict[str, Any]] = {

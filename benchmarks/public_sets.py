@@ -55,7 +55,7 @@ def main(data: str, photographs: str | None = None, processes: str = "1") -> Non
         wanted = [("random", kind, 3) for kind in kinds] + [(kind, kind, 3) for kind in kinds]
         wanted += [("random", "procedural", records) for records in IN_GROUP if records != 3]
         found = list(pool.map(lambda one: _private(kept, alone, *one), wanted))
-    kept.finish(found, steps=STEPS, groups=GROUPS, rate=RATE, records=RECORDS, width=WIDTH)
+    kept.finish(found, steps=STEPS, groups=GROUPS, rate=RATE)
 
 
 def _alone(kind: str) -> Path:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks import public_sets as sets
 from benchmarks.ladder import PASSES, STEPS, WIDTH
 from benchmarks.record import figures
 from dpfed.privacy.promise import round_up
@@ -85,8 +86,7 @@ _PUBLIC_SETS = {
 
 def public_sets() -> str:
     """Which public records help, and how many of them in a group."""
-    found = figures("public-sets")
-    runs = {(run["start"], run["public"], run["in_group"]): run for run in found["runs"]}
+    runs = {(run["start"], run["public"], run["in_group"]): run for run in figures("public-sets")["runs"]}
     lines = [
         "| public set | public data alone | public contrast from random weights | from weights of the public set |",
         "|---|---|---|---|",
@@ -102,13 +102,13 @@ def public_sets() -> str:
     ]
     for (start, kind, in_group), run in sorted(runs.items(), key=lambda one: one[0][2]):
         if (start, kind) == ("random", "procedural"):
-            passes = (in_group + 1) * found["groups"]
+            passes = (in_group + 1) * sets.GROUPS
             lines.append(f"| {in_group} | {_gained(run)} | {_noise(run):.2f} C | {passes:,} |")
     lines += [
         "",
         "Percent, 3-NN / 200-NN / linear probe, among five classes of CIFAR-10 (chance: 20), and in brackets the gain over the "
-        f"run's own start. Epsilon 1; {found['steps']} steps of {found['groups']} groups; a CNN of width {found['width']}; "
-        f"{found['records']:,} records in a public set. Alone: trained on the public set without noise, with as many passes. "
+        f"run's own start. Epsilon 1; {sets.STEPS} steps of {sets.GROUPS} groups; a CNN of width {sets.WIDTH}; "
+        f"{sets.RECORDS:,} records in a public set. Alone: trained on the public set without noise, with as many passes. "
         "One run each, so figures vary by two points. `python -m benchmarks.public_sets DATA PHOTOGRAPHS`",
     ]
     return "\n".join(lines)
