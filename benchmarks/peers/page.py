@@ -128,17 +128,20 @@ def _whole(part: str, lines: list[str], cells: dict[str, Any]) -> str:
 
 
 STEPS = "a step over one without privacy"
+DRAWS = "a step's draw, ms"
 
 
 def picture() -> None:
     """Draws the parts that are measured."""
+    from matplotlib.ticker import NullLocator
+
     from dpfed.report.style import MUTED, SERIES, figure, png_bytes, quiet
 
-    canvas, first = figure(10, 3.6)
+    canvas, first = figure(10, 3.8)
     first.remove()
     panels = {
         STEPS: _panel_of_steps(),
-        "a step's draw, ms": _panel("sampling", 1000.0),
+        DRAWS: _panel("sampling", 1000.0),
         "a federation's round, s": _panel("federation", 1.0),
     }
     panels = {title: panel for title, panel in panels.items() if panel}
@@ -154,10 +157,19 @@ def picture() -> None:
         one.set_xticks([place + 0.4 for place in range(len(panel))], list(panel), fontsize=8)
         if title == STEPS:
             one.axhline(1, color=MUTED, linewidth=0.8)  # without privacy
-        else:
+        if title == DRAWS:
             one.set_yscale("log")
             one.yaxis.set_major_formatter("{x:g}")
-        one.legend(fontsize=7, frameon=False, labelcolor=MUTED)
+            one.yaxis.set_minor_locator(NullLocator())
+        one.legend(
+            fontsize=7,
+            frameon=False,
+            labelcolor=MUTED,
+            loc="upper left",
+            bbox_to_anchor=(-0.04, -0.08),
+            ncols=2,
+            columnspacing=1,
+        )
     PICTURE.write_bytes(png_bytes(canvas))
 
 
