@@ -129,22 +129,30 @@ def no_space(rank):
     Releases.save_part = full
 
 
-def not_finite(rank):
+def not_finite(rank, which=2):
     bring_in, calls = Slices.bring_in, itertools.count()
 
     def broken(self, own):
         values = bring_in(self, own)
-        if rank == 2 and next(calls) == STOPPED:
+        if rank == which and next(calls) == STOPPED:
             values[0] = torch.nan
         return values
 
     Slices.bring_in = broken
 
 
+def not_finite_on_rank_0(rank):
+    not_finite(rank, 0)
+
+
 @pytest.mark.parametrize(
     ("hook", "said"),
-    [(no_space, "worker 1 cannot keep its part of the release (No space left on device)"), (not_finite, "not finite")],
-    ids=["no space", "not finite"],
+    [
+        (no_space, "worker 1 cannot keep its part of the release (No space left on device)"),
+        (not_finite, "not finite"),
+        (not_finite_on_rank_0, "not finite"),
+    ],
+    ids=["no space", "not finite", "not finite on rank 0"],
 )
 def test_what_one_rank_cannot_do_ends_the_run_before_anything_is_paid(hook, said, tmp_path):
     folder = run(tmp_path / "run", 3, PLAN, ADAM, hook)
