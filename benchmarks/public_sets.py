@@ -47,18 +47,18 @@ def main(data: str, photographs: str | None = None, processes: str = "1") -> Non
     FOLDER.mkdir(parents=True, exist_ok=True)
     _divide(Path(data))
     if photographs:
-        _crop(Path(photographs))
+        crop(Path(photographs))
     kinds = [*GENERATED, *(["photographs"] if photographs else []), "other-classes", "same-classes"]
     kept = KeptRuns("public-sets")
     with ThreadPoolExecutor(int(processes)) as pool:
-        alone = dict(zip(kinds, pool.map(_alone, kinds), strict=True))
+        starts = dict(zip(kinds, pool.map(alone, kinds), strict=True))
         wanted = [("random", kind, 3) for kind in kinds] + [(kind, kind, 3) for kind in kinds]
         wanted += [("random", "procedural", records) for records in IN_GROUP if records != 3]
-        found = list(pool.map(lambda one: _private(kept, alone, *one), wanted))
+        found = list(pool.map(lambda one: _private(kept, starts, *one), wanted))
     kept.finish(found, steps=STEPS, groups=GROUPS, rate=RATE)
 
 
-def _alone(kind: str) -> Path:
+def alone(kind: str) -> Path:
     """Trains on a public set, without privacy, and returns the run."""
     files = {"data.source": "parquet", "data.path": str(FOLDER / kind), "data.size": 32, "data.public": "true"}
     own = {"data.source": kind, "data.records": RECORDS} if kind in GENERATED else files | {"data.records": ""}
@@ -66,34 +66,37 @@ def _alone(kind: str) -> Path:
     return FOLDER / f"alone-{kind}"
 
 
-def _private(kept: KeptRuns, alone: dict[str, Path], start: str, kind: str, in_group: int) -> dict[str, Any]:
-    """A private run that begins with random weights, or with those of a public set."""
-    generated = {"public.source": kind, "public.generated": RECORDS}
-    source = generated if kind in GENERATED else {"public.path": str(_store(kind))}
-    changes = {
-        "data.path": str(FOLDER / "private"),
-        "data.validation": "",
+def private_settings(in_group: int, groups: int, steps: int) -> dict[str, Any]:
+    """What changes in the configuration ``cifar10-cpu``; records and the public set are missing."""
+    return _COMMON | {
         "bounding.method": "public",
         "bounding.group_size": "",
         "public.records": in_group,
         "public.centring": 0,
         "privacy.epsilon": 1,
-        "privacy.batch": GROUPS,
-        "privacy.steps": STEPS,
+        "privacy.batch": groups,
+        "privacy.steps": steps,
     }
-    changes = _COMMON | changes | source
+
+
+def _private(kept: KeptRuns, starts: dict[str, Path], start: str, kind: str, in_group: int) -> dict[str, Any]:
+    """A private run that begins with random weights, or with those of a public set."""
+    generated = {"public.source": kind, "public.generated": RECORDS}
+    source = generated if kind in GENERATED else {"public.path": str(store(kind))}
+    changes = private_settings(in_group, GROUPS, STEPS) | {"data.path": str(FOLDER / "private"), "data.validation": ""} | source
     if start != "random":
-        changes["model.start"] = str(alone[start])
+        changes["model.start"] = str(starts[start])
     key = {"start": start, "public": kind, "in_group": in_group}
     place = FOLDER / f"{start}-{kind}-{in_group}"
     return kept.find(key, changes, lambda: measured(trained(place, "cifar10-cpu", changes), METRICS))
 
 
-def _store(kind: str) -> Path:
-    store = FOLDER / f"{kind}-store"
-    if not store.exists():
-        import_records(FOLDER / kind, store, size=32, public=True)
-    return store
+def store(kind: str) -> Path:
+    """A public set that is not generated, imported."""
+    place = FOLDER / f"{kind}-store"
+    if not place.exists():
+        import_records(FOLDER / kind, place, size=32, public=True)
+    return place
 
 
 def _divide(data: Path) -> None:
@@ -113,7 +116,7 @@ def _divide(data: Path) -> None:
         _write(table.set_column(column, label, numbers), name)
 
 
-def _crop(photographs: Path) -> None:
+def crop(photographs: Path) -> None:
     """5,000 square crops, each of at least half of a photograph's shorter side, at 32 x 32 pixels."""
     files = sorted(path for path in photographs.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
     draw, images = random.Random(0), []
