@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.peers import page
 from benchmarks.record import RESULTS, figures
-from benchmarks.utility_tables import ladder, public_contrast, public_sets
+from benchmarks.utility_tables import ladder, public_cifar10, public_contrast, public_sets
 from dpfed.evaluation.intervals import wilson
 from dpfed.privacy.promise import round_down, round_up
 from dpfed.report.results import label
@@ -370,6 +370,7 @@ GUIDES: dict[str, Blocks] = {
         "objectives": ("objectives-cifar10-cpu", objectives),
         "public": ("public-contrast", public_contrast),
         "public-sets": ("public-sets", public_sets),
+        "public-cifar10": ("public-cifar10", public_cifar10),
     },
     "starts.md": {"ladder": ("ladder", ladder)},
     "peers.md": {

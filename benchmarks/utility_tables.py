@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks import public_cifar10 as cifar10
 from benchmarks import public_sets as sets
 from benchmarks.ladder import PASSES, STEPS, WIDTH
 from benchmarks.record import figures
@@ -110,6 +111,34 @@ def public_sets() -> str:
         f"run's own start. Epsilon 1; {sets.STEPS} steps of {sets.GROUPS} groups; a CNN of width {sets.WIDTH}; "
         f"{sets.RECORDS:,} records in a public set. Alone: trained on the public set without noise, with as many passes. "
         "One run each, so figures vary by two points. `python -m benchmarks.public_sets DATA PHOTOGRAPHS`",
+    ]
+    return "\n".join(lines)
+
+
+def public_cifar10() -> str:
+    """All of CIFAR-10 at epsilon 1, with photographs of other things."""
+    runs = figures("public-cifar10")["runs"]
+    lines = [f"| CIFAR-10, epsilon 1 | {' | '.join(_RECOGNISED.values())} | minutes | runs |", "|---" * 6 + "|"]
+    for in_group in cifar10.IN_GROUP:
+        if scratch := [run for run in runs if (run["start"], run["in_group"]) == ("random", in_group)]:
+            gains = [{metric: run["after"][metric] - run["before"][metric] for metric in _RECOGNISED} for run in scratch]
+            before, after = (_cells([run[when] for run in scratch]) for when in ("before", "after"))
+            minutes = max(run["minutes"] for run in scratch)
+            lines += [
+                f"| random weights | {before} | | |",
+                f"| then public contrast, M = {in_group} | {after} | {minutes:.0f} | {len(scratch)} |",
+                f"| its gain over its own start, points | {_cells(gains)} | | |",
+            ]
+    for run in runs:
+        if run["start"] != "random":
+            lines += [
+                f"| public data alone | {_cells([run['before']])} | | |",
+                f"| then public contrast, M = {run['in_group']} | {_cells([run['after']])} | {run['minutes']:.0f} | 1 |",
+            ]
+    lines += [
+        "",
+        f"Percent. {_PROMISES} {cifar10.STEPS} steps of {cifar10.GROUPS:,} records, each among M crops of photographs; a CNN "
+        f"of width {sets.WIDTH}. Minutes are those of one core. `python -m benchmarks.public_cifar10 DATA PHOTOGRAPHS`",
     ]
     return "\n".join(lines)
 
