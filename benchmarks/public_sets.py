@@ -119,6 +119,8 @@ def _divide(data: Path) -> None:
 def crop(photographs: Path) -> None:
     """5,000 square crops, each of at least half of a photograph's shorter side, at 32 x 32 pixels."""
     files = sorted(path for path in photographs.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+    if not files:
+        raise SystemExit(f"{photographs}: no .jpg, .jpeg or .png files in it; give the folder of the photographs.")
     draw, images = random.Random(0), []
     for number in range(RECORDS):
         with Image.open(files[number % len(files)]) as opened:
