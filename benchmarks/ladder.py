@@ -1,6 +1,6 @@
 """What a private run begins with, and what people reach without one: a small CNN and CIFAR-10 at epsilon 1, one protocol.
 
-python -m benchmarks.ladder DATA [RUNS [PROCESSES]]      DATA: CIFAR-10 as Parquet; 3 runs of each, one process
+python -m benchmarks.ladder DATA [RUNS [PROCESSES]]      DATA: CIFAR-10 as Parquet; 2 runs of each, one process
 
 Baselines see no private record before the probe does: untrained and scattering features (Tramer and Boneh 2021), a procedural
 start, and training on a public set of another domain (rendered shapes). Then each start is trained privately, by DP-GCL and by
@@ -72,7 +72,7 @@ class Scattering(nn.Module):
         return nn.functional.adaptive_avg_pool2d(self._scattering(images).flatten(1, 2), 2).flatten(1)
 
 
-def main(data: str, runs: int = 3, processes: int = 1) -> None:
+def main(data: str, runs: int = 2, processes: int = 1) -> None:
     """Trains what is missing, and writes ``benchmarks/results/ladder.json``."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     kept = KeptRuns("ladder")

@@ -12,7 +12,12 @@ from typing import Any
 
 
 def trained(
-    run: Path, config: str, changes: dict[str, Any], code: Path | None = None, switches: Mapping[str, str] | None = None
+    run: Path,
+    config: str,
+    changes: dict[str, Any],
+    code: Path | None = None,
+    switches: Mapping[str, str] | None = None,
+    options: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """What a run's results.json says; it is trained, or resumed, where that is not there yet.
 
@@ -22,11 +27,12 @@ def trained(
         changes: keys and values, as ``--set`` takes them.
         code: another copy of dpfed, whose folder is where the run begins; default: this one.
         switches: further environment variables.
+        options: further arguments of ``dpfed pretrain``.
     """
     results = run / "results.json"
     if not results.exists():
         sets = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
-        asked = ["resume", str(run)] if (run / "ledger.jsonl").exists() else ["pretrain", config, "--run", str(run), *sets]
+        asked = ["resume", str(run)] if (run / "ledger.jsonl").exists() else ["pretrain", config, "--run", str(run), *sets, *options]
         # One thread, so that processes side by side do not slow each other down.
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | (switches or {})
         command = [sys.executable, "-m", "dpfed", *asked]

@@ -1,0 +1,188 @@
+"""What each ingredient of a recipe brings, on records that anyone may see.
+
+    python -m benchmarks.recipes DATA [RUNS [PROCESSES]]      DATA: CIFAR-10 as Parquet; 2 runs of each, one process
+
+The rungs of a situation are its recipe in configs/recipes/, taken apart: each adds one ingredient to the one before, and takes
+as many passes of the model. Where rates are tried, the best by one run counts. The recipe for many pairs is rehearsed: public
+records get the noise of a run on a million. The runs are in runs/recipes; what the result file holds is not trained again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from benchmarks.kept import KeptRuns
+from benchmarks.public_contrast import SETTINGS
+from benchmarks.trained import measured, trained
+
+FOLDER = Path("runs/recipes")
+METRICS = ("image_to_text_R@10", "text_to_image_R@10", "knn3_accuracy", "knn200_accuracy", "linear_probe_accuracy")
+RECORDS, SITES = 20_000, 3
+ADAPTERS, SCRATCH, IMAGES = (2e-3, 4e-3), (1e-3, 3e-3), (1e-3, 2e-3)  # rates that are tried
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A row of a ladder.
+
+    Attributes:
+        words: of the row.
+        changes: keys and values that it adds to the row before.
+        options: further arguments of ``dpfed pretrain``; those of the row before do not count.
+    """
+
+    words: str
+    changes: dict[str, Any]
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The rungs of one situation.
+
+    Attributes:
+        config: the shipped configuration that they change.
+        common: keys and values of every rung.
+        rates: learning rates that are tried.
+        rungs: from the bottom.
+    """
+
+    config: str
+    common: dict[str, Any]
+    rates: tuple[float, ...]
+    rungs: tuple[Rung, ...]
+
+    def changes(self, number: int) -> dict[str, Any]:
+        """Of a rung and all below it."""
+        below: dict[str, Any] = dict(self.common)
+        for rung in self.rungs[: number + 1]:
+            below |= rung.changes
+        return below
+
+
+_COSINE = {"privacy.epsilon": 1, "optimizer.schedule": "cosine", "evaluation.every": 0}
+_TOGETHER = ("--federated", str(SITES), "--trust", "secure")
+
+
+def _public(source: str, passes: int, **more: Any) -> dict[str, Any]:
+    """Public contrast with three public records in a group, for as many passes of the model."""
+    method = {"bounding.method": "public", "bounding.group_size": "", "public.records": 3, "public.source": source}
+    return {**method, "privacy.batch": passes // 4, **more}
+
+
+LADDERS = {
+    "small-images": Ladder(
+        "cifar10-cpu",
+        {**_COSINE, "privacy.batch": 2048, "privacy.steps": 100, "bounding.group_size": 4},
+        IMAGES,
+        (
+            Rung("DP-GCL, random weights, width 32", {}),
+            Rung("and features of every stage", {"model.features": "pyramid"}),
+            Rung("and a procedural start", {"model.start": "procedural"}),
+            Rung("and an average of the weights", {"optimizer.ema": 0.95}),
+            Rung("and width 16", {"model.width": 16}),
+            Rung("and public contrast with procedural images", _public("procedural", 2048, **{"public.centring": 0})),
+        ),
+    ),
+    "adaptation": Ladder(
+        "adapt/shapes",
+        {
+            **_COSINE,
+            "model.architecture": f"local-dir:{FOLDER}/public/model",
+            "privacy.steps": 120,
+            "bounding.engine": "layerwise",
+        },
+        ADAPTERS,
+        (
+            Rung("DP-GCL, adapters", SETTINGS["group"]),
+            Rung("and public contrast", SETTINGS["public"]),
+        ),
+    ),
+    "federation": Ladder(
+        "federation",
+        {**_COSINE, "privacy.batch": 2048, "privacy.steps": 60},
+        SCRATCH,
+        (
+            Rung(
+                "one site alone, a third of the records", {"data.records": RECORDS // SITES, "privacy.batch": 2048 // SITES}
+            ),
+            Rung("three sites, secure", {"data.records": RECORDS, "privacy.batch": 2048}, _TOGETHER),
+            Rung("and a procedural start", {"model.start": "procedural"}, _TOGETHER),
+            Rung("and public contrast with procedural pairs", _public("procedural", 2048), _TOGETHER),
+        ),
+    ),
+}
+
+
+# Rehearsed: of a plan on a million pairs, with the small CNN in the place of ResNet-18.
+MANY = 1_000_000
+_STAND_IN = {"model.image": "cnn", "data.size": 32, "privacy.steps": 400, "model.start": ""}
+REHEARSED: dict[str, dict[str, Any]] = {
+    "B = 2,048 in groups of 4, random weights": {"bounding.group_size": 4, "privacy.batch": 2048},
+    "and B = 16,384": {"privacy.batch": 16_384},
+    "and groups of 16": {"bounding.group_size": 16},
+    "and a procedural start": {"model.start": "procedural"},
+}
+
+
+def main(data: str, runs: int = 2, processes: int = 1) -> None:
+    """Trains what is missing, and writes ``benchmarks/results/recipes.json``."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    trained(FOLDER / "public", "adapt/shapes-public", {"privacy.seed": 0})
+    kept = KeptRuns("recipes")
+    made: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(processes) as pool:
+
+        def make(situation: str, wanted: Iterable[tuple[int, float, int]]) -> list[dict[str, Any]]:
+            return list(pool.map(lambda one: _run(kept, data, situation, *one), wanted))
+
+        for situation, ladder in LADDERS.items():
+            numbers = range(len(ladder.rungs))
+            first = make(situation, [(number, rate, 0) for number in numbers for rate in ladder.rates])
+            best = [max(_of(first, ladder, number), key=lambda one: sum(one["after"].values()))["rate"] for number in numbers]
+            made += first
+            made += make(situation, [(number, best[number], run) for run in range(1, runs) for number in numbers])
+    kept.finish(made, rehearsed=_rehearsed())
+
+
+def _of(made: list[dict[str, Any]], ladder: Ladder, number: int) -> list[dict[str, Any]]:
+    return [one for one in made if one["rung"] == ladder.rungs[number].words]
+
+
+def _run(kept: KeptRuns, data: str, situation: str, number: int, rate: float, run: int) -> dict[str, Any]:
+    ladder = LADDERS[situation]
+    changes = ladder.changes(number) | {"optimizer.learning_rate": rate}
+    if situation == "small-images":
+        changes["data.path"] = data
+    options = ladder.rungs[number].options
+    key = {"situation": situation, "rung": ladder.rungs[number].words, "rate": rate, "run": run}
+    place = FOLDER / f"{situation}-{number}-{rate:g}-{run}"
+    return kept.find(key, changes, lambda: measured(trained(place, ladder.config, changes, options=options), METRICS))
+
+
+def _rehearsed() -> list[dict[str, Any]]:
+    """The recipe for many pairs: what `dpfed rehearse` found, rung by rung."""
+    below, rungs = dict[str, Any](), []
+    for words, changes in REHEARSED.items():
+        below |= changes
+        rungs.append({"name": words, "set": dict(below)})
+    sweep = FOLDER / "rehearsed.toml"
+    sweep.write_text(tomli_w.dumps({"name": "rehearsed", "about": "the recipe, taken apart", "run": rungs}), encoding="utf-8")
+    sets = [part for key, value in _STAND_IN.items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "dpfed", "rehearse", "recipes/large-image-text", *sets, "--public", "shapes", "--json"]
+    command += ["--records", str(MANY), "--public-records", str(RECORDS)]
+    command += ["--sweep", str(sweep), "--out", str(FOLDER / "rehearsed")]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)["tried"]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))
