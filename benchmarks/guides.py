@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from benchmarks.peers import page
+from benchmarks.recipe_tables import rehearsed, rungs, tried
+from benchmarks.recipes import LADDERS
 from benchmarks.record import RESULTS, figures
 from benchmarks.utility_tables import ladder, public_cifar10, public_contrast, public_sets
 from dpfed.evaluation.intervals import wilson
@@ -371,8 +374,13 @@ GUIDES: dict[str, Blocks] = {
         "public": ("public-contrast", public_contrast),
         "public-sets": ("public-sets", public_sets),
         "public-cifar10": ("public-cifar10", public_cifar10),
+        "tried": ("tried", tried),
     },
     "starts.md": {"ladder": ("ladder", ladder)},
+    "recipes.md": {
+        **{situation: ("recipes", partial(rungs, situation)) for situation in LADDERS},
+        "large-image-text": ("recipes", rehearsed),
+    },
     "peers.md": {
         "peers-step": ("peers", page.steps),
         "peers-clip": ("peers", page.clip),

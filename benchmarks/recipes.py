@@ -27,7 +27,7 @@ from benchmarks.trained import measured, trained
 FOLDER = Path("runs/recipes")
 METRICS = ("image_to_text_R@10", "text_to_image_R@10", "knn3_accuracy", "knn200_accuracy", "linear_probe_accuracy")
 RECORDS, SITES = 20_000, 3
-ADAPTERS, SCRATCH, IMAGES = (2e-3, 4e-3), (1e-3, 3e-3), (1e-3, 2e-3)  # rates that are tried
+ADAPTERS, SCRATCH, IMAGES = (2e-3, 4e-3, 8e-3), (1e-3, 3e-3), (1e-3, 2e-3)  # rates that are tried
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,13 @@ class Rung:
         words: of the row.
         changes: keys and values that it adds to the row before.
         options: further arguments of ``dpfed pretrain``; those of the row before do not count.
+        rates: learning rates that are tried; none: those of the ladder.
     """
 
     words: str
     changes: dict[str, Any]
     options: tuple[str, ...] = ()
+    rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Ladder:
     Attributes:
         config: the shipped configuration that they change.
         common: keys and values of every rung.
-        rates: learning rates that are tried.
+        rates: learning rates that are tried, where a rung names no others.
         rungs: from the bottom.
     """
 
@@ -60,6 +62,10 @@ class Ladder:
     common: dict[str, Any]
     rates: tuple[float, ...]
     rungs: tuple[Rung, ...]
+
+    def rates_of(self, number: int) -> tuple[float, ...]:
+        """Those that are tried on a rung."""
+        return self.rungs[number].rates or self.rates
 
     def changes(self, number: int) -> dict[str, Any]:
         """Of a rung and all below it."""
@@ -82,14 +88,13 @@ def _public(source: str, passes: int, **more: Any) -> dict[str, Any]:
 LADDERS = {
     "small-images": Ladder(
         "cifar10-cpu",
-        {**_COSINE, "privacy.batch": 2048, "privacy.steps": 100, "bounding.group_size": 4},
+        {**_COSINE, "model.width": 16, "privacy.batch": 2048, "privacy.steps": 100, "bounding.group_size": 4},
         IMAGES,
         (
-            Rung("DP-GCL, random weights, width 32", {}),
+            Rung("DP-GCL, random weights", {}),
             Rung("and features of every stage", {"model.features": "pyramid"}),
             Rung("and a procedural start", {"model.start": "procedural"}),
             Rung("and an average of the weights", {"optimizer.ema": 0.95}),
-            Rung("and width 16", {"model.width": 16}),
             Rung("and public contrast with procedural images", _public("procedural", 2048, **{"public.centring": 0})),
         ),
     ),
@@ -105,6 +110,11 @@ LADDERS = {
         (
             Rung("DP-GCL, adapters", SETTINGS["group"]),
             Rung("and public contrast", SETTINGS["public"]),
+            Rung(
+                "and all weights of these small towers, no adapters",
+                {"adaptation.image": "full", "adaptation.text": "full", "adaptation.rank": ""},
+                rates=(1e-3, 2e-3),
+            ),
         ),
     ),
     "federation": Ladder(
@@ -112,9 +122,7 @@ LADDERS = {
         {**_COSINE, "privacy.batch": 2048, "privacy.steps": 60},
         SCRATCH,
         (
-            Rung(
-                "one site alone, a third of the records", {"data.records": RECORDS // SITES, "privacy.batch": 2048 // SITES}
-            ),
+            Rung("one site alone, a third of the records", {"data.records": RECORDS // SITES, "privacy.batch": 2048 // SITES}),
             Rung("three sites, secure", {"data.records": RECORDS, "privacy.batch": 2048}, _TOGETHER),
             Rung("and a procedural start", {"model.start": "procedural"}, _TOGETHER),
             Rung("and public contrast with procedural pairs", _public("procedural", 2048), _TOGETHER),
@@ -147,7 +155,7 @@ def main(data: str, runs: int = 2, processes: int = 1) -> None:
 
         for situation, ladder in LADDERS.items():
             numbers = range(len(ladder.rungs))
-            first = make(situation, [(number, rate, 0) for number in numbers for rate in ladder.rates])
+            first = make(situation, [(number, rate, 0) for number in numbers for rate in ladder.rates_of(number)])
             best = [max(_of(first, ladder, number), key=lambda one: sum(one["after"].values()))["rate"] for number in numbers]
             made += first
             made += make(situation, [(number, best[number], run) for run in range(1, runs) for number in numbers])

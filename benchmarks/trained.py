@@ -32,7 +32,11 @@ def trained(
     results = run / "results.json"
     if not results.exists():
         sets = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
-        asked = ["resume", str(run)] if (run / "ledger.jsonl").exists() else ["pretrain", config, "--run", str(run), *sets, *options]
+        asked = (
+            ["resume", str(run)]
+            if (run / "ledger.jsonl").exists()
+            else ["pretrain", config, "--run", str(run), *sets, *options]
+        )
         # One thread, so that processes side by side do not slow each other down.
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | (switches or {})
         command = [sys.executable, "-m", "dpfed", *asked]

@@ -1,0 +1,59 @@
+"""The recipes, each trained for two steps: on small stores, with everything else as it is shipped."""
+
+import json
+
+import pytest
+
+from dpfed.config import load_config
+from dpfed.config.shipped import config_names
+from dpfed.federation.simulated import Simulation
+from dpfed.federation.simulation import simulate
+from dpfed.runs import starts
+from dpfed.runs.pretraining import pretrain
+
+START = """name = "start"
+data = {source = "procedural", records = 32}
+bounding = {method = "none", group_size = 16, engine = "loop"}
+privacy = {batch = 16, steps = 1, seed = 0}
+evaluation = {split = "none"}
+"""
+SMALL = ["privacy.batch=64", "privacy.steps=2", "optimizer.warmup=0", "evaluation.every=0"]
+OWN = {
+    "recipes/small-images": ["public.generated=64", "evaluation.tasks=", "evaluation.split=none"],  # shapes have no labels
+    "recipes/large-image-text": ["model.width=8", "model.stem=cifar"],
+    "recipes/adaptation": ["model.architecture=towers/small.json", "model.weights="],
+    "recipes/federation": [],
+}
+
+
+@pytest.fixture
+def recipe(request, tmp_path, shapes, public_store, monkeypatch):
+    """The recipe of a name, with small stores in the place of the user's."""
+    (tmp_path / "start.toml").write_text(START)
+    monkeypatch.setattr(starts, "shipped_file", lambda name: tmp_path / "start.toml")
+    shipped = load_config(request.param)
+    sets = [*SMALL, f"data.path={shapes.path}", *OWN[request.param]]
+    if shipped.model.start == "procedural":
+        sets.append(f"data.stores={tmp_path / 'stores'}")
+    if shipped.bounding.method == "public" and shipped.public.source == "store":
+        sets.append(f"public.path={public_store.path}")
+    return load_config(request.param, sets)
+
+
+@pytest.mark.parametrize("recipe", OWN, indirect=True)
+def test_a_recipe_trains_and_its_card_says_epsilon_1(recipe, tmp_path):
+    run = pretrain(recipe, tmp_path / "run")
+    card = run.card.read_text(encoding="utf-8")
+    assert "epsilon 1.00" in card or "(1.00, " in card, card
+    if recipe.model.start == "procedural":
+        assert "procedural" in card
+    assert json.loads(run.results.read_text(encoding="utf-8"))["privacy"]["steps_charged"] == 2
+
+
+@pytest.mark.parametrize("recipe", ["recipes/federation"], indirect=True)
+def test_the_recipe_for_a_federation_trains_at_three_sites(recipe, tmp_path):
+    assert simulate(recipe, tmp_path / "run", Simulation(sites=3, trust="secure")).finished
+
+
+def test_every_recipe_is_tried():
+    assert set(OWN) == {name for name in config_names() if name.startswith("recipes/")}
