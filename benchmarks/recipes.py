@@ -133,7 +133,7 @@ LADDERS = {
 
 # Rehearsed: of a plan on a million pairs, with the small CNN in the place of ResNet-18.
 MANY = 1_000_000
-_STAND_IN = {"model.image": "cnn", "data.size": 32, "privacy.steps": 400, "model.start": ""}
+_STAND_IN = {"model.image": "cnn", "model.stem": "", "data.size": 32, "privacy.steps": 400, "model.start": ""}
 REHEARSED: dict[str, dict[str, Any]] = {
     "B = 2,048 in groups of 4, random weights": {"bounding.group_size": 4, "privacy.batch": 2048},
     "and B = 16,384": {"privacy.batch": 16_384},
