@@ -134,11 +134,14 @@ LADDERS = {
 # Rehearsed: of a plan on a million pairs, with the small CNN in the place of ResNet-18.
 MANY = 1_000_000
 _STAND_IN = {"model.image": "cnn", "model.stem": "", "data.size": 32, "privacy.steps": 400, "model.start": ""}
-REHEARSED: dict[str, dict[str, Any]] = {
-    "B = 2,048 in groups of 4, random weights": {"bounding.group_size": 4, "privacy.batch": 2048},
-    "and B = 16,384": {"privacy.batch": 16_384},
-    "and groups of 16": {"bounding.group_size": 16},
-    "and a procedural start": {"model.start": "procedural"},
+REHEARSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "batch-2048": (
+        "B = 2,048 in groups of 4, random weights",
+        {"bounding.group_size": 4, "privacy.batch": 2048},
+    ),
+    "batch-16384": ("and B = 16,384", {"privacy.batch": 16_384}),
+    "groups-of-16": ("and groups of 16", {"bounding.group_size": 16}),
+    "procedural-start": ("and a procedural start", {"model.start": "procedural"}),
 }
 
 
@@ -180,9 +183,9 @@ def _run(kept: KeptRuns, data: str, situation: str, number: int, rate: float, ru
 def _rehearsed() -> list[dict[str, Any]]:
     """The recipe for many pairs: what `dpfed rehearse` found, rung by rung."""
     below, rungs = dict[str, Any](), []
-    for words, changes in REHEARSED.items():
+    for name, (_, changes) in REHEARSED.items():
         below |= changes
-        rungs.append({"name": words, "set": dict(below)})
+        rungs.append({"name": name, "set": dict(below)})
     sweep = FOLDER / "rehearsed.toml"
     sweep.write_text(tomli_w.dumps({"name": "rehearsed", "about": "the recipe, taken apart", "run": rungs}), encoding="utf-8")
     sets = [part for key, value in _STAND_IN.items() for part in ("--set", f"{key}={value}")]

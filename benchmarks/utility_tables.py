@@ -43,7 +43,8 @@ def public_contrast() -> str:
         f"Public data alone (the model before any private record) reach {starts}. Both sides train all weights, for 120 steps "
         f"of 1,024 passes each, with the best of the rates {tried} by one run at epsilon 1 ({rates['group']:g} and "
         f"{rates['public']:g}). At epsilon 1, the noise on each coordinate of the sum of 256 clipped gradients is "
-        f"{' C and '.join(noises)} C. {_PROMISES} `python -m benchmarks.public_contrast`",
+        f"{' C and '.join(noises)} C. {_PROMISES} All runs begin with one public model, so the deviation does not tell what "
+        "another one would do. `python -m benchmarks.public_contrast`",
     ]
     return "\n".join(lines)
 
