@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from benchmarks.peers import page
-from benchmarks.recipe_tables import rehearsed, rungs, tried
+from benchmarks.recipe_tables import rehearsed, rungs
 from benchmarks.recipes import LADDERS
 from benchmarks.record import RESULTS, figures
-from benchmarks.utility_tables import ladder, public_cifar10, public_contrast, public_sets
+from benchmarks.utility_tables import ladder, public_cifar10, public_contrast, public_sets, tried
 from dpfed.evaluation.intervals import wilson
 from dpfed.privacy.promise import round_down, round_up
 from dpfed.report.results import label

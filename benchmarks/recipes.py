@@ -2,8 +2,8 @@
 
     python -m benchmarks.recipes DATA [RUNS [PROCESSES]]      DATA: CIFAR-10 as Parquet; 2 runs of each, one process
 
-The rungs of a situation are its recipe in configs/recipes/, taken apart: each adds one ingredient to the one before, and takes
-as many passes of the model. Where rates are tried, the best by one run counts. The recipe for many pairs is rehearsed: public
+The rungs of a situation are ingredients of its recipe in configs/recipes/: each rung adds one to those before. The recipe ends
+where nothing more is gained. Where rates are tried, the best by one run counts. The recipe for many pairs is rehearsed: public
 records get the noise of a run on a million. The runs are in runs/recipes; what the result file holds is not trained again.
 """
 
@@ -79,10 +79,13 @@ _COSINE = {"privacy.epsilon": 1, "optimizer.schedule": "cosine", "evaluation.eve
 _TOGETHER = ("--federated", str(SITES), "--trust", "secure")
 
 
-def _public(source: str, passes: int, **more: Any) -> dict[str, Any]:
-    """Public contrast with three public records in a group, for as many passes of the model."""
-    method = {"bounding.method": "public", "bounding.group_size": "", "public.records": 3, "public.source": source}
-    return {**method, "privacy.batch": passes // 4, **more}
+_PROCEDURAL = {  # public contrast, with as many passes of the model as 2,048 private records
+    "bounding.method": "public",
+    "bounding.group_size": "",
+    "public.records": 3,
+    "public.source": "procedural",
+    "privacy.batch": 512,
+}
 
 
 LADDERS = {
@@ -95,7 +98,7 @@ LADDERS = {
             Rung("and features of every stage", {"model.features": "pyramid"}),
             Rung("and a procedural start", {"model.start": "procedural"}),
             Rung("and an average of the weights", {"optimizer.ema": 0.95}),
-            Rung("and public contrast with procedural images", _public("procedural", 2048, **{"public.centring": 0})),
+            Rung("and public contrast with procedural images", {**_PROCEDURAL, "public.centring": 0}),
         ),
     ),
     "adaptation": Ladder(
@@ -125,7 +128,7 @@ LADDERS = {
             Rung("one site alone, a third of the records", {"data.records": RECORDS // SITES, "privacy.batch": 2048 // SITES}),
             Rung("three sites, secure", {"data.records": RECORDS, "privacy.batch": 2048}, _TOGETHER),
             Rung("and a procedural start", {"model.start": "procedural"}, _TOGETHER),
-            Rung("and public contrast with procedural pairs", _public("procedural", 2048), _TOGETHER),
+            Rung("and public contrast with procedural pairs", _PROCEDURAL, _TOGETHER),
         ),
     ),
 }

@@ -10,11 +10,12 @@ from benchmarks import public_cifar10 as cifar10
 from benchmarks import public_sets as sets
 from benchmarks.ladder import PASSES, STEPS, WIDTH
 from benchmarks.record import figures
+from benchmarks.tried import BATCH, EPSILONS, TASKS, TRIED
 from dpfed.privacy.promise import round_up
 
 _PROMISES = "Each figure is the mean of its runs, with the standard deviation where there are several."
-_RETRIEVED = ("image_to_text_R@10", "text_to_image_R@10")
-_RECOGNISED = {"knn3_accuracy": "3-NN", "knn200_accuracy": "200-NN", "linear_probe_accuracy": "linear probe"}
+RETRIEVED = ("image_to_text_R@10", "text_to_image_R@10")
+RECOGNISED = {"knn3_accuracy": "3-NN", "knn200_accuracy": "200-NN", "linear_probe_accuracy": "linear probe"}
 
 
 def public_contrast() -> str:
@@ -30,11 +31,11 @@ def public_contrast() -> str:
         sides = {method: runs_at_best_rate(method, epsilon) for method in rates}
         if all(sides.values()):
             cells = (
-                " / ".join(_spread(run["after"][metric] for run in side) for metric in _RETRIEVED) for side in sides.values()
+                " / ".join(spread(run["after"][metric] for run in side) for metric in RETRIEVED) for side in sides.values()
             )
             counts = " and ".join(dict.fromkeys(str(len(side)) for side in sides.values()))
             lines.append(f"| {round_up(epsilon)} | {' | '.join(cells)} | {counts} |")
-    starts = " / ".join(_spread(run["before"][metric] for run in runs[:1]) for metric in _RETRIEVED)
+    starts = " / ".join(spread(run["before"][metric] for run in runs[:1]) for metric in RETRIEVED)
     tried = ", ".join(f"{rate:g}" for rate in sorted({run["rate"] for run in runs}))
     noises = (f"{_noise(_tuned(runs, method)[0]):.2f}" for method in rates)
     lines += [
@@ -53,7 +54,7 @@ def ladder() -> str:
     """What a small CNN's start brings, and what is reached without a private run."""
     found = figures("ladder")
     runs, names = found["runs"], {"random": "random", "procedural": "procedural", "shapes": "trained on rendered shapes"}
-    lines = [f"| CIFAR-10 | {' | '.join(_RECOGNISED.values())} | runs |", "|---" * 5 + "|"]
+    lines = [f"| CIFAR-10 | {' | '.join(RECOGNISED.values())} | runs |", "|---" * 5 + "|"]
     if "scattering" in found:
         lines.append(f"| scattering features, nothing trained | {_cells([found['scattering']])} | |")
     methods = {"group": "DP-GCL, epsilon 1", "public": "public contrast, epsilon 1", "none": "without privacy"}
@@ -66,7 +67,7 @@ def ladder() -> str:
         for method, words in methods.items():
             if chosen := [run for run in own if run["method"] == method and run["rate"] == best[method]]:
                 lines.append(f"| {names[start]}, then {words} | {_cells([run['after'] for run in chosen])} | {len(chosen)} |")
-                gains = [{metric: run["after"][metric] - run["before"][metric] for metric in _RECOGNISED} for run in chosen]
+                gains = [{metric: run["after"][metric] - run["before"][metric] for metric in RECOGNISED} for run in chosen]
                 lines.append(f"| its gain over its own start, points | {_cells(gains)} | |")
     tried = ", ".join(f"{rate:g}" for rate in sorted({run["rate"] for run in runs}))
     lines += [
@@ -119,10 +120,10 @@ def public_sets() -> str:
 def public_cifar10() -> str:
     """All of CIFAR-10 at epsilon 1, with photographs of other things."""
     runs = figures("public-cifar10")["runs"]
-    lines = [f"| CIFAR-10, epsilon 1 | {' | '.join(_RECOGNISED.values())} | minutes | runs |", "|---" * 6 + "|"]
+    lines = [f"| CIFAR-10, epsilon 1 | {' | '.join(RECOGNISED.values())} | minutes | runs |", "|---" * 6 + "|"]
     for in_group in cifar10.IN_GROUP:
         if scratch := [run for run in runs if (run["start"], run["in_group"]) == ("random", in_group)]:
-            gains = [{metric: run["after"][metric] - run["before"][metric] for metric in _RECOGNISED} for run in scratch]
+            gains = [{metric: run["after"][metric] - run["before"][metric] for metric in RECOGNISED} for run in scratch]
             before, after = (_cells([run[when] for run in scratch]) for when in ("before", "after"))
             minutes = max(run["minutes"] for run in scratch)
             lines += [
@@ -144,17 +145,47 @@ def public_cifar10() -> str:
     return "\n".join(lines)
 
 
+_TASKS = {"scratch": "shapes from scratch", "adaptation": "adaptation", "cifar10": "CIFAR-10"}
+
+
+def tried() -> str:
+    """What each way to use a noisy sum changes, in points, on each task and at each epsilon."""
+    runs = {
+        (run["tried"], run["task"], run["epsilon"]): statistics.mean(run["after"].values()) for run in figures("tried")["runs"]
+    }
+    columns = [(task, epsilon) for task in TASKS for epsilon in EPSILONS]
+    plain, *others = TRIED
+    lines = [
+        f"| | {' | '.join(f'{_TASKS[task]}, epsilon {epsilon}' for task, epsilon in columns)} |",
+        "|---" * (len(columns) + 1) + "|",
+        f"| {plain}, percent | {' | '.join(f'{100 * runs[plain, *column]:.1f}' for column in columns)} |",
+    ]
+    for what in others:
+        changes = [
+            f"{100 * (runs[what, *column] - runs[plain, *column]):+.1f}" if (what, *column) in runs else ""
+            for column in columns
+        ]
+        if any(changes):  # others are not tried yet
+            lines.append(f"| {what} | {' | '.join(changes)} |")
+    lines += [
+        "",
+        "Change in points of the mean of two figures: R@10 in both directions, or 200-NN and linear probe. One run each, so "
+        f"changes of two points or less show nothing. B = {BATCH:,}. `python -m benchmarks.tried DATA`",
+    ]
+    return "\n".join(lines)
+
+
 def _three(measured: dict[str, float]) -> str:
-    return " / ".join(f"{100 * measured[metric]:.1f}" for metric in _RECOGNISED)
+    return " / ".join(f"{100 * measured[metric]:.1f}" for metric in RECOGNISED)
 
 
 def _gained(run: dict[str, Any]) -> str:
-    gains = (100 * (run["after"][metric] - run["before"][metric]) for metric in _RECOGNISED)
+    gains = (100 * (run["after"][metric] - run["before"][metric]) for metric in RECOGNISED)
     return f"{_three(run['after'])} ({' / '.join(f'{gain:+.1f}' for gain in gains)})"
 
 
 def _cells(measured: list[dict[str, float]]) -> str:
-    return " | ".join(_spread(one[metric] for one in measured) for metric in _RECOGNISED)
+    return " | ".join(spread(one[metric] for one in measured) for metric in RECOGNISED)
 
 
 def runs_at_best_rate(method: str, epsilon: float) -> list[dict[str, Any]]:
@@ -178,7 +209,7 @@ def _noise(run: dict[str, Any]) -> float:
     return float(run["plan"]["noise_multiplier"] * run["plan"]["sensitivity"])
 
 
-def _spread(shares: Iterable[float]) -> str:
+def spread(shares: Iterable[float]) -> str:
     """Percent: a mean, and the standard deviation of several."""
     percent = [100 * share for share in shares]
     return f"{statistics.mean(percent):.1f}" + (f" ± {statistics.stdev(percent):.1f}" if len(percent) > 1 else "")
