@@ -25,7 +25,9 @@ def rungs(situation: str) -> str:
         best = max((run for run in own if run["run"] == 0), key=lambda run: sum(run["after"].values()))["rate"]
         tried = ", ".join(f"{rate:g}" for rate in ladder.rates_of(number))
         chosen = [run for run in own if run["rate"] == best]
-        before, after = (_figures([run[when] for run in chosen], metrics) for when in ("before", "after"))
+        starts = [run["before"] for run in chosen]
+        before = _figures(starts[:1] if starts[0] == starts[-1] else starts, metrics)  # a start that is made once is the same
+        after = _figures([run["after"] for run in chosen], metrics)
         lines.append(f"| {rung.words} | {before} | {after} | {best:g} of {tried} | {len(chosen)} |")
     return "\n".join([*lines, "", f"Percent, epsilon 1. {_SPREAD}"])
 
