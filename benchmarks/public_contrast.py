@@ -2,9 +2,10 @@
 
 python -m benchmarks.public_contrast [RUNS [PROCESSES]]      3 runs of each, one process
 
-Both sides train all weights, take as many passes of the model in a step, as many steps, and each the best of the same rates,
-by one run of each at epsilon 1. The runs are in runs/public-contrast; what the result file holds is not trained again. Public
-data alone reaches what the public model does before any private record is read: "start".
+Every run has a public model of its own, so that deviations tell what another public model would do. Both sides train all
+weights, take as many passes of the model in a step, as many steps, and each the best of the same rates, by one run of each at
+epsilon 1. The runs are in runs/public-contrast; what the result file holds is not trained again. Public data alone reaches what
+the public model does before any private record is read.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "public-contrast.png
 METRICS = ("image_to_text_R@10", "text_to_image_R@10")
 EPSILONS = (0.1, 0.25, 1.0, 8.0)
 TUNED_AT = 1.0
-CLAIMED = (0.25, 1.0)
-STEPS, PASSES = 120, 1024  # passes: of the model over a record, in a step
+CLAIMED = (0.25, 1.0, 8.0)  # in the README's table
+PUBLIC_STEPS = 300  # without privacy, until hardly a public pair is mistaken; after 100, models differ much
+STEPS, PASSES = 80, 1024  # passes: of the model over a record, in a step
 SETTINGS: dict[str, dict[str, Any]] = {
     "group": {"bounding.method": "group", "bounding.group_size": 4, "privacy.batch": PASSES},
     "public": {
@@ -46,7 +48,7 @@ NAMES = {"group": "DP-GCL, groups of 4 private records", "public": "one private 
 def main(runs: int = 3, processes: int = 1) -> None:
     """Trains what is missing, writes ``benchmarks/results/public-contrast.json`` and ``docs/pictures/public-contrast.png``."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    start = trained(FOLDER / "start", "adapt/shapes-public", {"privacy.seed": 0})
+    starts = [measured(_public_results(number), METRICS)["after"] for number in range(runs)]
     kept = KeptRuns("public-contrast")
     with ThreadPoolExecutor(processes) as pool:
 
@@ -58,24 +60,39 @@ def main(runs: int = 3, processes: int = 1) -> None:
             method: max(RATES, key=lambda rate, method=method: sum(made[method, TUNED_AT, rate, 0]["after"].values()))
             for method in SETTINGS
         }
-        # What the claim is about comes first, and the ends of the curve last: hours lie between them.
-        for epsilon in sorted(EPSILONS, key=lambda epsilon: (epsilon not in CLAIMED, -epsilon)):
-            made |= make([(method, epsilon, rates[method], run) for run in range(runs) for method in SETTINGS])
+        # What the claim is about comes first: hours lie between that and the end of the curve.
+        for epsilon in sorted(EPSILONS, key=lambda epsilon: (epsilon not in CLAIMED, epsilon)):
+            enough = runs if epsilon in CLAIMED else min(runs, 2)
+            made |= make([(method, epsilon, rates[method], run) for run in range(enough) for method in SETTINGS])
     figures = kept.finish(
         list(made.values()),
         steps=STEPS,
         passes=PASSES,
         rates=rates,
-        start=next(iter(made.values()))["before"],
-        start_on_its_own_colours=measured(start, METRICS)["after"],
+        public_on_their_own_colours=starts,
     )
     PICTURE.write_bytes(png_bytes(_chart(figures)))
+
+
+def public_model(number: int) -> Path:
+    """The run of a public model, absolute; it is trained where it is not there yet.
+
+    Args:
+        number: its seed.
+    """
+    _public_results(number)
+    return (FOLDER / f"start-{number}").absolute()
+
+
+def _public_results(number: int) -> dict[str, Any]:
+    changes = {"privacy.seed": number, "privacy.steps": PUBLIC_STEPS}
+    return trained(FOLDER / f"start-{number}", "adapt/shapes-public", changes)
 
 
 def _adapt(kept: KeptRuns, wanted: _Run) -> dict[str, Any]:
     method, epsilon, rate, run = wanted
     changes = SETTINGS[method] | {
-        "model.architecture": f"local-dir:{FOLDER}/start/model",
+        "model.architecture": f"local-dir:{public_model(run)}/model",
         "privacy.epsilon": epsilon,
         "privacy.steps": STEPS,
         "optimizer.learning_rate": rate,
@@ -104,9 +121,9 @@ def _chart(figures: dict[str, Any]) -> Any:
             curve.append((epsilon, sum(means) / len(means)))
             axes.plot([epsilon] * len(means), means, ".", color=colour, markersize=5, alpha=0.6)
         axes.plot(*zip(*curve, strict=True), "-", color=colour, linewidth=2, label=NAMES[method])
-    axes.axhline(
-        50 * sum(figures["start"].values()), color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="public data alone"
-    )
+    starts = {run["run"]: 50 * sum(run["before"].values()) for run in figures["runs"]}
+    alone = sum(starts.values()) / len(starts)
+    axes.axhline(alone, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label="public data alone")
     axes.set_xscale("log")
     axes.set_xticks(EPSILONS, list(map(str, EPSILONS)))
     axes.xaxis.set_minor_locator(NullLocator())

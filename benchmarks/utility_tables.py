@@ -9,6 +9,8 @@ from typing import Any
 from benchmarks import public_cifar10 as cifar10
 from benchmarks import public_sets as sets
 from benchmarks.ladder import PASSES, STEPS, WIDTH
+from benchmarks.public_contrast import PASSES as RUN_PASSES
+from benchmarks.public_contrast import STEPS as RUN_STEPS
 from benchmarks.record import figures
 from benchmarks.tried import BATCH, EPSILONS, TASKS, TRIED
 from dpfed.privacy.promise import round_up
@@ -35,17 +37,18 @@ def public_contrast() -> str:
             )
             counts = " and ".join(dict.fromkeys(str(len(side)) for side in sides.values()))
             lines.append(f"| {round_up(epsilon)} | {' | '.join(cells)} | {counts} |")
-    starts = " / ".join(spread(run["before"][metric] for run in runs[:1]) for metric in RETRIEVED)
+    before = {run["run"]: run["before"] for run in runs}
+    starts = " / ".join(spread(one[metric] for one in before.values()) for metric in RETRIEVED)
     tried = ", ".join(f"{rate:g}" for rate in sorted({run["rate"] for run in runs}))
     noises = (f"{_noise(_tuned(runs, method)[0]):.2f}" for method in rates)
     lines += [
         "",
         "Percent R@10, image to text / text to image, on captioned shapes in four colours that the public model never saw. "
-        f"Public data alone (the model before any private record) reach {starts}. Both sides train all weights, for 120 steps "
-        f"of 1,024 passes each, with the best of the rates {tried} by one run at epsilon 1 ({rates['group']:g} and "
-        f"{rates['public']:g}). At epsilon 1, the noise on each coordinate of the sum of 256 clipped gradients is "
-        f"{' C and '.join(noises)} C. {_PROMISES} All runs begin with one public model, so the deviation does not tell what "
-        "another one would do. `python -m benchmarks.public_contrast`",
+        f"Public data alone (the model before any private record) reach {starts}. Both sides train all weights, for "
+        f"{RUN_STEPS} steps of {RUN_PASSES:,} passes each, with the best of the rates {tried} by one run at epsilon 1 "
+        f"({rates['group']:g} and {rates['public']:g}). At epsilon 1, the noise on each coordinate of the sum of 256 clipped gradients is "
+        f"{' C and '.join(noises)} C. {_PROMISES} Each run begins with a public model of its own. "
+        "`python -m benchmarks.public_contrast`",
     ]
     return "\n".join(lines)
 
@@ -150,29 +153,35 @@ _TASKS = {"scratch": "shapes from scratch", "adaptation": "adaptation", "cifar10
 
 def tried() -> str:
     """What each way to use a noisy sum changes, in points, on each task and at each epsilon."""
-    runs = {
-        (run["tried"], run["task"], run["epsilon"]): statistics.mean(run["after"].values()) for run in figures("tried")["runs"]
-    }
+    best: dict[tuple[str, str, int], tuple[float, float]] = {}  # of a cell: the value and the rate of the best run
+    for run in figures("tried")["runs"]:
+        cell, found = (run["tried"], run["task"], run["epsilon"]), (statistics.mean(run["after"].values()), run["rate"])
+        best[cell] = max(best.get(cell, found), found)
     columns = [(task, epsilon) for task in TASKS for epsilon in EPSILONS]
     plain, *others = TRIED
     lines = [
         f"| | {' | '.join(f'{_TASKS[task]}, epsilon {epsilon}' for task, epsilon in columns)} |",
         "|---" * (len(columns) + 1) + "|",
-        f"| {plain}, percent | {' | '.join(f'{100 * runs[plain, *column]:.1f}' for column in columns)} |",
+        f"| {plain}, percent | {' | '.join(_cell(best.get((plain, *column)), 0, '.1f') for column in columns)} |",
     ]
     for what in others:
-        changes = [
-            f"{100 * (runs[what, *column] - runs[plain, *column]):+.1f}" if (what, *column) in runs else ""
+        cells = [
+            _cell(best.get((what, *column)), best[plain, *column][0], "+.1f") if (plain, *column) in best else ""
             for column in columns
         ]
-        if any(changes):  # others are not tried yet
-            lines.append(f"| {what} | {' | '.join(changes)} |")
+        if any(cells):  # others are not tried yet
+            lines.append(f"| {what} | {' | '.join(cells)} |")
     lines += [
         "",
-        "Change in points of the mean of two figures: R@10 in both directions, or 200-NN and linear probe. One run each, so "
-        f"changes of two points or less show nothing. B = {BATCH:,}. `python -m benchmarks.tried DATA`",
+        "Change in points of the mean of two figures: R@10 in both directions, or 200-NN and linear probe; in brackets the "
+        "learning rate, the best of those that the search tried for this cell. One run of each, so changes of two points or "
+        f"less show nothing. B = {BATCH:,}, constant rate. `python -m benchmarks.tried DATA`",
     ]
     return "\n".join(lines)
+
+
+def _cell(found: tuple[float, float] | None, less: float, form: str) -> str:
+    return "" if found is None else f"{100 * (found[0] - less):{form}} ({found[1]:g})"
 
 
 def _three(measured: dict[str, float]) -> str:
