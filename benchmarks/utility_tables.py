@@ -46,8 +46,8 @@ def public_contrast() -> str:
         "Percent R@10, image to text / text to image, on captioned shapes in four colours that the public model never saw. "
         f"Public data alone (the model before any private record) reach {starts}. Both sides train all weights, for "
         f"{RUN_STEPS} steps of {RUN_PASSES:,} passes each, with the best of the rates {tried} by one run at epsilon 1 "
-        f"({rates['group']:g} and {rates['public']:g}). At epsilon 1, the noise on each coordinate of the sum of 256 clipped gradients is "
-        f"{' C and '.join(noises)} C. {_PROMISES} Each run begins with a public model of its own. "
+        f"({rates['group']:g} and {rates['public']:g}). At epsilon 1, the noise on each coordinate of the sum of 256 clipped "
+        f"gradients is {' C and '.join(noises)} C. {_PROMISES} Each run begins with a public model of its own. "
         "`python -m benchmarks.public_contrast`",
     ]
     return "\n".join(lines)
