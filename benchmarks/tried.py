@@ -2,11 +2,10 @@
 
 python -m benchmarks.tried DATA [PROCESSES]      DATA: CIFAR-10 as Parquet
 
-Every cell of the table has its own learning rate. At epsilon 1 it is doubled as long as that gains, and where it never does,
-halved; the search begins at the best rate of the run as it is. At epsilon 8 it begins at that of epsilon 1 and only doubles:
-less noise allows no shorter steps. What gains is built; the rest stays a patch (`benchmarks/tried.patch`, switches are
-environment variables), which is applied to the commit that it was made for. The runs are in runs/tried, one of each; what the
-result file holds is not trained again.
+Every way has its own learning rate on every task. At epsilon 1 it is doubled as long as that gains, and where it never does,
+halved; the search begins at the best rate of the run as it is. At epsilon 8 it stays. What gains is built; the rest stays a
+patch (`benchmarks/tried.patch`, switches are environment variables), which is applied to the commit that it was made for. The
+runs are in runs/tried, one of each; what the result file holds is not trained again.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def main(data: str, processes: int = 1) -> None:
                 found.append(kept.find(key, asked, lambda: measured(trained(place, config, asked, code, switches), METRICS)))
                 return sum(found[-1]["after"].values())
 
-            rate = _best(run, rate, (2.0, 0.5) if epsilon == EPSILONS[0] else (2.0,))
+            rate = _best(run, rate, (2.0, 0.5) if epsilon == EPSILONS[0] else ())
         return found
 
     plain, *others = TRIED

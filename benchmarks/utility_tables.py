@@ -174,7 +174,7 @@ def tried() -> str:
     lines += [
         "",
         "Change in points of the mean of two figures: R@10 in both directions, or 200-NN and linear probe; in brackets the "
-        "learning rate, the best of those that the search tried for this cell. One run of each, so changes of two points or "
+        "learning rate, the best of those that were tried at epsilon 1. One run of each, so changes of two points or "
         f"less show nothing. B = {BATCH:,}, constant rate. `python -m benchmarks.tried DATA`",
     ]
     return "\n".join(lines)
