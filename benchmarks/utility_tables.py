@@ -156,7 +156,7 @@ def tried() -> str:
     best: dict[tuple[str, str, int], tuple[float, float]] = {}  # of a cell: the value and the rate of the best run
     for run in figures("tried")["runs"]:
         cell, found = (run["tried"], run["task"], run["epsilon"]), (statistics.mean(run["after"].values()), run["rate"])
-        best[cell] = max(best.get(cell, found), found)
+        best[cell] = max(best.get(cell, found), found, key=lambda one: one[0])  # of equal ones the first, as the search does
     columns = [(task, epsilon) for task in TASKS for epsilon in EPSILONS]
     plain, *others = TRIED
     lines = [
