@@ -39,7 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "public.half": "first",
     },
 }
-RATES = (5e-4, 1e-3, 2e-3)
+RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 _Run = tuple[str, float, float, int]  # method, epsilon, learning rate, number
 NAMES = {"group": "DP-GCL, groups of 4 private records", "public": "one private record and 3 public ones"}
 
