@@ -18,12 +18,12 @@ def rungs(situation: str) -> str:
     metrics = RECOGNISED if situation == "small-images" else RETRIEVED
     names = "3-NN / 200-NN / linear probe" if situation == "small-images" else "R@10, image to text / text to image"
     lines = [f"| | before training: {names} | after | best of the rates | runs |", "|---|---|---|---|---|"]
-    for number, rung in enumerate(ladder.rungs):
+    for rung in ladder.rungs:
         own = [run for run in runs if run["rung"] == rung.words]
         if not own:
             continue
         best = max((run for run in own if run["run"] == 0), key=lambda run: sum(run["after"].values()))["rate"]
-        tried = ", ".join(f"{rate:g}" for rate in ladder.rates_of(number))
+        tried = ", ".join(f"{rate:g}" for rate in ladder.rates)
         chosen = [run for run in own if run["rate"] == best]
         starts = [run["before"] for run in chosen]
         before = _figures(starts[:1] if starts[0] == starts[-1] else starts, metrics)  # a start that is made once is the same
