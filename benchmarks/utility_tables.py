@@ -12,7 +12,7 @@ from benchmarks.ladder import PASSES, STEPS, WIDTH
 from benchmarks.public_contrast import PASSES as RUN_PASSES
 from benchmarks.public_contrast import STEPS as RUN_STEPS
 from benchmarks.record import figures
-from benchmarks.tried import BATCH, EPSILONS, TASKS, TRIED
+from benchmarks.tried import BATCH, EPSILONS, TASKS, TRIED, best_run
 from dpfed.privacy.promise import round_up
 
 _PROMISES = "Each figure is the mean of its runs, with the standard deviation where there are several."
@@ -153,35 +153,50 @@ _TASKS = {"scratch": "shapes from scratch", "adaptation": "adaptation", "cifar10
 
 def tried() -> str:
     """What each way to use a noisy sum changes, in points, on each task and at each epsilon."""
-    best: dict[tuple[str, str, int], tuple[float, float]] = {}  # of a cell: the value and the rate of the best run
+    cells: dict[_Cell, list[dict[str, Any]]] = {}
     for run in figures("tried")["runs"]:
-        cell, found = (run["tried"], run["task"], run["epsilon"]), (statistics.mean(run["after"].values()), run["rate"])
-        best[cell] = max(best.get(cell, found), found, key=lambda one: one[0])  # of equal ones the first, as the search does
+        cells.setdefault((run["tried"], run["task"], run["epsilon"]), []).append(run)
+    best = {cell: best_run(runs, cell[2]) for cell, runs in cells.items()}
     columns = [(task, epsilon) for task in TASKS for epsilon in EPSILONS]
     plain, *others = TRIED
+    head = f"| | {' | '.join(f'{_TASKS[task]}, epsilon {epsilon}' for task, epsilon in columns)} |"
+    rule = "|---" * (len(columns) + 1) + "|"
     lines = [
-        f"| | {' | '.join(f'{_TASKS[task]}, epsilon {epsilon}' for task, epsilon in columns)} |",
-        "|---" * (len(columns) + 1) + "|",
+        head,
+        rule,
         f"| {plain}, percent | {' | '.join(_cell(best.get((plain, *column)), 0, '.1f') for column in columns)} |",
     ]
     for what in others:
-        cells = [
-            _cell(best.get((what, *column)), best[plain, *column][0], "+.1f") if (plain, *column) in best else ""
-            for column in columns
-        ]
-        if any(cells):  # others are not tried yet
-            lines.append(f"| {what} | {' | '.join(cells)} |")
+        row = [_cell(best.get((what, *column)), _value(best[plain, *column]), "+.1f") for column in columns]
+        if any(row):  # others are not tried yet
+            lines.append(f"| {what} | {' | '.join(row)} |")
     lines += [
         "",
         "Change in points of the mean of two figures: R@10 in both directions, or 200-NN and linear probe; in brackets the "
-        "learning rate, the best of those that were tried at epsilon 1. One run of each, so changes of two points or "
-        f"less show nothing. B = {BATCH:,}, constant rate. `python -m benchmarks.tried DATA`",
+        "best of the learning rates that were tried in the cell. One run of each, so changes of two points or less show "
+        f"nothing. B = {BATCH:,}, constant rate. `python -m benchmarks.tried DATA`",
     ]
+    again = {cell: [run for run in runs if run["rate"] == best[cell]["rate"]] for cell, runs in cells.items()}
+    repeated = [what for what in TRIED if all(len(again.get((what, *column), ())) > 1 for column in columns)]
+    if len(repeated) > 1:
+        lines += ["", head, rule]
+        for what in repeated:
+            row = [spread(_value(run) for run in again[what, *column]) for column in columns]
+            lines.append(f"| {what} | {' | '.join(row)} |")
+        count = len(again[plain, *columns[0]])
+        lines += ["", f"{count} runs of each, percent. The first of them also chose the rate."]
     return "\n".join(lines)
 
 
-def _cell(found: tuple[float, float] | None, less: float, form: str) -> str:
-    return "" if found is None else f"{100 * (found[0] - less):{form}} ({found[1]:g})"
+_Cell = tuple[str, str, float]  # what was tried, task, epsilon
+
+
+def _value(run: dict[str, Any]) -> float:
+    return statistics.mean(run["after"].values())
+
+
+def _cell(found: dict[str, Any] | None, less: float, form: str) -> str:
+    return "" if found is None else f"{100 * (_value(found) - less):{form}} ({found['rate']:g})"
 
 
 def _three(measured: dict[str, float]) -> str:
