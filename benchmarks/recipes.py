@@ -27,7 +27,7 @@ from benchmarks.trained import measured, trained
 FOLDER = Path("runs/recipes")
 METRICS = ("image_to_text_R@10", "text_to_image_R@10", "knn3_accuracy", "knn200_accuracy", "linear_probe_accuracy")
 RECORDS, SITES = 20_000, 3
-ADAPTERS, SCRATCH, IMAGES = (4e-3, 8e-3, 1.6e-2), (1e-3, 3e-3), (1e-3, 2e-3)  # rates that are tried
+ADAPTERS, SCRATCH, IMAGES = (4e-3, 8e-3, 1.6e-2, 3.2e-2), (1e-3, 3e-3), (1e-3, 2e-3)  # rates that are tried
 
 
 @dataclass(frozen=True)

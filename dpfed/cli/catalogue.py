@@ -58,8 +58,6 @@ def _needs(config: Config, comment: list[str]) -> str:
     if config.data.source not in ("shapes", "procedural"):
         told = next((match[1] for line in comment if (match := _DIR.search(line))), "your copy of the data")
         needs.append(f"--set data.path=DIR, {told}")
-    if config.bounding.method == "public" and config.public.source == "store" and config.public.path is None:
-        needs.append("--set public.path=STORE, public records")
     if (config.model.architecture or "").startswith(_LOCAL_DIR):
         needs.append(f"the model in {str(config.model.architecture).removeprefix(_LOCAL_DIR)}")
     if config.model.kind == "open_clip":

@@ -6,14 +6,12 @@ from benchmarks.recipes import LADDERS, REHEARSED
 from dpfed.config import load_config
 from dpfed.config.dotted_keys import leaves
 
-ENDS = {"small-images": 4, "adaptation": 1, "federation": 2}
+ENDS = {"small-images": 4, "adaptation": 0, "federation": 2}
 TRAINING = ("model", "adaptation", "views", "objective", "bounding", "public", "privacy", "optimizer")  # sections that count
 OWN = {  # a recipe's own: the user's model and records, and a rate where that was tried
     "model.architecture",
     "model.weights",
     "bounding.engine",
-    "public.source",
-    "public.half",
     "optimizer.learning_rate",
 }
 

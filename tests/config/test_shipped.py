@@ -120,4 +120,3 @@ def test_what_is_shipped_says_what_it_is_and_what_it_needs():
     assert (told["quickstart"].epsilon, told["quickstart"].needs) == ("8.00", "nothing")
     assert told["adapt/shapes-public"].epsilon == "none" and "runs/shapes-public/model" in told["adapt/shapes"].needs
     assert "a GPU" in told["deepfashion-mm"].needs and "metadata.csv" in told["camelyon"].needs
-    assert [name for name, entry in told.items() if "public.path=STORE" in entry.needs] == ["recipes/adaptation"]

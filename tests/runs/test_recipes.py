@@ -27,7 +27,7 @@ OWN = {
 
 
 @pytest.fixture
-def recipe(request, tmp_path, shapes, public_store, monkeypatch):
+def recipe(request, tmp_path, shapes, monkeypatch):
     """The recipe of a name, with small stores in the place of the user's."""
     (tmp_path / "start.toml").write_text(START)
     monkeypatch.setattr(starts, "shipped_file", lambda name: tmp_path / "start.toml")
@@ -35,8 +35,6 @@ def recipe(request, tmp_path, shapes, public_store, monkeypatch):
     sets = [*SMALL, f"data.path={shapes.path}", *OWN[request.param]]
     if shipped.model.start == "procedural":
         sets.append(f"data.stores={tmp_path / 'stores'}")
-    if shipped.bounding.method == "public" and shipped.public.source == "store":
-        sets.append(f"public.path={public_store.path}")
     return load_config(request.param, sets)
 
 
