@@ -173,8 +173,9 @@ def tried() -> str:
     lines += [
         "",
         "Change in points of the mean of two figures: R@10 in both directions, or 200-NN and linear probe; in brackets the "
-        "best of the learning rates that were tried in the cell. One run of each, so changes of two points or less show "
-        f"nothing. B = {BATCH:,}, constant rate. `python -m benchmarks.tried DATA`",
+        "best of the learning rates that were tried in the cell. One run of each: changes of less than about 5 "
+        "points in retrieval, and 1 in recognition, show nothing. "
+        f"B = {BATCH:,}, constant rate. `python -m benchmarks.tried DATA`",
     ]
     again = {cell: [run for run in runs if run["rate"] == best[cell]["rate"]] for cell, runs in cells.items()}
     repeated = [what for what in TRIED if all(len(again.get((what, *column), ())) > 1 for column in columns)]

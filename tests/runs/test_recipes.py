@@ -20,7 +20,7 @@ evaluation = {split = "none"}
 SMALL = ["privacy.batch=64", "privacy.steps=2", "optimizer.warmup=0", "evaluation.every=0", "evaluation.split=test"]
 OWN = {
     "recipes/small-images": ["public.generated=64", "evaluation.tasks=", "evaluation.split=none"],  # shapes have no labels
-    "recipes/large-image-text": ["model.width=8", "model.stem=cifar"],
+    "recipes/large-image-text": ["model.width=8", "model.stem=cifar", "data.size=32"],
     "recipes/adaptation": ["model.architecture=towers/small.json", "model.weights="],
     "recipes/federation": [],
 }
