@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,8 @@ def start(
     The model is trained on procedural images, without noise: they are nobody's data, so the weights cost no privacy. Of the
     configuration, the model, views, objective and size of images count. The rest is the recipe of `dpfed config show start`.
     """
+    from rich.markup import escape
+
     from dpfed.console.terminal import chosen_config, console, say, watching
     from dpfed.runs.starts import RECIPE, recipe_for
 
@@ -39,7 +42,8 @@ def start(
         from dpfed.runs.making import make_start
 
         place, was_there = make_start(loaded, watcher)
-    given = config or "CONFIG"
+    # Settings that were given count for the run, too: with others, it would look for the start of another model.
+    given = escape(" ".join([str(config or "CONFIG"), *(f"--set {shlex.quote(one)}" for one in assignments or ())]))
     for line in (
         f"{place}" + (" (it was there already)" if was_there else ""),
         f"[dim]to begin there:[/] dpfed pretrain {given} --set model.start=procedural",

@@ -26,7 +26,8 @@ def test_a_start_is_made_named_and_found_again(place, dpfed):
     assigned = ["--set", "model.width=8", "--set", "data.size=16"]
     code, said, error = dpfed("start", "quickstart", *assigned)
     assert code == 0, error
-    assert "no record is read" in said and "--set model.start=procedural" in said and "steps: 2" in said
+    assert "no record is read" in said and "steps: 2" in said
+    assert "dpfed pretrain quickstart --set model.width=8 --set data.size=16 --set model.start=procedural" in said
     [folder] = (place / "stores" / "starts").iterdir()
     assert str(folder) in said.replace("\n", "") and json.loads((folder / "model" / "model.json").read_text())["trained"]
     code, said, _ = dpfed("start", "quickstart", *assigned, "--set", "privacy.epsilon=1")
