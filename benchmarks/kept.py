@@ -21,16 +21,13 @@ class KeptRuns:
 
     Args:
         name: of the result file.
-
-    Attributes:
-        figures: what that file held in the beginning.
     """
 
     def __init__(self, name: str) -> None:
         self._name, self._lock = name, Lock()
         path = RESULTS / f"{name}.json"
-        self.figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"] if path.exists() else {}
-        self._runs: list[dict[str, Any]] = self.figures.get("runs", [])
+        self._figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"] if path.exists() else {}
+        self._runs: list[dict[str, Any]] = self._figures.get("runs", [])
 
     def find(self, key: dict[str, Any], changes: dict[str, Any], train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The entry of a run: the kept one, or what ``train()`` finds, which is kept from then on.
@@ -50,7 +47,7 @@ class KeptRuns:
         entry = {**key, "settings": settings, "commit": commit(), **train()}
         with self._lock:
             self._runs = [one for one in self._runs if not key.items() <= one.items()] + [entry]
-            write_result(self._name, {**self.figures, "finished": False, "runs": self._runs}, seeds=[])
+            write_result(self._name, {**self._figures, "finished": False, "runs": self._runs}, seeds=[])
         return entry
 
     def finish(self, wanted: list[dict[str, Any]], **figures: Any) -> dict[str, Any]:

@@ -38,8 +38,9 @@ _SPREAD = "± is the standard deviation of the runs, where there are several. `p
 def rehearsed() -> str:
     """The rungs of the recipe for many pairs."""
     lines = ["| | R@1, image to text / text to image | sigma |", "|---|---|---|"]
-    _, *found = figures("recipes").get("rehearsed", [None])  # the first is the configuration as it is
-    for (words, _), one in zip(REHEARSED.values(), found, strict=False):
+    [rehearsal] = (run for run in figures("recipes")["runs"] if run["situation"] == "large-image-text")
+    _, *found = rehearsal["rehearsed"]  # the first is the configuration as it is
+    for (words, _), one in zip(REHEARSED.values(), found, strict=True):
         after = {line["name"]: line["value"] for line in one["evaluations"] if line["model"] == "trained"}
         lines.append(f"| {words} | {_figures([after], _FIRST)} | {one['noise_multiplier']:.2f} |")
     note = (

@@ -148,7 +148,7 @@ def main(data: str, runs: int = 2, processes: int = 1) -> None:
             best = [max(_of(first, ladder, number), key=lambda one: sum(one["after"].values()))["rate"] for number in numbers]
             made += first
             made += make(situation, [(number, best[number], run) for run in range(1, runs) for number in numbers])
-    kept.finish(made, rehearsed=kept.figures.get("rehearsed") or _rehearsed())
+    kept.finish([*made, _rehearsal(kept)])
 
 
 def _of(made: list[dict[str, Any]], ladder: Ladder, number: int) -> list[dict[str, Any]]:
@@ -166,6 +166,12 @@ def _run(kept: KeptRuns, data: str, situation: str, number: int, rate: float, ru
     key = {"situation": situation, "rung": ladder.rungs[number].words, "rate": rate, "run": run}
     place = FOLDER / f"{situation}-{number}-{rate:g}-{run}"
     return kept.find(key, changes, lambda: measured(trained(place, ladder.config, changes, options=options), METRICS))
+
+
+def _rehearsal(kept: KeptRuns) -> dict[str, Any]:
+    changes = {f"{name}: {key}": value for name, (_, rung) in REHEARSED.items() for key, value in rung.items()}
+    key = {"situation": "large-image-text", "records": MANY, "public_records": RECORDS}
+    return kept.find(key, _STAND_IN | changes, lambda: {"rehearsed": _rehearsed()})
 
 
 def _rehearsed() -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ runs are in runs/tried; what the result file holds is not trained again.
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -78,7 +79,7 @@ def main(data: str, processes: int = 1) -> None:
 
             def value(rate: float, epsilon: float = epsilon) -> float:
                 found.append(train(what, task, epsilon, rate))
-                return sum(found[-1]["after"].values())
+                return value_of(found[-1])
 
             rate = _best(value, rate)
         return found
@@ -113,8 +114,8 @@ def _promising(cells: _Cells) -> list[str]:
         found = 0
         for task in TASKS:
             if (what, task) in cells:
-                ours, theirs = (best_run(cells[name, task], epsilon)["after"].values() for name in (what, plain))
-                found += sum(ours) / len(ours) - sum(theirs) / len(theirs) >= 0.01
+                ours, theirs = (value_of(best_run(cells[name, task], epsilon)) for name in (what, plain))
+                found += ours - theirs >= 0.01
         return found
 
     return [what for what in others if any(gains(what, epsilon) >= 2 for epsilon in EPSILONS)]
@@ -123,7 +124,12 @@ def _promising(cells: _Cells) -> list[str]:
 def best_run(cell: list[dict[str, Any]], epsilon: float) -> dict[str, Any]:
     """Of the runs that a cell's rate was searched by, at one epsilon, that which ends best."""
     searched = (run for run in cell if run["epsilon"] == epsilon and run["run"] == 0)
-    return max(searched, key=lambda run: sum(run["after"].values()))
+    return max(searched, key=value_of)
+
+
+def value_of(run: dict[str, Any]) -> float:
+    """The mean of the two figures that a task has."""
+    return statistics.mean(run["after"].values())
 
 
 def _best(run: Callable[[float], float], rate: float) -> float:

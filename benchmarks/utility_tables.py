@@ -12,7 +12,7 @@ from benchmarks.ladder import PASSES, STEPS, WIDTH
 from benchmarks.public_contrast import PASSES as RUN_PASSES
 from benchmarks.public_contrast import STEPS as RUN_STEPS
 from benchmarks.record import figures
-from benchmarks.tried import BATCH, EPSILONS, TASKS, TRIED, best_run
+from benchmarks.tried import BATCH, EPSILONS, TASKS, TRIED, best_run, value_of
 from dpfed.privacy.promise import round_up
 
 _PROMISES = "Each figure is the mean of its runs, with the standard deviation where there are several."
@@ -153,7 +153,7 @@ _TASKS = {"scratch": "shapes from scratch", "adaptation": "adaptation", "cifar10
 
 def tried() -> str:
     """What each way to use a noisy sum changes, in points, on each task and at each epsilon."""
-    cells: dict[_Cell, list[dict[str, Any]]] = {}
+    cells: dict[tuple[str, str, float], list[dict[str, Any]]] = {}  # what was tried, task, epsilon: its runs
     for run in figures("tried")["runs"]:
         cells.setdefault((run["tried"], run["task"], run["epsilon"]), []).append(run)
     best = {cell: best_run(runs, cell[2]) for cell, runs in cells.items()}
@@ -167,7 +167,7 @@ def tried() -> str:
         f"| {plain}, percent | {' | '.join(_cell(best.get((plain, *column)), 0, '.1f') for column in columns)} |",
     ]
     for what in others:
-        row = [_cell(best.get((what, *column)), _value(best[plain, *column]), "+.1f") for column in columns]
+        row = [_cell(best.get((what, *column)), value_of(best[plain, *column]), "+.1f") for column in columns]
         if any(row):  # others are not tried yet
             lines.append(f"| {what} | {' | '.join(row)} |")
     lines += [
@@ -182,22 +182,15 @@ def tried() -> str:
     if len(repeated) > 1:
         lines += ["", head, rule]
         for what in repeated:
-            row = [spread(_value(run) for run in again[what, *column]) for column in columns]
+            row = [spread(value_of(run) for run in again[what, *column]) for column in columns]
             lines.append(f"| {what} | {' | '.join(row)} |")
         count = len(again[plain, *columns[0]])
         lines += ["", f"{count} runs of each, percent. The first of them also chose the rate."]
     return "\n".join(lines)
 
 
-_Cell = tuple[str, str, float]  # what was tried, task, epsilon
-
-
-def _value(run: dict[str, Any]) -> float:
-    return statistics.mean(run["after"].values())
-
-
 def _cell(found: dict[str, Any] | None, less: float, form: str) -> str:
-    return "" if found is None else f"{100 * (_value(found) - less):{form}} ({found['rate']:g})"
+    return "" if found is None else f"{100 * (value_of(found) - less):{form}} ({found['rate']:g})"
 
 
 def _three(measured: dict[str, float]) -> str:
