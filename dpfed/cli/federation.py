@@ -34,8 +34,6 @@ def create_federation(
     from dpfed.console.terminal import watching
     from dpfed.federation.folders import CoordinatorFolder
     from dpfed.federation.protocol.terms import Terms
-    from dpfed.progress import import_progress
-    from dpfed.runs.making import make_start_if_wanted
     from dpfed.runs.paths import with_absolute_paths
 
     loaded = with_absolute_paths(chosen_config(config, assignments))
@@ -47,8 +45,7 @@ def create_federation(
         "broadcast": broadcast,
     }
     with watching(as_json=True) as watcher:  # beside the output
-        make_start_if_wanted(loaded, watcher)
-        made = CoordinatorFolder.create(folder, loaded, cards, import_progress(watcher), **options)
+        made = CoordinatorFolder.create(folder, loaded, cards, watcher, **options)
     show_terms(Terms.load(made.terms))
     tell(f"\nGive {made.terms} to every site.")
 
@@ -69,10 +66,9 @@ def provision_federation(
     from dpfed.console.terminal import watching
     from dpfed.federation.provisioning.project import Project
     from dpfed.federation.provisioning.provision import provision
-    from dpfed.progress import import_progress
 
     with watching(as_json=True) as watcher:
-        done = provision(Project.load(project), project.absolute(), folder, renew, import_progress(watcher))
+        done = provision(Project.load(project), project.absolute(), folder, renew, watcher)
     for site, kit in done.kits.items():
         state = "has left" if site in done.left else "has not replied" if site in done.waiting else "has replied"
         line(site, f"{state}; {'new kit' if site in done.changed else 'kit as before'}: {kit}")

@@ -45,7 +45,7 @@ def forecast(
 
     Noise, gradient, time and memory of the run, and what other batches, group sizes and numbers of steps would do.
     """
-    from dpfed.console.terminal import chosen_config, say, watching
+    from dpfed.console.terminal import chosen_config, on_command_line, say, watching
 
     loaded = chosen_config(config, assignments)
     say(f"{loaded.name}: a forecast; no private record is read", as_json)
@@ -61,7 +61,8 @@ def forecast(
     if as_json:
         print(json.dumps(found.facts()))
     else:
-        _show_forecast(found, config)
+        given = [("--public", public), ("--records", None if records is None else str(records))]
+        _show_forecast(found, on_command_line(config, [*given, *(("--set", one) for one in assignments or ())]))
 
 
 def rehearse(
@@ -103,7 +104,7 @@ def rehearse(
         _show_rehearsal(found)
 
 
-def _show_forecast(found: Forecast, given: Path) -> None:
+def _show_forecast(found: Forecast, given: str) -> None:
     from rich.table import Table
 
     from dpfed.privacy.promise import round_up

@@ -51,10 +51,9 @@ def pretrain(
     folder = run or Path("runs") / loaded.name
     if not another_process(cluster):
         say(f"{loaded.name}: the run goes to {folder}", as_json)
-        if resume:
-            _say_if_finished(folder, as_json)
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)
+    finished = resume and _finished(folder)
 
     def carry_out(watcher: Watcher) -> RunDirectory | None:
         owners = simulation.sites if simulation else least_of(cluster, workers)
@@ -69,16 +68,17 @@ def pretrain(
             return pretrain(loaded, folder, watcher, resume)
         return on_cluster(cluster, folder, loaded, resume, watcher, **options)
 
-    _watch(carry_out, as_json, another_process(cluster))
+    _watch(carry_out, as_json, another_process(cluster), folder if finished else None)
 
 
 def _refuse_early(config: Config, folder: Path, resume: bool, watcher: Watcher, owners: int) -> None:
     """Answers what is wrong with a new run, as far as it shows now, before torch is imported; that takes seconds."""
+    from dpfed.runs.directory import RunDirectory
     from dpfed.runs.foresight import foresee, refuse_place
     from dpfed.runs.starts import refuse_start
 
     refuse_place(folder, resume)
-    if not resume:
+    if RunDirectory.unused(folder):
         refuse_start(config)
         foresee(config, watcher, owners)
     watcher.note("loading PyTorch")
@@ -100,7 +100,9 @@ def resume(
     from dpfed.runs.directory import RunDirectory
 
     finished = RunDirectory.open(run).finished
-    if not another_process(cluster) and not _say_if_finished(run, as_json):
+    if finished and not another_process(cluster):
+        _say_finished(run, as_json)
+    elif not another_process(cluster):
         say(f"going on with {run}", as_json)
 
     def carry_out(watcher: Watcher) -> RunDirectory | None:
@@ -115,19 +117,31 @@ def resume(
     _watch(carry_out, as_json, another_process(cluster))
 
 
-def _say_if_finished(folder: Path, as_json: bool) -> bool:
-    """Says that a run is only shown, where that is so."""
-    from dpfed.console.terminal import say
+def _finished(folder: Path) -> bool:
+    """Whether a finished run is there."""
     from dpfed.runs.directory import RunDirectory
 
-    finished = not RunDirectory.unused(folder) and RunDirectory.open(folder).finished
-    if finished:
-        say(f"{folder} is finished: nothing is left to do, and this is what came of it", as_json)
-    return finished
+    return not RunDirectory.unused(folder) and RunDirectory.open(folder).finished
 
 
-def _watch(carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool, silently: bool) -> None:
-    """Has a run carried out before the user's eyes, and shows what came of it."""
+def _say_finished(folder: Path, as_json: bool) -> None:
+    """Says that a run is only shown."""
+    from dpfed.console.terminal import say
+
+    say(f"{folder} is finished: nothing is left to do, and this is what came of it", as_json)
+
+
+def _watch(
+    carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool, silently: bool, only_shown: Path | None = None
+) -> None:
+    """Has a run carried out before the user's eyes, and shows what came of it.
+
+    Args:
+        carry_out: does it.
+        as_json: prints the results only.
+        silently: another process is watched.
+        only_shown: the folder of a run that was finished before, which is said once it is known to be the one that is meant.
+    """
     from dpfed.console.terminal import show_run, watching
     from dpfed.progress import Silent
 
@@ -135,6 +149,8 @@ def _watch(carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool, s
         finished = carry_out(watcher)
     if finished is None:  # one of several processes, and not the first
         return
+    if only_shown is not None:
+        _say_finished(only_shown, as_json)
     if as_json:
         print(finished.results.read_text(encoding="utf-8"), end="")
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,10 +27,14 @@ def start(
     """
     from rich.markup import escape
 
-    from dpfed.console.terminal import chosen_config, console, say, watching
+    from dpfed.config.effects import refuse_without_effect
+    from dpfed.config.sections import PROCEDURAL
+    from dpfed.console.terminal import chosen_config, console, on_command_line, say, watching
     from dpfed.runs.starts import RECIPE, recipe_for
 
     loaded = chosen_config(config or Path(RECIPE), assignments)
+    begins_there = loaded.model.model_copy(update={"start": PROCEDURAL, "start_digest": None})
+    refuse_without_effect(loaded.model_copy(update={"model": begins_there}), loaded.name)  # as the run would be
     recipe = recipe_for(loaded)
     if config is None:
         _refuse_another_recipe(loaded, recipe)
@@ -43,7 +46,7 @@ def start(
 
         place, was_there = make_start(loaded, watcher)
     # Settings that were given count for the run, too: with others, it would look for the start of another model.
-    given = escape(" ".join([str(config or "CONFIG"), *(f"--set {shlex.quote(one)}" for one in assignments or ())]))
+    given = escape(on_command_line(config or "CONFIG", (("--set", one) for one in assignments or ())))
     for line in (
         f"{place}" + (" (it was there already)" if was_there else ""),
         f"[dim]to begin there:[/] dpfed pretrain {given} --set model.start=procedural",

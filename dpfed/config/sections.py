@@ -16,6 +16,7 @@ from dpfed.privacy.method import METHODS
 from dpfed.schema.section import Items, Pair, Section
 from dpfed.schema.wording import complaint
 
+SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
 PROCEDURAL = "procedural"  # of model.start: weights that were trained on procedural images alone
 
 

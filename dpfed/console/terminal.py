@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,16 @@ def chosen_config(given: Path, assignments: list[str] | None) -> Config:
     config = load_config(given, assignments or ())
     say_if_shipped(given)
     return config
+
+
+def on_command_line(given: Path | str, options: Iterable[tuple[str, str | None]]) -> str:
+    """A configuration as a command takes it, with the options that were given: for a command that goes on from there.
+
+    Args:
+        given: the file, or the name.
+        options: name and value; ``None``: it was not given.
+    """
+    return shlex.join([str(given), *(text for pair in options if pair[1] is not None for text in pair if text is not None)])
 
 
 def say_if_shipped(given: Path) -> None:

@@ -1,34 +1,19 @@
-"""The public records that join the groups of private ones (`dpfed.bounding.methods.public`): which they are, and who meets who.
+"""The public records that join the groups of private ones (`dpfed.bounding.methods.public`): who meets who.
 
-A public set is fixed before training, and holds no private record. Which of its records join a group is a function of the key
-of the group's own record, and the step: no other private record has a part in it.
+Which public records join a group is a function of the key of the group's own record, and the step: no other private record has
+a part in it. Which set they are drawn from is settled before training: `dpfed.data.public_store`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpfed.config import DataConfig, PublicConfig
-from dpfed.data.generated.procedural import Progress, procedural_store
-from dpfed.data.generated.shapes import shapes_store
-from dpfed.data.opening import refuse_other_squares
-from dpfed.data.store.layout import read_layout
-from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ViewMaker
-from dpfed.errors import UserError
-from dpfed.places import is_store, is_url
 from dpfed.privacy.randomness import Randomness
-
-_SEED = 2**32 - 2  # of generated public records: other ones than any generated data set holds
-_HASH_BYTES = 16
-_HASH = np.dtype(f"V{_HASH_BYTES}")
 
 
 class Companions:
@@ -103,125 +88,3 @@ class Companions:
         rows = torch.from_numpy(np.argsort(group, kind="stable")).to(device)  # stable: own records first
         together = {name: torch.cat([own, public[name]])[rows] for name, own in views.items()}
         return together, [start + count * number for number, start in enumerate(starts)]
-
-
-def public_fingerprint(config: PublicConfig) -> str | None:
-    """The fingerprint of a public store's records; ``None`` of generated ones, which the configuration describes.
-
-    Only the store's header is read.
-
-    Args:
-        config: with an absolute path.
-
-    Raises:
-        UserError: if there is no store, or it is not marked public, or an older dpfed wrote it without a fingerprint.
-    """
-    if config.source != "store":
-        return None
-    path = _place(config)
-    header = read_layout(path).header
-    if not header["public"]:
-        raise UserError(
-            f"public.path: the records of {path} are not marked public, and what joins every group must be: give a store that "
-            "was imported with `dpfed data import --public`."
-        )
-    found = (header.get("contents") or {}).get("fingerprint")
-    if found is None:
-        raise UserError(f"public.path: {path} has no fingerprint, as an older dpfed wrote it: import the records again.")
-    if config.digest not in (None, found):
-        raise UserError(
-            f"public.path: the records of {path} are not those that were agreed on when the run (or the federation) was "
-            "started: restore them, or start a new run."
-        )
-    return found
-
-
-def open_public(
-    config: PublicConfig,
-    data: DataConfig,
-    private: RecordStore,
-    captions: bool,
-    interpolation: str,
-    progress: Progress | None = None,
-) -> RecordStore:
-    """Opens the public records of a run, after generating them if need be, and holds them against the private ones.
-
-    Args:
-        config: with an absolute path.
-        data: settled; size of the images, how they become squares, and where generated stores lie.
-        private: the open records of the run.
-        captions: whether the model reads text.
-        interpolation: how the model wants images scaled.
-        progress: called while records are generated.
-
-    Raises:
-        UserError: for records that are not public, of another kind, fewer than M, or among the private ones.
-    """
-    public_fingerprint(config)
-    if config.source == "shapes":
-        store = shapes_store(config.generated, data.stores, test=0, half=config.half, seed=_SEED)
-    elif config.source == "procedural":
-        if data.size is None:
-            raise ValueError("the size of the images is not settled")
-        store = procedural_store(config.generated, data.stores, data.size, test=0, seed=_SEED, progress=progress)
-    else:
-        store = RecordStore.open(_place(config))
-        refuse_other_squares(store, data.resize, interpolation)
-    if captions and store.kind != "image-text":
-        raise UserError(
-            f"public.path: the model reads captions, and the records of {store.path} have none: give captioned public records."
-        )
-    if store.count("train") < config.records:
-        raise UserError(
-            f"public.records = {config.records:,} public records join every group, and {store.path} has "
-            f"{store.count('train'):,} training records: lower it, or give another store."
-        )
-    _refuse_shared(store, private, data.stores)
-    return store
-
-
-def share_images(first: RecordStore, second: RecordStore) -> bool:
-    """Whether an image is in both of two stores, byte by byte as it is stored; the first should be the smaller one."""
-    lengths = np.zeros(0, np.int64)
-    for _, batch in first.stored():
-        lengths = np.union1d(lengths, first.pictures.lengths(batch))
-    hashes = np.sort(np.concatenate(list(_hashes(first, lengths))))
-    places = ((np.searchsorted(hashes, some), some) for some in _hashes(second, lengths))
-    return any((hashes[np.minimum(place, len(hashes) - 1)] == some).any() for place, some in places)
-
-
-def _refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> None:
-    """Refuses two stores that share images; what was found apart once is not read again, as stores never change."""
-    contents, apart = (public.contents, private.contents, private.opened_by), None
-    if None not in contents:
-        known_by = hashlib.blake2b(repr(contents).encode(), digest_size=_HASH_BYTES).hexdigest()
-        apart = Path(stores) / f"apart-{known_by}"
-    if apart is not None and apart.exists():
-        return
-    if share_images(public, private):  # how many is private
-        raise UserError(
-            f"public.path: {public.path} and {private.path} share images, and a record cannot be both public and private: take "
-            "the private records out of the public store."
-        )
-    if apart is not None:
-        with contextlib.suppress(OSError):
-            apart.parent.mkdir(parents=True, exist_ok=True)
-            apart.touch()
-
-
-def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Of every stored image that is as long as one of these, batch by batch: most files need not be read."""
-    for _, batch in store.stored():
-        rows = np.flatnonzero(np.isin(store.pictures.lengths(batch), lengths)).tolist()
-        images = (store.pictures.at(batch, row) for row in rows)
-        yield np.frombuffer(b"".join(hashlib.blake2b(one, digest_size=_HASH_BYTES).digest() for one in images), _HASH)
-
-
-def _place(config: PublicConfig) -> Path:
-    """Of the store, in which there is one."""
-    if config.path is None or is_url(config.path) or not is_store(Path(config.path)):
-        raise UserError(
-            f"public.path: there is no record store on this machine at {config.path}: give the folder of one that `dpfed data "
-            "import --public` made (a federation's site names its copy as `public` in its site.toml)."
-        )
-    return Path(config.path)

@@ -1,4 +1,4 @@
-"""The evaluations of a run: which tasks the held-out records allow, and their results as plain facts."""
+"""The evaluations of a run: their results as plain facts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.config import Config
-from dpfed.data.store.columns import blocks
 from dpfed.errors import UserError
 from dpfed.evaluation.features import ImagesFn, ReadImages, Tokenizer, embed_captions, embed_images, extract
 from dpfed.evaluation.intervals import Outcomes
@@ -18,7 +17,8 @@ from dpfed.evaluation.knn import knn_right
 from dpfed.evaluation.linear_probe import linear_probe_right
 from dpfed.evaluation.measured import Evaluation, Which
 from dpfed.evaluation.retrieval import RECALL_AT, retrieval_ranks, right_pairs, summary
-from dpfed.evaluation.zero_shot import TOP5_ABOVE, check_templates, class_embeddings, zero_shot_right
+from dpfed.evaluation.tasks import class_columns, label_columns, tasks_of
+from dpfed.evaluation.zero_shot import TOP5_ABOVE, class_embeddings, zero_shot_right
 
 if TYPE_CHECKING:
     from dpfed.data.store.records import RecordStore
@@ -26,40 +26,6 @@ if TYPE_CHECKING:
 Figure = tuple[str, Outcomes, str]  # name, what came of each query, protocol
 EmbedRows = Callable[[np.ndarray], Tensor]
 EmbedTexts = Callable[[list[str]], Tensor]
-
-
-def tasks_of(store: RecordStore, config: Config) -> tuple[str, ...]:
-    """The tasks that `evaluate` will run: those the config names or, if it names none, all that the records allow.
-
-    ``evaluation.split = "none"`` measures nothing.
-
-    Call it before training, so that an impossible task is known before any budget is spent.
-
-    Raises:
-        UserError: for an empty split, a task that the config names and this store or model cannot do, ``match = "unit"``
-            without units, or a zero-shot template without a place for the class.
-    """
-    if config.evaluation.split == "none":
-        return ()
-    reasons = {
-        "retrieval": _no_retrieval(store, config),
-        "zero_shot": _no_zero_shot(store, config),
-        "knn": _no_labels(store, config),
-        "linear": _no_labels(store, config),
-    }
-    tasks: tuple[str, ...] = config.evaluation.tasks
-    if not tasks:
-        if empty := _no_records(store, config):
-            raise UserError(f"{empty}; evaluation.split = 'none' trains without measuring.")
-        tasks = tuple(task for task, reason in reasons.items() if reason is None)
-    for task in tasks:
-        if reasons[task] is not None:
-            raise UserError(f"evaluation.tasks names '{task}', but {reasons[task]}.")
-    if "retrieval" in tasks and config.evaluation.match == "unit" and store.units is None:
-        raise UserError(f"evaluation.match = 'unit', but the records of {store.name} name no units; set it to 'record'.")
-    if "zero_shot" in tasks:
-        check_templates(config.evaluation.templates)
-    return tasks
 
 
 def figures_of(store: RecordStore, config: Config) -> list[str]:
@@ -73,14 +39,14 @@ def figures_of(store: RecordStore, config: Config) -> list[str]:
         kinds = (*(f"R@{k}" for k in RECALL_AT), "mean_rank", "median_rank")
         named += [f"{direction}_{kind}" for direction in ("image_to_text", "text_to_image") for kind in kinds]
     if "zero_shot" in tasks:
-        for column in _class_columns(store, config):
+        for column in class_columns(store, config):
             wide = len(store.label_names[column]) > TOP5_ABOVE
             kinds = ("accuracy", "top5_accuracy") if wide else ("accuracy",)
             named += [f"zero_shot_{kind}{_suffix(store, column)}" for kind in kinds]
     nearest = ("knn3_accuracy", "knn200_accuracy") * ("knn" in tasks)
     linear = ("linear_probe_accuracy",) * ("linear" in tasks)
     if nearest or linear:
-        named += [f"{name}{_suffix(store, column)}" for column in _label_columns(store, config) for name in (*nearest, *linear)]
+        named += [f"{name}{_suffix(store, column)}" for column in label_columns(store, config) for name in (*nearest, *linear)]
     return named
 
 
@@ -146,66 +112,6 @@ def subset(store: RecordStore, indices: np.ndarray, limit: int) -> np.ndarray:
     return np.sort(indices[np.argsort(store.keys[indices], kind="stable")[:limit]])
 
 
-def _no_retrieval(store: RecordStore, config: Config) -> str | None:
-    if store.kind != "image-text":
-        return f"the records of {store.name} have no captions"
-    return _no_text_tower(config, "retrieval") or _no_records(store, config)
-
-
-def _no_zero_shot(store: RecordStore, config: Config) -> str | None:
-    if reason := _no_text_tower(config, "zero-shot") or _no_records(store, config):
-        return reason
-    if not _class_columns(store, config):
-        return f"the '{config.evaluation.split}' split of {store.name} has no labels whose classes have names"
-    return None
-
-
-def _no_text_tower(config: Config, task: str) -> str | None:
-    if not config.model.reads_text:
-        return f"model.kind = '{config.model.kind}' has no text tower; {task} needs 'image-text' or 'open_clip'"
-    return None
-
-
-def _no_records(store: RecordStore, config: Config) -> str | None:
-    if not store.count(config.evaluation.split):
-        return f"the '{config.evaluation.split}' split of {store.name} is empty; hold records out or choose another split"
-    return None
-
-
-def _no_labels(store: RecordStore, config: Config) -> str | None:
-    if not _label_columns(store, config):
-        return _no_records(store, config) or (
-            f"{store.name} has no labels in both its 'train' and its '{config.evaluation.split}' split"
-        )
-    return None
-
-
-def _label_columns(store: RecordStore, config: Config) -> list[str]:
-    splits = ("train", config.evaluation.split)
-    return [name for name in store.labels if all(_any_labelled(store, name, split) for split in splits)]
-
-
-def _class_columns(store: RecordStore, config: Config) -> list[str]:
-    """Labels that zero-shot predicts; those whose classes are called by numbers only when the config asks for the task."""
-    asked = "zero_shot" in config.evaluation.tasks
-    return [
-        name
-        for name in store.labels
-        if any(asked or _is_word(text) for text in store.label_names.get(name, []))
-        and _any_labelled(store, name, config.evaluation.split)
-    ]
-
-
-def _any_labelled(store: RecordStore, name: str, split: str) -> bool:
-    """Whether a record of a split has a label; it looks until it finds one."""
-    of_split, values = store.within(split), store.labels[name]
-    return any((of_split(first, end) & (values[first:end] >= 0)).any() for first, end in blocks(len(store)))
-
-
-def _is_word(name: str) -> bool:
-    return any(character.isalpha() for character in name)
-
-
 def _retrieval(store: RecordStore, config: Config, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
     indices = store.split(config.evaluation.split)
     captions = store.captions(indices)
@@ -235,7 +141,7 @@ def _retrieval(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
 
 
 def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: EmbedTexts) -> list[Figure]:
-    columns = _class_columns(store, config)
+    columns = class_columns(store, config)
     indices = store.split(config.evaluation.split)
     labelled = np.stack([store.labels[name][indices] >= 0 for name in columns]).any(axis=0)
     indices = subset(store, indices[labelled], config.evaluation.records)
@@ -257,7 +163,7 @@ def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
 
 
 def _classification(store: RecordStore, config: Config, features: EmbedRows, tasks: tuple[str, ...]) -> list[Figure]:
-    columns = _label_columns(store, config)
+    columns = label_columns(store, config)
     sides = []
     for split, limit in (("train", config.evaluation.bank), (config.evaluation.split, config.evaluation.records)):
         indices = np.sort(store.smallest(_labelled(store, columns, split), limit or len(store)))

@@ -8,24 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dpfed.errors import UserError
 from dpfed.evaluation.retrieval import TIE
+from dpfed.evaluation.tasks import CLASS, check_templates
 
-CLASS = "{}"  # stands for the class in a template
 TOP5_ABOVE = 10  # classes: with no more than these, one of five guesses is right too easily
-
-
-def check_templates(templates: Sequence[str]) -> None:
-    """Refuses a template that would describe all classes alike.
-
-    Raises:
-        UserError: naming the template.
-    """
-    for template in templates:
-        if CLASS not in template:
-            raise UserError(
-                f"evaluation.templates: {template!r} has no place for the class; write {{}} there, as in 'a photo of a {{}}.'"
-            )
 
 
 @torch.no_grad()

@@ -13,7 +13,6 @@ from pydantic import Field, ValidationError
 
 from dpfed.config import Config, Section, first_problem, read_back
 from dpfed.config.toml_file import read_toml
-from dpfed.data.importers import Progress
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
@@ -30,9 +29,12 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
+from dpfed.progress import Silent, Watcher, import_progress
+from dpfed.runs.foresight import refuse_impossible
+from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
-from dpfed.runs.starts import refuse_start, starting_weights
+from dpfed.runs.starts import refuse_start
 
 
 class SiteSettings(Section):
@@ -257,7 +259,7 @@ class CoordinatorFolder:
         path: str | Path,
         config: Config,
         cards: list[Path] | list[SiteCard],
-        progress: Progress | None = None,
+        watcher: Watcher | None = None,
         identity: Identity | None = None,
         **options: Any,
     ) -> CoordinatorFolder:
@@ -268,26 +270,21 @@ class CoordinatorFolder:
             config: of the run; ``[data]`` names the records that the coordinator measures on.
             cards: that the sites made, or files of them.
             identity: the coordinator's keys; default: new ones.
-            progress: called while these records are imported or generated, see `open_records`.
+            watcher: sees how a procedural start is made, and how the coordinator's records are imported or generated.
             options: see `Terms.agree`.
 
         Raises:
-            UserError: see `Terms.agree`; also for starting weights that are not there (`dpfed.runs.making.make_start`), and for
-                privacy.not_covered.
+            UserError: see `refuse_proposal` and `Terms.agree`.
         """
-        folder = cls(Path(path))
-        if config.privacy.not_covered is not None:
-            raise UserError(
-                "privacy.not_covered is for one's own records, and those of a federation are the sites': leave it out."
-            )
-        refuse_start(config)
-        identity, config = identity or Identity.fresh(), settle(config)
-        starting_weights(config)
-        read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]
-        terms = Terms.agree(config, read, identity.signing_key, **options)
+        folder, watcher = cls(Path(path)), watcher or Silent()
         _refuse_existing(folder.path)
+        read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]
+        refuse_proposal(config, len(read))
+        make_start_if_wanted(config, watcher)
+        identity, config = identity or Identity.fresh(), settle(config)
+        terms = Terms.agree(config, read, identity.signing_key, **options)
         # Before anything is made: it is where the run is measured.
-        records_of(config, progress)
+        records_of(config, import_progress(watcher))
         with _made(folder.path) as draft:
             new = cls(draft)
             identity.save(new._identity)
@@ -314,6 +311,23 @@ class CoordinatorFolder:
     def config(self) -> Config:
         """The run's configuration."""
         return read_back(read_toml(self._config, "coordinator's configuration"), str(self._config))
+
+
+def refuse_proposal(config: Config, sites: int) -> None:
+    """Refuses a configuration that cannot become terms, as far as that shows before there is a card.
+
+    Args:
+        config: of the run; ``[data]`` names the records that the coordinator measures on.
+        sites: how many there will be.
+
+    Raises:
+        UserError: for privacy.not_covered, starting weights that are not there, records that are not there or cannot be
+            measured as asked, an unfit public store, or a plan that cannot be for any number of records.
+    """
+    if config.privacy.not_covered is not None:
+        raise UserError("privacy.not_covered is for one's own records, and those of a federation are the sites': leave it out.")
+    refuse_start(config)
+    refuse_impossible(config, sites)
 
 
 def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None:

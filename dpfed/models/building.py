@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dpfed.config import AdaptationConfig, Config, ModelConfig, ObjectiveConfig
+from dpfed.config.sections import SIZE
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
@@ -26,7 +27,6 @@ from dpfed.models.timm_encoders import TimmEncoder, adapt_timm, build_timm
 from dpfed.models.towers import ClipModel, adapt, build_clip
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
-SIZE = 32  # side of the images, pixels, where neither the user nor the architecture says
 Model = SimCLRModel | TwoTowerModel | ClipModel
 Tokenizer = WordTokenizer | ClipTokenizer
 

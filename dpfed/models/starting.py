@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,16 +107,30 @@ class StartingWeights:
             raise UserError(f"model.start: {self.path} holds numbers that are not finite: give other weights.")
         model.load_state_dict(given, strict=False)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        from safetensors import SafetensorError
-        from safetensors.torch import load
+    def refuse_damage(self) -> None:
+        """Refuses files that are not those that their description names.
 
-        tensors: dict[str, Tensor] = {}
+        Raises:
+            UserError: naming the file.
+        """
+        for _ in self._contents():
+            pass
+
+    def _contents(self) -> Iterator[tuple[Part, Path, bytes]]:
+        """The files of weights, whole."""
         for part, digest in self._parts():
             path = self.path.with_name(part.file)
             content = read_file(path)
             if hashlib.sha256(content).hexdigest() != digest:
                 raise UserError(f"model.start: {path} is damaged, or not the file that its {DESCRIPTION} describes.")
+            yield part, path, content
+
+    def _tensors(self) -> dict[str, Tensor]:
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        tensors: dict[str, Tensor] = {}
+        for part, path, content in self._contents():
             try:
                 tensors |= {f"{part.prefix}{name}": tensor for name, tensor in load(content).items()}
             except SafetensorError as error:

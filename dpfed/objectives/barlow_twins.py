@@ -64,4 +64,6 @@ def _standardised(view: Tensor, present: Tensor) -> Tensor:
     return residuals * torch.rsqrt(variance + _EPSILON)
 
 
-OBJECTIVE = Objective(title="correlations of two views", loss=group_loss, options=Options, unit_length=False)
+OBJECTIVE = Objective(
+    title="correlations of two views", loss=group_loss, options=Options, unit_length=False, least=3, enough=16
+)

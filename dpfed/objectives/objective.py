@@ -53,6 +53,8 @@ class Objective:
         range: a loss per record that training hardly exceeds, by the options and the number of records that are contrasted:
             twice that of a guess, as a rule. Progress that is released tells no larger ones apart. ``None``: nobody knows.
         images_only: whether it compares views of an image, and knows nothing of captions.
+        least: so many records of a group at least have anything to learn from together.
+        enough: with fewer, what they say together is mostly chance.
         rules: when some of its keys have no effect although the loss is chosen.
     """
 
@@ -65,6 +67,8 @@ class Objective:
     own_terms: bool = False
     range: Callable[[Any, int], float] | None = None
     images_only: bool = False
+    least: int = 1
+    enough: int = 1
     rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:

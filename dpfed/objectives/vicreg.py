@@ -74,6 +74,7 @@ OBJECTIVE = Objective(
     loss=group_loss,
     options=Options,
     unit_length=False,
+    enough=16,
     range=lambda options, records: options.invariance + 2 * options.variance * options.deviation,  # views that do not vary
     rules=(
         Rule(

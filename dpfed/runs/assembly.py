@@ -22,8 +22,8 @@ from dpfed.data.views.batches import ViewMaker
 from dpfed.data.views.images import ImageViews
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.data.views.texts import TextViews
-from dpfed.errors import UserError
-from dpfed.evaluation.suite import Evaluation, Which, evaluate, tasks_of
+from dpfed.evaluation.suite import Evaluation, Which, evaluate
+from dpfed.evaluation.tasks import tasks_of
 from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import add_centres
 from dpfed.models.norm import refuse_mixing
@@ -36,7 +36,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress, signs_of_life
 from dpfed.runs.dummy_batch import dummy_batch, few_groups, largest_pass, views_per_image
-from dpfed.runs.foresight import foresee, guarded, refuse_many_owners
+from dpfed.runs.foresight import foresee, guarded, refuse_many_owners, refuse_uncaptioned
 from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.starts import starting_weights
 from dpfed.training.checkpoint import load_weights
@@ -263,8 +263,7 @@ def assemble(
     watcher.note(f"opening the records: {_source(config)}")
     progress = guarded(import_progress(watcher), config) if agreed is None else None
     store = records_of(config, progress, owner, owners)
-    if config.model.reads_text and store.kind != "image-text":
-        raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
+    refuse_uncaptioned(store, config)
     if agreed:
         plan = agreed
     else:

@@ -19,7 +19,7 @@ from dpfed.budgets.spending import note_uncovered, reserve, settle
 from dpfed.config import Config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.evaluation.suite import tasks_of
+from dpfed.evaluation.tasks import tasks_of
 from dpfed.files.atomic import write_atomically
 from dpfed.places import is_store, is_url
 from dpfed.privacy.ledger import Ledger

@@ -272,7 +272,7 @@ class RunDirectory:
         """Refuses a configuration that is not the run's.
 
         Args:
-            config: with absolute paths; what it leaves open, the run has chosen.
+            config: settled; what it leaves open, the run has chosen, and starting weights that are gone have no digest.
 
         Raises:
             UserError: naming the first key that differs.
@@ -282,7 +282,8 @@ class RunDirectory:
         idle = without_effect(config).keys() & without_effect(own)  # what an earlier version wrote there does not matter
         for key in given | there:  # a method's options may be on one side only
             value, kept = given.get(key), there.get(key)
-            if key not in idle and value not in ("auto", kept):
+            left_open = value == "auto" or (key == "model.start_digest" and value is None)
+            if key not in idle and not left_open and value != kept:
                 raise UserError(
                     f"{self.path} holds a run with {key} = {kept!r}, and the configuration now says {value!r}: change it "
                     "back to go on with that run, or choose another folder.",

@@ -9,8 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpfed.config import Config
-from dpfed.data.store.counting import known_count
+from dpfed.config.sections import SIZE
+from dpfed.data.public_store import given_public
+from dpfed.data.store.counting import known_count, store_at_hand
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from dpfed.evaluation.tasks import tasks_of
+from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher
 from dpfed.runs.directory import RunDirectory
@@ -46,8 +51,7 @@ def foresee(config: Config, watcher: Watcher | None = None, owners: int = 1) -> 
     Raises:
         UserError: for an impossible plan.
     """
-    refuse_many_owners(PrivacyPlan.sketch(config), owners)
-    refuse_inexact(config)
+    refuse_impossible(config, owners)
     records = known_count(config.data, config.privacy)
     if records is None:
         return None
@@ -56,6 +60,76 @@ def foresee(config: Config, watcher: Watcher | None = None, owners: int = 1) -> 
     plan = PrivacyPlan.from_config(records, config)
     plan.require_finite()
     return plan
+
+
+def refuse_impossible(config: Config, owners: int = 1) -> None:
+    """Refuses whatever is wrong with a configuration for any number of records.
+
+    Args:
+        config: of the run, or of a federation that is to be.
+        owners: processes or sites that are to share the groups.
+
+    Raises:
+        UserError: saying what to change.
+    """
+    refuse_many_owners(PrivacyPlan.sketch(config), owners)
+    refuse_inexact(config)
+    _refuse_few_contrasted(config)
+    refuse_records(config)
+
+
+def _refuse_few_contrasted(config: Config) -> None:
+    """Refuses groups that are so small that the loss has nothing to learn from.
+
+    Raises:
+        UserError: naming the loss and the key to change.
+    """
+    method, loss = method_named(config.bounding.method), config.objective.loss
+    if (contrasted := method.contrasted(config)) < loss.least:
+        key = "public.records" if method.public_records else "bounding.group_size"
+        least = loss.least - 1 if method.public_records else loss.least
+        raise UserError(
+            f"objective.name = '{config.objective.name}' learns nothing from {contrasted} records: set {key} to {least} "
+            f"or more; {loss.enough} or more serve well."
+        )
+
+
+def refuse_records(config: Config) -> None:
+    """Refuses records that the model cannot read as they are, or that cannot be measured as asked.
+
+    That shows where they are in a store on this machine; others are looked at when they have been imported or copied.
+
+    Raises:
+        UserError: where there are none, for records without the captions that the model reads, for squares that would be shrunk
+            although nobody says so, for an impossible evaluation, and for an unfit public store.
+    """
+    if (path := store_at_hand(config.data)) is not None:
+        store = RecordStore.open(path)
+        refuse_uncaptioned(store, config)
+        _refuse_shrinking(store, config)
+        tasks_of(store, config)
+    if method_named(config.bounding.method).public_records and config.public.source == "store":
+        given_public(config.public, config.model.reads_text)
+
+
+def _refuse_shrinking(store: RecordStore, config: Config) -> None:
+    """Refuses larger squares than the default, where nobody says that they should be shrunk."""
+    own_size = config.model.kind == "open_clip" or config.model.timm is not None
+    if config.data.size is None and not own_size and store.size is not None and store.size > SIZE:
+        raise UserError(
+            f"the images of {store.path} are squares of {store.size} pixels, and without data.size they would be shrunk to "
+            f"{SIZE}: set data.size = {store.size}, or to what you want."
+        )
+
+
+def refuse_uncaptioned(store: RecordStore, config: Config) -> None:
+    """Refuses records without captions where the model reads some.
+
+    Raises:
+        UserError: naming the model and the records.
+    """
+    if config.model.reads_text and store.kind != "image-text":
+        raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
 
 
 def refuse_inexact(config: Config) -> None:

@@ -14,7 +14,7 @@ from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.sampling import unit_keys
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.evaluation.suite import tasks_of
+from dpfed.evaluation.tasks import tasks_of
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress

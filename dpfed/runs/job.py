@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dpfed.config import Config
 from dpfed.config.effects import refuse_unmeasured, refuse_without_effect
 from dpfed.errors import UserError
-from dpfed.evaluation.suite import tasks_of
+from dpfed.evaluation.tasks import tasks_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from dpfed.config import Config
 from dpfed.config.sections import PROCEDURAL
+from dpfed.models.starting import MissingStart
 from dpfed.progress import Silent, Watcher
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import begin, take_up
 from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.resolution import settle_model
 from dpfed.runs.running import run_job
-from dpfed.runs.starts import procedural_place, recipe_for
+from dpfed.runs.starts import procedural_place, procedural_start, recipe_for
 
 
 def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bool]:
@@ -38,9 +39,11 @@ def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bo
         with job.run.locked():
             run_job(job, watcher)
         return place, False
-    run = RunDirectory.open(place)
-    if run.finished:
+    try:
+        procedural_start(place)
         return place, True
+    except MissingStart:  # it was interrupted
+        run = RunDirectory.open(place)
     with run.locked():
         if not run.finished:
             watcher.note(f"going on with the procedural start in {place}")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dpfed import __version__
-from dpfed.evaluation.suite import tasks_of
+from dpfed.evaluation.tasks import tasks_of
 from dpfed.federation.papers import facts_of_federation, terms_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.summary import Trained, trained_part

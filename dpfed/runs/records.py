@@ -5,7 +5,7 @@ from __future__ import annotations
 from dpfed.config import Config
 from dpfed.data.importers import Progress
 from dpfed.data.opening import open_records
-from dpfed.data.public_records import open_public, public_fingerprint
+from dpfed.data.public_store import open_public, public_fingerprint
 from dpfed.data.store.records import RecordStore
 from dpfed.models.building import preprocessing_of
 from dpfed.privacy.method import method_named

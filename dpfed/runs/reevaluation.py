@@ -8,7 +8,8 @@ from typing import Any
 
 from dpfed.config import read_back
 from dpfed.errors import UserError
-from dpfed.evaluation.suite import Evaluation, tasks_of
+from dpfed.evaluation.suite import Evaluation
+from dpfed.evaluation.tasks import tasks_of
 from dpfed.federation.papers import terms_of
 from dpfed.progress import Silent, Watcher
 from dpfed.runs import budgeting

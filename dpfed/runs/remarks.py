@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpfed.data.views.words import WordTokenizer
+from dpfed.models.building import image_size
 from dpfed.models.summary import trained_part
+from dpfed.privacy.method import method_named
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
 
@@ -23,8 +25,10 @@ def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
     split = parts.config.evaluation.split
     if parts.store.public and split != "none" and parts.store.share_units("train", split):
         watcher.note(f"a {parts.store.unit_name} may stand in both the train and the {split} split here: figures flatter then")
-    if parts.config.model.kind == "open_clip" and parts.config.data.size is not None:
-        _say_what_stock_sees(parts.store, parts.config.data.size, watcher)
+    _say_sizes(parts, watcher)
+    if parts.config.model.kind == "open_clip":
+        _say_what_stock_sees(parts.store, watcher)
+    _say_few_contrasted(parts, watcher)
     if parts.tokenizer is None:
         return
     read = (
@@ -42,12 +46,33 @@ def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
     watcher.note(f"{read}; {parts.tokenizer.truncated(captions):,} of {len(captions):,}{of} are longer and are cut")
 
 
-def _say_what_stock_sees(store: RecordStore, size: int, watcher: Watcher) -> None:
-    """Which images stock open_clip, given the files, would show to the model otherwise than this run does."""
-    if store.size not in (None, size):
+def _say_sizes(parts: Components, watcher: Watcher) -> None:
+    """What images lose on their way to the model."""
+    size = image_size(parts.config)
+    for whose, store in (("images", parts.store), ("public images", parts.public)):
+        if store is None:
+            continue
+        if store.size is None:
+            watcher.note(f"{whose} become squares of {size} pixels (data.size) when they are read")
+        elif store.size != size:
+            once = "; stock open_clip scales once" if parts.config.model.kind == "open_clip" else ""
+            watcher.note(f"{whose} are scaled from the store's squares of {store.size} pixels to {size} (data.size){once}")
+
+
+def _say_few_contrasted(parts: Components, watcher: Watcher) -> None:
+    """That a loss which estimates something from the records of a group has few of them."""
+    config, least = parts.config, parts.config.objective.loss.enough
+    method = method_named(config.bounding.method)
+    if (contrasted := method.contrasted(config)) < least:
+        key = "public.records" if method.public_records else "privacy.batch" if method.whole_batch else "bounding.group_size"
         watcher.note(
-            f"images are scaled from the store's squares of {store.size} pixels to {size}; stock open_clip scales once"
+            f"'{config.objective.name}' learns from the spread of the records of a group, and {contrasted} say little of it: "
+            f"{least} or more serve better ({key})"
         )
+
+
+def _say_what_stock_sees(store: RecordStore, watcher: Watcher) -> None:
+    """Which images stock open_clip, given the files, would show to the model otherwise than this run does."""
     if not store.public:  # whether there are any is a fact about private records: for whoever asks
         watcher.note(
             f"`dpfed data inspect {store.path}` counts images that were converted because stock open_clip misreads them"

@@ -19,6 +19,7 @@ from dpfed.config.toml_file import read_toml
 from dpfed.data.generated.dead_leaves import VERSION
 from dpfed.errors import UserError
 from dpfed.models.starting import MissingStart, StartingWeights, find_start
+from dpfed.runs.directory import RunDirectory
 
 RECIPE = "start"  # the shipped configuration
 _FOLDER = "starts"  # in data.stores
@@ -37,18 +38,41 @@ def starting_weights(config: Config) -> StartingWeights | None:
     """
     if config.model.start is None:
         return None
-    place: str | Path = config.model.start
-    if place == PROCEDURAL:
-        place = procedural_place(config)
-        if not place.exists():
-            raise MissingStart(f"model.start: the procedural start is not at {place}: `dpfed start CONFIG` makes it.")
-    found = find_start(place)
+    procedural = config.model.start == PROCEDURAL
+    found = procedural_start(procedural_place(config)) if procedural else find_start(config.model.start)
     found.refuse_another_architecture(config)
     if config.model.start_digest not in (None, found.digest):
         raise UserError(
             f"model.start: the weights in {found.path} are not those that the run (or the federation) was started with: "
             "restore them, or start a new run."
         )
+    return found
+
+
+def procedural_start(place: Path) -> StartingWeights:
+    """The weights of a procedural start.
+
+    Args:
+        place: `procedural_place`.
+
+    Raises:
+        MissingStart: if there are none, or its training was interrupted.
+        UserError: if they are damaged; whoever deletes them gets the same again.
+    """
+    if not place.exists():
+        raise MissingStart(f"model.start: the procedural start is not at {place}: `dpfed start CONFIG` makes it.")
+    try:
+        if not RunDirectory.open(place).finished:
+            raise MissingStart(f"model.start: the procedural start in {place} is unfinished: `dpfed start CONFIG` finishes it.")
+        found = find_start(place)
+        found.refuse_damage()
+    except MissingStart:
+        raise
+    except UserError as error:
+        raise UserError(
+            f"model.start: the procedural start in {place} is damaged: delete that folder, and `dpfed start CONFIG` makes it "
+            "again."
+        ) from error
     return found
 
 

@@ -7,7 +7,8 @@ import torch
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.evaluation.intervals import wilson
-from dpfed.evaluation.suite import evaluate, tasks_of
+from dpfed.evaluation.suite import evaluate
+from dpfed.evaluation.tasks import tasks_of
 from tests.memory_store import Splits
 
 

@@ -1,6 +1,7 @@
 """What a run starts from: procedural starts are made once, starts are the model of step 0, and the card says what they saw."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import settle, settle_model
 from dpfed.runs.resuming import resume
-from dpfed.runs.starts import procedural_place, recipe_for, refuse_start
+from dpfed.runs.starts import procedural_place, recipe_for, refuse_start, starting_weights
 from dpfed.training.coordinator import Coordinator
 from tests.sparing import sparing
 
@@ -162,11 +163,76 @@ def test_making_a_start_goes_on_after_an_interruption_with_the_same_bits(tree, t
     monkeypatch.setattr(Coordinator, "apply", apply)
     with pytest.raises(Killed):
         make_start(elsewhere)
-    with pytest.raises(UserError, match="has no model yet"):
-        settle(elsewhere)
+    with pytest.raises(MissingStart, match="is unfinished: `dpfed start CONFIG` finishes it"):
+        starting_weights(settle(elsewhere))
     cut, was_there_then = make_start(elsewhere, notes := Notes())
     assert not was_there and not was_there_then and any("going on" in line for line in notes.said)
     assert (whole / "model" / "model.safetensors").read_bytes() == (cut / "model" / "model.safetensors").read_bytes()
+
+
+def truncate(place):
+    file = place / "model" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+DAMAGE = {
+    "weights cut short": truncate,
+    "no weights": lambda place: (place / "model" / "model.safetensors").unlink(),
+    "no description": lambda place: (place / "model" / "model.json").unlink(),
+    "no model": lambda place: shutil.rmtree(place / "model"),
+    "no config.toml": lambda place: (place / "config.toml").unlink(),
+    "no run at all": lambda place: [shutil.rmtree(place), place.mkdir(), (place / "notes.txt").write_text("mine")],
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_start_is_never_taken_for_a_whole_one_and_is_made_again_when_it_is_deleted(tree, tmp_path, what):
+    config = parse_config(tree)
+    place, _ = make_start(config)
+    whole = (place / "model" / "model.safetensors").read_bytes()
+    DAMAGE[what](place)
+    for attempt in (make_start, settle, lambda config: pretrain(config, tmp_path / "run")):
+        with pytest.raises(UserError, match=f"{place.name} is damaged: delete that folder, and `dpfed start CONFIG` makes it"):
+            attempt(config)
+    assert not (tmp_path / "run").exists()
+    shutil.rmtree(place)
+    again, was_there = make_start(config)
+    assert not was_there and (again / "model" / "model.safetensors").read_bytes() == whole
+
+
+def test_a_run_whose_start_was_deleted_goes_on_by_its_command_when_it_is_made_again(tree, tmp_path, monkeypatch):
+    real, config = Coordinator.apply, parse_config(tree)
+    place, _ = make_start(config)
+    monkeypatch.setattr(Coordinator, "apply", lambda *_: (_ for _ in ()).throw(Killed()))
+    with pytest.raises(Killed):
+        pretrain(config, tmp_path / "run")
+    monkeypatch.setattr(Coordinator, "apply", real)
+    shutil.rmtree(place)
+    for go_on in (lambda: pretrain(config, tmp_path / "run", resume=True), lambda: resume(tmp_path / "run")):
+        with pytest.raises(MissingStart, match="`dpfed start CONFIG` makes it"):
+            go_on()
+    make_start(RunDirectory.open(tmp_path / "run").config())
+    assert pretrain(config, tmp_path / "run", resume=True).finished
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"evaluation": {"split": "validation"}}, "'validation' split of .* is empty"),
+        ({"data": {"size": None}}, "squares of 32 pixels"),
+        ({"bounding": {"method": "public"}, "public": {"source": "store", "path": "nowhere"}}, "no record store .* at nowhere"),
+        ({"data": {"path": "nowhere"}}, "nowhere"),
+    ],
+)
+def test_what_is_wrong_with_the_records_is_said_before_a_start_is_trained(tree, tmp_path, monkeypatch, changes, said):
+    monkeypatch.setattr("dpfed.runs.foresight.SIZE", 16)
+    for section, values in changes.items():
+        tree[section] = values if section == "bounding" else {**tree.get(section, {}), **values}
+    config, notes = parse_config(tree), Notes()
+    for attempt in (pretrain, lambda *given: simulate(given[0], given[1], Simulation(sites=3), given[2])):
+        with pytest.raises(UserError, match=said):
+            attempt(config, tmp_path / "run", notes)
+    assert not any("start" in line for line in notes.said) and not (tmp_path / "stores").exists()
 
 
 def test_another_process_that_makes_the_start_is_waited_for_by_nobody(tree):

@@ -32,17 +32,27 @@ def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
         if privacy.unit == "user":
             raise no_units(data.source)
         return data.records
-    if is_url(given := given_path(data)):
+    if (path := store_at_hand(data)) is None:
         return None
-    path = local_path(os.path.expanduser(given), "data.path")
-    if data.source != "store":
-        require_something_at(path)
-        if data.source == "scenes" or not is_store(path):
-            return None
     layout = read_layout(path)
     if privacy.unit == "user" and layout.header.get("unit_name") is None:
         raise no_units(layout.header["name"])
     return _sharded(layout, privacy) if layout.shards else _whole(path, layout, privacy)
+
+
+def store_at_hand(data: DataConfig) -> Path | None:
+    """The store on this machine that records are read from as they are; ``None``: they are yet to be made, imported or copied.
+
+    Raises:
+        UserError: where there is nothing.
+    """
+    if data.source in ("shapes", "procedural") or is_url(given := given_path(data)):
+        return None
+    path = local_path(os.path.expanduser(given), "data.path")
+    if data.source == "store":
+        return path
+    require_something_at(path)
+    return path if data.source != "scenes" and is_store(path) else None
 
 
 def given_path(data: DataConfig) -> str:

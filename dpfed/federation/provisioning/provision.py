@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpfed import __version__
-from dpfed.data.importers import Progress
 from dpfed.errors import UserError
-from dpfed.federation.folders import CoordinatorFolder
+from dpfed.federation.folders import CoordinatorFolder, refuse_proposal
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.messages import PROTOCOL
 from dpfed.federation.protocol.terms import Terms
@@ -39,6 +38,7 @@ from dpfed.federation.provisioning.services import coordinator_files, site_files
 from dpfed.files.atomic import create_file, make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
+from dpfed.progress import Watcher
 from dpfed.runs.paths import with_absolute_paths
 
 INNER_DAYS = 3650  # the SuperLink's own certificate never leaves its machine
@@ -73,7 +73,7 @@ class Provisioned:
 
 
 def provision(
-    project: Project, beside: Path, folder: Path | None = None, renew: str | None = None, progress: Progress | None = None
+    project: Project, beside: Path, folder: Path | None = None, renew: str | None = None, watcher: Watcher | None = None
 ) -> Provisioned:
     """Makes or updates a coordinator's folder and the kits of its sites; again with nothing new, it changes nothing.
 
@@ -82,7 +82,7 @@ def provision(
         beside: the project's file.
         folder: where everything goes; default: beside the project, with its name.
         renew: ``certificate`` or ``authority``, to make a new one.
-        progress: see `CoordinatorFolder.create`.
+        watcher: see `CoordinatorFolder.create`.
 
     Raises:
         UserError: for a folder of something else, a reply that does not fit, or terms that cannot be.
@@ -92,7 +92,7 @@ def provision(
         raise UserError(f"--renew {renew!r} is unknown: expected one of {', '.join(_RENEWALS)}.")
     office = _Office(place, project)
     if not office.agreed.path.exists():
-        project.run_config(beside)  # refuses one that cannot be, before anything is made
+        refuse_proposal(project.run_config(beside), len(project.sites))  # before anything is made, and any site is asked
     with office.held():
         office.refuse_other()
         if renew == "authority":
@@ -105,7 +105,7 @@ def provision(
         done.waiting = [site for site in project.sites if site not in replies]
         done.left = [site for site, reply in replies.items() if reply.left]
         if not done.waiting and not office.agreed.path.exists():
-            office.agree(beside, replies, progress)
+            office.agree(beside, replies, watcher)
         done.terms = Terms.load(office.agreed.terms) if office.agreed.path.exists() else None
         office.keep_node_keys(replies)
         for site in project.sites:
@@ -244,13 +244,13 @@ class _Office:
         self._refuse_same_keys(found)
         return {site: found[site][1] for site in self._project.sites if site in found}
 
-    def agree(self, beside: Path, replies: dict[str, Reply], progress: Progress | None) -> None:
+    def agree(self, beside: Path, replies: dict[str, Reply], watcher: Watcher | None) -> None:
         """Makes the terms."""
         if gone := [site for site, reply in replies.items() if reply.left]:
             raise UserError(f"{gone[0]} has left before the terms were made: take it out of the project's sites.")
         config = with_absolute_paths(self._project.run_config(beside))
         cards = [replies[site].card for site in self._project.sites]
-        CoordinatorFolder.create(self.agreed.path, config, cards, progress, identity=self.identity(), **self._project.options)
+        CoordinatorFolder.create(self.agreed.path, config, cards, watcher, identity=self.identity(), **self._project.options)
         self._key.unlink(missing_ok=True)
 
     def keep_node_keys(self, replies: dict[str, Reply]) -> None:

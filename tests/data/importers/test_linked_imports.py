@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from dpfed.cli import app
 from dpfed.data.importers import import_records, pieces
-from dpfed.data.public_records import share_images
+from dpfed.data.public_store import share_images
 from dpfed.data.store.division import divide_store
 from dpfed.data.store.fingerprint import contents_of, splits_of
 from dpfed.data.store.layout import HEADER

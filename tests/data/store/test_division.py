@@ -18,7 +18,7 @@ from dpfed.data.store.records import RecordStore
 from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
-from dpfed.evaluation.suite import tasks_of
+from dpfed.evaluation.tasks import tasks_of
 
 RECORDS = 4000  # more than three batches
 SITES = 3

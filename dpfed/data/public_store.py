@@ -1,0 +1,169 @@
+"""The public set of a run, whose records join the groups of private ones: fixed before training, without a private record.
+
+Nothing here needs torch: what is wrong with a public set is answered at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from dpfed.config import DataConfig, PublicConfig
+from dpfed.data.generated.procedural import Progress, procedural_store
+from dpfed.data.generated.shapes import shapes_store
+from dpfed.data.opening import refuse_other_squares
+from dpfed.data.store.layout import read_layout
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+from dpfed.places import is_store, is_url
+
+_SEED = 2**32 - 2  # of generated public records: other ones than any generated data set holds
+_HASH_BYTES = 16
+_HASH = np.dtype(f"V{_HASH_BYTES}")
+
+
+def public_fingerprint(config: PublicConfig) -> str | None:
+    """The fingerprint of a public store's records; ``None`` of generated ones, which the configuration describes.
+
+    Only the store's header is read.
+
+    Args:
+        config: with an absolute path.
+
+    Raises:
+        UserError: if there is no store, or it is not marked public, or an older dpfed wrote it without a fingerprint.
+    """
+    if config.source != "store":
+        return None
+    path = _place(config)
+    header = read_layout(path).header
+    if not header["public"]:
+        raise UserError(
+            f"public.path: the records of {path} are not marked public, and what joins every group must be: give a store that "
+            "was imported with `dpfed data import --public`."
+        )
+    found = (header.get("contents") or {}).get("fingerprint")
+    if found is None:
+        raise UserError(f"public.path: {path} has no fingerprint, as an older dpfed wrote it: import the records again.")
+    if config.digest not in (None, found):
+        raise UserError(
+            f"public.path: the records of {path} are not those that were agreed on when the run (or the federation) was "
+            "started: restore them, or start a new run."
+        )
+    return found
+
+
+def open_public(
+    config: PublicConfig,
+    data: DataConfig,
+    private: RecordStore,
+    captions: bool,
+    interpolation: str,
+    progress: Progress | None = None,
+) -> RecordStore:
+    """Opens the public records of a run, after generating them if need be, and holds them against the private ones.
+
+    Args:
+        config: with an absolute path.
+        data: settled; size of the images, how they become squares, and where generated stores lie.
+        private: the open records of the run.
+        captions: whether the model reads text.
+        interpolation: how the model wants images scaled.
+        progress: called while records are generated.
+
+    Raises:
+        UserError: for records that are not public, of another kind, fewer than M, or among the private ones.
+    """
+    if config.source == "shapes":
+        store = shapes_store(config.generated, data.stores, test=0, half=config.half, seed=_SEED)
+    elif config.source == "procedural":
+        if data.size is None:
+            raise ValueError("the size of the images is not settled")
+        store = procedural_store(config.generated, data.stores, data.size, test=0, seed=_SEED, progress=progress)
+    else:
+        store = given_public(config, captions)
+        refuse_other_squares(store, data.resize, interpolation)
+    _refuse_unfit(config, store, captions)
+    _refuse_shared(store, private, data.stores)
+    return store
+
+
+def given_public(config: PublicConfig, captions: bool) -> RecordStore:
+    """Opens a public store that the user gives, after a look at what its header and index say.
+
+    Args:
+        config: with ``source = "store"``.
+        captions: whether the model reads text.
+
+    Raises:
+        UserError: see `public_fingerprint`; also for records of another kind, or fewer than M.
+    """
+    public_fingerprint(config)
+    store = RecordStore.open(_place(config))
+    _refuse_unfit(config, store, captions)
+    return store
+
+
+def _refuse_unfit(config: PublicConfig, store: RecordStore, captions: bool) -> None:
+    """Refuses public records without captions that are needed, and fewer than join a group."""
+    if captions and store.kind != "image-text":
+        raise UserError(
+            f"public.path: the model reads captions, and the records of {store.path} have none: give captioned public records."
+        )
+    if store.count("train") < config.records:
+        raise UserError(
+            f"public.records = {config.records:,} public records join every group, and {store.path} has "
+            f"{store.count('train'):,} training records: lower it, or give another store."
+        )
+
+
+def share_images(first: RecordStore, second: RecordStore) -> bool:
+    """Whether an image is in both of two stores, byte by byte as it is stored; the first should be the smaller one."""
+    lengths = np.zeros(0, np.int64)
+    for _, batch in first.stored():
+        lengths = np.union1d(lengths, first.pictures.lengths(batch))
+    hashes = np.sort(np.concatenate(list(_hashes(first, lengths))))
+    places = ((np.searchsorted(hashes, some), some) for some in _hashes(second, lengths))
+    return any((hashes[np.minimum(place, len(hashes) - 1)] == some).any() for place, some in places)
+
+
+def _refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> None:
+    """Refuses two stores that share images; what was found apart once is not read again, as stores never change."""
+    contents, apart = (public.contents, private.contents, private.opened_by), None
+    if None not in contents:
+        known_by = hashlib.blake2b(repr(contents).encode(), digest_size=_HASH_BYTES).hexdigest()
+        apart = Path(stores) / f"apart-{known_by}"
+    if apart is not None and apart.exists():
+        return
+    if share_images(public, private):  # how many is private
+        raise UserError(
+            f"public.path: {public.path} and {private.path} share images, and a record cannot be both public and private: "
+            "import one of the two again without them (in a federation, which has agreed on the public store: the private one)."
+        )
+    if apart is not None:
+        with contextlib.suppress(OSError):
+            apart.parent.mkdir(parents=True, exist_ok=True)
+            apart.touch()
+
+
+def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Of every stored image that is as long as one of these, batch by batch: most files need not be read."""
+    for _, batch in store.stored():
+        rows = np.flatnonzero(np.isin(store.pictures.lengths(batch), lengths)).tolist()
+        images = (store.pictures.at(batch, row) for row in rows)
+        yield np.frombuffer(b"".join(hashlib.blake2b(one, digest_size=_HASH_BYTES).digest() for one in images), _HASH)
+
+
+def _place(config: PublicConfig) -> Path:
+    """Of the store, in which there is one."""
+    path = None if config.path is None or is_url(config.path) else Path(config.path).expanduser()
+    if path is None or not is_store(path):
+        raise UserError(
+            f"public.path: there is no record store on this machine at {config.path}: give the folder of one that `dpfed data "
+            "import --public` made (a federation's site names its copy as `public` in its site.toml)."
+        )
+    return path
