@@ -29,7 +29,7 @@ from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.site.serving import site_config
+from dpfed.federation.site.own_config import site_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs.assembly import Share, assemble

@@ -17,7 +17,7 @@ from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.folders import CoordinatorFolder, SiteFolder
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.vectors import encoded, grid_of, protected, sum_of
-from dpfed.federation.site.serving import site_config
+from dpfed.federation.site.own_config import site_config
 from dpfed.models.parameters import BroadcastVector
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness

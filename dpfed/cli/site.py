@@ -18,6 +18,26 @@ site = typer.Typer(help="For one of several institutions: make a site, join a fe
 
 SiteDirectory = Annotated[Path, typer.Argument(help="The site's folder, or that of its kit.", show_default=False)]
 KitFolder = Annotated[Path, typer.Argument(help="The folder of the site's kit.", show_default=False)]
+Budget = Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to.")]
+Delta = Annotated[
+    float | None, typer.Option(help="The largest delta that the site agrees to; default 1/N.", show_default=False)
+]
+Declared = Annotated[
+    int | None,
+    typer.Option(help="Training records to declare. The number is public. Default: the true one; it may be larger."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Weights = Annotated[str | None, typer.Option(help="This site's copy of model.weights.", show_default=False)]
+Architecture = Annotated[
+    str | None, typer.Option(help="This site's copy of model.architecture, where that is a file.", show_default=False)
+]
+Start = Annotated[
+    str | None,
+    typer.Option(help="This site's copy of the starting weights, where a tower is frozen or adapted.", show_default=False),
+]
+Public = Annotated[
+    str | None, typer.Option(help="This site's copy of the public records, where some join every group.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
@@ -26,29 +46,20 @@ def create_site(
     folder: SiteDirectory,
     name: Annotated[str, typer.Option(help="The site's name in the federation.", show_default=False)],
     store: Annotated[Path, typer.Option(help="The site's record store.", show_default=False)],
-    budget: Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to.")] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="The largest delta that the site agrees to; default 1/N.", show_default=False)
-    ] = None,
-    declared: Annotated[
-        int | None,
-        typer.Option(help="Training records to declare. The number is public. Default: the true one; it may be larger."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    weights: Annotated[str | None, typer.Option(help="This site's copy of model.weights.", show_default=False)] = None,
-    architecture: Annotated[
-        str | None, typer.Option(help="This site's copy of model.architecture, where that is a file.", show_default=False)
-    ] = None,
-    start: Annotated[
-        str | None,
-        typer.Option(help="This site's copy of the starting weights, where a tower is frozen or adapted.", show_default=False),
-    ] = None,
+    budget: Budget = None,
+    delta: Delta = None,
+    declared: Declared = None,
+    device: Device = "auto",
+    weights: Weights = None,
+    architecture: Architecture = None,
+    start: Start = None,
+    public: Public = None,
 ) -> None:
     """Make a site: its keys, its settings, and the card for the coordinator."""
     say(f"opening the records of {store}", True)
     from dpfed.federation.folders import SiteFolder
 
-    own = {"weights": weights, "architecture": architecture, "start": start}
+    own = {"weights": weights, "architecture": architecture, "start": start, "public": public}
     made = SiteFolder.create(folder, name, store, declared, budget=budget, delta=delta, device=device, **own)
     tell(f"Give {made.card} to the coordinator; all else in {made.path} is secret.")
     read_out = f"Read its fingerprint out to the other sites, by telephone: {made.own_card().fingerprint}"
@@ -64,23 +75,14 @@ def set_up_site(
         str, typer.Option(help="The coordinator's fingerprint, as its operator reads it out by telephone.", show_default=False)
     ],
     store: Annotated[Path, typer.Option(help="The site's record store.", show_default=False)],
-    budget: Annotated[float | None, typer.Option(help="The largest epsilon that the site agrees to.")] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="The largest delta that the site agrees to; default 1/N.", show_default=False)
-    ] = None,
-    declared: Annotated[
-        int | None,
-        typer.Option(help="Training records to declare. The number is public. Default: the true one; it may be larger."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    weights: Annotated[str | None, typer.Option(help="This site's copy of model.weights.", show_default=False)] = None,
-    architecture: Annotated[
-        str | None, typer.Option(help="This site's copy of model.architecture, where that is a file.", show_default=False)
-    ] = None,
-    start: Annotated[
-        str | None,
-        typer.Option(help="This site's copy of the starting weights, where a tower is frozen or adapted.", show_default=False),
-    ] = None,
+    budget: Budget = None,
+    delta: Delta = None,
+    declared: Declared = None,
+    device: Device = "auto",
+    weights: Weights = None,
+    architecture: Architecture = None,
+    start: Start = None,
+    public: Public = None,
     into: Annotated[Path | None, typer.Option(help="Where the kit's folder goes.", show_default=False)] = None,
     port: Annotated[int | None, typer.Option(help="First of two loopback ports; default 9200.", show_default=False)] = None,
     proxy: Annotated[str | None, typer.Option(help="The network's HTTP proxy, http://HOST:PORT.", show_default=False)] = None,
@@ -89,7 +91,7 @@ def set_up_site(
     say(f"checking {kit}", True)
     from dpfed.federation.provisioning.site_place import SitePlace
 
-    own = {"weights": weights, "architecture": architecture, "start": start}
+    own = {"weights": weights, "architecture": architecture, "start": start, "public": public}
     options = {"declared": declared, "budget": budget, "delta": delta, "device": device, "port": port, "proxy": proxy, **own}
     place = SitePlace.set_up(kit, into, coordinator, store, **options)
     tell(f"Send {place.reply} to the coordinator. The keys in {place.path} stay here.")
@@ -210,10 +212,12 @@ def join(
 ) -> None:
     """Join a federation: from now on the site answers to these terms only."""
     say(f"checking {terms}", True)
+    from dpfed.errors import UserError
     from dpfed.federation.folders import SiteFolder
     from dpfed.federation.protocol.terms import Terms
     from dpfed.federation.provisioning.kits import MANIFEST
     from dpfed.federation.provisioning.site_place import SitePlace
+    from dpfed.federation.site.own_config import require_copies
 
     opened = SiteFolder.open(folder)
     if (folder / MANIFEST).is_file():
@@ -227,6 +231,10 @@ def join(
     show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed.read())
     compare = "\nCompare the fingerprint with the coordinator's, by another channel than the file's: for example, by telephone."
     tell(compare)
+    try:
+        require_copies(loaded, opened.settings())
+    except UserError as error:
+        tell(f"\nBefore it can be served: {error}")
 
 
 @site.command()

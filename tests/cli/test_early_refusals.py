@@ -6,11 +6,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpfed.config import parse_config
 from dpfed.data import opening
 from dpfed.data.store.counting import known_count
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee, guarded, refuse_place
@@ -112,7 +115,57 @@ def test_more_sites_or_workers_than_groups_are_refused(tiny_config, nothing_is_o
         foresee(tiny_config, owners=16)
 
 
-def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path):
+@pytest.fixture
+def squares(tmp_path_factory):
+    """A store of squares of 48 pixels, without classes."""
+    folder = tmp_path_factory.mktemp("records") / "squares"
+    with StoreWriter(folder, name="clinic", kind="image", size=48) as writer:
+        for number in range(600):
+            split = "test" if number < 50 else "train"
+            writer.add(RecordInput(f"r{number}", np.full((48, 48, 3), number % 256, np.uint8), split=split))
+    return folder
+
+
+def test_larger_squares_than_the_default_are_not_shrunk_unasked(squares):
+    tree = {"data": {"source": "store", "path": str(squares)}, "privacy": GOOD, "bounding": {"group_size": 4}}
+    with pytest.raises(
+        UserError, match="squares of 48 pixels, and without data.size they would be shrunk to 32: set data.size = 48"
+    ):
+        foresee(parse_config(tree))
+    for size in (32, 48):
+        assert foresee(parse_config({**tree, "data": {**tree["data"], "size": size}})).records == 550
+
+
+def test_a_task_that_the_records_do_not_allow_is_refused_with_a_way_out_that_works(squares):
+    tree = {"data": {"source": "store", "path": str(squares), "size": 32}, "privacy": GOOD, "bounding": {"group_size": 4}}
+    with pytest.raises(UserError, match="names 'knn', but clinic has no labels .*: leave evaluation.tasks out"):
+        foresee(parse_config({**tree, "evaluation": {"tasks": ["knn"]}}))
+    assert foresee(parse_config({**tree, "evaluation": {"tasks": []}})).records == 550
+    with pytest.raises(
+        UserError, match="'validation' split of clinic is empty.*evaluation.split = 'none' without evaluation.tasks"
+    ):
+        foresee(parse_config({**tree, "evaluation": {"tasks": ["knn"], "split": "validation"}}))
+    assert foresee(parse_config({**tree, "evaluation": {"split": "none"}})).records == 550
+
+
+FEW = [
+    ({"bounding": {"group_size": 2}}, "bounding.group_size to 3"),
+    ({"bounding": {"method": "public"}, "public": {"records": 1}}, "public.records to 2"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), FEW)
+def test_a_loss_that_learns_nothing_from_two_records_is_refused(tiny, public_store, changes, said):
+    tree = {**tiny, **changes, "objective": {"name": "barlow_twins"}, "privacy": GOOD}
+    if "public" in tree:
+        tree["public"] = {**tree["public"], "path": str(public_store.path)}
+    with pytest.raises(UserError, match=f"learns nothing from 2 records: set {said} or more; 16 or more serve well"):
+        foresee(parse_config(tree))
+    for loss in ("infonce", "vicreg"):
+        foresee(parse_config({**tree, "objective": {"name": loss}}))
+
+
+def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squares):
     (tmp_path / "empty.toml").write_text("")
     (tmp_path / "wrong.toml").write_text("[privacy]\nepsilon = -1.0\n")
     code = (
@@ -132,6 +185,8 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path):
         ["pretrain", "quickstart", "--set", "model.start=nowhere", "--run", "run"],
         ["start", "quickstart", "--set", "model.widht=16"],
         ["start", "--set", "privacy.steps=3"],
+        ["start", "recipes/adaptation"],
+        ["pretrain", "recipes/small-images", "--set", f"data.path={squares}", "--run", "run"],
         ["start", "cuhk-pedes", "--set", "model.architecture=local-dir:x", "--set", "model.weights="],
     ):
         started = time.monotonic()

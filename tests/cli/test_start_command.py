@@ -42,3 +42,21 @@ def test_the_recipe_itself_cannot_be_changed(place, dpfed):
     code, _, error = dpfed("start", "--set", "optimizer.learning_rate=0.5")
     assert code == 2 and "optimizer.learning_rate" in error and "the recipe of procedural starts is fixed" in error
     assert "dpfed pretrain start --set" in error
+
+
+def test_a_start_is_not_made_for_a_command_that_would_be_refused(place, dpfed):
+    code, _, error = dpfed("start", "recipes/adaptation")
+    assert code == 2 and "model.weights" in error and "the start has the weights" in error and not (place / "stores").exists()
+
+
+def test_a_damaged_start_is_not_there_already(place, dpfed):
+    assigned = ["--set", "model.width=8", "--set", "data.size=16"]
+    assert dpfed("start", "quickstart", *assigned)[0] == 0
+    [folder] = (place / "stores" / "starts").iterdir()
+    weights = folder / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    for command in (["start", "quickstart"], ["pretrain", "quickstart", "--set", "model.start=procedural", "--run", "run"]):
+        code, shown, error = dpfed(*command, *assigned)
+        said = " ".join(error.split())
+        assert code == 2 and "there already" not in shown and "is damaged: delete that folder" in said
+        assert "`dpfed start CONFIG` makes it again" in said and not (place / "run").exists()

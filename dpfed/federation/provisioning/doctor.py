@@ -26,6 +26,7 @@ from dpfed.federation.provisioning.own_files import of_door, of_keys, of_ledger,
 from dpfed.federation.provisioning.replies import Reply
 from dpfed.federation.provisioning.services import LINK_PORT, NODE_PORTS
 from dpfed.federation.provisioning.site_place import SitePlace
+from dpfed.federation.site.own_config import require_copies
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.promise import round_up
 
@@ -55,6 +56,7 @@ def examine_site(folder: Path) -> list[Finding]:
         ("disk", lambda: _disk(place.path)),
         ("store", lambda: _store(place.site)),
         ("terms", lambda: _terms(place)),
+        ("copies", lambda: _copies(place.site)),
         ("budget", lambda: of_ledger(place)),
         ("budget", lambda: _budget(place.site)),
     ]
@@ -202,6 +204,13 @@ def _terms(place: SitePlace) -> Iterator[Finding]:
         yield Finding("terms", State.CARE, said, f"call them, then: dpfed site confirm {place.path} FINGERPRINTS")
     else:
         yield Finding("terms", State.GOOD, f"{terms.fingerprint}, {terms.trust}, {len(terms.sites)} sites")
+
+
+def _copies(site: SiteFolder) -> Iterator[Finding]:
+    """What was agreed on and does not travel, such as public records."""
+    if site.joined and not has_left(site.path):
+        require_copies(site.terms(), site.settings())
+        yield Finding("copies", State.GOOD, "architecture, weights and public records are those that were agreed on")
 
 
 def _budget(site: SiteFolder) -> Iterator[Finding]:

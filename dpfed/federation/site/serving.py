@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpfed.budgets.refusals import percent, shown
-from dpfed.config import Config, DataConfig, EvaluationConfig
 from dpfed.data.own_rows import OwnRows
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
-from dpfed.federation.folders import SiteFolder, SiteSettings, refuse_too_few
+from dpfed.federation.folders import SiteFolder, refuse_too_few
 from dpfed.federation.leaving import refuse_if_left
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.local_socket import serve
+from dpfed.federation.site.own_config import site_config
 from dpfed.federation.site.worker import SiteWorker
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs.assembly import Share, assemble
@@ -63,32 +62,3 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     if ledger.plan.fingerprint != terms.privacy_plan.fingerprint:
         raise UserError(f"{folder.ledger} was started for another plan than that of the terms: restore the one that was.")
     return SiteWorker(terms, identity, worker, parts.model, ledger, randomness, log)
-
-
-def site_config(terms: Terms, settings: SiteSettings) -> Config:
-    """What was agreed on, for this site's own records and machine."""
-    config = terms.run_config()
-    data = DataConfig(source="store", path=settings.store, size=config.data.size, resize=config.data.resize)
-    bounding = config.bounding if settings.engine == "auto" else config.bounding.model_copy(update={"engine": settings.engine})
-    files = {name: value for name in ("weights", "architecture", "anchors", "start") if (value := getattr(settings, name))}
-    if "start" not in files and not _freezes(config):  # all weights come with every step
-        files |= {"start": None, "start_digest": None}
-    model = config.model.model_copy(update=files)
-    public = config.public if settings.public is None else config.public.model_copy(update={"path": settings.public})
-    return config.model_copy(
-        update={
-            "data": data,
-            "bounding": bounding,
-            "model": model,
-            "public": public,
-            "training": config.training.model_copy(update={"device": settings.device}),
-            "evaluation": EvaluationConfig(split="none"),
-        }
-    )
-
-
-def _freezes(config: Config) -> bool:
-    """Whether weights of the model never change: they do not travel, so a site needs its own copy."""
-    model, adaptation = config.model, config.adaptation
-    towers = {adaptation.of_images(model.kind), *([adaptation.text] if model.kind == "open_clip" else [])}
-    return model.external and towers != {"full"}

@@ -4,8 +4,10 @@ import json
 import shutil
 import stat
 import tarfile
+import tomllib
 
 import pytest
+import tomli_w
 
 from dpfed.budgets.shelf import budgets_of
 from dpfed.budgets.spending import set_budget
@@ -14,6 +16,8 @@ from dpfed.errors import UserError
 from dpfed.federation.folders import SiteFolder
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.provisioning.certificates import is_for
+from dpfed.federation.provisioning.doctor import examine_site
+from dpfed.federation.provisioning.findings import State
 from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, read_kit
 from dpfed.federation.provisioning.project import Project
 from dpfed.federation.provisioning.replies import Reply
@@ -444,3 +448,62 @@ def test_a_shipped_configuration_is_found_by_its_name(office):
 def test_terms_are_only_in_the_second_kit(invited):
     _, done, _ = invited
     assert TERMS not in read_kit(done.kits["north"]).files
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": {"path": None}}, "needs data.path"),
+        ({"data": {"path": "/nowhere"}}, "no record store at /nowhere"),
+        ({"model": {"start": "/nowhere"}}, "nothing at /nowhere"),
+        ({"evaluation": {"split": "validation"}}, "split of .* is empty"),
+        ({"bounding": {"group_size": 64}}, "group_size must lie in 1..60"),
+        ({"data": {"size": None}}, "squares of 32 pixels"),
+        ({"privacy": {"not_covered": "mine"}}, "not_covered is for one's own records"),
+    ],
+)
+def test_what_is_wrong_with_the_configuration_is_said_before_any_site_is_asked(office, monkeypatch, changes, said):
+    monkeypatch.setattr("dpfed.runs.foresight.SIZE", 16)
+    plan = tomllib.loads((office.folder / "plan.toml").read_text())
+    for section, values in changes.items():
+        plan[section] = {key: value for key, value in {**plan[section], **values}.items() if value is not None}
+    (office.folder / "plan.toml").write_text(tomli_w.dumps(plan))
+    with pytest.raises(UserError, match=said):
+        office.provision()
+    assert not (office.folder / "chest").exists()
+
+
+def test_a_site_is_told_at_once_which_copies_it_needs_and_the_doctor_asks_for_them_too(office, dpfed, public_store, tmp_path):
+    plan = (office.folder / "plan.toml").read_text().replace("group_size = 4\n", 'method = "public"\n')
+    (office.folder / "plan.toml").write_text(plan + f'\n[public]\npath = "{public_store.path}"\n')
+    done = office.provision()
+    places = {
+        site: office.set_up(site, done, **({"public": str(public_store.path)} if site == "south" else {})) for site in SITES
+    }
+    for place in places.values():
+        office.send(place)
+    kits = office.provision().kits
+    told = {site: dpfed("site", "join", place.path, kits[site]) for site, place in places.items()}
+    assert [code for code, _, _ in told.values()] == [0, 0]
+    assert "Before it can be served: public.path" in told["north"][1] and "`public` in its site.toml" in told["north"][1]
+    assert "Before it can be served" not in told["south"][1]
+    copies = {site: [found for found in examine_site(place.path) if found.about == "copies"] for site, place in places.items()}
+    assert copies["north"][0].state is State.BAD and copies["south"][0].state is State.GOOD
+    settings = places["north"].path / "site" / "site.toml"
+    settings.write_text(settings.read_text() + f'public = "{public_store.path}"\n')
+    [found] = [found for found in examine_site(places["north"].path) if found.about == "copies"]
+    assert found.state is State.GOOD
+
+
+def test_the_procedural_start_is_made_with_the_terms(office, monkeypatch):
+    made = []
+    monkeypatch.setattr("dpfed.runs.making.make_start", lambda config, watcher: made.append(config.model.start))
+    plan = (office.folder / "plan.toml").read_text().replace("[model]\n", '[model]\nstart = "procedural"\n')
+    (office.folder / "plan.toml").write_text(plan)
+    done = office.provision()
+    for site in SITES:
+        office.send(office.set_up(site, done))
+    assert not made
+    with pytest.raises(UserError, match="the starting weights have no digest"):  # as nothing was made
+        office.provision()
+    assert made == ["procedural"]

@@ -1,0 +1,56 @@
+"""What was agreed on, on a site's own machine: with its own records, its own device, and its own copies of files."""
+
+from __future__ import annotations
+
+from dpfed.config import Config, DataConfig, EvaluationConfig
+from dpfed.errors import UserError
+from dpfed.federation.folders import SiteSettings
+from dpfed.federation.protocol.terms import Terms
+from dpfed.models.starting import MissingStart
+from dpfed.runs.resolution import settle
+from dpfed.runs.starts import starting_weights
+
+
+def site_config(terms: Terms, settings: SiteSettings) -> Config:
+    """What was agreed on, for this site's own records and machine."""
+    config = terms.run_config()
+    data = DataConfig(source="store", path=settings.store, size=config.data.size, resize=config.data.resize)
+    bounding = config.bounding if settings.engine == "auto" else config.bounding.model_copy(update={"engine": settings.engine})
+    files = {name: value for name in ("weights", "architecture", "anchors", "start") if (value := getattr(settings, name))}
+    if "start" not in files and not _freezes(config):  # all weights come with every step
+        files |= {"start": None, "start_digest": None}
+    model = config.model.model_copy(update=files)
+    public = config.public if settings.public is None else config.public.model_copy(update={"path": settings.public})
+    return config.model_copy(
+        update={
+            "data": data,
+            "bounding": bounding,
+            "model": model,
+            "public": public,
+            "training": config.training.model_copy(update={"device": settings.device}),
+            "evaluation": EvaluationConfig(split="none"),
+        }
+    )
+
+
+def _freezes(config: Config) -> bool:
+    """Whether weights of the model never change: they do not travel, so a site needs its own copy."""
+    model, adaptation = config.model, config.adaptation
+    towers = {adaptation.of_images(model.kind), *([adaptation.text] if model.kind == "open_clip" else [])}
+    return model.external and towers != {"full"}
+
+
+def require_copies(terms: Terms, settings: SiteSettings) -> None:
+    """Refuses what a site has to have before it can be served: its copies of what was agreed on, and cannot be computed.
+
+    Raises:
+        UserError: naming the first that is missing or another one, such as public records or starting weights.
+    """
+    config = settle(site_config(terms, settings))
+    try:
+        starting_weights(config)
+    except MissingStart as error:
+        raise UserError(
+            f"the starting weights that were agreed on ({terms.run_config().model.start}) are not here: get a copy of "
+            "them, and name it as `start` in this site's site.toml."
+        ) from error

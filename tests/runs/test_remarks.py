@@ -1,0 +1,64 @@
+"""What a user is told before the first step: what images lose on their way, and what a loss has too little of."""
+
+import numpy as np
+import pytest
+
+from dpfed.config import parse_config
+from dpfed.data.importers import import_records
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent
+from dpfed.runs.assembly import assemble
+from dpfed.runs.remarks import say_what_is_trained
+from dpfed.runs.resolution import resolve
+
+
+class Notes(Silent):
+    def __init__(self):
+        self.said = []
+
+    def note(self, text):
+        self.said.append(text)
+
+
+def told(tree):
+    notes = Notes()
+    say_what_is_trained(assemble(resolve(parse_config(tree)), Randomness.fresh()), notes)
+    return notes.said
+
+
+def test_squares_of_another_size_are_named(tiny, tiny_public):
+    said = "are scaled from the store's squares of 32 pixels to 16 (data.size)"
+    assert [line for line in told(tiny) if "scaled" in line] == [f"images {said}"]
+    assert [line for line in told(tiny_public) if "scaled" in line] == [f"images {said}", f"public images {said}"]
+    tiny["data"]["size"] = 32
+    assert not [line for line in told(tiny) if "pixels" in line]
+
+
+def test_original_files_become_squares_and_it_is_said_of_how_many_pixels(tiny, tmp_path):
+    from PIL import Image
+
+    for number in range(80):
+        (tmp_path / "images" / "x").mkdir(parents=True, exist_ok=True)
+        pixels = np.full((70, 90, 3), number, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / "x" / f"{number}.png")
+    import_records(tmp_path / "images", tmp_path / "store", validation=16)
+    tree = {**tiny, "data": {"source": "store", "path": str(tmp_path / "store")}, "model": {"kind": "image", "width": 8}}
+    tree |= {"evaluation": {"split": "validation"}}
+    assert "images become squares of 32 pixels (data.size) when they are read" in told(tree)
+
+
+@pytest.mark.parametrize(
+    ("changes", "few"),
+    [
+        ({"objective": {"name": "vicreg"}}, "'vicreg' .* 4 say little of it: 16 or more serve better .bounding.group_size"),
+        ({"objective": {"name": "vicreg"}, "bounding": {"group_size": 16, "engine": "loop"}}, None),
+        ({"objective": {"name": "infonce"}}, None),
+        ({"objective": {"name": "barlow_twins"}, "bounding": {"method": "public"}}, "4 say little of it: .* .public.records"),
+    ],
+)
+def test_a_loss_of_statistics_says_that_its_groups_are_small(tiny, tiny_public, changes, few):
+    public = changes.get("bounding", {}).get("method") == "public"
+    said = "\n".join(told({**(tiny_public if public else tiny), **changes}))
+    import re
+
+    assert bool(re.search(few or "say little of it", said)) == bool(few)
