@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dpfed.data.views.words import WordTokenizer
@@ -25,7 +26,7 @@ def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
     split = parts.config.evaluation.split
     if parts.store.public and split != "none" and parts.store.share_units("train", split):
         watcher.note(f"a {parts.store.unit_name} may stand in both the train and the {split} split here: figures flatter then")
-    _say_sizes(parts, watcher)
+    say_sizes(parts, watcher.note)
     if parts.config.model.kind == "open_clip":
         _say_what_stock_sees(parts.store, watcher)
     _say_few_contrasted(parts, watcher)
@@ -46,17 +47,17 @@ def say_what_is_trained(parts: Components, watcher: Watcher) -> None:
     watcher.note(f"{read}; {parts.tokenizer.truncated(captions):,} of {len(captions):,}{of} are longer and are cut")
 
 
-def _say_sizes(parts: Components, watcher: Watcher) -> None:
-    """What images lose on their way to the model."""
+def say_sizes(parts: Components, tell: Callable[[str], None]) -> None:
+    """Tells what images lose on their way to the model: nothing where the store has them in the size that is read."""
     size = image_size(parts.config)
     for whose, store in (("images", parts.store), ("public images", parts.public)):
         if store is None:
             continue
         if store.size is None:
-            watcher.note(f"{whose} become squares of {size} pixels (data.size) when they are read")
+            tell(f"{whose} become squares of {size} pixels (data.size) when they are read")
         elif store.size != size:
             once = "; stock open_clip scales once" if parts.config.model.kind == "open_clip" else ""
-            watcher.note(f"{whose} are scaled from the store's squares of {store.size} pixels to {size} (data.size){once}")
+            tell(f"{whose} are scaled from the store's squares of {store.size} pixels to {size} (data.size){once}")
 
 
 def _say_few_contrasted(parts: Components, watcher: Watcher) -> None:

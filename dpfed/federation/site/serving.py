@@ -17,6 +17,7 @@ from dpfed.federation.site.own_config import site_config
 from dpfed.federation.site.worker import SiteWorker
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs.assembly import Share, assemble
+from dpfed.runs.remarks import say_sizes
 from dpfed.runs.resolution import resolve
 
 
@@ -52,6 +53,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     number = terms.number_of(identity.signing_key)
     folder.refuse_cost(terms.privacy_plan)  # its operator may have lowered the budget since
     parts = assemble(resolve(site_config(terms, settings)), randomness, terms=terms)
+    say_sizes(parts, log)
     # The store may have grown since the site was made.
     refuse_too_few(terms.sites[number].records, parts.store, f"{folder.card} declares")
     share = Share(number, OwnRows(parts.store, parts.store.keys), terms.sites[number].groups)
