@@ -10,6 +10,7 @@ from typing import Any
 
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
+from dpfed.evaluation.tasks import tasks_of
 from dpfed.files.atomic import remove_drafts
 from dpfed.files.reading import read_bytes
 from dpfed.models.folder import save_encoder
@@ -79,7 +80,7 @@ def _carry_out(
     hold(run, parts, ledger, watcher)
     if interrupted:
         ledger.note_resumed(start)
-    measured = config.evaluation.split != "none"
+    measured = bool(tasks_of(parts.store, config))
     if start == 0 and measured:
         watcher.note("measuring the model before training")
     untrained = parts.evaluate("untrained", 0) if start == 0 else None
