@@ -27,8 +27,9 @@ from benchmarks.timed_site import PARTS as SITE
 from dpfed.config import parse_config
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
-from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.site.folder import SiteFolder
 from server.loopback import RUN, free_ports, loopback
 
 MODES = ("central", "secure")

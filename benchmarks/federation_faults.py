@@ -26,9 +26,10 @@ from benchmarks.record import write_result
 from dpfed.config import load_config, parse_config
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.coordinator.journal import Journal
-from dpfed.federation.folders import CoordinatorFolder, SiteFolder
 from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.own_config import site_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpfed.federation.coordinator.arrivals import Arrivals
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.coordinator.members import Channel
 from dpfed.federation.coordinator.rounds import Federation
-from dpfed.federation.folders import CoordinatorFolder
 from dpfed.federation.protocol.terms import Terms
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Watcher

@@ -18,8 +18,9 @@ from dpfed.config import Config
 from dpfed.console.terminal import console, say, watching
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.errors import UserError
-from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.site.folder import SiteFolder
 from dpfed.progress import import_progress, signs_of_life
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.making import make_start_if_wanted

@@ -26,7 +26,7 @@ from typing import Any
 import tomli_w
 
 from dpfed.errors import UserError
-from dpfed.federation.folders import CoordinatorFolder
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.provisioning.services import FLOWER, LINK_PORT
 from dpfed.files.atomic import write_atomically
 from dpfed.files.reading import read_text

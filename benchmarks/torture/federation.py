@@ -22,9 +22,10 @@ from benchmarks.torture.wire import Wire
 from dpfed.config import load_config, parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.coordinator.journal import Journal
-from dpfed.federation.folders import CoordinatorFolder, SiteFolder
 from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.site.folder import SiteFolder
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs.directory import RunDirectory
 from dpfed.training.checkpoint import Checkpoints

@@ -95,7 +95,7 @@ def settle(
 
     if (run / "site.toml").is_file():
         from dpfed.federation.budgeting import settle_site
-        from dpfed.federation.folders import SiteFolder
+        from dpfed.federation.site.folder import SiteFolder
 
         books = settle_site(SiteFolder.open(run))
     else:

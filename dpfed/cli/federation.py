@@ -32,7 +32,7 @@ def create_federation(
     """Make the terms of a federation from the cards of its sites."""
     say(f"making terms for {len(cards)} sites", True)
     from dpfed.console.terminal import watching
-    from dpfed.federation.folders import CoordinatorFolder
+    from dpfed.federation.coordinator.folder import CoordinatorFolder
     from dpfed.federation.protocol.terms import Terms
     from dpfed.runs.paths import with_absolute_paths
 

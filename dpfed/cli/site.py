@@ -57,7 +57,7 @@ def create_site(
 ) -> None:
     """Make a site: its keys, its settings, and the card for the coordinator."""
     say(f"opening the records of {store}", True)
-    from dpfed.federation.folders import SiteFolder
+    from dpfed.federation.site.folder import SiteFolder
 
     own = {"weights": weights, "architecture": architecture, "start": start, "public": public}
     made = SiteFolder.create(folder, name, store, declared, budget=budget, delta=delta, device=device, **own)
@@ -161,9 +161,9 @@ def link(folder: KitFolder) -> None:
 def leave(folder: SiteDirectory) -> None:
     """Leave the federation for good. What was spent stays spent; no budget comes back."""
     say(f"reading {folder}", True)
-    from dpfed.federation.folders import SiteFolder
     from dpfed.federation.provisioning.kits import MANIFEST
     from dpfed.federation.provisioning.site_place import SitePlace
+    from dpfed.federation.site.folder import SiteFolder
     from dpfed.privacy.ledger import Ledger
     from dpfed.privacy.promise import round_up
 
@@ -192,8 +192,8 @@ def confirm(
 ) -> None:
     """Note that other sites' cards are theirs: you have heard the fingerprints from the sites themselves."""
     say(f"reading {folder}", True)
-    from dpfed.federation.folders import SiteFolder
     from dpfed.federation.protocol.statement import confirmation
+    from dpfed.federation.site.folder import SiteFolder
 
     opened = SiteFolder.open(folder)
     opened.confirm(cards)
@@ -213,11 +213,10 @@ def join(
     """Join a federation: from now on the site answers to these terms only."""
     say(f"checking {terms}", True)
     from dpfed.errors import UserError
-    from dpfed.federation.folders import SiteFolder
     from dpfed.federation.protocol.terms import Terms
     from dpfed.federation.provisioning.kits import MANIFEST
     from dpfed.federation.provisioning.site_place import SitePlace
-    from dpfed.federation.site.own_config import require_copies
+    from dpfed.federation.site.folder import SiteFolder
 
     opened = SiteFolder.open(folder)
     if (folder / MANIFEST).is_file():
@@ -231,6 +230,8 @@ def join(
     show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed.read())
     compare = "\nCompare the fingerprint with the coordinator's, by another channel than the file's: for example, by telephone."
     tell(compare)
+    from dpfed.federation.site.own_config import require_copies  # with torch, which takes seconds
+
     try:
         require_copies(loaded, opened.settings())
     except UserError as error:
@@ -250,8 +251,7 @@ def serve(
     """Load the site's records and model, and answer the coordinator until stopped."""
     say(f"loading the records and the model of {folder}", True)
     from dpfed.errors import UserError
-    from dpfed.federation.folders import SiteFolder
-    from dpfed.federation.site.serving import serve_site
+    from dpfed.federation.site.folder import SiteFolder
 
     if group is not None and socket is None:
         raise UserError(f"--group {group} cannot reach a socket in {folder}, which is secret: give --socket outside of it.")
@@ -259,6 +259,9 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     opened = SiteFolder.open(folder)
+    opened.terms()  # before torch, which takes seconds to import
+    from dpfed.federation.site.serving import serve_site
+
     serve_site(opened, socket or opened.door, _say, stop, group)
 
 
@@ -266,9 +269,9 @@ def serve(
 def status(folder: SiteDirectory) -> None:
     """Show what the site has spent."""
     say(f"reading {folder}", True)
-    from dpfed.federation.folders import SiteFolder
     from dpfed.federation.leaving import day_of_leaving
     from dpfed.federation.protocol.statement import confirmation
+    from dpfed.federation.site.folder import SiteFolder
     from dpfed.privacy.ledger import Ledger
     from dpfed.privacy.promise import meaning, round_up
 

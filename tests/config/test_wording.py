@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 import dpfed.bounding.methods.logit
 import dpfed.bounding.methods.released
-import dpfed.federation.folders
-import dpfed.federation.simulation  # noqa: F401 (for its sections, like the two above)
+import dpfed.federation.simulation
+import dpfed.federation.site.folder  # noqa: F401 (for its sections, like the three above)
 from dpfed.config import Config, load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.schema.section import Section

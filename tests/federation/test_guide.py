@@ -23,7 +23,7 @@ import typer.main
 
 from dpfed.cli import app
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
-from dpfed.federation.folders import CoordinatorFolder
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.messages import sign, verify
 from dpfed.federation.protocol.terms import Terms

@@ -10,8 +10,9 @@ from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import settle_site
-from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.serving import load_site
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.runs.pretraining import pretrain

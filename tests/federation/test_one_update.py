@@ -16,9 +16,10 @@ from dpfed.cli import main
 from dpfed.config import parse_config
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder, site_of_records
 from dpfed.errors import UserError
-from dpfed.federation.folders import CoordinatorFolder, SiteFolder
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.simulation import Simulation, simulate
+from dpfed.federation.site.folder import SiteFolder
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs import assembly as session

@@ -11,11 +11,11 @@ from dpfed.config import ModelConfig, load_config
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.federation.folders import SiteFolder
 from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import _authority
+from dpfed.federation.site.folder import SiteFolder
 from dpfed.models.adapter_file import apply_adapters
 from dpfed.models.blueprints import blueprint
 from dpfed.models.folder import ADAPTERS, DESCRIPTION, describe

@@ -14,7 +14,7 @@ from benchmarks.hostile_site import done_in  # noqa: E402
 from dpfed.data.generated.shapes import shapes_store  # noqa: E402
 from dpfed.data.store.division import divide_store, site_folder  # noqa: E402
 from dpfed.federation.coordinator.journal import Journal  # noqa: E402
-from dpfed.federation.folders import SiteFolder  # noqa: E402
+from dpfed.federation.site.folder import SiteFolder  # noqa: E402
 from dpfed.privacy.ledger import Ledger  # noqa: E402
 from dpfed.runs.directory import RunDirectory  # noqa: E402
 from server.loopback import RUN, SUPERLINK, loopback  # noqa: E402

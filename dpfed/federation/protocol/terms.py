@@ -22,7 +22,6 @@ from dpfed.federation.protocol.trust import Mode, Trust
 from dpfed.files.atomic import write_atomically
 from dpfed.files.reading import read_text
 from dpfed.models.blueprints import LOCAL_DIR
-from dpfed.models.building import image_size
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.schema.section import Items
 
@@ -66,7 +65,8 @@ class Terms(Section):
         Raises:
             UserError: for an impossible plan, or sites that cannot work together.
         """
-        image_size(config)  # settled: what the sites compute must not depend on where
+        if config.data.size is None:
+            raise ValueError("not settled: what the sites compute must not depend on where")
         by_unit = config.privacy.unit == "user"
         for card in cards:
             if by_unit and card.units is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from dpfed.federation.folders import CoordinatorFolder
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import SERVER, SERVER_KEY, certificates_in
 from dpfed.federation.provisioning.findings import Finding, State

@@ -13,7 +13,7 @@ from dpfed.budgets.refusals import percent, shown
 from dpfed.budgets.shelf import budgets_of
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.federation.folders import CoordinatorFolder, SiteFolder, refuse_too_few
+from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.leaving import has_left
 from dpfed.federation.protocol.messages import PROTOCOL
 from dpfed.federation.protocol.terms import Terms
@@ -26,6 +26,7 @@ from dpfed.federation.provisioning.own_files import of_door, of_keys, of_ledger,
 from dpfed.federation.provisioning.replies import Reply
 from dpfed.federation.provisioning.services import LINK_PORT, NODE_PORTS
 from dpfed.federation.provisioning.site_place import SitePlace
+from dpfed.federation.site.folder import SiteFolder, refuse_too_few
 from dpfed.federation.site.own_config import require_copies
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.promise import round_up

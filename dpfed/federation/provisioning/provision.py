@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import secrets
 import sys
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from dpfed import __version__
 from dpfed.errors import UserError
-from dpfed.federation.folders import CoordinatorFolder, refuse_proposal
+from dpfed.federation.coordinator.folder import CoordinatorFolder, refuse_proposal
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.messages import PROTOCOL
 from dpfed.federation.protocol.terms import Terms
@@ -34,7 +33,7 @@ from dpfed.federation.provisioning.certificates import (
 from dpfed.federation.provisioning.kits import TERMS, Kit, Manifest, read_kit, spoken
 from dpfed.federation.provisioning.project import Project
 from dpfed.federation.provisioning.replies import Reply
-from dpfed.federation.provisioning.services import coordinator_files, site_files
+from dpfed.federation.provisioning.services import container_user, coordinator_files, require_plain, site_files
 from dpfed.files.atomic import create_file, make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
@@ -43,7 +42,6 @@ from dpfed.runs.paths import with_absolute_paths
 
 INNER_DAYS = 3650  # the SuperLink's own certificate never leaves its machine
 _LOCK = ".lock"
-_PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
 _RENEWALS = ("certificate", "authority")
 
 
@@ -112,20 +110,6 @@ def provision(
             done.kits[site], changed = office.write_kit(site)
             done.changed += [site] * changed
         return done
-
-
-def require_plain(folder: Path) -> Path:
-    """The folder, whose path goes into units, compose files and commands.
-
-    Raises:
-        UserError: if it holds what these would take for something else.
-    """
-    if not _PLAIN.fullmatch(str(folder)):
-        raise UserError(
-            f"{str(folder)!r} cannot be the folder: units and compose files name it, so its path may hold letters, digits "
-            "and / . _ - only."
-        )
-    return folder
 
 
 class _Office:
@@ -327,11 +311,6 @@ class _Office:
 
     def _save(self, state: dict[str, object]) -> None:
         write_atomically(self._state, json.dumps(state, indent=1) + "\n", 0o600)
-
-
-def container_user() -> str:
-    """The user of containers, as ``USER:GROUP``: this one, but never root."""
-    return f"{os.getuid()}:{os.getgid()}" if os.getuid() else "1000:1000"
 
 
 def _write_if_other(path: Path, content: bytes, mode: int = 0o644) -> bool:

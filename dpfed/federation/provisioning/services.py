@@ -7,10 +7,15 @@ compose for ``${DPFED_FOLDER}``.
 from __future__ import annotations
 
 import json
+import os
+import re
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 from jinja2 import Environment, StrictUndefined
+
+from dpfed.errors import UserError
 
 Slot = Literal["a", "b"]
 SLOTS: tuple[Slot, Slot] = ("a", "b")  # a SuperNode's key is replaced by starting a second SuperNode beside it
@@ -20,6 +25,7 @@ GROUP = "dpfed-node"  # of the user that runs SuperNode and app; the worker's us
 FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 _HERE = "127.0.0.1"
+_PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
 
 
 def worker_command(folder: str, group: str | None = None) -> list[str]:
@@ -131,3 +137,22 @@ def _exec(words: list[str]) -> str:
 def _listed(commands: dict[str, list[str]]) -> dict[str, str]:
     """The same for compose, as YAML lists."""
     return {name: json.dumps(words) for name, words in commands.items()}
+
+
+def require_plain(folder: Path) -> Path:
+    """The folder, whose path goes into units, compose files and commands.
+
+    Raises:
+        UserError: if it holds what these would take for something else.
+    """
+    if not _PLAIN.fullmatch(str(folder)):
+        raise UserError(
+            f"{str(folder)!r} cannot be the folder: units and compose files name it, so its path may hold letters, digits "
+            "and / . _ - only."
+        )
+    return folder
+
+
+def container_user() -> str:
+    """The user of containers, as ``USER:GROUP``: this one, but never root."""
+    return f"{os.getuid()}:{os.getgid()}" if os.getuid() else "1000:1000"

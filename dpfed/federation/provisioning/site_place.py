@@ -11,14 +11,13 @@ from typing import Any
 
 from dpfed.budgets.shelf import possible
 from dpfed.errors import UserError
-from dpfed.federation.folders import SiteFolder
 from dpfed.federation.leaving import has_left, refuse_if_left
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, Manifest, altered, is_spoken, read_kit, read_manifest
 from dpfed.federation.provisioning.node_keys import NodeKeys
-from dpfed.federation.provisioning.provision import container_user, require_plain
 from dpfed.federation.provisioning.replies import Reply
-from dpfed.federation.provisioning.services import NODE_PORTS, Slot
+from dpfed.federation.provisioning.services import NODE_PORTS, Slot, container_user, require_plain
+from dpfed.federation.site.folder import SiteFolder
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dpfed.config import Config, DataConfig, EvaluationConfig
 from dpfed.errors import UserError
-from dpfed.federation.folders import SiteSettings
 from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.site.folder import SiteSettings
 from dpfed.models.starting import MissingStart
 from dpfed.runs.resolution import settle
 from dpfed.runs.starts import starting_weights

@@ -10,8 +10,8 @@ from dpfed.budgets.refusals import percent, shown
 from dpfed.data.own_rows import OwnRows
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
-from dpfed.federation.folders import SiteFolder, refuse_too_few
 from dpfed.federation.leaving import refuse_if_left
+from dpfed.federation.site.folder import SiteFolder, refuse_too_few
 from dpfed.federation.site.local_socket import serve
 from dpfed.federation.site.own_config import site_config
 from dpfed.federation.site.worker import SiteWorker

@@ -13,7 +13,6 @@ from dpfed.budgets.shelf import budgets_of
 from dpfed.budgets.spending import set_budget
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.federation.folders import SiteFolder
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.provisioning.certificates import is_for
 from dpfed.federation.provisioning.doctor import examine_site
@@ -22,6 +21,7 @@ from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, read_kit
 from dpfed.federation.provisioning.project import Project
 from dpfed.federation.provisioning.replies import Reply
 from dpfed.federation.provisioning.site_place import SitePlace
+from dpfed.federation.site.folder import SiteFolder
 from dpfed.privacy.ledger import Ledger, Release
 from tests.federation.provisioning.office import SITES, Office
 

@@ -8,11 +8,11 @@ import torch
 
 from dpfed.config import AdaptationConfig, parse_config
 from dpfed.errors import UserError
-from dpfed.federation.folders import SiteSettings
 from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.statement import statement
 from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.site.folder import SiteSettings
 from dpfed.federation.site.own_config import site_config
 from dpfed.federation.site.worker import frozen_digest
 from dpfed.models.building import build_model

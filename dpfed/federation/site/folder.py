@@ -1,27 +1,26 @@
-"""What the parties of a federation keep on disk: a site its own folder, the coordinator another."""
+"""What a site keeps on disk: its settings, its keys, the terms that it joined, and its ledger."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 from pydantic import Field, ValidationError
 
-from dpfed.config import Config, Section, first_problem, read_back
+from dpfed.config import Section, first_problem
 from dpfed.config.toml_file import read_toml
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
 from dpfed.federation.confirmed_cards import ConfirmedCards
 from dpfed.federation.leaving import leave, refuse_if_left
+from dpfed.federation.own_folder import own_folder
 from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.terms import Terms
-from dpfed.files.atomic import create_file, new_folder
+from dpfed.files.atomic import create_file
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
 from dpfed.places import local_path
@@ -29,12 +28,6 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
-from dpfed.progress import Silent, Watcher, import_progress
-from dpfed.runs.foresight import refuse_impossible
-from dpfed.runs.making import make_start_if_wanted
-from dpfed.runs.records import records_of
-from dpfed.runs.resolution import settle
-from dpfed.runs.starts import refuse_start
 
 
 class SiteSettings(Section):
@@ -102,7 +95,7 @@ class SiteFolder:
             )
         except ValidationError as error:
             raise UserError(f"{first_problem(error)}.") from error
-        with _made(folder.path) as draft:
+        with own_folder(folder.path) as draft:
             new = cls(draft)
             identity.save(new._identity)
             Identity.fresh().save(new._randomness)
@@ -241,95 +234,6 @@ class SiteFolder:
         return file_lock(self.path / ".lock", f"{self.path} is served by another process.")
 
 
-class CoordinatorFolder:
-    """The coordinator: its key, the terms, and its own configuration, with the records that it measures on.
-
-    Attributes:
-        terms: the file to give to the sites.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = local_path(path, "the folder of a site or a coordinator")
-        self.terms = self.path / "terms.json"
-        self._identity, self._config = self.path / "identity.key", self.path / "config.toml"
-
-    @classmethod
-    def create(
-        cls,
-        path: str | Path,
-        config: Config,
-        cards: list[Path] | list[SiteCard],
-        watcher: Watcher | None = None,
-        identity: Identity | None = None,
-        **options: Any,
-    ) -> CoordinatorFolder:
-        """Makes terms for some sites, and the folder of whoever coordinates them.
-
-        Args:
-            path: must not be there.
-            config: of the run; ``[data]`` names the records that the coordinator measures on.
-            cards: that the sites made, or files of them.
-            identity: the coordinator's keys; default: new ones.
-            watcher: sees how a procedural start is made, and how the coordinator's records are imported or generated.
-            options: see `Terms.agree`.
-
-        Raises:
-            UserError: see `refuse_proposal` and `Terms.agree`.
-        """
-        folder, watcher = cls(Path(path)), watcher or Silent()
-        _refuse_existing(folder.path)
-        read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]
-        refuse_proposal(config, len(read))
-        make_start_if_wanted(config, watcher)
-        identity, config = identity or Identity.fresh(), settle(config)
-        terms = Terms.agree(config, read, identity.signing_key, **options)
-        # Before anything is made: it is where the run is measured.
-        records_of(config, import_progress(watcher))
-        with _made(folder.path) as draft:
-            new = cls(draft)
-            identity.save(new._identity)
-            create_file(new._config, config.dump())
-            terms.save(new.terms)
-        return folder
-
-    @classmethod
-    def open(cls, path: str | Path) -> CoordinatorFolder:
-        """Opens a coordinator's folder.
-
-        Raises:
-            UserError: if it is none.
-        """
-        folder = cls(Path(path))
-        if not folder.terms.is_file():
-            raise UserError(f"{path} is no federation: `dpfed federation create {path} CONFIG CARDS` makes one.")
-        return folder
-
-    def identity(self) -> Identity:
-        """The coordinator's keys."""
-        return Identity.load(self._identity)
-
-    def config(self) -> Config:
-        """The run's configuration."""
-        return read_back(read_toml(self._config, "coordinator's configuration"), str(self._config))
-
-
-def refuse_proposal(config: Config, sites: int) -> None:
-    """Refuses a configuration that cannot become terms, as far as that shows before there is a card.
-
-    Args:
-        config: of the run; ``[data]`` names the records that the coordinator measures on.
-        sites: how many there will be.
-
-    Raises:
-        UserError: for privacy.not_covered, starting weights that are not there, records that are not there or cannot be
-            measured as asked, an unfit public store, or a plan that cannot be for any number of records.
-    """
-    if config.privacy.not_covered is not None:
-        raise UserError("privacy.not_covered is for one's own records, and those of a federation are the sites': leave it out.")
-    refuse_start(config)
-    refuse_impossible(config, sites)
-
-
 def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None:
     """Refuses a declared number of records that is smaller than the true one.
 
@@ -344,19 +248,3 @@ def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None
             f"{where} {declared:,} is less than the {store.training_records:,} training records of {store.path}: declare "
             "as many, or more, which hides the true number."
         )
-
-
-def _refuse_existing(folder: Path) -> None:
-    if os.path.lexists(folder):
-        raise UserError(f"cannot make {folder}: it exists; choose another folder.")
-
-
-@contextlib.contextmanager
-def _made(folder: Path) -> Iterator[Path]:
-    """A new folder for its owner's eyes only, all at once or not at all."""
-    _refuse_existing(folder)
-    try:
-        with new_folder(folder, mode=0o700) as draft:
-            yield draft
-    except OSError as error:
-        raise UserError(f"cannot make {folder}: {error.strerror}; choose another folder.") from error

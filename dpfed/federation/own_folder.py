@@ -1,0 +1,36 @@
+"""A folder that a party of a federation makes for its own eyes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from dpfed.errors import UserError
+from dpfed.files.atomic import new_folder
+
+
+def refuse_existing(folder: Path) -> None:
+    """Refuses a place where there is something.
+
+    Raises:
+        UserError: naming it.
+    """
+    if os.path.lexists(folder):
+        raise UserError(f"cannot make {folder}: it exists; choose another folder.")
+
+
+@contextlib.contextmanager
+def own_folder(folder: Path) -> Iterator[Path]:
+    """A new folder for its owner's eyes only, all at once or not at all.
+
+    Raises:
+        UserError: if there is something, or it cannot be made.
+    """
+    refuse_existing(folder)
+    try:
+        with new_folder(folder, mode=0o700) as draft:
+            yield draft
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror}; choose another folder.") from error
