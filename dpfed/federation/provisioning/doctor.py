@@ -210,8 +210,8 @@ def _terms(place: SitePlace) -> Iterator[Finding]:
 def _copies(site: SiteFolder) -> Iterator[Finding]:
     """What was agreed on and does not travel, such as public records."""
     if site.joined and not has_left(site.path):
-        require_copies(site.terms(), site.settings())
-        yield Finding("copies", State.GOOD, "architecture, weights and public records are those that were agreed on")
+        if found := require_copies(site.terms(), site.settings()):
+            yield Finding("copies", State.GOOD, f"as agreed on: {', '.join(found)}")
 
 
 def _budget(site: SiteFolder) -> Iterator[Finding]:

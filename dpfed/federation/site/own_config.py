@@ -40,11 +40,14 @@ def _freezes(config: Config) -> bool:
     return model.external and towers != {"full"}
 
 
-def require_copies(terms: Terms, settings: SiteSettings) -> None:
-    """Refuses what a site has to have before it can be served: its copies of what was agreed on, and cannot be computed.
+def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
+    """Looks for what a site has to have before it can be served: what was agreed on, and does not travel.
+
+    Returns:
+        The keys of what was found to be as agreed on, such as ``public.path``.
 
     Raises:
-        UserError: naming the first that is missing or another one, such as public records or starting weights.
+        UserError: naming the first that is missing or another one.
     """
     config = settle(site_config(terms, settings))
     try:
@@ -54,3 +57,6 @@ def require_copies(terms: Terms, settings: SiteSettings) -> None:
             f"the starting weights that were agreed on ({terms.run_config().model.start}) are not here: get a copy of "
             "them, and name it as `start` in this site's site.toml."
         ) from error
+    agreed = {f"model.{name}": getattr(config.model, name) for name in ("architecture", "start", "anchors")}
+    agreed["public.path"] = config.public.digest
+    return [key for key, value in agreed.items() if value is not None]
