@@ -205,7 +205,8 @@ def test_a_site_that_is_served_answers_its_coordinator_and_pays(parties):
         asking.join()
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert re.fullmatch(r"\d\d:\d\d:\d\d ready\n", output)
+    time = r"\d\d:\d\d:\d\d"
+    assert re.fullmatch(rf"{time} images are scaled from the store.s squares of 32 pixels to 16 .*\n{time} ready\n", output)
     assert answers == ["sum"]
     status = carry_out(command("dpfed", "site", "status"), folder / "north")
     assert labels(status) == labels(printed("dpfed", "site", "status"))
