@@ -55,7 +55,10 @@ def say_sizes(parts: Components, tell: Callable[[str], None]) -> None:
             continue
         if store.size is None:
             tell(f"{whose} become squares of {size} pixels (data.size) when they are read")
-        elif store.size != size:
+        elif store.size == size:
+            if store.resized and store is parts.store and parts.config.data.source != "store":
+                tell(f"{whose} became squares of {size} pixels (data.size) when they were imported")
+        else:
             once = "; stock open_clip scales once" if parts.config.model.kind == "open_clip" else ""
             tell(f"{whose} are scaled from the store's squares of {store.size} pixels to {size} (data.size){once}")
 

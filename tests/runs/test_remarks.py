@@ -42,9 +42,12 @@ def test_original_files_become_squares_and_it_is_said_of_how_many_pixels(tiny, t
         pixels = np.full((70, 90, 3), number, np.uint8)
         Image.fromarray(pixels).save(tmp_path / "images" / "x" / f"{number}.png")
     import_records(tmp_path / "images", tmp_path / "store", validation=16)
+    given = {"source": "folder", "path": str(tmp_path / "images"), "validation": 16, "stores": str(tmp_path / "stores")}
     tree = {**tiny, "data": {"source": "store", "path": str(tmp_path / "store")}, "model": {"kind": "image", "width": 8}}
     tree |= {"evaluation": {"split": "validation"}}
     assert "images become squares of 32 pixels (data.size) when they are read" in told(tree)
+    said = "images became squares of 32 pixels (data.size) when they were imported"
+    assert said in told({**tree, "data": given}) and said not in told(tree)
 
 
 @pytest.mark.parametrize(
