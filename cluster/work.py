@@ -18,7 +18,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.job import Job, begin, check, take_up
+from dpfed.runs.job import Job, begin, check, refuse, take_up
 from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.resolution import resolve
 from dpfed.runs.running import run_job
@@ -144,7 +144,7 @@ def _take(task: Task, owners: int, watcher: Watcher, stack: contextlib.ExitStack
         raise UserError(f"worker 0 does not see {task.folder.parent}, where the run goes: use storage that all machines share.")
     task.check()
     if task.config is not None and RunDirectory.unused(task.folder):
-        make_start_if_wanted(task.config, watcher)
+        make_start_if_wanted(task.config, watcher, lambda without: refuse(without, task.folder, watcher, owners))
         job = begin(task.config, task.folder, watcher, owners)
         stack.enter_context(job.run.locked())
         return job

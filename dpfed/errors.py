@@ -51,4 +51,4 @@ def nearest(given: str, valid: Iterable[str]) -> str:
     match = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
     if match:
         return f"did you mean '{match[0]}'?"
-    return f"valid: {', '.join(names[:_MOST])}" + (f" and {len(names) - _MOST} more." if len(names) > _MOST else "")
+    return f"valid: {', '.join(names[:_MOST])}" + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")

@@ -23,7 +23,6 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.progress import import_progress, signs_of_life
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
 from server.app_folder import make_app_folder
@@ -50,8 +49,6 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
     Raises:
         UserError: for a place in use, or a run that did not finish.
     """
-    with watching() as watcher:
-        make_start_if_wanted(config, watcher)
     goes_on = not RunDirectory.unused(place)
     config, parties = settle(config), place.with_name(f"{place.name}-parties")
     if not (parties / _READY).exists():
@@ -95,7 +92,9 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
     ]
     data = config.data.model_copy(update={"source": "store", "path": str(stores / EVALUATION)})
     config = config.model_copy(update={"data": data})
-    coordinator = CoordinatorFolder.create(parties / "coordinator", config, [site.card for site in own], **options)
+    with watching() as watcher:
+        cards = [site.card for site in own]
+        coordinator = CoordinatorFolder.create(parties / "coordinator", config, cards, watcher, **options)
     for site in own:
         site.join(Terms.load(coordinator.terms))
     say(f"every institution has joined the terms {parties / 'coordinator' / 'terms.json'}")

@@ -102,7 +102,7 @@ def cell(place: Place, name: str, variants: tuple[Variant, ...], epsilon: float)
     with watching() as shown:
         watcher = Until(place, more["training.checkpoint_every"], shown)
         for item in plan_runs(request):  # a start is part of the configuration, so it must be there before the runs are named
-            make_start_if_wanted(item.config, watcher)
+            make_start_if_wanted(item.config, watcher, lambda _: None)
         return figures(reproduce(request, watcher))
 
 

@@ -27,14 +27,14 @@ def start(
     """
     from rich.markup import escape
 
-    from dpfed.config.effects import refuse_without_effect
     from dpfed.config.sections import PROCEDURAL
     from dpfed.console.terminal import chosen_config, console, on_command_line, say, watching
     from dpfed.runs.starts import RECIPE, recipe_for
 
-    loaded = chosen_config(config or Path(RECIPE), assignments)
-    begins_there = loaded.model.model_copy(update={"start": PROCEDURAL, "start_digest": None})
-    refuse_without_effect(loaded.model_copy(update={"model": begins_there}), loaded.name)  # as the run would be
+    # As the run that begins there will be: what has no effect then is refused now.
+    begins_there = chosen_config(config or Path(RECIPE), [*(assignments or ()), f"model.start={PROCEDURAL}"])
+    model = begins_there.model.model_copy(update={"start": None, "start_digest": None})
+    loaded = begins_there.model_copy(update={"model": model})
     recipe = recipe_for(loaded)
     if config is None:
         _refuse_another_recipe(loaded, recipe)

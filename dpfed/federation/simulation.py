@@ -34,7 +34,7 @@ from dpfed.progress import Silent, Watcher, import_progress
 from dpfed.runs.assembly import Share
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.foresight import foresee, guarded
-from dpfed.runs.job import Job, begin, check, secret_of, take_up
+from dpfed.runs.job import Job, begin, check, refuse, secret_of, take_up
 from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
@@ -82,15 +82,27 @@ def simulate(
         return resume_simulation(RunDirectory.open(folder), watcher, simulation)
     simulation.refuse(config)
     foresee(config, watcher, simulation.sites)
-    make_start_if_wanted(config, watcher)
-    config = settle(config)
-    watcher.note("opening the records, and dividing them among the sites")
-    progress = guarded(import_progress(watcher), config)
-    store = records_of(config, progress)
     randomness = secret_of(config)
     parties = _identities(randomness, simulation.sites)
-    indices = _divided(store, simulation)
-    units = unit_keys(store, config.privacy)
+
+    def first(without: Config) -> None:
+        _agreed(without, simulation, parties, watcher)
+        refuse(without, folder, watcher)
+
+    make_start_if_wanted(config, watcher, first)
+    config, terms = _agreed(config, simulation, parties, watcher)
+    files = {RunDirectory.SIMULATION: simulation.model_dump_json() + "\n"}
+    job = begin(config, folder, watcher, randomness=randomness, terms=terms, files=files)
+    with job.run.locked():
+        return run_job(job, watcher, lambda job: _connect(job, simulation, watcher))
+
+
+def _agreed(config: Config, simulation: Simulation, parties: list[Identity], watcher: Watcher) -> tuple[Config, Terms]:
+    """The settled configuration, and terms for the sites that its records are divided among."""
+    config = settle(config)
+    watcher.note("opening the records, and dividing them among the sites")
+    store = records_of(config, guarded(import_progress(watcher), config))
+    indices, units = _divided(store, simulation), unit_keys(store, config.privacy)
     cards = [
         SiteCard(
             name=f"site-{number}",
@@ -103,11 +115,7 @@ def simulate(
         for number, (identity, own) in enumerate(zip(parties[1:], indices, strict=True))
     ]
     options = simulation.model_dump(include={"trust", "drops", "colluders"})
-    terms = Terms.agree(config, cards, parties[0].signing_key, **options)
-    files = {RunDirectory.SIMULATION: simulation.model_dump_json() + "\n"}
-    job = begin(config, folder, watcher, randomness=randomness, terms=terms, files=files)
-    with job.run.locked():
-        return run_job(job, watcher, lambda job: _connect(job, simulation, watcher))
+    return config, Terms.agree(config, cards, parties[0].signing_key, **options)
 
 
 def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation | None = None) -> RunDirectory:

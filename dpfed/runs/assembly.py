@@ -263,7 +263,7 @@ def assemble(
     watcher.note(f"opening the records: {_source(config)}")
     progress = guarded(import_progress(watcher), config) if agreed is None else None
     store = records_of(config, progress, owner, owners)
-    refuse_uncaptioned(store, config)
+    refuse_uncaptioned(store.kind, store.name, config)
     if agreed:
         plan = agreed
     else:

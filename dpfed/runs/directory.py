@@ -173,6 +173,11 @@ class RunDirectory:
         return self.results.is_file()
 
     @property
+    def has_key(self) -> bool:
+        """Whether the secret key is there, without which an unfinished run cannot go on."""
+        return self._key.is_file()
+
+    @property
     def identity(self) -> str:
         """What tells this run from any other, such as one at the same path of another machine; empty: no run is there."""
         return self._lock.read_text(encoding="utf-8") if self._lock.is_file() else ""

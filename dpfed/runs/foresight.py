@@ -12,6 +12,7 @@ from dpfed.config import Config
 from dpfed.config.sections import SIZE
 from dpfed.data.public_store import given_public
 from dpfed.data.store.counting import known_count, store_at_hand
+from dpfed.data.store.layout import read_layout
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import tasks_of
@@ -86,11 +87,10 @@ def _refuse_few_contrasted(config: Config) -> None:
     """
     method, loss = method_named(config.bounding.method), config.objective.loss
     if (contrasted := method.contrasted(config)) < loss.least:
-        key = "public.records" if method.public_records else "bounding.group_size"
-        least = loss.least - 1 if method.public_records else loss.least
+        key, own = ("public.records", 1) if method.public_records else ("bounding.group_size", 0)
         raise UserError(
-            f"objective.name = '{config.objective.name}' learns nothing from {contrasted} records: set {key} to {least} "
-            f"or more; {loss.enough} or more serve well."
+            f"objective.name = '{config.objective.name}' learns nothing from {contrasted} records: set {key} to "
+            f"{loss.least - own} or more; {loss.enough - own} or more serve well."
         )
 
 
@@ -104,32 +104,38 @@ def refuse_records(config: Config) -> None:
             although nobody says so, for an impossible evaluation, and for an unfit public store.
     """
     if (path := store_at_hand(config.data)) is not None:
-        store = RecordStore.open(path)
-        refuse_uncaptioned(store, config)
-        _refuse_shrinking(store, config)
-        tasks_of(store, config)
+        layout = read_layout(path)
+        refuse_uncaptioned(layout.header["kind"], layout.header["name"], config)
+        _refuse_shrinking(path, layout.header["images"].get("size"), config)
+        if not layout.shards:  # of which this machine may have some only
+            tasks_of(RecordStore.open(path), config)
     if method_named(config.bounding.method).public_records and config.public.source == "store":
         given_public(config.public, config.model.reads_text)
 
 
-def _refuse_shrinking(store: RecordStore, config: Config) -> None:
+def _refuse_shrinking(path: Path, side: int | None, config: Config) -> None:
     """Refuses larger squares than the default, where nobody says that they should be shrunk."""
     own_size = config.model.kind == "open_clip" or config.model.timm is not None
-    if config.data.size is None and not own_size and store.size is not None and store.size > SIZE:
+    if config.data.size is None and not own_size and side is not None and side > SIZE:
         raise UserError(
-            f"the images of {store.path} are squares of {store.size} pixels, and without data.size they would be shrunk to "
-            f"{SIZE}: set data.size = {store.size}, or to what you want."
+            f"the images of {path} are squares of {side} pixels, and without data.size they would be shrunk to {SIZE}: set "
+            f"data.size = {side}, or to what you want."
         )
 
 
-def refuse_uncaptioned(store: RecordStore, config: Config) -> None:
+def refuse_uncaptioned(kind: str, name: str, config: Config) -> None:
     """Refuses records without captions where the model reads some.
+
+    Args:
+        kind: of the records.
+        name: of the data set.
+        config: of the run.
 
     Raises:
         UserError: naming the model and the records.
     """
-    if config.model.reads_text and store.kind != "image-text":
-        raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {store.name} have none.")
+    if config.model.reads_text and kind != "image-text":
+        raise UserError(f"model.kind = '{config.model.kind}' needs captions, and the records of {name} have none.")
 
 
 def refuse_inexact(config: Config) -> None:

@@ -84,16 +84,10 @@ def begin(
     Raises:
         UserError: see `pretrain`.
     """
-    RunDirectory.refuse_unusable(folder)
     randomness = randomness or secret_of(config)
-    refuse_start(config)
-    if terms is None:
-        foresee(config, owners=owners)  # before anything that takes seconds
-    parts = assemble(resolve(config, watcher), randomness, watcher, owners=owners, terms=terms)
-    refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
     reserves = RunDirectory.SEARCH not in (files or {})  # otherwise the whole search has
-    if reserves and (terms is None or RunDirectory.SIMULATION in (files or {})):  # otherwise the records are the sites'
-        foresee_budget(folder, parts.config, parts.store, parts.plan)
+    reserves &= terms is None or RunDirectory.SIMULATION in (files or {})  # otherwise the records are the sites'
+    parts = _prepared(config, folder, watcher, owners, randomness, terms, reserves)
     say_what_is_trained(parts, watcher)
     files = {
         RunDirectory.PROVENANCE: began(parts.store, parts.config.data, parts.public, origin_of(parts.config)),
@@ -102,6 +96,42 @@ def begin(
     if terms:
         files[RunDirectory.TERMS] = terms.text
     return Job(RunDirectory.create(folder, parts.config, randomness, files), parts, randomness)
+
+
+def refuse(config: Config, folder: str | Path, watcher: Watcher, owners: int = 1) -> None:
+    """Refuses whatever `begin` would, and begins nothing. Records are imported if need be.
+
+    Args:
+        config: of the run.
+        folder: that it would go to.
+        watcher: sees the stages.
+        owners: processes that share the work.
+
+    Raises:
+        UserError: see `pretrain`.
+    """
+    _prepared(config, folder, watcher, owners, secret_of(config), None, True)
+
+
+def _prepared(
+    config: Config,
+    folder: str | Path,
+    watcher: Watcher,
+    owners: int,
+    randomness: Randomness,
+    terms: Terms | None,
+    reserves: bool,
+) -> Components:
+    """The parts of a new run, after all checks; `reserves`: it takes from the lifetime budgets of its records."""
+    RunDirectory.refuse_unusable(folder)
+    refuse_start(config)
+    if terms is None:
+        foresee(config, owners=owners)  # before anything that takes seconds
+    parts = assemble(resolve(config, watcher), randomness, watcher, owners=owners, terms=terms)
+    refuse_unmeasured(parts.config, tasks_of(parts.store, parts.config))
+    if reserves:
+        foresee_budget(folder, parts.config, parts.store, parts.plan)
+    return parts
 
 
 def secret_of(config: Config) -> Randomness:

@@ -9,8 +9,8 @@ from dpfed.errors import UserError
 from dpfed.progress import Silent, Watcher
 from dpfed.runs import resuming
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.foresight import foresee, refuse_sharding
-from dpfed.runs.job import begin, check
+from dpfed.runs.foresight import refuse_sharding
+from dpfed.runs.job import begin, check, refuse
 from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.running import run_job
 
@@ -44,8 +44,7 @@ def pretrain(
     refuse_sharding(config)
     if not RunDirectory.unused(folder):
         return resuming.resume(folder, watcher)
-    foresee(config)  # before a start is trained
-    make_start_if_wanted(config, watcher)
+    make_start_if_wanted(config, watcher, lambda without: refuse(without, folder, watcher))
     job = begin(config, folder, watcher)
     with job.run.locked():
         return run_job(job, watcher)

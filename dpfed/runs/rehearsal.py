@@ -161,7 +161,12 @@ def rehearse(
     watcher, folder = watcher or Silent(), Path(folder)
     tried: list[Rehearsed] = []
     asked = _asked(config, sweep)
-    make_start_if_wanted(config, watcher)
+
+    def imitated(without: Config) -> None:
+        plan = declared_plan(without, records, Silent())
+        Imitation.of(without, plan, stand, stand.at_most(min(most, plan.records)), watcher, measured=True)
+
+    make_start_if_wanted(config, watcher, imitated)
     kept = _Kept(folder)
 
     def carry_out(name: str, changes: dict[str, Any]) -> None:

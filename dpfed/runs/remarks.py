@@ -71,7 +71,7 @@ def _say_few_contrasted(parts: Components, watcher: Watcher) -> None:
         key = "public.records" if method.public_records else "privacy.batch" if method.whole_batch else "bounding.group_size"
         watcher.note(
             f"'{config.objective.name}' learns from the spread of the records of a group, and {contrasted} say little of it: "
-            f"{least} or more serve better ({key})"
+            f"groups of {least} or more serve better ({key})"
         )
 
 

@@ -81,8 +81,6 @@ def search(
     asked = read_sweep(file, base)
     place = Path(folder) / asked.name
     _refuse(asked, file)
-    for config in asked.configs.values():
-        make_start_if_wanted(config, watcher)
     store, searched = _planned(asked, score, mean, distribution, watcher)
     published = place / BEST
     if not RunDirectory.unused(published):
@@ -98,6 +96,8 @@ def search(
         kept = SearchFolder.create(place, searched, randomness)
     elif not kept.searched.is_asked_for(searched):
         raise UserError(f"{place} holds another search, which is not finished: choose another folder for this one.")
+    for config in asked.configs.values():
+        make_start_if_wanted(config, watcher, lambda _: None)  # all that may refuse the search has been asked
     with kept.locked():
         return _carried_out(kept, asked, store, published, watcher)
 

@@ -62,7 +62,10 @@ def procedural_start(place: Path) -> StartingWeights:
     if not place.exists():
         raise MissingStart(f"model.start: the procedural start is not at {place}: `dpfed start CONFIG` makes it.")
     try:
-        if not RunDirectory.open(place).finished:
+        run = RunDirectory.open(place)
+        if not run.finished:
+            if not run.has_key:
+                raise UserError(f"{place} is unfinished, and cannot go on.")
             raise MissingStart(f"model.start: the procedural start in {place} is unfinished: `dpfed start CONFIG` finishes it.")
         found = find_start(place)
         found.refuse_damage()

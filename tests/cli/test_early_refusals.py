@@ -1,6 +1,7 @@
 """Mistakes that are known before a record is read are answered before one is, and before torch is imported."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from dpfed.config import parse_config
 from dpfed.data import opening
 from dpfed.data.store.counting import known_count
 from dpfed.data.store.record import RecordInput
+from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.runs.directory import RunDirectory
@@ -148,9 +150,18 @@ def test_a_task_that_the_records_do_not_allow_is_refused_with_a_way_out_that_wor
     assert foresee(parse_config({**tree, "evaluation": {"split": "none"}})).records == 550
 
 
+def test_a_sharded_store_is_judged_by_its_header_for_a_machine_may_have_some_shards_only(shapes, tiny, tmp_path):
+    shard_store(shapes.path, tmp_path / "sharded", 3)
+    shutil.rmtree(tmp_path / "sharded" / "shard-00001")
+    tree = {**tiny, "data": {"source": "store", "path": str(tmp_path / "sharded"), "size": 16}}
+    assert foresee(parse_config(tree)).records == 600
+    tree = {"data": {**tree["data"], "size": None}, "privacy": GOOD, "bounding": {"group_size": 4}}
+    assert foresee(parse_config(tree)).records == 600
+
+
 FEW = [
-    ({"bounding": {"group_size": 2}}, "bounding.group_size to 3"),
-    ({"bounding": {"method": "public"}, "public": {"records": 1}}, "public.records to 2"),
+    ({"bounding": {"group_size": 2}}, "bounding.group_size to 3 or more; 16"),
+    ({"bounding": {"method": "public"}, "public": {"records": 1}}, "public.records to 2 or more; 15"),
 ]
 
 
@@ -159,7 +170,7 @@ def test_a_loss_that_learns_nothing_from_two_records_is_refused(tiny, public_sto
     tree = {**tiny, **changes, "objective": {"name": "barlow_twins"}, "privacy": GOOD}
     if "public" in tree:
         tree["public"] = {**tree["public"], "path": str(public_store.path)}
-    with pytest.raises(UserError, match=f"learns nothing from 2 records: set {said} or more; 16 or more serve well"):
+    with pytest.raises(UserError, match=f"learns nothing from 2 records: set {said} or more serve well"):
         foresee(parse_config(tree))
     for loss in ("infonce", "vicreg"):
         foresee(parse_config({**tree, "objective": {"name": loss}}))
@@ -191,6 +202,9 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squa
         ["site", "setup", "nowhere", "--coordinator", "x", "--store", "nowhere"],
         ["site", "join", "nowhere", "empty.toml"],
         ["site", "serve", "nowhere"],
+        ["site", "doctor", "nowhere"],
+        ["federation", "doctor", "nowhere"],
+        ["federation", "create", "office", "recipes/federation", "card.json", "--set", "data.path=nowhere"],
         ["site", "status", "nowhere"],
         ["start", "cuhk-pedes", "--set", "model.architecture=local-dir:x", "--set", "model.weights="],
     ):

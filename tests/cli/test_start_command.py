@@ -49,6 +49,13 @@ def test_a_start_is_not_made_for_a_command_that_would_be_refused(place, dpfed):
     assert code == 2 and "model.weights" in error and "the start has the weights" in error and not (place / "stores").exists()
 
 
+def test_a_start_may_go_where_the_run_itself_would_write_no_store(place, dpfed, shapes):
+    given = ["data.source=store", f"data.path={shapes.path}", "model.width=8", "data.size=16", "data.records=20000"]
+    assigned = [word for one in (*given, "data.stores=elsewhere") for word in ("--set", one)]
+    code, _, error = dpfed("start", "quickstart", *assigned)
+    assert code == 0 and [path.name for path in (place / "elsewhere").iterdir() if path.name == "starts"], error
+
+
 def test_a_damaged_start_is_not_there_already(place, dpfed):
     assigned = ["--set", "model.width=8", "--set", "data.size=16"]
     assert dpfed("start", "quickstart", *assigned)[0] == 0

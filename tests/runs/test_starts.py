@@ -7,8 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dpfed.budgets.spending import set_budget
 from dpfed.config import parse_config
 from dpfed.config.shipped import shipped_file
+from dpfed.data.store.records import RecordStore
 from dpfed.encoder import load
 from dpfed.errors import UserError
 from dpfed.federation.simulated import Simulation
@@ -181,6 +183,7 @@ DAMAGE = {
     "no description": lambda place: (place / "model" / "model.json").unlink(),
     "no model": lambda place: shutil.rmtree(place / "model"),
     "no config.toml": lambda place: (place / "config.toml").unlink(),
+    "unfinished, and without its key": lambda place: (place / "results.json").unlink(),
     "no run at all": lambda place: [shutil.rmtree(place), place.mkdir(), (place / "notes.txt").write_text("mine")],
 }
 
@@ -235,10 +238,26 @@ def test_what_is_wrong_with_the_records_is_said_before_a_start_is_trained(tree, 
     assert not any("start" in line for line in notes.said) and not (tmp_path / "stores").exists()
 
 
+def test_whatever_refuses_the_run_does_so_before_a_start_is_trained(tree, private_store, tmp_path):
+    """What torch, the records or the budget has to say, too."""
+    tree = {**tree, "privacy": {"epsilon": 8.0, "batch": 40, "steps": 3}}
+    set_budget(RecordStore.open(private_store), 1.0, 1e-4)
+    spent = {**tree, "data": {**tree["data"], "path": str(private_store)}}
+    narrow = {**tree, "model": {**tree["model"], "text_heads": 3}}
+    bounding = {"method": "public", "microbatch": 32}
+    shared = {**spent, "bounding": bounding, "public": {"path": tree["data"]["path"], "records": 3}}
+    for wrong, said in ((spent, "budget"), (narrow, "must be a multiple of"), (shared, "share images|same bytes")):
+        with pytest.raises(UserError, match=said):
+            pretrain(parse_config(wrong), tmp_path / "run", notes := Notes())
+        assert not any("procedural start" in line for line in notes.said)
+    assert not (tmp_path / "stores" / "starts").exists()
+
+
 def test_another_process_that_makes_the_start_is_waited_for_by_nobody(tree):
     config = parse_config(tree)
     place, _ = make_start(config)
     (place / "results.json").unlink()
+    (place / "secret.key").write_bytes(bytes(32))  # as while it is made
     with RunDirectory.open(place).locked(), pytest.raises(UserError, match="another process"):
         make_start(config)
 

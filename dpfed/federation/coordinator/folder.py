@@ -8,7 +8,7 @@ from typing import Any
 from dpfed.config import Config, read_back
 from dpfed.config.toml_file import read_toml
 from dpfed.errors import UserError
-from dpfed.federation.own_folder import own_folder, refuse_existing
+from dpfed.federation.own_folder import own_folder, refuse_unmakeable
 from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.terms import Terms
@@ -16,9 +16,6 @@ from dpfed.files.atomic import create_file
 from dpfed.places import local_path
 from dpfed.progress import Silent, Watcher, import_progress
 from dpfed.runs.foresight import refuse_impossible
-from dpfed.runs.making import make_start_if_wanted
-from dpfed.runs.records import records_of
-from dpfed.runs.resolution import settle
 from dpfed.runs.starts import refuse_start
 
 
@@ -58,17 +55,27 @@ class CoordinatorFolder:
             UserError: see `refuse_proposal` and `Terms.agree`.
         """
         folder, watcher = cls(Path(path)), watcher or Silent()
-        refuse_existing(folder.path)
+        refuse_unmakeable(folder.path)
         read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]
         refuse_proposal(config, len(read))
-        make_start_if_wanted(config, watcher)
-        identity, config = identity or Identity.fresh(), settle(config)
-        terms = Terms.agree(config, read, identity.signing_key, **options)
-        # Before anything is made: it is where the run is measured.
-        records_of(config, import_progress(watcher))
+        from dpfed.runs.making import make_start_if_wanted  # with torch, which takes seconds
+        from dpfed.runs.records import public_records_of, records_of
+        from dpfed.runs.resolution import settle
+
+        own = identity or Identity.fresh()
+
+        def agreed(config: Config) -> tuple[Config, Terms]:
+            config = settle(config)
+            terms = Terms.agree(config, read, own.signing_key, **options)
+            # Where the run is measured, and what no record of it may be among.
+            public_records_of(config, records_of(config, import_progress(watcher)), import_progress(watcher, "public records"))
+            return config, terms
+
+        make_start_if_wanted(config, watcher, agreed)
+        config, terms = agreed(config)
         with own_folder(folder.path) as draft:
             new = cls(draft)
-            identity.save(new._identity)
+            own.save(new._identity)
             create_file(new._config, config.dump())
             terms.save(new.terms)
         return folder
@@ -102,10 +109,12 @@ def refuse_proposal(config: Config, sites: int) -> None:
         sites: how many there will be.
 
     Raises:
-        UserError: for privacy.not_covered, starting weights that are not there, records that are not there or cannot be
-            measured as asked, an unfit public store, or a plan that cannot be for any number of records.
+        UserError: for privacy.not_covered and a seed, starting weights that are not there, records that are not there or
+            cannot be measured as asked, an unfit public store, or a plan that cannot be for any number of records.
     """
     if config.privacy.not_covered is not None:
         raise UserError("privacy.not_covered is for one's own records, and those of a federation are the sites': leave it out.")
+    if config.privacy.seed is not None:
+        raise UserError("privacy.seed gives the noise away to anyone, and no site joins such terms: leave it out.")
     refuse_start(config)
     refuse_impossible(config, sites)

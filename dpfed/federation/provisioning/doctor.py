@@ -27,7 +27,6 @@ from dpfed.federation.provisioning.replies import Reply
 from dpfed.federation.provisioning.services import LINK_PORT, NODE_PORTS
 from dpfed.federation.provisioning.site_place import SitePlace
 from dpfed.federation.site.folder import SiteFolder, refuse_too_few
-from dpfed.federation.site.own_config import require_copies
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.promise import round_up
 
@@ -210,6 +209,8 @@ def _terms(place: SitePlace) -> Iterator[Finding]:
 def _copies(site: SiteFolder) -> Iterator[Finding]:
     """What was agreed on and does not travel, such as public records."""
     if site.joined and not has_left(site.path):
+        from dpfed.federation.site.own_config import require_copies  # with torch, which takes seconds
+
         if found := require_copies(site.terms(), site.settings()):
             yield Finding("copies", State.GOOD, f"as agreed on: {', '.join(found)}")
 

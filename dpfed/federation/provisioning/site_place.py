@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.budgets.shelf import possible
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.leaving import has_left, refuse_if_left
 from dpfed.federation.protocol.terms import Terms
@@ -62,6 +63,7 @@ class SitePlace:
                 f"{kit} was not made by the coordinator with the fingerprint {coordinator!r}: call them again, and have "
                 "them read it out. If it is right, the kit comes from somebody else."
             )
+        RecordStore.open(store)  # before anything is unpacked
         port, proxy = settings.pop("port", None) or NODE_PORTS["a"], settings.pop("proxy", None)
         if not 1 <= port < 65535:
             raise UserError(f"--port {port} is none: expected 1 to 65534; the next one is used, too.")

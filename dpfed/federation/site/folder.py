@@ -9,8 +9,10 @@ from typing import Any
 import tomli_w
 from pydantic import Field, ValidationError
 
-from dpfed.config import Section, first_problem
+from dpfed.config import Config, PublicConfig, Section, first_problem
+from dpfed.config.sections import PROCEDURAL
 from dpfed.config.toml_file import read_toml
+from dpfed.data.public_store import public_fingerprint
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.budgeting import reserve_site
@@ -23,11 +25,13 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.files.atomic import create_file
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
+from dpfed.models.starting import find_start
 from dpfed.places import local_path
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
+from dpfed.runs.paths import with_absolute_paths
 
 
 class SiteSettings(Section):
@@ -82,6 +86,11 @@ class SiteFolder:
         folder = cls(Path(path))
         records = RecordStore.open(store)
         refuse_too_few(declared, records, "--declared")
+        if settings.get("public") is not None:
+            public_fingerprint(PublicConfig(source="store", path=settings["public"]))
+        if settings.get("start") not in (None, PROCEDURAL):
+            find_start(settings["start"])
+        settings |= _absolute(settings)
         try:
             chosen = SiteSettings(name=name, store=str(Path(store).absolute()), **settings)
             identity = Identity.fresh()
@@ -232,6 +241,17 @@ class SiteFolder:
             UserError: if another process serves it.
         """
         return file_lock(self.path / ".lock", f"{self.path} is served by another process.")
+
+
+def _absolute(settings: dict[str, Any]) -> dict[str, str | None]:
+    """A site's copies, by places that mean the same wherever the site is served from."""
+    default = Config()
+    model = {key: settings[key] for key in ("architecture", "weights", "start") if settings.get(key) is not None}
+    if "architecture" in model:
+        model["kind"] = "open_clip"
+    public = default.public.model_copy(update={"path": settings.get("public")})
+    found = with_absolute_paths(default.model_copy(update={"model": default.model.model_copy(update=model), "public": public}))
+    return {key: getattr(found.model, key) for key in model if key != "kind"} | {"public": found.public.path}
 
 
 def refuse_too_few(declared: int | None, store: RecordStore, where: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dpfed.config import Config, DataConfig, EvaluationConfig
+from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteSettings
-from dpfed.models.starting import MissingStart
-from dpfed.runs.resolution import settle
+from dpfed.privacy.method import method_named
+from dpfed.runs.making import start_is_there
+from dpfed.runs.resolution import settle, settle_model
 from dpfed.runs.starts import starting_weights
 
 
@@ -49,14 +51,22 @@ def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
     Raises:
         UserError: naming the first that is missing or another one.
     """
-    config = settle(site_config(terms, settings))
-    try:
-        starting_weights(config)
-    except MissingStart as error:
+    config = site_config(terms, settings)
+    named = terms.run_config()
+    public = method_named(config.bounding.method).public_records and config.public.source == "store"
+    lacking = {
+        "public": settings.public is None and public and f"the public records '{named.public.path}'",
+        "start": settings.start is None and config.model.start and f"the starting weights '{named.model.start}'",
+    }
+    if config.model.start == PROCEDURAL and start_is_there(settle_model(config)):
+        lacking["start"] = False
+    if any(lacking.values()):
+        what = [f"{what} (`{key}`)" for key, what in lacking.items() if what]
         raise UserError(
-            f"the starting weights that were agreed on ({terms.run_config().model.start}) are not here: get a copy of "
-            "them, and name it as `start` in this site's site.toml."
-        ) from error
+            f"{' and '.join(what)} that were agreed on do not travel: get a copy, and name its place in this site's site.toml."
+        )
+    config = settle(config)
+    starting_weights(config)
     agreed = {f"model.{name}": getattr(config.model, name) for name in ("architecture", "start", "anchors")}
     agreed["public.path"] = config.public.digest
     return [key for key, value in agreed.items() if value is not None]

@@ -14,6 +14,7 @@ from dpfed.budgets.spending import set_budget
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import Identity
+from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import is_for
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.findings import State
@@ -460,6 +461,7 @@ def test_terms_are_only_in_the_second_kit(invited):
         ({"bounding": {"group_size": 64}}, "group_size must lie in 1..60"),
         ({"data": {"size": None}}, "squares of 32 pixels"),
         ({"privacy": {"not_covered": "mine"}}, "not_covered is for one's own records"),
+        ({"privacy": {"seed": 3}}, "no site joins such terms"),
     ],
 )
 def test_what_is_wrong_with_the_configuration_is_said_before_any_site_is_asked(office, monkeypatch, changes, said):
@@ -485,7 +487,7 @@ def test_a_site_is_told_at_once_which_copies_it_needs_and_the_doctor_asks_for_th
     kits = office.provision().kits
     told = {site: dpfed("site", "join", place.path, kits[site]) for site, place in places.items()}
     assert [code for code, _, _ in told.values()] == [0, 0]
-    assert "Before it can be served: public.path" in told["north"][1] and "`public` in its site.toml" in told["north"][1]
+    assert "Before it can be served: the public records 'shapes' (`public`)" in told["north"][1]
     assert "Before it can be served" not in told["south"][1]
     copies = {site: [found for found in examine_site(place.path) if found.about == "copies"] for site, place in places.items()}
     assert copies["north"][0].state is State.BAD and copies["south"][0].state is State.GOOD
@@ -498,6 +500,8 @@ def test_a_site_is_told_at_once_which_copies_it_needs_and_the_doctor_asks_for_th
 def test_the_procedural_start_is_made_with_the_terms(office, monkeypatch):
     made = []
     monkeypatch.setattr("dpfed.runs.making.make_start", lambda config, watcher: made.append(config.model.start))
+    agree, drafts = Terms.agree, []
+    monkeypatch.setattr(Terms, "agree", lambda *given, **options: drafts.append(made[:]) or agree(*given, **options))
     plan = (office.folder / "plan.toml").read_text().replace("[model]\n", '[model]\nstart = "procedural"\n')
     (office.folder / "plan.toml").write_text(plan)
     done = office.provision()
@@ -506,4 +510,21 @@ def test_the_procedural_start_is_made_with_the_terms(office, monkeypatch):
     assert not made
     with pytest.raises(UserError, match="the starting weights have no digest"):  # as nothing was made
         office.provision()
-    assert made == ["procedural"]
+    assert made == ["procedural"] and drafts == [[], made]  # terms are tried before it is trained
+
+
+@pytest.mark.parametrize(("copy", "said"), [("public", "no record store"), ("start", "nothing at")])
+def test_a_copy_that_is_not_there_is_refused_when_the_site_is_made_and_a_bad_store_leaves_nothing(office, copy, said):
+    done = office.provision()
+    with pytest.raises(UserError, match=said):
+        office.set_up("north", done, **{copy: "nowhere"})
+    place = office.folder / "elsewhere"
+    with pytest.raises(UserError, match="no record store at"):
+        SitePlace.set_up(done.kits["north"], place, done.fingerprint, office.folder / "nowhere")
+    assert not place.exists()
+
+
+def test_a_relative_copy_is_kept_as_the_place_that_it_is(office, public_store, monkeypatch):
+    monkeypatch.chdir(public_store.path.parent)
+    place = office.set_up("north", office.provision(), public=public_store.path.name)
+    assert place.site.settings().public == str(public_store.path)
