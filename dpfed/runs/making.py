@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dpfed.config import Config
 from dpfed.config.sections import PROCEDURAL
+from dpfed.errors import UserError
 from dpfed.models.starting import MissingStart
 from dpfed.privacy.method import method_named
 from dpfed.progress import Silent, Watcher
@@ -37,7 +38,10 @@ def make_start(config: Config, watcher: Watcher | None = None) -> tuple[Path, bo
     if RunDirectory.unused(place):
         recipe = recipe_for(config)
         watcher.note(f"making the procedural start of this model, once: {recipe.privacy.steps} steps, into {place}")
-        job = begin(recipe, place, watcher)
+        try:
+            job = begin(recipe, place, watcher)
+        except UserError as error:
+            raise UserError(f"the procedural start, which goes into data.stores = {config.data.stores!r}: {error}") from error
         with job.run.locked():
             run_job(job, watcher)
         return place, False

@@ -106,6 +106,8 @@ class _Storage:
     def _reading(self) -> Iterator[None]:
         try:
             yield
+        except ImportError as error:  # fsspec says which package to install
+            raise UserError(f"the record store {self._url} cannot be read with what is installed here: {error}.") from error
         except Exception as error:  # every kind of storage raises its own
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise UserError(

@@ -145,6 +145,15 @@ def test_missing_credentials_are_a_users_mistake(url: str, tmp_path: Path, monke
         opened(url, tmp_path / "stores")
 
 
+def test_a_kind_of_storage_whose_package_is_missing_is_named_with_it(tmp_path: Path, monkeypatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", refuse)
+    with pytest.raises(UserError, match="cannot be read with what is installed here: Install s3fs to access S3.$"):
+        opened("s3://bucket/store", tmp_path / "stores")
+
+
 def test_damage_and_too_many_owners_are_named_before_anything_is_copied(url: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="4 shards.*5 workers"):
         opened(url, tmp_path / "stores", 0, 5)
