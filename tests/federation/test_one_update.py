@@ -88,15 +88,17 @@ def test_a_simulated_federation_releases_the_same(locally, config, tmp_path):
 
 
 def institutions(config, shapes, folder):
-    """The parties on disk. With a fixed seed, which real sites refuse, they sign up past their own check."""
+    """The parties on disk. With a fixed seed, which real parties refuse, they sign up past their own checks."""
     divide_store(shapes.path, folder / "stores", SITES, SKEW)
     sites = [
         SiteFolder.create(folder / site_folder(n), site_folder(n), folder / "stores" / site_folder(n)) for n in range(SITES)
     ]
     data = config.data.model_copy(update={"path": str(folder / "stores" / EVALUATION)})
-    made = CoordinatorFolder.create(
-        folder / "coordinator", config.model_copy(update={"data": data}), [site.card for site in sites], deadline=60.0
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpfed.federation.coordinator.folder.refuse_proposal", lambda *_: None)
+        made = CoordinatorFolder.create(
+            folder / "coordinator", config.model_copy(update={"data": data}), [site.card for site in sites], deadline=60.0
+        )
     terms = Terms.load(made.terms)
     for site in sites:
         (site.path / "secret.key").write_bytes(Randomness.from_seed(SEED).for_owners().master)
