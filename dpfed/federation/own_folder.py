@@ -11,16 +11,6 @@ from dpfed.errors import UserError
 from dpfed.files.atomic import new_folder
 
 
-def refuse_existing(folder: Path) -> None:
-    """Refuses a place where there is something.
-
-    Raises:
-        UserError: naming it.
-    """
-    if os.path.lexists(folder):
-        raise UserError(f"cannot make {folder}: it exists; choose another folder.")
-
-
 @contextlib.contextmanager
 def own_folder(folder: Path) -> Iterator[Path]:
     """A new folder for its owner's eyes only, all at once or not at all.
@@ -28,7 +18,8 @@ def own_folder(folder: Path) -> Iterator[Path]:
     Raises:
         UserError: if there is something, or it cannot be made.
     """
-    refuse_existing(folder)
+    if os.path.lexists(folder):
+        raise UserError(f"cannot make {folder}: it exists; choose another folder.")
     try:
         with new_folder(folder, mode=0o700) as draft:
             yield draft

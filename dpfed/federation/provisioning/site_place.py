@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.budgets.shelf import possible
-from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.leaving import has_left, refuse_if_left
 from dpfed.federation.protocol.terms import Terms
@@ -18,7 +17,7 @@ from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, Manifest, a
 from dpfed.federation.provisioning.node_keys import NodeKeys
 from dpfed.federation.provisioning.replies import Reply
 from dpfed.federation.provisioning.services import NODE_PORTS, Slot, container_user, require_plain
-from dpfed.federation.site.folder import SiteFolder
+from dpfed.federation.site.folder import SiteFolder, records_of_site
 from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_text
@@ -63,7 +62,7 @@ class SitePlace:
                 f"{kit} was not made by the coordinator with the fingerprint {coordinator!r}: call them again, and have "
                 "them read it out. If it is right, the kit comes from somebody else."
             )
-        RecordStore.open(store)  # before anything is unpacked
+        records_of_site(store, settings.get("declared"), settings)  # before anything is unpacked
         port, proxy = settings.pop("port", None) or NODE_PORTS["a"], settings.pop("proxy", None)
         if not 1 <= port < 65535:
             raise UserError(f"--port {port} is none: expected 1 to 65534; the next one is used, too.")

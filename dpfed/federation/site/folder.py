@@ -81,15 +81,9 @@ class SiteFolder:
             settings: further `SiteSettings`.
 
         Raises:
-            UserError: for a folder in use, records that cannot be opened, or fewer declared than there are.
+            UserError: for a folder in use; see also `records_of_site`.
         """
-        folder = cls(Path(path))
-        records = RecordStore.open(store)
-        refuse_too_few(declared, records, "--declared")
-        if settings.get("public") is not None:
-            public_fingerprint(PublicConfig(source="store", path=settings["public"]))
-        if settings.get("start") not in (None, PROCEDURAL):
-            find_start(settings["start"])
+        folder, records = cls(Path(path)), records_of_site(store, declared, settings)
         settings |= _absolute(settings)
         try:
             chosen = SiteSettings(name=name, store=str(Path(store).absolute()), **settings)
@@ -241,6 +235,26 @@ class SiteFolder:
             UserError: if another process serves it.
         """
         return file_lock(self.path / ".lock", f"{self.path} is served by another process.")
+
+
+def records_of_site(store: str | Path, declared: int | None, settings: dict[str, Any]) -> RecordStore:
+    """Opens a site's records, and looks whether its copies of public records and starting weights are where it says.
+
+    Args:
+        store: the records.
+        declared: number of training records to declare.
+        settings: see `SiteFolder.create`.
+
+    Raises:
+        UserError: for what cannot be opened, or fewer records declared than there are.
+    """
+    records = RecordStore.open(store)
+    refuse_too_few(declared, records, "--declared")
+    if settings.get("public") is not None:
+        public_fingerprint(PublicConfig(source="store", path=settings["public"]))
+    if settings.get("start") not in (None, PROCEDURAL):
+        find_start(settings["start"])
+    return records
 
 
 def _absolute(settings: dict[str, Any]) -> dict[str, str | None]:

@@ -514,14 +514,13 @@ def test_the_procedural_start_is_made_with_the_terms(office, monkeypatch):
 
 
 @pytest.mark.parametrize(("copy", "said"), [("public", "no record store"), ("start", "nothing at")])
-def test_a_copy_that_is_not_there_is_refused_when_the_site_is_made_and_a_bad_store_leaves_nothing(office, copy, said):
+def test_a_store_or_a_copy_that_is_not_there_is_refused_before_the_kit_is_unpacked(office, copy, said):
     done = office.provision()
-    with pytest.raises(UserError, match=said):
-        office.set_up("north", done, **{copy: "nowhere"})
-    place = office.folder / "elsewhere"
-    with pytest.raises(UserError, match="no record store at"):
-        SitePlace.set_up(done.kits["north"], place, done.fingerprint, office.folder / "nowhere")
-    assert not place.exists()
+    place, store = office.folder / "elsewhere", office.store("north")
+    for wrong, named, settings in ((office.folder / "nowhere", "no record store at", {}), (store, said, {copy: "nowhere"})):
+        with pytest.raises(UserError, match=named):
+            SitePlace.set_up(done.kits["north"], place, done.fingerprint, wrong, **settings)
+        assert not place.exists()
 
 
 def test_a_relative_copy_is_kept_as_the_place_that_it_is(office, public_store, monkeypatch):
