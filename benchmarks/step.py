@@ -28,7 +28,7 @@ from dpfed.objectives.infonce import group_loss
 
 MODELS = {
     "small CNN": (ModelConfig(image="cnn", width=32), 256, 11, (16, 32, 64, 128)),
-    "ResNet-18": (ModelConfig(image="resnet18", width=64), 64, 3, (8, 16, 32)),
+    "ResNet-18": (ModelConfig(image="resnet18", width=64), 64, 7, (8, 16, 32)),
     "ResNet-18, ImageNet stem": (ModelConfig(image="resnet18", width=64, stem="imagenet"), 128, 7, (16, 32, 64)),
     "ViT-B-32, adapters": (ModelConfig(kind="open_clip", architecture="ViT-B-32"), 32, 3, (8, 16, 32)),
 }
