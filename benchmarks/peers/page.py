@@ -99,7 +99,7 @@ def _size(cell: str) -> int:
 
 
 def _batch(cell: str) -> int:
-    return int(cell.rpartition("= ")[2])
+    return int(cell.rpartition("= ")[2].replace(",", ""))
 
 
 def _step(found: dict[str, Any] | None, name: str) -> str:
@@ -122,9 +122,20 @@ def _whole(part: str, lines: list[str], cells: dict[str, Any]) -> str:
         return "Not measured yet."
     result = figures("peers")[part]
     packages = ", ".join(f"{name} {number}" for name, number in result["packages"].items())
-    cores = sorted({found["cores"] for found in cells.values()})
-    said = f"Cores: {', '.join(map(str, cores))}. Medians of {result['rounds']} rounds in turns. {packages}."
+    said = f"{_machines(cells)}. Medians of {result['rounds']} rounds in turns. {packages}."
     return "\n".join([*lines, "", said])
+
+
+def _machines(cells: dict[str, Any]) -> str:
+    """What the cells were measured on; which batches where, if that is not one machine for all."""
+    batches: dict[str, list[int]] = {}
+    for name, found in cells.items():
+        machine = found.get("hardware", f"{found['cores']} core")  # early cells do not say which
+        batches.setdefault(machine, []).append(_batch(name) if "B = " in name else 0)
+    if len(batches) == 1:
+        return next(iter(batches))
+    own = {machine: " and ".join(f"{batch:,}" for batch in sorted(set(some))) for machine, some in batches.items()}
+    return "; ".join(f"B = {some}: {machine}" for machine, some in own.items())
 
 
 STEPS = "a step over one without privacy"
