@@ -99,7 +99,7 @@ def _size(cell: str) -> int:
 
 
 def _batch(cell: str) -> int:
-    return int(cell.rpartition("= ")[2].replace(",", ""))
+    return int(cell.rpartition("= ")[2])
 
 
 def _step(found: dict[str, Any] | None, name: str) -> str:
@@ -127,15 +127,15 @@ def _whole(part: str, lines: list[str], cells: dict[str, Any]) -> str:
 
 
 def _machines(cells: dict[str, Any]) -> str:
-    """What the cells were measured on; which batches where, if that is not one machine for all."""
-    batches: dict[str, list[int]] = {}
+    """What the cells were measured on, column by column if that is not one machine for all."""
+    columns: dict[str, set[str]] = {}
     for name, found in cells.items():
         machine = found.get("hardware", f"{found['cores']} core")  # early cells do not say which
-        batches.setdefault(machine, []).append(_batch(name) if "B = " in name else 0)
-    if len(batches) == 1:
-        return next(iter(batches))
-    own = {machine: " and ".join(f"{batch:,}" for batch in sorted(set(some))) for machine, some in batches.items()}
-    return "; ".join(f"B = {some}: {machine}" for machine, some in own.items())
+        columns.setdefault(f"B = {_batch(name):,}" if name.startswith(CNN) else name, set()).add(machine)
+    machines = set().union(*columns.values())
+    if len(machines) == 1:
+        return machines.pop()
+    return "; ".join(f"{column}: {' or '.join(sorted(some))}" for column, some in columns.items())
 
 
 STEPS = "a step over one without privacy"

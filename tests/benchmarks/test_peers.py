@@ -109,6 +109,22 @@ def test_it_works_in_small_as_a_process():
         assert words in done.stdout
 
 
+def test_a_table_says_the_machine_and_which_column_where_there_are_several(monkeypatch):
+    def said(*machines):
+        cells = {
+            f"small CNN, S = {size}, B = {batch}": {"cores": 1, "hardware": machine, "contenders": {}, "left_out": []}
+            for size, batch, machine in machines
+        }
+        part = {"cells": cells, "packages": {}, "rounds": 2}
+        monkeypatch.setattr(page, "figures", lambda _: {"step": part})
+        return page.steps().splitlines()[-1]
+
+    assert said((1, 256, "one"), (4, 1024, "one")).startswith("one. Medians")
+    assert said((1, 256, "one"), (4, 256, "other"), (1, 1024, "one")).startswith(
+        "B = 256: one or other; B = 1,024: one. Medians"
+    )
+
+
 @pytest.mark.skipif(not (environment.PLACE / "bin" / "python").exists(), reason="the peers' environment is not there")
 def test_in_the_peers_environment_all_compute_the_same_clipped_sum():
     words = "from benchmarks.peers.__main__ import check; check()"
