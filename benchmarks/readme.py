@@ -158,28 +158,6 @@ def cluster() -> str:
     return "\n".join(lines)
 
 
-def sharded() -> str:
-    """What it costs to clip a sharded model."""
-    lines = ["| model, trained parameters | workers | S | loop engine, whole model | `layerwise`, sharded | `loop`, sharded |"]
-    lines, worst = [*lines, "|---|---|---|---|---|---|"], list[float]()
-    for name, found in figures("sharded").items():
-        for ranks, sizes in ((key, value) for key, value in found.items() if key[0].isdigit()):
-            for size, one in sizes.items():
-                worst.append(one["ratio_within_a_turn"]["layerwise"][1])
-                cells = (f"{one['ratio'][engine]:.2f} x" for engine in ("layerwise", "two passes"))
-                lines.append(
-                    f"| {name}, {found['parameters'] / 1e6:.1f} M | {ranks.split()[0]} | {size.removeprefix('S = ')} | "
-                    f"{one['milliseconds_per_group']['loop']:,.0f} ms | {' | '.join(cells)} |"
-                )
-    load, most = max(found["load_average"] for found in figures("sharded").values()), max(worst)
-    lines += [
-        "",
-        "S: records of a group. One thread a worker, two cores, gloo over the loopback interface. Others computed beside it "
-        f"(load average up to {load:.1f}). Ratios are of medians. In no single turn was `layerwise` above {most:.2f} x.",
-    ]
-    return "\n".join(lines)
-
-
 def institutions() -> str:
     """What being apart costs, and how long a round takes."""
     lines = ["| the same plan | R@10, image to text | R@10, text to image | epsilon |", "|---|---|---|---|"]
@@ -231,7 +209,7 @@ def main() -> None:
     """Fills the marked parts of the READMEs and of the guides."""
     root = README.parent
     fill(README, {"quickstart": quickstart(), "results": results()})
-    fill(root / "cluster" / "README.md", {"cluster": cluster(), "sharded": sharded()})
+    fill(root / "cluster" / "README.md", {"cluster": cluster()})
     fill(root / "docs" / "towers.md", {"adaptation": adaptation()})
     fill(root / "docs" / "results.md", {"steps": steps()})
     fill(root / "docs" / "federation.md", there({"federation": ("institutions", institutions)}))

@@ -62,7 +62,7 @@ def plan(
     gpus_per_node: Annotated[int, typer.Option(help="GPUs that are rented together.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
-    """Step time, bytes, sigma, epsilon, hours and dollars of a sharded run: arithmetic, no records and no cluster needed."""
+    """Step time, bytes, sigma, epsilon, hours and dollars of a run with many workers: no records and no cluster needed."""
     say(f"planning for {', '.join(map(str, workers))} workers", True)
     given = {"batch": batch, "steps": steps, "epsilon": epsilon, "group_size": group_size}
     wanted = _config(config, assignments or [], given, {} if accountant is None else {"accountant": accountant})
@@ -117,8 +117,7 @@ def _shared(config: Config) -> bool:
     """Whether workers share the coordinator's work of long sums (`dpfed.training.update`)."""
     from dpfed.training.optimizers import by_number
 
-    moving = config.objective.loss.target_network
-    return by_number(config.optimizer) and config.training.sharding == "none" and not moving
+    return by_number(config.optimizer) and not config.objective.loss.target_network
 
 
 def _config(path: Path | None, assignments: list[str], given: dict[str, float | None], further: dict[str, str]) -> Config:

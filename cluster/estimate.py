@@ -1,4 +1,4 @@
-"""What a sharded run costs: time, bytes and dollars, by arithmetic from a handful of measured or assumed figures.
+"""What a run with many workers costs: time, bytes and dollars, by arithmetic from a handful of measured or assumed figures.
 
 A step has three parts, one after the other. Every worker draws its records, reads them, makes their views and computes the
 clipped gradients of its groups; all wait for the one that drew most. The sums go to the coordinator, and the new parameters

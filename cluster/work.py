@@ -130,12 +130,7 @@ def _join(link: Link, parts: Components, randomness: Randomness, observe: GroupO
         link.announce(0)  # all is loaded, and the others may come in
     for value in parts.model.state_dict().values():
         dist.broadcast(value, 0)
-    if parts.config.training.sharding == "none":
-        return Collective(link, Replicas(parts.model), parts.worker(randomness, observe), parts)
-    from cluster.shards import shard  # what it imports, only few runs need
-
-    exchange, model, engine = shard(parts)
-    return Collective(link, exchange, parts.worker(randomness, observe, model, engine))
+    return Collective(link, Replicas(parts.model), parts.worker(randomness, observe), parts)
 
 
 def _take(task: Task, owners: int, watcher: Watcher, stack: contextlib.ExitStack) -> Job | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import refuse_without_effect
@@ -62,13 +62,6 @@ class Config(Section):
         "none", description="'private': loss, clip rate and norms with noise, paid for; 'raw': exact, marks the card"
     )
 
-    @model_validator(mode="after")
-    def _one_target(self) -> Config:
-        if self.objective.loss.target_network and self.training.sharding != "none":
-            name = self.objective.name
-            raise ValueError(f"the target network of objective.name = '{name}' is not sharded; set training.sharding = 'none'")
-        return self
-
     def __init__(self, /, **tree: Any) -> None:
         try:
             super().__init__(**tree)
@@ -105,7 +98,7 @@ def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
     Raises:
         UserError: naming the first offending key, what it got and what was expected; or the keys that have no effect.
     """
-    config = read_back(tree, origin)
+    config = _checked(tree, origin)
     if tree.get("privacy", {}).get("unit") == "unit":
         warnings.warn(f"{origin}: privacy.unit = 'unit' is called 'user' now; it means the same.", Renamed, stacklevel=2)
     refuse_without_effect(config, origin)
@@ -118,6 +111,13 @@ def read_back(tree: dict[str, Any], origin: str) -> Config:
     Raises:
         UserError: see `parse_config`.
     """
+    training = tree.get("training")
+    if isinstance(training, dict) and training.get("sharding") == "none":  # an earlier version spelled out this default
+        tree = {**tree, "training": {key: value for key, value in training.items() if key != "sharding"}}
+    return _checked(tree, origin)
+
+
+def _checked(tree: dict[str, Any], origin: str) -> Config:
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
         raise UserError(f"{origin}: expected keys and values, such as {{'privacy': {{'epsilon': 8.0}}}}; got {shown(tree)}.")
     try:

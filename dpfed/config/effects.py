@@ -77,7 +77,7 @@ _ALWAYS = """
     model.start objective.name bounding.method bounding.options bounding.microbatch privacy.unit privacy.batch privacy.steps
     privacy.seed privacy.not_covered
     optimizer.name optimizer.learning_rate optimizer.weight_decay optimizer.ema training.device training.precision
-    training.sharding training.checkpoint_every training.keep evaluation.split diagnostics
+    training.checkpoint_every training.keep evaluation.split diagnostics
 """  # of bounding.options, every method refuses those that it does not have
 _RULES = (
     Rule(

@@ -307,7 +307,6 @@ class TrainingConfig(Section):
     precision: Literal["fp32", "bf16"] = Field(
         "fp32", description="of the forward pass; bf16 wants the loop or the layerwise engine"
     )
-    sharding: Literal["none", "fsdp"] = Field("none", description="'fsdp': a cluster's workers share one copy of the model")
     checkpoint_every: int = Field(50, ge=1, description="steps between two checkpoints")
     keep: int = Field(2, ge=1, description="how many checkpoints are kept, the newest")
 

@@ -7,7 +7,6 @@ from pydantic import Field
 from dpfed.config import Config, Section
 from dpfed.federation.protocol.trust import Mode, Trust
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.runs.foresight import refuse_sharding
 
 
 class Simulation(Section):
@@ -35,7 +34,6 @@ class Simulation(Section):
             UserError: saying what to change.
         """
         self.trust_model  # noqa: B018 refuses numbers that cannot be
-        refuse_sharding(config, "is for a cluster: set it to 'none'")
         PrivacyPlan.sketch(config).apportioned([1] * self.sites)
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfed.bounding.engines import Engine, GroupBatch, require_fitting
+from dpfed.bounding.engines import GroupBatch, require_fitting
 from dpfed.config import Config
 from dpfed.config.resolved import ResolvedConfig
 from dpfed.data.own_rows import OwnRows
@@ -35,7 +35,7 @@ from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress, signs_of_life
-from dpfed.runs.dummy_batch import dummy_batch, few_groups, largest_pass, views_per_image
+from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
 from dpfed.runs.foresight import foresee, guarded, refuse_many_owners, refuse_uncaptioned
 from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.starts import starting_weights
@@ -74,7 +74,7 @@ class Components:
         config: of the run.
         store: the records.
         plan: what is promised.
-        model: on its device (the CPU if it is sharded for training), at its initial weights until a checkpoint is loaded.
+        model: on its device, at its initial weights until a checkpoint is loaded.
         views: random and plain image views.
         tokenizer: for models that read text.
         preprocessing: what the image tower expects.
@@ -139,7 +139,6 @@ class Components:
         randomness: Randomness,
         observe: GroupObserver | None = None,
         model: nn.Module | None = None,
-        engine: Engine | None = None,
         share: Share | None = None,
     ) -> Worker:
         """The worker of a data owner.
@@ -147,8 +146,7 @@ class Components:
         Args:
             randomness: the owner's.
             observe: receives raw, private figures.
-            model: to be trained, if not `model` itself but a copy or a sharded form of it.
-            engine: of that model; default: the configured one.
+            model: to be trained, if not `model` itself but a copy of it.
             share: what is this owner's; default: what `owner` and `owners` say.
         """
         units = unit_keys(self.store, self.config.privacy)
@@ -159,7 +157,7 @@ class Components:
         return Worker(
             plan=self.plan,
             model=model,
-            engine=engine or self.plan.method.engine(Build(model, self.plan, self.config, randomness, share.owner)),
+            engine=self.plan.method.engine(Build(model, self.plan, self.config, randomness, share.owner)),
             views=self.view_maker(),
             indices=indices,
             keys=keys,
@@ -178,9 +176,9 @@ class Components:
         own = OwnRows(self.store, owner_keys(self.store, self.config.privacy), self.owner, self.owners)
         return Share(self.owner, own, self.plan.groups_of(self.owner, self.owners))
 
-    def dummy_batch(self, device: torch.device, few: bool = False) -> GroupBatch:
-        """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will; or a few small groups."""
-        return dummy_batch(self.config, self.plan, self.tokenizer, device, few_groups(self.config, self.plan) if few else None)
+    def dummy_batch(self, device: torch.device) -> GroupBatch:
+        """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
+        return dummy_batch(self.config, self.plan, self.tokenizer, device)
 
     def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
         """The run's coordinator."""
@@ -275,11 +273,10 @@ def assemble(
     refuse_many_owners(plan, owners)
     tasks_of(store, config)
     public = public_records_of(config, store, import_progress(watcher, "public records"))
-    sharded = config.training.sharding != "none"
-    model.to("cpu" if sharded else device)
+    model.to(device)
     views = ImageViews(config.views, preprocessing)
     parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms, public)
-    if engine == "layerwise" and not sharded:  # it has rules for kinds of layers, and must not misread one
+    if engine == "layerwise":  # it has rules for kinds of layers, and must not misread one
         require_fitting(engine, model, parts.dummy_batch(device), config.training.precision, method.loss(config))
     return parts
 

@@ -269,8 +269,6 @@ class RunDirectory:
         config = read_back(read_toml(self._config, "run's configuration"), str(self._config))
         if config.privacy.draws == "auto":  # an earlier version wrote it: those that chose wrote it down
             config = config.model_copy(update={"privacy": config.privacy.model_copy(update={"draws": "coins"})})
-        if config.training.sharding != "none" and config.bounding.engine == "auto":  # there was one for sharded models then
-            config = config.model_copy(update={"bounding": config.bounding.model_copy(update={"engine": "loop"})})
         return config
 
     def refuse_another(self, config: Config) -> None:

@@ -15,9 +15,7 @@ from dpfed.privacy.plan import PrivacyPlan
 _MOST_TRIED, _PIXELS_TRIED = 64, 64 * 64 * 64  # see `largest_pass`: 64 records of 64 pixels, or fewer larger ones
 
 
-def dummy_batch(
-    config: Config, plan: PrivacyPlan, tokenizer: Tokenizer | None, device: torch.device, groups: list[int] | None = None
-) -> GroupBatch:
+def dummy_batch(config: Config, plan: PrivacyPlan, tokenizer: Tokenizer | None, device: torch.device) -> GroupBatch:
     """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will.
 
     Args:
@@ -25,14 +23,11 @@ def dummy_batch(
         plan: what is promised; its batch and group size count, its number of records does not.
         tokenizer: of models that read text.
         device: where the batch is to be.
-        groups: their sizes, if not those of a microbatch.
     """
     public = config.public.records if plan.method.public_records else 0
     count = max(1, min(plan.groups, config.bounding.microbatch // (plan.group_size + public), 128))
     generator = torch.Generator().manual_seed(0)
-    if groups:
-        sizes = torch.tensor(groups)
-    elif public:
+    if public:
         sizes = torch.full((count,), plan.group_size + public)
     else:
         sizes = torch.poisson(torch.full((count,), float(plan.group_size)), generator=generator).clamp(1).int()
@@ -43,11 +38,6 @@ def dummy_batch(
         shape = (records, texts, tokenizer.context)
         views["text"] = torch.randint(1, tokenizer.vocabulary, shape, generator=generator).to(device)
     return GroupBatch(views, [0, *sizes.cumsum(0).tolist()])
-
-
-def few_groups(config: Config, plan: PrivacyPlan) -> list[int]:
-    """Sizes of a few groups that show whether an engine keeps groups apart: small ones, for models that are expensive."""
-    return [plan.group_size + config.public.records] * 2 if plan.method.public_records else [2, 3, 2]
 
 
 def largest_pass(config: Config, plan: PrivacyPlan) -> int:

@@ -152,25 +152,8 @@ def refuse_inexact(config: Config) -> None:
             f"{said}bounding.engine = '{config.bounding.engine}' passes several groups at once. How far a record moves "
             "the rounding of others' gradients is measured then, and not proven: leave bounding.engine out, or take 'loop'."
         )
-    if config.training.sharding != "none":
-        raise UserError(f"{said}a sharded model adds gradients up in float32: set training.sharding = 'none'.")
     if config.training.device == "mps":
         raise UserError(f"{said}mps computes norms in float32: set training.device = 'cpu'.")
-
-
-def refuse_sharding(config: Config, why: str | None = None) -> None:
-    """Refuses a sharded model where one process has the whole model.
-
-    Args:
-        config: of the run.
-        why: what one process does; default: says how to have several.
-
-    Raises:
-        UserError: saying what to do.
-    """
-    if config.training.sharding != "none":
-        what = why or "divides a model among the workers of a cluster: add --cluster ray --workers N, or set it to 'none'"
-        raise UserError(f"training.sharding = '{config.training.sharding}' {what}.")
 
 
 def refuse_many_owners(plan: PrivacyPlan, owners: int) -> None:

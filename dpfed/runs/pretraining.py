@@ -9,7 +9,6 @@ from dpfed.errors import UserError
 from dpfed.progress import Silent, Watcher
 from dpfed.runs import resuming
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.foresight import refuse_sharding
 from dpfed.runs.job import begin, check, refuse
 from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.running import run_job
@@ -41,7 +40,6 @@ def pretrain(
         )
     watcher = watcher or Silent()
     check(config, folder, resume)
-    refuse_sharding(config)
     if not RunDirectory.unused(folder):
         return resuming.resume(folder, watcher)
     make_start_if_wanted(config, watcher, lambda without: refuse(without, folder, watcher))

@@ -11,21 +11,20 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dpfed.bounding.engines import fastest_engine, require_fp32, rules_cover
+from dpfed.bounding.engines import fastest_engine, require_fp32
 from dpfed.config import Config, ModelConfig
 from dpfed.config.resolved import ResolvedConfig
 from dpfed.errors import UserError
 from dpfed.models.blueprints import blueprint
 from dpfed.models.building import build_model, default_size, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import add_centres
-from dpfed.models.lora import adapted
 from dpfed.models.starting import MissingStart
 from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.models.validation import validate
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher, signs_of_life
-from dpfed.runs.dummy_batch import dummy_batch, few_groups
+from dpfed.runs.dummy_batch import dummy_batch
 from dpfed.runs.foresight import refuse_inexact
 from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.records import public_digest
@@ -51,8 +50,7 @@ def resolve(config: Config, watcher: Watcher | None = None) -> ResolvedConfig:
     _refuse_engine(config)
     engine: str = config.bounding.engine
     if engine == "auto" and method_named(config.bounding.method).picks_engine:
-        choose = _fastest if config.training.sharding == "none" else _of_shards
-        engine = "loop" if config.privacy.noise == "discrete" else choose(config, device, watcher or Silent())
+        engine = "loop" if config.privacy.noise == "discrete" else _fastest(config, device, watcher or Silent())
     config = _with(config, training={"device": device.type}, bounding={"engine": engine})
     refuse_inexact(config)
     return ResolvedConfig(**{name: getattr(config, name) for name in Config.model_fields})
@@ -131,28 +129,6 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
         return fastest_engine(model.to(device), batch, config.training.precision, loss, groups, watcher.note)
 
 
-def _of_shards(config: Config, _: torch.device, watcher: Watcher) -> str:
-    """The engine of a sharded model: layerwise, which computes less, wherever its rules cover the model.
-
-    That is tried on a few records of noise, on the CPU, where the model lies before it is cut up. Nothing is timed: one process
-    alone, with the whole model, is not what will train.
-    """
-    cpu = torch.device("cpu")
-    if config.training.precision != "fp32":
-        watcher.note("engine: loop; a sharded model has no other in bf16")
-        return "loop"
-    require_memory(config, cpu)
-    watcher.note("trying the layerwise engine on noise: do its rules cover this model?")
-    model = _stand_in(config)
-    plan, tokenizer = PrivacyPlan.sketch(config), tokenizer_for(config.model)
-    batch = dummy_batch(config, plan, tokenizer, cpu, few_groups(config, plan))
-    with signs_of_life(watcher.note, "trying the layerwise engine"):
-        fits = next(adapted(model), None) is None and rules_cover(model, batch, plan.method.loss(config))
-    engine = "layerwise" if fits else "loop"
-    watcher.note(f"engine: {engine}{'' if fits else '; the layerwise one does not fit this sharded model'}")
-    return engine
-
-
 def _stand_in(config: Config) -> nn.Module:
     """A model of the run's kind, with any weights."""
     with torch.random.fork_rng(devices=[]):
@@ -163,29 +139,14 @@ def _stand_in(config: Config) -> nn.Module:
 
 
 def _refuse_engine(config: Config) -> None:
-    """Methods with an engine of their own have no choice of one, and vmap none in bf16 and with sharded models."""
+    """Methods with an engine of their own have no choice of one, and vmap none in bf16."""
     method, engine = method_named(config.bounding.method), config.bounding.engine
     if method.picks_engine:
         if engine == "vmap":
             require_fp32(engine, config.training.precision)
-        if config.training.sharding != "none":
-            _refuse_engine_of_shards(config)
         return
     if engine != "auto":
         raise UserError(f"bounding.method = '{method.name}' has its own engine: leave bounding.engine out.")
-    if config.training.sharding != "none":
-        raise UserError(f"training.sharding needs bounding.method = 'group' or 'none', got '{method.name}'.")
-
-
-def _refuse_engine_of_shards(config: Config) -> None:
-    """A sharded model has a loop and a layerwise engine; the latter takes no bf16."""
-    if config.bounding.engine == "vmap":
-        raise UserError("bounding.engine = 'vmap' needs the whole model: take 'loop' or 'layerwise', or leave it out.")
-    if config.bounding.engine == "layerwise" and config.training.precision != "fp32":
-        raise UserError(
-            f"training.precision = '{config.training.precision}' with bounding.engine = 'layerwise' is not for sharded models: "
-            "nobody has shown that they round groups alike. Set training.precision = 'fp32', or bounding.engine = 'loop'."
-        )
 
 
 def pick_device(name: str) -> torch.device:

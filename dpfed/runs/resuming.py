@@ -7,7 +7,6 @@ from pathlib import Path
 from dpfed.errors import UserError
 from dpfed.progress import Silent, Watcher
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.foresight import refuse_sharding
 from dpfed.runs.job import take_up
 from dpfed.runs.running import run_job
 
@@ -26,7 +25,6 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
         return resume_simulation(run, watcher)
     if run.searched is not None and not run.finished:
         raise UserError(f"{folder} belongs to a secret search: give the command of the search again, and it goes on.")
-    refuse_sharding(run.config())
     with run.locked():
         if run.finished:
             run.forget_key()  # a crash may have come in between

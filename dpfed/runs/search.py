@@ -30,7 +30,7 @@ from dpfed.report.results import is_fraction
 from dpfed.runs.budgeting import claim_of, foresee_search, hold_search, reserved_in, settle_search
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import uses_labelled_bank
-from dpfed.runs.foresight import foresee, refuse_sharding
+from dpfed.runs.foresight import foresee
 from dpfed.runs.job import begin, take_up
 from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.provenance import environment, today
@@ -250,7 +250,6 @@ def _refuse(asked: Sweep, file: str | Path) -> None:
         if config.evaluation.split == "none":
             raise UserError(f"{where}: evaluation.split = 'none' measures nothing, and a search needs a figure that chooses.")
         refuse_without_effect(config)
-        refuse_sharding(config)
         _refuse_unpromised(config, where)
         foresee(config)
         refuse_start(config)

@@ -16,7 +16,7 @@ from dpfed.errors import UserError
 from dpfed.places import is_url, local_path
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Watcher
-from dpfed.runs.foresight import refuse_inexact, refuse_sharding
+from dpfed.runs.foresight import refuse_inexact
 
 PROCEDURAL, SHAPES = "procedural", "shapes"
 LEAST_GROUPS = 8  # that a gradient is measured on
@@ -71,7 +71,6 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
             "groups: set bounding.method = 'group' or 'public'."
         )
     refuse_inexact(config)
-    refuse_sharding(config, "divides a model among the workers of a cluster, and this is one process: set it to 'none'")
     if records is None:
         records = known_count(config.data, config.privacy)
     if records is None:

@@ -31,7 +31,7 @@ from dpfed.progress import Silent, Watcher, show_figures
 from dpfed.report.html import write_report
 from dpfed.runs.budgeting import foresee_budget, hold_sweep, may_have_budget
 from dpfed.runs.directory import RunDirectory
-from dpfed.runs.foresight import foresee, refuse_place, refuse_sharding
+from dpfed.runs.foresight import foresee, refuse_place
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
@@ -101,7 +101,6 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
         if not _is_there(target / name):
             watcher.note(f"{name}: accounting")
             refuse_place(target / name)
-            refuse_sharding(config)
             foresee(config)
             refuse_start(config)
     _reserve({target / name: config for name, config in asked.configs.items() if not _is_there(target / name)})

@@ -16,7 +16,6 @@ from dpfed.data.own_rows import OwnRows
 from dpfed.data.public_records import Companions
 from dpfed.data.sampling import StepDraw, draw_step, participants_of
 from dpfed.data.views.batches import ViewMaker
-from dpfed.errors import UserError
 from dpfed.models.contract import temperature_of
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.validation import validate
@@ -124,14 +123,10 @@ class Worker:
         torch.manual_seed(self._randomness.seed("model", step, self._owner))  # dropout and the like repeat on resume
         self._model.train()
         losses: list[Tensor] = []
-        try:
-            norms = self._add_groups(draw, step, total, losses)
-        except UserError:  # a record cannot be read; other workers may wait for this one's engine
-            self._engine.finish(total)
-            raise
+        norms = self._add_groups(draw, step, total, losses)
         if step + 1 < self._plan.steps:
             self._prefetch(step + 1)
-        total = self._engine.finish(total).float()
+        total = total.float()
         if self._observe:
             self._observe(step, self._raw_figures(len(draw.indices), norms, total))
         if self._plan.statistics is not None:

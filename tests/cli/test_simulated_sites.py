@@ -40,7 +40,6 @@ def test_each_mode_ends_with_a_card_that_names_it_and_its_sites(dpfed, source, t
         (["--federated", "3", "--cluster", "ray"], "leave --cluster ray out"),
         (["--federated", "3", "--trust", "secure", "--drops", "2", "--colluders", "0"], "can do without 1 of them"),
         (["--federated", "16"], "each needs one"),
-        (["--federated", "3", "--set", "training.sharding=fsdp"], "training.sharding"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(dpfed, source, tmp_path, options, said):

@@ -199,13 +199,9 @@ def damage(rank, who, *arguments):
     dpfed(*arguments)
 
 
-@pytest.mark.parametrize(
-    ("who", "sharding"),
-    [pytest.param(0, "none", marks=pytest.mark.slow), (1, "none"), pytest.param(1, "fsdp", marks=pytest.mark.slow)],
-)
-def test_a_store_that_is_damaged_on_the_way_ends_the_run_and_names_no_record(source, shapes, tmp_path, who, sharding):
-    options = ("--set", f"training.sharding={sharding}", *(("--set", "bounding.engine=") if sharding == "fsdp" else ()))
-    with Processes(2, tmp_path / "out", damage, who, *pretrain(source, tmp_path / "run", *options)) as processes:
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_store_that_is_damaged_on_the_way_ends_the_run_and_names_no_record(source, shapes, tmp_path, who):
+    with Processes(2, tmp_path / "out", damage, who, *pretrain(source, tmp_path / "run")) as processes:
         assert processes.wait() == [2, 0], processes.text
         assert f"error: step 2: worker {who} cannot read its records any more" in processes.output(0)
         printed = processes.text

@@ -110,7 +110,6 @@ def test_the_papers_say_which_noise_it_was(discrete, tmp_path):
     [
         ("bounding", {"engine": "layerwise"}, "bounding.engine = 'layerwise' passes several groups at once"),
         ("bounding", {"engine": "vmap"}, "bounding.engine = 'vmap' passes several groups at once"),
-        ("training", {"sharding": "fsdp"}, "set training.sharding = 'none'"),
         ("training", {"device": "mps"}, "mps computes norms in float32"),
         ("bounding", {"method": "logit", "engine": "auto"}, "which method 'logit' is not"),
         ("privacy", {"noise_multiplier": 2000.0}, "at most 1000"),
@@ -120,8 +119,6 @@ def test_what_is_not_proven_is_refused_before_a_record_is_read(discrete, section
     discrete[section] |= changes
     if "method" in changes:
         del discrete["bounding"]["group_size"], discrete["bounding"]["engine"]
-    elif section == "training" and "sharding" in changes:
-        del discrete["bounding"]["engine"]
     with pytest.raises(UserError, match=said):
         foresee(parse_config(discrete))
 

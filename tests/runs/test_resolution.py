@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from dpfed.bounding.layer_rules.term import Materialised
 from dpfed.config import Config, parse_config
 from dpfed.config.resolved import ResolvedConfig
 from dpfed.errors import UserError
@@ -48,14 +47,6 @@ def test_whole_batches_decide_the_odds_of_a_pair():
 def test_the_public_records_of_a_group_decide_the_odds_of_a_pair():
     public = {"bounding": {"method": "public", "microbatch": 10}, "public": {"source": "shapes", "records": 7}}
     assert settle(parse_config({**OPEN, **public})).objective.bias == -math.log(7)
-
-
-@pytest.mark.parametrize("method", ["batch", "sample", "logit", "released", "dpcl"])
-def test_a_sharded_model_is_refused_to_methods_with_an_engine_of_their_own(method):
-    """It would be clipped group by group, whatever the method's sensitivity is."""
-    tree = {"bounding": {"method": method, "microbatch": 10}, "training": {"sharding": "fsdp"}, "privacy": OPEN["privacy"]}
-    with pytest.raises(UserError, match=f"training.sharding needs .* got '{method}'"):
-        resolve(parse_config({"model": OPEN["model"], **tree}))
 
 
 def test_an_engine_that_knows_no_bf16_is_refused_before_a_model_is_built():
@@ -117,51 +108,6 @@ def test_a_device_that_is_gone_is_refused_and_never_another(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserError, match="'cuda', but this machine has only"):
         resolve(parse_config({**OPEN, "training": {"device": "cuda"}}))
-
-
-SHARDED = {**OPEN, "training": {"sharding": "fsdp"}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "engine"),
-    [
-        ({}, "layerwise"),
-        ({"training": {"sharding": "fsdp", "precision": "bf16"}}, "loop"),
-        ({"model": {"normalisation": "batch", **OPEN["model"]}, "objective": {}}, "loop"),
-        ({"model": {"kind": "open_clip", "architecture": "small.json"}}, "loop"),  # through adapters
-        (
-            {
-                "model": {"kind": "open_clip", "architecture": "small.json"},
-                "adaptation": {"image": "full", "text": "full"},
-            },
-            "layerwise",
-        ),
-    ],
-    ids=["plain", "bf16", "records mixed", "adapters", "towers in full"],
-)
-def test_a_sharded_model_is_clipped_layer_by_layer_where_that_is_known_to_be_right(changes, engine, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("small.json").write_text(json.dumps(SMALL))
-    monkeypatch.setattr("dpfed.runs.resolution.fastest_engine", lambda *_: pytest.fail("one process alone was timed"))
-    assert resolve(parse_config({**SHARDED, **changes})).bounding.engine == engine
-
-
-def test_rules_that_misread_a_layer_are_not_used_for_a_sharded_model(monkeypatch):
-    real = Materialised.__post_init__
-
-    def misread(self):
-        self.gradients = self.gradients.flip(0)  # one group's for another's
-        real(self)
-
-    monkeypatch.setattr(Materialised, "__post_init__", misread)
-    assert resolve(parse_config(SHARDED)).bounding.engine == "loop"
-
-
-@pytest.mark.parametrize(("engine", "precision"), [("vmap", "fp32"), ("layerwise", "bf16")])
-def test_engines_that_a_sharded_model_has_not_are_refused(engine, precision):
-    tree = {"bounding": {**OPEN["bounding"], "engine": engine}, "training": {"sharding": "fsdp", "precision": precision}}
-    with pytest.raises(UserError, match=f"'{engine}'.*'loop'"):
-        resolve(parse_config({**OPEN, **tree}))
 
 
 @pytest.mark.parametrize("name", ["data.size", "data.resize", "training.device", "bounding.engine", "objective.bias"])

@@ -65,12 +65,6 @@ def test_the_target_is_the_average_of_the_weights_after_each_step_also_when_resu
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
-def test_a_target_is_not_sharded(byol):
-    byol["training"]["sharding"] = "fsdp"
-    with pytest.raises(UserError, match="sharding = 'none'"):
-        parse_config(byol)
-
-
 @pytest.mark.parametrize(
     ("objective", "words"),
     [

@@ -99,9 +99,6 @@ class Seen:
         self.together.append(len(batch.views["image"]))
         return torch.zeros(0)
 
-    def finish(self, into):
-        return into
-
 
 @pytest.mark.parametrize("microbatch", [3, 32, 4096])
 def test_a_group_is_its_record_and_the_public_ones_that_its_key_chose(tiny_public, tmp_path, microbatch):
@@ -111,7 +108,9 @@ def test_a_group_is_its_record_and_the_public_ones_that_its_key_chose(tiny_publi
     tiny_public["public"] = {"path": str(tmp_path / "public")}
     parts, step, cpu = assemble(resolve(parse_config(tiny_public)), RANDOMNESS), 3, torch.device("cpu")
     seen = Seen()
-    parts.worker(RANDOMNESS, engine=seen).bounded_sum(step)
+    one = parts.worker(RANDOMNESS)
+    one._engine = seen
+    one.bounded_sum(step)
     indices, keys = parts.store.split("train"), parts.store.keys
     draw = worker_room.draw_step(parts.plan, RANDOMNESS, step, indices, keys[indices], parts.plan.groups)
     own_views, public_views = parts.view_maker(), dataclasses.replace(parts, store=parts.public, public=None).view_maker()
@@ -129,7 +128,9 @@ def test_a_workers_sum_is_that_of_its_records_own_terms(tiny_public):
     tiny_public["bounding"]["clip_norm"] = 0.5
     tiny_public["public"] |= {"centring": 0.0}  # `tests/bounding/methods/test_public.py` has centres
     parts, seen, expected = assemble(resolve(parse_config(tiny_public)), RANDOMNESS), Seen(), 0
-    parts.worker(RANDOMNESS, engine=seen).bounded_sum(0)
+    one = parts.worker(RANDOMNESS)
+    one._engine = seen
+    one.bounded_sum(0)
     trained = TrainableVector(parts.model).parameters
     for views in seen.groups:
         loss = added("infonce", parts.model(views), 1, parts.model.temperature, None)

@@ -51,15 +51,13 @@ class Coin:
         self.seen.append((self._model.training, torch.rand(()).item()))
         return torch.zeros(0)
 
-    def finish(self, into):
-        return into
-
 
 def test_dropout_repeats_with_its_step_and_differs_between_steps_and_owners(parts):
     def drawn(owner, step):
         torch.rand(owner + step + 1)  # whatever was drawn before
-        own, coin = dataclasses.replace(parts, owner=owner, owners=2), Coin(parts.model)
-        own.worker(Randomness.from_seed(5), engine=coin).bounded_sum(step)
+        own, coin = dataclasses.replace(parts, owner=owner, owners=2).worker(Randomness.from_seed(5)), Coin(parts.model)
+        own._engine = coin
+        own.bounded_sum(step)
         assert coin.seen and all(training for training, _ in coin.seen)
         return tuple(value for _, value in coin.seen[:3])
 

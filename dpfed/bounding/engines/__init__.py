@@ -10,7 +10,6 @@ from dpfed.bounding.engines.choice import ENGINES, build_engine, fastest_engine,
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, require_fp32
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
-from dpfed.bounding.engines.shared_pass import rules_cover
 from dpfed.bounding.engines.vmap import VmapEngine
 
 __all__ = [
@@ -27,5 +26,4 @@ __all__ = [
     "fastest_engine",
     "require_fitting",
     "require_fp32",
-    "rules_cover",
 ]

@@ -103,19 +103,6 @@ class Engine(ABC):
             Gradient norms before clipping, of the groups that have at least two records: private.
         """
 
-    def finish(self, into: Tensor) -> Tensor:
-        """Ends a step: called once, when all groups of this owner are in.
-
-        An engine whose passes need all workers at once goes on here until every worker is through.
-
-        Args:
-            into: what `add_clipped` added to.
-
-        Returns:
-            ``(P,)``, the sum of this owner's clipped gradients.
-        """
-        return into
-
 
 def shared_out(figures: Tensor, losses: list[Tensor] | None) -> Tensor:
     """What an engine found out of its groups, for who asked for it.

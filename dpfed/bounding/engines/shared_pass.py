@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 
-from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import Clip, clip_factors
 from dpfed.bounding.engines.engine import GroupBatch, LossOfViews, Views
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.recorder import Recorder, Source
 from dpfed.bounding.layer_rules.refusal import Unsupported
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term
-from dpfed.errors import UserError
-from dpfed.models.norm import mixes_records
 from dpfed.models.parameters import TrainableVector, exact_type
-from dpfed.objectives import GroupLoss
 
 Sources = list[tuple[Tensor, Source]]
 
@@ -180,39 +176,3 @@ def chunks_of(batch: GroupBatch, records: int, lanes: int) -> list[list[int]]:
         chunks[-1].append(g)
         seen += sizes[g]
     return chunks
-
-
-_DIFFERENCE = 1e-3  # relative, between two ways to the same sum
-
-
-def rules_cover(model: nn.Module, batch: GroupBatch, loss: GroupLoss) -> bool:
-    """Whether one pass over some groups comes to the sum of plain autograd, which takes one group after the other.
-
-    Needs room for a few gradients, and no core of its own for each: so it can be asked of a model that will be sharded.
-
-    Args:
-        model: on the CPU.
-        batch: a few groups of noise.
-        loss: of one group.
-    """
-    if mixes_records(model):
-        return False
-    whole, vector = LossOfViews(model, "fp32", loss), TrainableVector(model)
-    factors = [1.0 + number for number in range(len(batch.sizes))]  # a gradient of another group would show
-    expected, found = ([torch.zeros_like(p) for p in vector.parameters] for _ in range(2))
-    for views, factor in zip(batch.groups(), factors, strict=True):
-        present = torch.ones(len(next(iter(views.values()))), dtype=torch.bool)
-        foreach.add_(expected, torch.autograd.grad(whole(views, present), vector.parameters, materialize_grads=True), factor)
-    sources: Sources = [(parameter, Target(number)) for number, parameter in enumerate(vector.parameters)]
-    grouping = Grouping(batch.sizes, vector.device, exact_type(vector.device), sparing=True)
-    try:
-        check_rows(whole, batch.views, sources, vector.device)
-        terms, _ = terms_of(whole, batch.views, grouping, Reading.of(whole, vector, sources))
-    except (RuntimeError, UserError):  # an operation without a rule
-        return False
-    with torch.no_grad():
-        for term in terms:
-            term.add_weighted(torch.tensor(factors), term.target.of(found))
-        foreach.add_(found, expected, -1.0)
-    norm, difference = (torch.linalg.vector_norm(foreach.norms(parts, torch.float64)) for parts in (expected, found))
-    return bool(difference <= _DIFFERENCE * norm)

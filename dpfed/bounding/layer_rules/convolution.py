@@ -15,15 +15,7 @@ from torch import Tensor
 from dpfed.bounding import foreach
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.standardised import StandardisedWeight
-from dpfed.bounding.layer_rules.term import (
-    Materialised,
-    Target,
-    Term,
-    gram_is_cheaper,
-    gram_squares,
-    slack_of_parts,
-    takes_less,
-)
+from dpfed.bounding.layer_rules.term import Materialised, Target, Term, gram_is_cheaper, gram_squares
 
 if TYPE_CHECKING:
     from dpfed.bounding.layer_rules.recorder import Recorder
@@ -79,8 +71,6 @@ class Geometry:
     def weight_gradient(self, inputs: Tensor, gradients: Tensor, weight: Tensor) -> Tensor:
         """Of the sum over all images, by the library: ``(n, C, H, W)`` and ``(n, O, H', W')`` -> the weight's shape."""
         backward = torch.ops.aten.convolution_backward
-        if not weight.untyped_storage().nbytes():  # a sharded kernel that was let go; only its shape counts
-            weight = torch.empty_like(weight)
         only_weight = [False, True, False]
         moves = (list(self.stride), list(self.padding), list(self.dilation), False, [0, 0], self.groups)
         return backward(gradients, inputs, weight, None, *moves, only_weight)[1]
@@ -160,11 +150,6 @@ class ConvolutionWeight:
             self.squares, self.slack = gram_squares(
                 self._input_gram(), self._gradient_gram(), (entries, weight.shape[0]), grouping.exact
             )
-        elif grouping.sparing and takes_less(grouping.typical * self._numbers_per_record(), weight.numel()):
-            ranges = grouping.ranges(inputs)
-            one_by_one = (geometry.weight_gradient(inputs[first:end], gradients[first:end], weight) for first, end in ranges)
-            self.squares = torch.stack([grouping.square(kernel) for kernel in one_by_one])
-            self.slack = slack_of_parts(*self._lengths())
         else:
             self._kernels = geometry.weight_gradients(inputs, gradients, weight, grouping)
             self.squares = foreach.norms(self._kernels, grouping.exact).square()
@@ -193,21 +178,6 @@ class ConvolutionWeight:
         by_row = gradients.permute(1, 0, 2, 3).flatten(1)
         for (row, column), seen in self._geometry.patches(self._inputs, self._positions):
             into[:, :, row, column].addmm_(by_row, seen.flatten(0, 2))
-
-    def _numbers_per_record(self) -> int:
-        """Of input and slopes."""
-        return self._grouping.per_record(self._inputs) * (self._inputs[0].numel() + self._gradients[0].numel())
-
-    def _lengths(self) -> tuple[Tensor, Tensor]:
-        """``(G, T)`` exact norms of the positions' patches, and of their slopes."""
-        pixels, slopes = (
-            torch.linalg.vector_norm(images, dim=1, keepdim=True, dtype=self._grouping.exact)
-            for images in (self._inputs, self._gradients)
-        )
-        ones, moves = pixels.new_ones(1, 1, *self._geometry.kernel), self._geometry
-        patches = F.conv2d(pixels.square(), ones, None, moves.stride, moves.padding, moves.dilation).sqrt()
-        of_patches, of_slopes = (self._grouping.stacked(one.flatten(1)[..., None])[..., 0] for one in (patches, slopes))
-        return of_patches, of_slopes
 
     def _multiplications(self) -> float:
         """What each of the T^2 pairs of positions costs by Gram matrices, about."""

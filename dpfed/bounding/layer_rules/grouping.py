@@ -21,20 +21,16 @@ class Grouping:
         device: of the layers.
         exact: type in which squares are summed.
         typical: records of a usual group, a public number; by default those of the longest.
-        sparing: whether a layer gives up its groups' gradients, once they are measured, where its rows take less memory.
 
     Attributes:
-        sparing: as given.
         typical: as given. Layers choose by it how they come to a norm: the ways round differently, and a choice by what was
             drawn would let one record change how the gradients of other groups are rounded.
         slots: ``(G, S)`` the records of each group, S being the largest; shorter groups repeat their first.
         present: ``(G, S)`` whether a slot is a record, and not repeated.
     """
 
-    def __init__(
-        self, sizes: list[int], device: torch.device, exact: torch.dtype, typical: int | None = None, sparing: bool = False
-    ) -> None:
-        self.sizes, self.device, self.exact, self.sparing = sizes, device, exact, sparing
+    def __init__(self, sizes: list[int], device: torch.device, exact: torch.dtype, typical: int | None = None) -> None:
+        self.sizes, self.device, self.exact = sizes, device, exact
         self.count, self.records, self.longest = len(sizes), sum(sizes), max(sizes)
         self.typical = typical or self.longest
         self._even = self.longest * self.count == self.records
@@ -98,7 +94,3 @@ class Grouping:
     def squares(self, gradients: Tensor) -> Tensor:
         """``(G, ...)`` -> ``(G,)`` exact sums of squares."""
         return torch.linalg.vector_norm(gradients.reshape(self.count, -1), dim=1, dtype=self.exact).square()
-
-    def square(self, gradient: Tensor) -> Tensor:
-        """The exact sum of the squares of one group's gradient, a scalar."""
-        return torch.linalg.vector_norm(gradient, dtype=self.exact).square()

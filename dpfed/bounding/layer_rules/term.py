@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -28,7 +28,7 @@ class Target:
     views: tuple[View, ...] = ()
     part: int | None = None
 
-    def of(self, parts: Sequence[Tensor] | Mapping[int, Tensor]) -> Tensor:
+    def of(self, parts: Sequence[Tensor]) -> Tensor:
         """The place in a sum, cut up like the parameters."""
         part = parts[self.parameter]
         for view in self.views:
@@ -123,25 +123,6 @@ def gram_squares(first: Tensor, second: Tensor, widths: tuple[int, int], exact: 
     return squares, parts * _ROUNDING + 2 * lost
 
 
-_LARGE = 1e19  # of a row; its square still fits into float32
-
-
-def slack_of_parts(inputs: Tensor, slopes: Tensor) -> Tensor:
-    """How far rounding may move the squared norm of a sum of outer products that is computed again, in another order.
-
-    Args:
-        inputs: ``(G, T)`` norms of the rows a_t, exact.
-        slopes: ``(G, T)`` of the rows g_t.
-
-    Returns:
-        ``(G,)``; infinity where rows are so large that what they are multiplied by may be too small for all its digits. Then
-        the group contributes nothing, as it would where Gram matrices of such rows overflow.
-    """
-    parts = (inputs * slopes).sum(1).square()
-    large = torch.maximum(inputs.amax(1), slopes.amax(1)) > _LARGE
-    return torch.where(large, torch.inf, parts * _ROUNDING)
-
-
 @dataclass
 class OuterProducts:
     """A matrix ``(p, d)`` whose gradient is a sum of outer products of rows: of linear layers, and what comes down to them.
@@ -168,10 +149,6 @@ class OuterProducts:
         usual = rows // self.grouping.longest * self.grouping.typical
         if gram_is_cheaper(usual, d, p):
             self.squares, self.slack = gram_squares(a @ a.mT, g @ g.mT, (d, p), self.grouping.exact)
-        elif self.grouping.sparing and takes_less(usual * (d + p), d * p):
-            one_by_one = [self.grouping.square(rows_of_g.mT @ rows_of_a) for rows_of_g, rows_of_a in zip(g, a, strict=True)]
-            self.squares = torch.stack(one_by_one)
-            self.slack = slack_of_parts(self._lengths(a), self._lengths(g))
         else:
             self._products = g.mT @ a
             self.squares = self.grouping.squares(self._products)
@@ -193,14 +170,6 @@ class OuterProducts:
         else:
             g = self.grouping.scaled(self.gradients, factors).flatten(0, -2)
             into.addmm_(g.mT, self.inputs.flatten(0, -2))
-
-    def _lengths(self, rows: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(rows, dim=-1, dtype=self.grouping.exact)
-
-
-def takes_less(rows: int, gradient: int) -> bool:
-    """Whether a group's rows, as numbers of input and output, take less memory than its gradient."""
-    return rows < gradient
 
 
 # Writing a gradient, reading it for its norm and again for the sum costs about as much time as so many multiplications.

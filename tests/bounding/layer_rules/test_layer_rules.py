@@ -145,36 +145,35 @@ def by_autograd(layer, inputs, seeds, sizes, parameters):
     return gradients
 
 
-def case(name, sizes, sparing=False):
+def case(name, sizes):
     make, shape = LAYERS[name]
     layer = make()
     if name == "linear, only the bias":
         layer.weight.requires_grad_(False)
     rows = sum(sizes) * VIEWS
     inputs = torch.randint(6, (rows, 5)) if shape is None else torch.randn(rows, *shape)
-    return layer, inputs, torch.randn_like(layer(inputs)), Grouping(sizes, torch.device("cpu"), torch.float64, sparing=sparing)
+    return layer, inputs, torch.randn_like(layer(inputs)), Grouping(sizes, torch.device("cpu"), torch.float64)
 
 
-WAYS = ["gram", "written down", "given up"]
+WAYS = ["gram", "written down"]
 
 
 def go(way, monkeypatch):
-    """Makes layers measure their groups' gradients in one way; returns whether the grouping must be sparing."""
+    """Makes layers measure their groups' gradients in one way."""
     for module in (term, convolution):
         monkeypatch.setattr(module, "gram_is_cheaper", lambda *_: way == "gram")
-        monkeypatch.setattr(module, "takes_less", lambda *_: way == "given up")
-    return way == "given up"
 
 
 @pytest.fixture(params=WAYS)
-def sparing(request, monkeypatch):
-    return go(request.param, monkeypatch)
+def way(request, monkeypatch):
+    go(request.param, monkeypatch)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("name", LAYERS)
-def test_norms_and_weighted_sums_are_those_of_autograd(name, sizes, sparing):
-    layer, inputs, seeds, grouping = case(name, sizes, sparing)
+def test_norms_and_weighted_sums_are_those_of_autograd(name, sizes):
+    layer, inputs, seeds, grouping = case(name, sizes)
     terms, parameters = watched(layer, inputs, grouping, seeds)
     gradients = by_autograd(layer, inputs, seeds, sizes, parameters)
     assert {t.target.parameter for t in terms} == set(range(len(parameters)))
@@ -190,10 +189,11 @@ def test_norms_and_weighted_sums_are_those_of_autograd(name, sizes, sparing):
         torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", LAYERS)
-def test_groups_that_are_not_finite_leave_the_others_as_they_are(name, sparing):
+def test_groups_that_are_not_finite_leave_the_others_as_they_are(name):
     sizes = SIZES["uneven"]
-    layer, inputs, seeds, grouping = case(name, sizes, sparing)
+    layer, inputs, seeds, grouping = case(name, sizes)
     factors, bad = torch.tensor([0.5, 0.0, 0.25, 1.0]), torch.tensor([False, True, False, False])
     rows = slice(2 * VIEWS, 7 * VIEWS)
     sums = []
@@ -226,36 +226,6 @@ def test_rounding_where_rows_cancel_is_within_the_slack():
         into = torch.zeros(32, 600).addmm_(g.T, a)
         for exact in (g.T.double() @ a.double(), into):
             assert abs(exact.double().square().sum() - squares) <= slack
-
-
-@pytest.mark.parametrize("scale", [1e-1, 1e-3])
-def test_what_is_computed_again_where_rows_cancel_is_within_the_slack(scale, monkeypatch):
-    go("given up", monkeypatch)
-    grouping = Grouping([32, 32], torch.device("cpu"), torch.float64, sparing=True)
-    slopes, inputs = scale * torch.randn(64, 8), 1 + scale * torch.randn(64, 40)
-    slopes[1::2] -= 10
-    slopes[::2] += 10
-    images, maps = inputs[:, :, None, None].expand(-1, -1, 3, 3).clone(), slopes[:, :, None, None].expand(-1, -1, 3, 3).clone()
-    geometry, kernel = convolution.Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1), torch.zeros(8, 40, 3, 3)
-    terms = (
-        term.OuterProducts(term.Target(0), inputs, slopes, grouping),
-        convolution.ConvolutionWeight(term.Target(0), images, maps, kernel, geometry, grouping),
-    )
-    for one, shape in zip(terms, ((8, 40), kernel.shape), strict=True):
-        for group in range(2):
-            into = torch.zeros(shape)
-            one.add_weighted(torch.eye(2)[group], into)
-            square = into.double().square().sum()
-            assert abs(square - one.squares[group]) <= one.slack[group] < 0.1 * (scale > 0.01) * square or scale < 0.01
-
-
-def test_a_layer_gives_its_groups_gradients_up_only_where_its_rows_take_less(monkeypatch):
-    monkeypatch.setattr(term, "gram_is_cheaper", lambda *_: False)
-    for rows, given_up in ((10, True), (40, False)):  # of 24 + 24 numbers, beside 24 x 24
-        for sparing in (False, True):
-            grouping = Grouping([rows] * 2, torch.device("cpu"), torch.float64, sparing=sparing)
-            one = term.OuterProducts(term.Target(0), torch.randn(2 * rows, 24), torch.randn(2 * rows, 24), grouping)
-            assert (one._products is None) == (len(one.inputs) > 0) == (given_up and sparing)
 
 
 def test_each_record_may_have_several_rows():
