@@ -14,6 +14,7 @@ from dpfed.config import Config
 from dpfed.config.effects import deciding
 from dpfed.errors import UserError, nearest
 from dpfed.privacy.method import METHODS, method_named
+from dpfed.privacy.plan_checks import CLIP_NORMS, STABILITIES
 from dpfed.schema.section import Section
 
 _IMPORTERS = (
@@ -25,7 +26,8 @@ _CHECKED_ELSEWHERE: dict[str, dict[str, Any]] = {
     "data.source": {"enum": ["shapes", "scenes", "procedural", "store", *_IMPORTERS]},
     "bounding.method": {"enum": list(METHODS)},
     "bounding.group_size": {"minimum": 1},
-    "bounding.clip_norm": {"minimum": 1e-9, "maximum": 1e9},
+    "bounding.clip_norm": {"minimum": CLIP_NORMS[0], "maximum": CLIP_NORMS[1]},
+    "bounding.stability": {"minimum": STABILITIES[0], "maximum": STABILITIES[1]},
     "bounding.max_group_size": {"minimum": 2},
     "privacy.epsilon": {"minimum": 1e-3},
     "privacy.noise_multiplier": {"minimum": 0.1},

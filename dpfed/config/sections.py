@@ -8,11 +8,12 @@ from __future__ import annotations
 import copy
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, create_model, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator, model_validator
 
 from dpfed.errors import nearest
 from dpfed.objectives import OBJECTIVES, Objective, keys_of_losses
 from dpfed.privacy.method import METHODS
+from dpfed.privacy.plan_checks import wrong_clip_norm, wrong_stability
 from dpfed.schema.section import Items, Pair, Section
 from dpfed.schema.wording import complaint
 
@@ -222,7 +223,7 @@ class BoundingConfig(Section):
     clipping: Literal["fixed", "automatic", "adaptive"] = Field(
         "fixed", description="to clip_norm; automatic: normalised, no C to tune; adaptive: C follows progress.quantile"
     )
-    stability: float = Field(0.01, gt=0, description="clipping = 'automatic': added to the norm that a gradient is divided by")
+    stability: float = Field(0.01, description="clipping = 'automatic': added to the norm that a gradient is divided by")
     max_group_size: int | None = Field(None, description="the most records of a group; others are left out")
     max_batch: int | None = Field(None, ge=2, description="sample and logit: cap of the batch; default B + 4 sqrt(B)")
     options: dict[str, bool | int | float | str] = Field({}, description="of the method's own (docs/methods.md)")
@@ -235,6 +236,13 @@ class BoundingConfig(Section):
         if method not in METHODS:
             raise ValueError(f"expected one of {', '.join(METHODS)}")
         return method
+
+    @field_validator("clip_norm", "stability")
+    @classmethod
+    def _meant(cls, value: float, key: ValidationInfo) -> float:
+        if wrong := wrong_clip_norm(value) if key.field_name == "clip_norm" else wrong_stability(value):
+            raise ValueError(wrong)
+        return value
 
 
 class PublicConfig(Section):

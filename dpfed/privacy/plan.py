@@ -30,6 +30,7 @@ from dpfed.privacy.plan_checks import (
     default_delta_of,
     plain_number,
     refuse_large_delta,
+    refuse_unmeant_bounds,
     require,
     require_epsilon,
 )
@@ -164,6 +165,7 @@ class PrivacyPlan:
             records=records, batch=batch, steps=steps, noise_multiplier=1.0, delta=delta, target_epsilon=epsilon, **rest
         )
         refuse_large_delta(draft)
+        refuse_unmeant_bounds(draft)
         return draft._calibrated()
 
     @classmethod
@@ -193,6 +195,7 @@ class PrivacyPlan:
         """The plan that a configuration describes for `records` training records (or units, where they are protected)."""
         draft = cls._draft(records, config)
         refuse_large_delta(draft)
+        refuse_unmeant_bounds(draft)
         plan = draft if draft.target_epsilon is None else draft._calibrated()
         if plan.statistics is not None:
             plan.statistics.refuse_noise_alone(plan.noise_std)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_RECORDS, MOST_STEPS = 10**12, 10**9  # beyond these, accounting in numbers of 64 bits means nothing
 LEAST_EPSILON = 1e-3  # losses are added up on a grid of 1e-5 at best
+# Of new plans; one that was made before must still open. Nobody means less: a gradient so short is hardly more than rounding.
+CLIP_NORMS, STABILITIES = (1e-5, 1e9), (1e-4, 1e9)
 _MOST_DISCRETE = 1e3
 _PROGRESS = {"share", "quantile", "loss_range", "phase"}
 WHOLE, NUMBER = "a whole number", "a number"
@@ -155,6 +157,32 @@ def _check_clipping(plan: PrivacyPlan) -> None:
     if progress["phase"] is not None:
         steps = plain_number("progress.phase", WHOLE, progress["phase"])
         require_within("progress.phase", steps, 1, plan.steps, " (the steps)")
+
+
+def refuse_unmeant_bounds(plan: PrivacyPlan) -> None:
+    """Refuses a clip norm or a stability that nobody means, of new plans only: one that was made before must still open.
+
+    Raises:
+        UserError: saying what it may be, and what to begin with.
+    """
+    wrong = wrong_clip_norm(plan.clip_norm)
+    require(not wrong, f"clip_norm: {wrong}; got {plan.clip_norm:g}")
+    wrong = wrong_stability(plan.stability) if plan.clipping == "automatic" else ""
+    require(not wrong, f"stability: {wrong}; got {plan.stability:g}")
+
+
+def wrong_clip_norm(value: float) -> str:
+    """What is expected instead of a clip norm that nobody means; empty: nothing is wrong."""
+    return _beyond(value, CLIP_NORMS, "begin with 1, or with 0.1 to 0.01 for an image-text model")
+
+
+def wrong_stability(value: float) -> str:
+    """What is expected instead of a stability that nobody means; empty: nothing is wrong."""
+    return _beyond(value, STABILITIES, "begin with the default, 0.01")
+
+
+def _beyond(value: float, limits: tuple[float, float], advice: str) -> str:
+    return "" if limits[0] <= value <= limits[1] else f"expected {limits[0]:g} to {limits[1]:g} ({advice})"
 
 
 def refuse_large_delta(plan: PrivacyPlan) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from dpfed.privacy.group_statistics import BELOW, LOSS, WITHIN
 from dpfed.privacy.phase import Phase
 from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.plan_checks import CLIP_NORMS
 from dpfed.training.post_processing import PostProcessor
 
 _NORMAL = 1.96  # standard deviations that a figure may be off in 95 % of cases
@@ -84,8 +85,10 @@ class Curve(PostProcessor):
         rate = _RATE + _FIRST_RATE / math.sqrt(1 + step)
         rate *= min(1.0, _CALM / self._statistics.error(self._noise_std))
         start, farthest = self._plan.clip_norm, 2.0**_FARTHEST
+        # Where it is what gradients are clipped to, it goes no lower than a clip norm may be, nor than where it started.
+        least = max(start / farthest, min(start, CLIP_NORMS[0])) if self._plan.clipping == "adaptive" else start / farthest
         moved = self.threshold * math.exp(-max(-1.0, min(1.0, rate * too_many)))
-        return float(torch.tensor(min(max(moved, start / farthest), start * farthest), dtype=torch.float32))
+        return float(torch.tensor(min(max(moved, least), start * farthest), dtype=torch.float32))
 
     def _phase(self, first: int, last: int) -> Phase | None:
         released, logs = self._state["logs"].tolist()

@@ -87,7 +87,7 @@ def plan_of(key, value):
     ("key", "allowed", "wrong", "right"),
     [
         ("bounding.group_size", "whole number, 1 or more", (0,), (1,)),
-        ("bounding.clip_norm", "number, 1e-09 to 1e+09", (1e-10, 1e10), (1e-9, 1e9)),
+        ("bounding.clip_norm", "number, 1e-05 to 1e+09", (9e-6, 1e10), (1e-5, 1e9)),
         ("bounding.max_group_size", "whole number, 2 or more", (1,), (2,)),
         ("privacy.epsilon", "number, 0.001 or more", (0.0, -1.0, 0.0009), (0.001, 0.5)),
         ("privacy.noise_multiplier", "number, 0.1 or more", (0.09,), (0.1,)),
@@ -103,6 +103,11 @@ def test_ranges_of_the_plan_are_those_that_it_enforces(key, allowed, wrong, righ
             plan_of(key, value)
     for value in right:
         plan_of(key, value)
+
+
+def test_the_range_of_the_stability_is_that_which_is_enforced():
+    assert KEYS["bounding.stability"].allowed == "number, 0.0001 to 1e+09"
+    assert "9e-05" in refused("bounding.stability", 9e-5) and "1e+09" in refused("bounding.stability", 1e10)
 
 
 def test_keys_of_methods_are_those_that_they_take():

@@ -265,3 +265,12 @@ def test_coins_and_gaps_cost_the_same_and_are_searched_once(monkeypatch):
     monkeypatch.setattr(accounting, "_spent", None)
     assert accounting.calibrate(3.0, gaps, 11, 1e-5) == Mechanism(gaps.sampler, found.noise_multiplier)
     assert accounting.epsilon(accounting.calibrate(3.0, gaps, 11, 1e-5), 11, 1e-5) <= 3.0
+
+
+def test_a_new_plan_has_bounds_that_somebody_means_and_an_old_one_still_opens():
+    old = PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD | {"clip_norm": 1e-8})
+    assert PrivacyPlan.from_dict(old.as_dict()) == old
+    with pytest.raises(UserError, match=r"clip_norm: expected 1e-05 to 1e\+09 \(begin with 1.*got 1e-08"):
+        PrivacyPlan.calibrate(1000, 100, 3, 2.0, group_size=4, clip_norm=1e-8)
+    with pytest.raises(UserError, match=r"stability: expected 0.0001 to 1e\+09 \(begin with the default, 0.01\); got 1e-09"):
+        PrivacyPlan.calibrate(1000, 100, 3, 2.0, group_size=4, clip_norm=1.0, clipping="automatic", stability=1e-9)

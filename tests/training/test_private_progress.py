@@ -26,6 +26,7 @@ from dpfed.runs.resuming import resume
 from dpfed.runs.view import RunView
 from dpfed.training import worker as worker_room
 from dpfed.training.coordinator import Coordinator
+from dpfed.training.curve import Curve
 from tests.sparing import sparing
 from tests.training.test_sensitivity import pictures, sums
 
@@ -94,14 +95,14 @@ def test_random_neighbours_stay_within_the_sensitivity(tiny, clipping, engine):
 
 def test_a_record_with_public_ones_adds_one_part_and_the_bound_is_tight(tiny_public):
     """Clipped to next to nothing, and with a loss beyond its range, a group is at a corner of its box."""
-    tiny_public["bounding"] |= {"clip_norm": 1e-6}
+    tiny_public["bounding"] |= {"clip_norm": 1e-5}
     parts = parts_of(tiny_public, loss_range=1e-6)
     indices, keys = parts.store.split("train"), parts.store.keys
     gone = worker_room.draw_step(parts.plan, Randomness.from_seed(5), 0, indices, keys[indices], parts.plan.groups).indices[0]
     one, other = sums(parts, int(np.flatnonzero(indices == gone)[0]), 0)
     moved = (one - other).norm().item()
     assert moved <= parts.plan.sensitivity and moved == pytest.approx(parts.plan.sensitivity, rel=0.01)
-    assert parts.plan.sensitivity == pytest.approx(1e-6 / math.sqrt(1 - SHARE))
+    assert parts.plan.sensitivity == pytest.approx(1e-5 / math.sqrt(1 - SHARE))
 
 
 SIZE, STEPS = 8, 400
@@ -224,6 +225,18 @@ def test_what_was_clipped_to_the_threshold_is_used_in_its_length(tmp_path):
     before = model.weight.detach().clone()
     coordinator.apply(0, BoundedSum(clean, plan.sensitivity, plan.groups))
     assert (before - model.weight).mean().item() == pytest.approx(1000.0 * 50.0 / plan.clip_norm / plan.divisor, rel=1e-3)
+
+
+def test_an_adaptive_threshold_goes_no_lower_than_a_clip_norm_may_be():
+    """Where every gradient is shorter, step after step. A threshold that is only asked about may follow them down."""
+    lowest = {}
+    for clipping in ("adaptive", "fixed"):
+        curve = Curve(dataclasses.replace(PLAN, clip_norm=1e-4, clipping=clipping))
+        statistics = curve._plan.statistics
+        for step in range(60):
+            curve.take(step, torch.full((len(statistics.names),), 10 * statistics.unit * statistics.groups))
+        lowest[clipping] = curve.threshold
+    assert lowest["adaptive"] == pytest.approx(1e-5, rel=1e-6) and lowest["fixed"] < 1e-7
 
 
 def test_automatic_clipping_normalises_every_gradient(tiny, tmp_path, monkeypatch):
