@@ -43,9 +43,12 @@ class RenyiFilter:
     shares: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.orders) != len(self.shares) or min(self.orders) <= 1:
-            raise ValueError("every order is above 1 and has a share of delta")
-        if min(self.shares) <= 0 or math.fsum(self.shares) > 1 + 1e-12:
+        # Each condition is written so that NaN, which a damaged book may hold, fails it.
+        if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
+            raise ValueError("epsilon is positive and finite, and delta lies between 0 and 1")
+        if len(self.orders) != len(self.shares) or not all(1 < order < math.inf for order in self.orders):
+            raise ValueError("every order is above 1 and finite, and has a share of delta")
+        if not all(0 < share for share in self.shares) or not math.fsum(self.shares) <= 1 + 1e-12:
             raise ValueError("the shares of delta are positive and add up to at most 1")
 
     @classmethod
@@ -62,7 +65,8 @@ class RenyiFilter:
 
     def part(self, cost: Curve) -> float:
         """How much of the budget a cost takes, at the order where it is least; above 1: it does not fit."""
-        parts = (one / most for one, most in zip(cost, self.limits, strict=True) if most > 0)
+        known = (one if one >= 0 else math.inf for one in cost)  # NaN is no cost that fits, and nothing gives budget back
+        parts = (one / most for one, most in zip(known, self.limits, strict=True) if most > 0)
         return min(parts, default=0.0 if not any(cost) else math.inf)
 
     def admits(self, cost: Curve) -> bool:
@@ -104,18 +108,35 @@ def limit(epsilon: float, delta: float, order: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def renyi_curve(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> Curve:
-    """The Renyi divergence of some steps at each order, the larger one of both directions; infinity where none is known."""
-    from dp_accounting.rdp import RdpAccountant
+    """A bound of the Renyi divergence of some steps at each order, in both directions; infinity where none is known.
 
+    The accountant's series for a broken order need not converge, and then it says infinity: for many mechanisms at all orders
+    near 1, at which a large epsilon is counted. There the bound of a higher order stands, such as that of the next whole one,
+    whose sum is finite. A divergence does not fall as its order grows (van Erven and Harremoes 2014, theorem 3), so it bounds
+    this one as well, step by step, as the filter's proof wants it.
+    """
     if steps == 0:
         return (0.0,) * len(orders)
     if mechanism.noise_multiplier == 0:
         return (math.inf,) * len(orders)
+    known = dict(zip(orders, _accounted(mechanism, steps, orders), strict=True))
+    lacking = [order for order, cost in known.items() if cost == math.inf]
+    if whole := tuple(sorted({float(math.ceil(order)) for order in lacking} - known.keys())):
+        known |= dict(zip(whole, _accounted(mechanism, steps, whole), strict=True))
+    higher = {order: min(cost for other, cost in known.items() if other >= order) for order in lacking}
+    return tuple(higher.get(order, known[order]) for order in orders)
+
+
+def _accounted(mechanism: Mechanism, steps: int, orders: tuple[float, ...]) -> Curve:
+    """What the accountant says of some steps at each order; infinity where it says nothing."""
+    from dp_accounting.rdp import RdpAccountant
+
     logging.getLogger("absl").setLevel(logging.ERROR)  # an order that does not converge is left out, which raises the bound
     accountant = RdpAccountant(list(orders), mechanism.sampler.relation.of_accountants)
     accountant.compose(mechanism.event(steps))
     # It has no public name in dp-accounting 0.6; a test holds it against the epsilon that follows from it.
-    return tuple(float(value) for value in accountant._rdp)
+    # Of next to nothing, rounding makes a little less; what is no number is not known.
+    return tuple(math.inf if math.isnan(value) else max(0.0, float(value)) for value in accountant._rdp)
 
 
 def added(curves: Iterable[Sequence[float]], orders: int) -> Curve:

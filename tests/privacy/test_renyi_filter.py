@@ -176,3 +176,58 @@ def test_a_larger_budget_admits_whatever_a_smaller_one_admits():
 
 def test_the_smallest_delta_leaves_no_room():
     assert not RenyiFilter.of(0.3, 5e-324).admits((1e-9,) * 8)
+
+
+NEAR_ONE = RenyiFilter.of(1000, 1e-5)
+
+
+def integrated(rate, sigma, order):
+    """The larger divergence of both directions between N(0, s) and its mixture with N(1, s), by summing up densities."""
+    x = np.linspace(-40 * sigma, 1 + 40 * sigma, 2_000_001)
+    without = -(x**2) / (2 * sigma**2)
+    with_ = np.logaddexp(math.log1p(-rate) + without, math.log(rate) - (x - 1) ** 2 / (2 * sigma**2))
+    scale = math.log(x[1] - x[0]) - math.log(sigma * math.sqrt(2 * math.pi))
+    both = (np.logaddexp.reduce(order * p + (1 - order) * q) + scale for p, q in ((with_, without), (without, with_)))
+    return max(both) / (order - 1)
+
+
+@pytest.mark.parametrize("rate, sigma", [(0.1, 0.5), (0.1, 0.822), (0.1, 1.0), (0.5, 1.0), (0.5, 3.0)])
+def test_where_the_accountant_knows_nothing_of_an_order_the_bound_of_a_higher_one_stands(rate, sigma):
+    mechanism, steps = Mechanism(PoissonSampler(rate), sigma), 20
+    accountant = RdpAccountant(list(NEAR_ONE.orders))
+    accountant.compose(mechanism.event(steps))
+    assert math.inf in accountant._rdp  # otherwise there would be nothing to see
+    costs = NEAR_ONE.curve(mechanism, steps)
+    for order, cost, said in zip(NEAR_ONE.orders, costs, accountant._rdp, strict=True):
+        assert steps * integrated(rate, sigma, order) * (1 - 1e-6) <= cost < math.inf
+        assert said in (math.inf, cost)  # what the accountant knows stays what it was
+
+
+def test_a_bound_is_never_that_of_a_lower_order():
+    mechanism = Mechanism(PoissonSampler(0.1), 0.822)
+    (alone,), (whole,) = renyi_curve(mechanism, 1, (1.6,)), renyi_curve(mechanism, 1, (2.0,))
+    assert alone == whole == renyi_curve(mechanism, 1, (1.01, 1.6))[1]
+    assert renyi_curve(mechanism, 1, (1.6, 1.9, 5.0))[0] == min(renyi_curve(mechanism, 1, (1.9, 2.0)))
+
+
+@pytest.mark.parametrize("cost", [(math.nan, math.nan), (math.nan, math.inf), (-1.0, -1.0), (-1.0, math.inf)])
+def test_a_cost_that_is_none_is_not_admitted(cost):
+    budget = RenyiFilter(1.0, 1e-6, (20.0, 40.0), (0.5, 0.5))
+    assert budget.part(cost) == math.inf and not budget.admits(cost)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (math.nan, 1e-6, (2.0,), (1.0,)),
+        (math.inf, 1e-6, (2.0,), (1.0,)),
+        (1.0, math.nan, (2.0,), (1.0,)),
+        (1.0, 1.0, (2.0,), (1.0,)),
+        (1.0, 1e-6, (math.nan,), (1.0,)),
+        (1.0, 1e-6, (math.inf,), (1.0,)),
+        (1.0, 1e-6, (2.0, 3.0), (0.5, math.nan)),
+    ],
+)
+def test_numbers_that_are_none_make_no_filter(numbers):
+    with pytest.raises(ValueError):
+        RenyiFilter(*numbers)
