@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -222,8 +223,8 @@ def _further(path: Path | None, model: str | None) -> dict[str, Any]:
 
 def _inverse(name: str, per_second: float | None) -> float | None:
     """Seconds of one."""
-    if per_second is not None and not per_second > 0:
-        raise UserError(f"impossible estimate: {name} must be positive, got {per_second}.")
+    if per_second is not None and not 0 < per_second < math.inf:
+        raise UserError(f"impossible estimate: {name} must be positive and finite, got {per_second}.")
     return None if per_second is None else 1 / per_second
 
 

@@ -90,7 +90,7 @@ class PrivacyAudit:
     @property
     def too_far(self) -> bool:
         """Whether a record moved the sum by more than the sensitivity."""
-        return self.moved > self.sensitivity * (1 + ROOM)
+        return not self.moved <= self.sensitivity * (1 + ROOM)
 
     @property
     def contradicted(self) -> bool:

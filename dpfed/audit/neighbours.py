@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dpfed.audit.canaries import CanaryModel
@@ -40,5 +42,10 @@ def most_moved(under: UnderTest) -> float:
         whole = list(case.sums(everyone, randomness))
         for fewer in neighbours:
             moved = (a - b for a, b in zip(whole, case.sums(fewer, randomness), strict=True))
-            most = max(most, *(difference.norm().item() for difference in moved))
+            most = max(most, *(_finite(difference.norm().item()) for difference in moved))
     return most
+
+
+def _finite(distance: float) -> float:
+    """A distance; infinity where a sum is not finite: it may be any, and `max` would drop what is no number."""
+    return distance if math.isfinite(distance) else math.inf

@@ -199,7 +199,7 @@ class _Trial:
         best = max(likely, key=lambda one: (-one.noise, one.epsilon))
         noise, sure = best.noise, min(one.noise for one in certain)
         whole = self.plan.epsilon()
-        contradicts = max(one.epsilon for one in certain) > claim * (1 + ROOM) or self._cost(sure) > whole * (1 + ROOM)
+        held = all(one.epsilon <= claim * (1 + ROOM) for one in certain) and self._cost(sure) <= whole * (1 + ROOM)
         return Finding(
             attack=attack,
             steps=steps,
@@ -211,7 +211,7 @@ class _Trial:
             of_run=small.sampling_rate <= self.plan.sampling_rate * (1 + ROOM) and steps <= self.plan.steps,
             noise=noise,
             epsilon_f_dp=self._cost(noise),
-            contradicts=contradicts,
+            contradicts=not held,
         )
 
     def _cost(self, noise: float) -> float:

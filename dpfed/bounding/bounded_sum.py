@@ -73,6 +73,8 @@ class BoundedSum:
                 f"cannot add sums over {self.values.numel():,} and {other.values.numel():,} parameters: the owners hold "
                 "different models."
             )
+        if math.isnan(self.sensitivity) or math.isnan(other.sensitivity):  # `max` would drop one of them
+            raise UserError("cannot add sums of which one has no number as its sensitivity: an owner does not follow the plan.")
         return BoundedSum(
             self.values + other.values,
             max(self.sensitivity, other.sensitivity),

@@ -12,7 +12,7 @@ import datetime
 import functools
 import secrets
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -24,6 +24,7 @@ from dpfed.privacy.selection import Selection
 Unit = Literal["record", "user"]
 What = Literal["run", "site", "sweep", "search"]
 Event = Literal["set", "reserve", "settle", "uncovered"]
+_Cost = Annotated[float, Field(ge=-1e-9)]  # rounding made some of next to nothing negative; no cost gives budget back
 
 
 class Head(BaseModel):
@@ -40,7 +41,7 @@ class Head(BaseModel):
         distinct: budgets of other record sets that have records of the same names -> why they are others.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     budget: Literal[1]
     id: str = Field(pattern="^[0-9a-f]{16}$")
@@ -50,6 +51,11 @@ class Head(BaseModel):
     orders: list[float]
     shares: list[float]
     distinct: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _filters(self) -> Head:
+        RenyiFilter(1.0, 0.5, tuple(self.orders), tuple(self.shares))  # refuses orders and shares that are no filter's
+        return self
 
 
 class Entry(BaseModel):
@@ -75,21 +81,21 @@ class Entry(BaseModel):
         why: event ``uncovered``: what was released, and the operator's words.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     id: str = Field(pattern="^[0-9a-f]{16}$")
     event: Event
     day: str
-    number: int = 0
-    epsilon: float | None = None
-    delta: float | None = None
+    number: int = Field(0, ge=0)
+    epsilon: float | None = Field(None, gt=0)
+    delta: float | None = Field(None, gt=0, lt=1)
     of: str | None = None
     what: What | None = None
     name: str | None = None
     place: str | None = None
     plan: dict[str, Any] | None = None
-    steps: int | None = None
-    cost: list[float | None] | None = None
+    steps: int | None = Field(None, ge=0)
+    cost: list[_Cost | None] | None = None
     selection: dict[str, Any] | None = None
     instead: str | None = None
     why: str | None = None
@@ -104,7 +110,7 @@ class Entry(BaseModel):
     @property
     def curve(self) -> Curve:
         """The cost, with infinity where none is known."""
-        return tuple(float("inf") if value is None else value for value in self.cost or ())
+        return tuple(float("inf") if value is None else max(0.0, value) for value in self.cost or ())
 
     @classmethod
     def new(cls, event: Event, **fields: Any) -> Entry:

@@ -248,7 +248,8 @@ class _Names:
     def _remembered(self) -> dict[str, float]:
         path = self._memory()
         try:
-            return {} if path is None else {str(id): float(share) for id, share in json.loads(read_text(path)).items()}
+            known = {} if path is None else {str(id): float(share) for id, share in json.loads(read_text(path)).items()}
+            return known if all(0 <= share <= 1 for share in known.values()) else {}
         except (OSError, ValueError, TypeError, AttributeError):  # nothing is lost: they are found again
             return {}
 
@@ -260,8 +261,11 @@ class _Names:
 
 def _sample(path: Path) -> np.ndarray:
     try:
-        return np.array(json.loads(read_text(path)), np.float64)
-    except (OSError, ValueError) as error:
+        sample = np.array(json.loads(read_text(path)), np.float64)
+        if sample.ndim != 1 or not ((sample >= 0) & (sample < 1)).all():  # NaN is in no store, and would hide a name
+            raise ValueError("expected a list of numbers from 0 to 1")
+        return sample
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}): remove it; the next run on the budget's store writes it.") from error
 
 

@@ -26,6 +26,8 @@ class _Contrastive(nn.Module):
     def __init__(self, temperature: float, learn_temperature: bool, bias: float | None, unit_length: bool) -> None:
         super().__init__()
         self.unit_length = unit_length
+        if not 0 < temperature < math.inf:
+            raise UserError(f"a temperature divides similarities: expected a finite number above 0, got {temperature}.")
         if learn_temperature:
             if temperature < MIN_TEMPERATURE:
                 raise UserError(f"a learnt temperature stays at {MIN_TEMPERATURE} or above, but it starts at {temperature}.")
@@ -60,7 +62,7 @@ class SimCLRModel(_Contrastive):
         unit_length: whether `forward` gives embeddings of unit length; `embed_images` and `embed_text` always do.
 
     Raises:
-        UserError: if a learnt temperature starts below 0.01.
+        UserError: if the temperature is not positive and finite, or a learnt one starts below 0.01.
     """
 
     def __init__(

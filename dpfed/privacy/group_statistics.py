@@ -89,7 +89,7 @@ class GroupStatistics:
             UserError: saying what would help.
         """
         error = self.error(noise_std, self.phase)
-        if error > _TELLING:
+        if not error <= _TELLING:
             raise UserError(
                 f"diagnostics = 'private' would release noise alone: a figure of a phase of {self.phase:,} steps has an error "
                 f"of {error:.3g} times its range. Raise progress.share (now {self.share:g}) or progress.phase, have more "

@@ -154,7 +154,7 @@ class Ledger:
                 papers = entry["papers"]
             else:
                 head = chain
-            if claimed != chain:
+            if claimed != chain or (number > 1 and not _is_whole(entry)):
                 raise UserError(_damaged(path, number))
         if not entries or entries[0].get("ledger") != FORMAT:
             raise UserError(f"{path} is not a ledger of format {FORMAT}.")
@@ -217,7 +217,7 @@ class Ledger:
         if step in self._by_step:
             raise UserError(f"step {step} was released before: a step is never released twice.")
         target = self.plan.target_epsilon
-        if target is not None and self.charged + 1 > self.plan.steps and self.plan.epsilon(self.charged + 1) > target:
+        if target is not None and self.charged + 1 > self.plan.steps and not self.plan.epsilon(self.charged + 1) <= target:
             raise UserError(
                 f"the budget is spent: step {step} would be release {self.charged + 1} and exceed epsilon {target}."
             )
@@ -293,6 +293,16 @@ class Ledger:
 def link(previous: str, entry: dict) -> str:
     """The hash of a line and of all lines before it."""
     return hashlib.sha256((previous + json.dumps(entry, sort_keys=True)).encode()).hexdigest()[:16]
+
+
+def _is_whole(entry: dict) -> bool:
+    """Whether a line behind the first counts in whole numbers: JSON has others, NaN among them."""
+    counts = [(entry["step"], 0)] if "charged" in entry and "step" in entry else []
+    counts += [(entry[name], least) for name, least in (("owners", 1), ("resumed", 0)) if name in entry]
+    released = "charged" not in entry or (
+        isinstance(entry["charged"], bool) and "step" in entry and isinstance(entry.get("digest"), str)
+    )
+    return released and all(type(count) is int and count >= least for count, least in counts)
 
 
 def _damaged(path: Path, number: int) -> str:

@@ -64,6 +64,10 @@ class GaussianNoise:
     std: float
     said = "Gaussian, in floating point"
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.std < math.inf:
+            raise ValueError(f"noise has a standard deviation of 0 or more, and a finite one; got {self.std}")
+
     def require_fit(self, count: int) -> None:
         """See `Noise`: any number will do."""
 

@@ -57,6 +57,8 @@ def check(plan: PrivacyPlan) -> None:
     _check_noise(plan)
     _check_clipping(plan)
     require(0 < plan.delta < 1, f"delta must lie strictly between 0 and 1, got {plan.delta}")
+    target = plan.target_epsilon
+    require(target is None or positive(target), f"target_epsilon must be positive and finite, got {target}")
     if plan.max_group_size is not None:
         require_within("max_group_size", plan.max_group_size, 2)
     require_within("per_unit", plan.per_unit, 1)
@@ -71,6 +73,8 @@ def _check_method(plan: PrivacyPlan) -> None:
     name = plan.method_name
     require(name in METHODS, f"method must be one of {', '.join(METHODS)}, got {name!r}")
     require(isinstance(plan.options, dict), f"options must be a dictionary, got {plan.options!r}")
+    for key, value in plan.options.items():
+        require(not isinstance(value, float) or math.isfinite(value), f"options.{key} must be finite, got {value}")
     if plan.method.capped:
         require(
             plan.max_batch is not None and plan.max_batch >= max(2, plan.batch),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dpfed.privacy.promise import round_down, round_up
@@ -20,7 +21,7 @@ def is_audit(facts: Any) -> bool:
         return False
     return bool(found) and all(
         [
-            *(isinstance(value, int | float) and not isinstance(value, bool) for value in values),
+            *(isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value) for value in values),
             *(isinstance(word, str) for word in words),
             *(isinstance(flag, bool) for flag in flags),
         ]
@@ -55,7 +56,7 @@ def verdict(audit: dict[str, Any]) -> str:
     """What came of it, in a sentence or two."""
     claim = f"epsilon {round_up(audit['claim'])}, delta {round_up(audit['delta'])}"
     reasons = []
-    if audit["moved"] > audit["sensitivity"] * 1.001:
+    if not audit["moved"] <= audit["sensitivity"] * 1.001:
         moved, claimed = f"{audit['moved']:.4g}", f"{audit['sensitivity']:.4g}"
         reasons.append(f"one record moved the sum by {moved}, and the sensitivity is claimed to be {claimed}")
     for one in audit["findings"]:
@@ -63,7 +64,7 @@ def verdict(audit: dict[str, Any]) -> str:
             reasons.append(f"{label(one)}: at least epsilon {round_down(worth(one))}, seen in the {one['channel']}")
     if reasons:
         return f"The claim ({claim}) is contradicted: {'; '.join(reasons)}. Do not use this run, nor this installation."
-    if audit["shown"] > audit["claim"]:
+    if not audit["shown"] <= audit["claim"]:
         return (
             f"Canaries show at least epsilon {round_down(audit['shown'])}, above the claim ({claim}), but not with "
             f"{audit['certainty']:.1%} confidence. Up to {1 - audit['confidence']:.0%} of the audits of a sound mechanism "

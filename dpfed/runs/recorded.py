@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 
 class _Facts(BaseModel):
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class _Data(_Facts):
@@ -36,8 +36,8 @@ class _Trained(_Facts):
     public: bool | None
     generated: bool
     guarantee: bool | None
-    epsilon: float | None = None
-    delta: float | None = None
+    epsilon: float | None = Field(None, ge=0)
+    delta: float | None = Field(None, gt=0, lt=1)
     unit: str | None = None
 
     @model_validator(mode="after")

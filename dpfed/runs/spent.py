@@ -23,9 +23,11 @@ def ledger_of(run: RunDirectory) -> Ledger:
     """
     ledger = Ledger.open(run.ledger)
     results = _results(run)
-    said = results.get("privacy", {}).get("steps_charged")
+    said = results.get("privacy", {}).get("steps_charged", 0)
+    if type(said) is not int:  # such as NaN, beside which no ledger is too short
+        raise UserError(f"{run.results} is damaged: expected a whole number privacy.steps_charged, got {said!r}. Restore it.")
     witnesses = {
-        "results.json says {}": said if isinstance(said, int) else 0,
+        "results.json says {}": said,
         "a checkpoint is of step {}": max(map(_number, run.checkpoints.glob("step-*.safetensors")), default=0),
         "a release of step {} is kept": max((int(path.name.split("-")[0]) for path in run.releases.glob("0*.f32")), default=0),
     }

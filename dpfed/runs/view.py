@@ -176,6 +176,11 @@ def results_in(path: Path) -> dict[str, Any]:
     privacy, evaluations = results.get("privacy"), results.get("evaluations")
     if not isinstance(privacy, dict) or not _is(privacy.get("delta"), _NUMBER) or not _is(privacy.get("epsilon", ""), _SPENT):
         raise UserError(f"{path} is damaged: expected numbers privacy.epsilon (null: infinite) and privacy.delta.")
+    if not (0 < privacy["delta"] < 1 and (privacy["epsilon"] is None or 0 <= privacy["epsilon"] < math.inf)):
+        raise UserError(
+            f"{path} is damaged: expected privacy.epsilon of 0 or more (null: infinite) and privacy.delta between 0 and 1, got "
+            f"{privacy['epsilon']} and {privacy['delta']}."
+        )
     if not _is_provenance(results.get("run")):
         raise UserError(f"{path} is damaged: 'run' does not say which run it is.")
     if not isinstance(evaluations, list):

@@ -7,6 +7,7 @@ carries, and the coordinator refuses less than the plan's instead of adding any.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -261,9 +262,11 @@ class Coordinator:
                 f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity "
                 f"{plan.sensitivity:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}."
             )
-        if total.noise_std and total.noise_std < plan.noise_std * (1 - 1e-9):
+        # Written so that NaN and infinity are refused: with either, no noise would be added here.
+        if total.noise_std != 0 and not plan.noise_std * (1 - 1e-9) <= total.noise_std < math.inf:
             raise UserError(
-                f"step {step}: the owners' noise has standard deviation {total.noise_std:g}, the plan's is {plan.noise_std:g}."
+                f"step {step}: the owners' noise has standard deviation {total.noise_std:g}, and the plan's is "
+                f"{plan.noise_std:g}: expected as much or more, and a finite number. The sum was not used."
             )
         # Processes that share a sum check their slices themselves, all at the same time, before they hash them.
         if self._hands is None and not torch.isfinite(total.values).all():

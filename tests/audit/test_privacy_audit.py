@@ -14,13 +14,14 @@ import torch
 from dpfed.audit import privacy, publishing
 from dpfed.audit.findings import Effort, Finding, PrivacyAudit
 from dpfed.audit.lower_bounds import Shown
+from dpfed.audit.neighbours import most_moved
 from dpfed.audit.privacy import audit_claim
 from dpfed.audit.publishing import Trial, audit_run
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.report.audit import verdict
+from dpfed.report.audit import is_audit, verdict
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.verification import verify
 from tests.audit import sabotage
@@ -190,6 +191,14 @@ def test_all_bounds_of_an_audit_share_one_error(monkeypatch, more, attacks):
     assert audit.shown == 0.0
 
 
+def test_a_lower_bound_that_is_no_number_does_not_clear_a_claim(monkeypatch):
+    for name in ("of_repetitions", "of_one_run"):
+        monkeypatch.setattr(privacy, name, lambda *_: [Shown("noisy sums", math.nan, math.inf, 1, 0.0)])
+    monkeypatch.setattr(privacy, "black_box", lambda config, plan, *_: (plan, np.ones(1, bool), np.ones(1)))
+    audit = audit_claim(*config_and_plan(), effort=dataclasses.replace(QUICK, black_box=True))
+    assert audit.contradicted and all(finding.contradicts for finding in audit.findings)
+
+
 def test_there_may_be_more_owners_than_groups_in_a_small_mechanism(monkeypatch):
     monkeypatch.setattr(privacy._Trial, "attacks", lambda trial: [trial.one_run])
     audit = audit_claim(*config_and_plan(), 6, "central", Effort(16, 1))
@@ -215,3 +224,26 @@ def test_an_unfinished_run_is_refused(run):
     run.results.unlink()
     with pytest.raises(UserError, match="not finished"):
         audit_run(run.path, Trial(), QUICK)
+
+
+def test_figures_that_are_no_numbers_never_clear_a_claim():
+    audit = claim()
+    assert not audit.contradicted
+    for moved in (math.nan, math.inf):
+        spoilt = dataclasses.replace(audit, moved=moved)
+        assert spoilt.contradicted and "contradicted" in verdict(publishing.as_json(spoilt))
+    facts = publishing.as_json(audit) | {"day": "2026-01-01"}
+    assert is_audit(facts)
+    for name in ("moved", "shown", "claim", "sensitivity", "delta"):
+        assert not is_audit(facts | {name: math.nan})
+
+
+@pytest.mark.parametrize("sums", [math.nan, math.inf])
+def test_sums_that_are_not_finite_are_no_small_distance(monkeypatch, sums):
+    """`max(0.0, nan)` is 0.0: such a mechanism would have passed as one that no record moves."""
+    plan = SimpleNamespace(method=SimpleNamespace(gradient_share=lambda plan: 1, picks_engine=False))
+    case = SimpleNamespace(sums=lambda present, randomness: [torch.full((3,), sums)])
+    under = SimpleNamespace(
+        parts=SimpleNamespace(plan=plan), canaries=4, fillers=1, present=lambda rows: rows, with_model=lambda *_: case
+    )
+    assert most_moved(under) == math.inf

@@ -1,6 +1,7 @@
 """The book: append-only, checked line by line, and the same whatever the order of its entries."""
 
 import json
+import math
 import os
 import random
 
@@ -9,6 +10,8 @@ import pytest
 from dpfed.budgets.book import Book, Entry, Head
 from dpfed.budgets.copies import read, write_missing
 from dpfed.errors import UserError
+from dpfed.files.json_lines import append_line
+from dpfed.privacy.ledger import link
 from dpfed.privacy.renyi_filter import RenyiFilter
 from tests.budgets.conftest import PLAN
 
@@ -158,3 +161,29 @@ def test_an_infinite_cost_is_read_back_as_one(path):
     unknown = entry("reserve", of="d").model_copy(update={"cost": [None] * 7 + [1.0]})
     write_missing(path, Book(head(), (*ENTRIES, unknown)))
     assert read(path).spent == (float("inf"),) * 7 + (8.0,)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0])
+@pytest.mark.parametrize("key", ["epsilon", "delta", "cost", "steps", "number"])
+def test_a_line_whose_numbers_mean_nothing_is_damage_although_its_hash_is_right(path, key, value):
+    """An epsilon without end admits everything, and a cost below zero gives budget back."""
+    line = json.loads(path.read_text().splitlines()[1 if key in ("epsilon", "delta") else 2])
+    chain = json.loads(path.read_text().splitlines()[-1])["chain"]
+    line |= {"id": "f" * 16, key: [value] * 8 if key == "cost" else value}
+    del line["chain"]
+    append_line(path, {**line, "chain": link(chain, line)})
+    with pytest.raises(UserError, match="damaged at line 9"):
+        read(path)
+
+
+@pytest.mark.parametrize("orders, shares", [([math.nan] * 8, None), ([math.inf] * 8, None), (None, [math.nan] * 8)])
+def test_a_first_line_that_is_no_filter_is_damage(tmp_path, orders, shares):
+    line = head().model_dump() | ({"orders": orders} if orders else {"shares": shares})
+    append_line(tmp_path / "book", {**line, "chain": link("", line)})
+    with pytest.raises(UserError, match="damaged at line 1"):
+        read(tmp_path / "book")
+
+
+def test_what_rounding_made_a_little_less_than_nothing_counts_as_nothing():
+    book = Book(head(), (ENTRIES[0], ENTRIES[1].model_copy(update={"cost": [-1e-22] * 8})))
+    assert book.spent == (0.0,) * 8

@@ -247,8 +247,17 @@ def test_names_of_a_large_store_are_read_once_for_each_budget(budgeted, tmp_path
     assert [one.by_name for one in budgets_of(again)] == [1.0]
     kept = next(shelf().glob("*.shares.json"))
     assert kept.stat().st_mode & 0o077 == 0
-    kept.write_text("torn")
-    assert [one.by_name for one in budgets_of(again)] == [1.0]
+    for torn in ("torn", kept.read_text().replace("1.0", "NaN"), kept.read_text().replace("1.0", "-1"), '{"a": Infinity}'):
+        kept.write_text(torn)
+        assert [one.by_name for one in budgets_of(again)] == [1.0]
+
+
+@pytest.mark.parametrize("content", ["[NaN]", "[0.5, Infinity]", "[-1.0]", "7", "[[0.5]]", "null", '["x"]', "{"])
+def test_a_sample_of_names_that_is_damaged_hides_no_budget(budgeted, tmp_path, content):
+    again = write_store(tmp_path / "again", NAMES)
+    next(shelf().glob("*.names.json")).write_text(content)
+    with pytest.raises(UserError, match="is damaged"):
+        budgets_of(again)
 
 
 def test_a_large_store_that_is_changed_is_not_taken_for_the_one_that_was_read(budgeted, tmp_path, monkeypatch):

@@ -283,6 +283,7 @@ def test_what_a_newer_file_knows_is_counted_and_what_nobody_knows_is_named(run, 
     ("arguments", "said"),
     [
         ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "5", "--views", "0"], "views must be positive"),
+        ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "5", "--views", "inf"], "views must be positive and finite"),
         ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "5", "--failures", "-1"], "failures must not be negative, got -1."),
         ([*PLAN, *FLAGS, "--workers", "2", "--parameters", "5", "--failures", "1e9"], "would never end"),
         (

@@ -48,7 +48,7 @@ def test_the_sum_has_the_figures_of_all_sites_with_the_noise_of_the_mode(progres
     assert phase.share_error == pytest.approx(1.96 * expected)  # of the noise that is there
 
 
-@pytest.mark.parametrize("threshold", [None, -1.0, "3", float("inf"), True])
+@pytest.mark.parametrize("threshold", [None, -1.0, "3", float("inf"), float("nan"), True])
 def test_a_site_answers_no_question_without_a_threshold(progress, tmp_path, threshold):
     lab = Lab(progress, tmp_path, drops=0)
     lab.server._threshold = {} if threshold is None else {"threshold": threshold}

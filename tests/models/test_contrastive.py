@@ -1,5 +1,6 @@
 """Models of one group: the contract of docs/architecture.md, and gradients of many groups at once."""
 
+import math
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
+from dpfed.models.contrastive import SimCLRModel
 
 CNN = ModelConfig(width=8)
 RESNET = ModelConfig(image="resnet18", width=8)
@@ -101,3 +103,10 @@ def test_vmap_of_grad_equals_the_loop(config):
         gradient = torch.autograd.grad(loss(dict(model.named_parameters()), views), list(model.parameters()))
         for (name, batched), single in zip(together.items(), gradient, strict=True):
             assert torch.allclose(batched[group], single, atol=1e-4, rtol=1e-3), name
+
+
+@pytest.mark.parametrize("temperature", [math.nan, math.inf, 0.0, -1.0])
+@pytest.mark.parametrize("learn", [False, True])
+def test_a_temperature_that_divides_by_nothing_is_refused(temperature, learn):
+    with pytest.raises(UserError, match="expected a finite number above 0, got"):
+        SimCLRModel(torch.nn.Identity(), torch.nn.Identity(), temperature=temperature, learn_temperature=learn)

@@ -16,6 +16,7 @@ from dpfed.errors import UserError
 from dpfed.privacy import accounting
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.mechanism import Mechanism
+from dpfed.privacy.noise import GaussianNoise
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.samplers import PoissonSampler
 from dpfed.training.coordinator import DISCARDED
@@ -274,3 +275,27 @@ def test_a_new_plan_has_bounds_that_somebody_means_and_an_old_one_still_opens():
         PrivacyPlan.calibrate(1000, 100, 3, 2.0, group_size=4, clip_norm=1e-8)
     with pytest.raises(UserError, match=r"stability: expected 0.0001 to 1e\+09 \(begin with the default, 0.01\); got 1e-09"):
         PrivacyPlan.calibrate(1000, 100, 3, 2.0, group_size=4, clip_norm=1.0, clipping="automatic", stability=1e-9)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -3.0])
+def test_a_target_that_nothing_exceeds_is_refused(value):
+    """With NaN as the target of a file, no release would ever exceed it."""
+    with pytest.raises(UserError, match="target_epsilon must be positive and finite"):
+        PrivacyPlan(noise_multiplier=1.0, delta=1e-5, target_epsilon=value, **GOOD)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_of_a_method_are_finite(value):
+    with pytest.raises(UserError, match="options.release_share must be finite"):
+        PrivacyPlan(noise_multiplier=1.0, delta=1e-5, options={"release_share": value}, **GOOD)
+
+
+@pytest.mark.parametrize("std", [float("nan"), float("inf"), -1.0])
+def test_noise_of_no_size_is_no_noise(std):
+    with pytest.raises(ValueError, match="standard deviation"):
+        GaussianNoise(std)
+
+
+def test_a_delta_that_is_no_number_is_resolved_by_nothing():
+    with pytest.raises(accounting.Unresolved):
+        accounting.require_resolution(3, float("nan"))

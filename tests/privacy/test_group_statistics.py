@@ -114,3 +114,8 @@ def test_numbers_of_a_file_are_checked_again(changes):
 def test_too_many_owners_are_refused_by_name():
     with pytest.raises(UserError, match=r"at most 128 workers \(or sites\), got 200"):
         plan().statistics.refuse_many_owners(200)
+
+
+def test_an_error_that_is_no_number_is_noise_alone():
+    with pytest.raises(UserError, match="would release noise alone"):
+        plan().statistics.refuse_noise_alone(math.nan)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 
 import pytest
@@ -169,3 +170,33 @@ def test_a_plan_keeps_the_words_and_the_fingerprint_that_files_have_always_had()
     assert (kept["unit"], kept["method"]) == ("unit", "group") and PrivacyPlan.from_dict(kept) == plan
     assert plan.fingerprint == "c852bf6724185b78"
     assert PrivacyPlan(120, 20, 4, 1.0, 5, 0, 1e-5, "rdp", method_name="none").fingerprint == "ff2ce752095468a5"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"step": math.nan, "digest": "d", "charged": True},
+        {"step": 4.0, "digest": "d", "charged": True},
+        {"step": -1, "digest": "d", "charged": True},
+        {"step": 4, "digest": None, "charged": True},
+        {"step": 4, "digest": "d", "charged": math.nan},
+        {"step": 4, "digest": "d", "charged": 0},
+        {"digest": "d", "charged": True},
+        {"owners": math.nan},
+        {"owners": math.inf},
+        {"owners": True},
+        {"resumed": math.nan},
+    ],
+    ids=str,
+)
+def test_a_line_that_counts_in_anything_but_whole_numbers_is_damage_although_its_hash_is_right(ledger, entry):
+    ledger._append(entry)
+    with pytest.raises(UserError, match="damaged at line 6"):
+        Ledger.open(ledger.path)
+
+
+def test_a_release_of_which_nobody_can_say_what_it_costs_is_not_made(ledger, monkeypatch):
+    ledger.charge(Release(4, "digest-4"))
+    monkeypatch.setattr(PrivacyPlan, "epsilon", lambda *_: math.nan)
+    with pytest.raises(UserError, match="the budget is spent"):
+        ledger.check_budget(5)

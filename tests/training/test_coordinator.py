@@ -49,6 +49,28 @@ def test_the_noise_on_an_empty_step_is_the_plans_neither_more_nor_less(make):
     assert abs(update.mean().item()) < 5 * PLAN.noise_std / SIZE**0.5
 
 
+@pytest.mark.parametrize("std", [math.nan, math.inf, -math.inf, -2 * PLAN.noise_std, 0.5 * PLAN.noise_std, 1e-300])
+def test_noise_of_the_owners_that_is_no_number_or_too_little_is_refused(make, std):
+    """With it the coordinator would add none of its own, and release the sum as it is."""
+    model, coordinator, ledger = make(size=50)
+    with pytest.raises(UserError, match="the owners' noise has standard deviation .* expected as much or more, and a finite"):
+        coordinator.apply(0, BoundedSum(torch.ones(50), PLAN.sensitivity, PLAN.groups, std))
+    assert ledger.charged == 0 and not model.weight.any()
+    coordinator.apply(0, BoundedSum(torch.ones(50), PLAN.sensitivity, PLAN.groups, PLAN.noise_std))
+    assert ledger.charged == 1
+
+
+def test_a_sensitivity_that_is_no_number_is_refused_and_never_lost_in_an_addition(make):
+    _, coordinator, ledger = make(size=50)
+    unknown = zeros(PLAN.groups // 2, 50, math.nan)
+    with pytest.raises(UserError, match="with sensitivity 1, got 8, 50 and nan"):
+        coordinator.apply(0, unknown)
+    for one, other in ((unknown, zeros(PLAN.groups // 2, 50)), (zeros(PLAN.groups // 2, 50), unknown)):
+        with pytest.raises(UserError, match="no number as its sensitivity"):
+            one + other
+    assert ledger.charged == 0
+
+
 def test_noise_is_fresh_in_every_step(make):
     model, coordinator, _ = make()
     for step in range(4):

@@ -206,7 +206,7 @@ class SiteFolder:
             UserError: with the numbers.
         """
         budget = self.settings().budget
-        if budget is not None and plan.epsilon() > budget:
+        if budget is not None and not plan.epsilon() <= budget:
             raise UserError(f"these terms spend epsilon {round_up(plan.epsilon())}, and this site's budget is {budget!r}.")
         if plan.delta > self.most_delta(plan):
             raise UserError(

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import dp_accounting
 import pytest
@@ -16,9 +17,10 @@ from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.statement import of_federation, statement
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.trust import Trust
-from dpfed.federation.site.folder import SiteFolder
+from dpfed.federation.site.folder import SiteFolder, SiteSettings
 from dpfed.federation.site.serving import load_site
 from dpfed.privacy.ledger import Ledger, Release
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 from dpfed.runs.resolution import resolve
 from tests.report.test_card import FACTS
@@ -448,3 +450,12 @@ def test_secure_terms_in_which_a_lying_server_could_narrow_the_sum_are_refused(s
 @pytest.mark.parametrize(("sites", "drops", "colluders"), [(3, 1, 1), (5, 2, 2), (2, 0, 1)])
 def test_secure_terms_in_which_each_site_adds_all_the_noise_need_no_majority(sites, drops, colluders):
     assert Trust("secure", sites, drops, colluders).honest == 1
+
+
+def test_a_site_joins_no_plan_whose_cost_nobody_can_say(monkeypatch):
+    folder = SiteFolder(Path("unused"))
+    monkeypatch.setattr(SiteFolder, "settings", lambda self: SiteSettings(name="a", store="s", budget=8.5))
+    plan = PrivacyPlan(1000, 100, 4, 1.0, 5, 1.0, 1e-5)
+    monkeypatch.setattr(PrivacyPlan, "epsilon", lambda self: math.nan)
+    with pytest.raises(UserError, match="this site's budget is 8.5"):
+        folder.refuse_cost(plan)
