@@ -5,6 +5,8 @@ import torch
 
 from dpfed.config import parse_config
 from dpfed.federation.protocol.answers import Reason
+from dpfed.federation.protocol.messages import alleged, sign
+from dpfed.federation.protocol.vectors import encoded
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import simulate
 from dpfed.models.parameters import TrainableVector
@@ -46,6 +48,29 @@ def test_the_sum_has_the_figures_of_all_sites_with_the_noise_of_the_mode(progres
     phase = coordinator.discard(1).phase
     expected = lab.plan.statistics.error(max(total.noise_std, lab.plan.noise_std))
     assert phase.share_error == pytest.approx(1.96 * expected)  # of the noise that is there
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_a_site_may_send_as_long_a_sum_as_its_groups_can_have_with_their_figures_and_no_longer(progress, tmp_path, longer):
+    """Every group at a corner of its box: all gradients of length C in one direction, and all figures at one end."""
+    lab = Lab(progress, tmp_path, drops=0)
+    statistics, groups = lab.plan.statistics, lab.terms.sites[0].groups
+
+    def at_the_corner(question, reply):
+        values = torch.zeros(TrainableVector(lab.parts.model).numel + lab.plan.statistics_count)
+        values[0] = groups * lab.plan.clip_norm
+        values[-lab.plan.statistics_count :] = groups * statistics.unit / 2
+        fields = {name: value for name, value in alleged(reply).items() if name in ("step", "site", "release")}
+        vector = encoded(values * (1.01 if longer else 1.0))
+        return sign(lab.identities[0], lab.terms.fingerprint, "sum", vector, **fields)
+
+    lab.wire.tampers["node0"] = lambda question, reply: (
+        at_the_corner(question, reply) if alleged(reply).get("kind") == "sum" else reply
+    )
+    lab.server.tell(3.0)
+    lab.server.collect(0)
+    missing = lab.events()[-1]["missing"]
+    assert missing == ({"site-0": "a sum larger than its groups allow"} if longer else {})
 
 
 @pytest.mark.parametrize("threshold", [None, -1.0, "3", float("inf"), float("nan"), True])

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from dpfed.budgets.book import Book
 from dpfed.budgets.shelf import budgets_of
 from dpfed.budgets.spending import set_budget
 from dpfed.config import parse_config
@@ -246,6 +247,10 @@ def test_a_budget_keeps_the_whole_cost_of_a_search_and_gives_nothing_back(config
             search(parse_config(config), file, tmp_path / "runs", SCORE)
     with pytest.raises(UserError, match="nothing is given back"):
         settle_run(tmp_path / "runs" / "rates")
+    with monkeypatch.context() as patch:  # it has taken steps, so a book that knows nothing of it has lost lines
+        patch.setattr(Book, "accounts", {})
+        with pytest.raises(UserError, match=r"was charged [1-9]\d* steps, and the book knows nothing of it"):
+            search(parse_config(config), file, tmp_path / "runs", SCORE)
     run = search(parse_config(config), file, tmp_path / "runs", SCORE)
     selection = Ledger.open(run.ledger).selection
     cost = selection.curve(budget.filter.orders)
