@@ -163,6 +163,8 @@ class Ledger:
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
         selection = Selection.from_dict(entries[0]["selection"]) if "selection" in entries[0] else None
         block, replays = entries[0].get("block"), len(releases) - len(charged)
+        if block is not None and not (type(block) is int and block >= 1):
+            raise UserError(_damaged(path, 1))
         ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, selection, block)
         ledger._lines, ledger.head = lines, head
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]

@@ -176,7 +176,7 @@ def test_a_line_whose_numbers_mean_nothing_is_damage_although_its_hash_is_right(
         read(path)
 
 
-@pytest.mark.parametrize("orders, shares", [([math.nan] * 8, None), ([math.inf] * 8, None), (None, [math.nan] * 8)])
+@pytest.mark.parametrize("orders, shares", [([math.nan] * 8, None), ([0.5] * 8, None), (None, [-1.0] * 8), (None, [0.2] * 8)])
 def test_a_first_line_that_is_no_filter_is_damage(tmp_path, orders, shares):
     line = head().model_dump() | ({"orders": orders} if orders else {"shares": shares})
     append_line(tmp_path / "book", {**line, "chain": link("", line)})

@@ -200,3 +200,10 @@ def test_a_release_of_which_nobody_can_say_what_it_costs_is_not_made(ledger, mon
     monkeypatch.setattr(PrivacyPlan, "epsilon", lambda *_: math.nan)
     with pytest.raises(UserError, match="the budget is spent"):
         ledger.check_budget(5)
+
+
+@pytest.mark.parametrize("block", [math.nan, math.inf, 0, -5, 7.0, True])
+def test_blocks_that_cut_no_sum_are_damage_although_the_hash_is_right(tmp_path, block):
+    Ledger.create(tmp_path / "ledger.jsonl", PLAN, block=block)
+    with pytest.raises(UserError, match="damaged at line 1"):
+        Ledger.open(tmp_path / "ledger.jsonl")

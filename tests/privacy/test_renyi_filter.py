@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
+from dpfed.privacy import renyi_filter
 from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.renyi_filter import RenyiFilter, added, limit, renyi_curve
 from dpfed.privacy.samplers import FixedSizeSampler, PoissonSampler
@@ -203,11 +204,15 @@ def test_where_the_accountant_knows_nothing_of_an_order_the_bound_of_a_higher_on
         assert said in (math.inf, cost)  # what the accountant knows stays what it was
 
 
-def test_a_bound_is_never_that_of_a_lower_order():
+def test_a_bound_is_never_that_of_a_lower_order(monkeypatch):
     mechanism = Mechanism(PoissonSampler(0.1), 0.822)
     (alone,), (whole,) = renyi_curve(mechanism, 1, (1.6,)), renyi_curve(mechanism, 1, (2.0,))
     assert alone == whole == renyi_curve(mechanism, 1, (1.01, 1.6))[1]
     assert renyi_curve(mechanism, 1, (1.6, 1.9, 5.0))[0] == min(renyi_curve(mechanism, 1, (1.9, 2.0)))
+    known = {1.5: math.inf, 2.0: 2.0, 2.5: math.inf, 3.0: 7.0, 4.5: 5.0}  # a looser bound at 3 than at 4.5, as there may be
+    monkeypatch.setattr(renyi_filter, "_accounted", lambda mechanism, steps, orders: tuple(known[order] for order in orders))
+    assert renyi_curve.__wrapped__(mechanism, 1, (1.5, 2.0, 2.5, 4.5)) == (2.0, 2.0, 5.0, 5.0)
+    assert renyi_curve.__wrapped__(mechanism, 1, (2.0, 2.5)) == (2.0, 7.0)
 
 
 @pytest.mark.parametrize("cost", [(math.nan, math.nan), (math.nan, math.inf), (-1.0, -1.0), (-1.0, math.inf)])
