@@ -37,7 +37,6 @@ NO_NOISE = {"noise_multiplier": None, "accountant": None}
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "group": ({}, ()),
     "group, layerwise": ({"bounding": {"engine": "layerwise"}}, ()),
-    "group, vmap": ({"bounding": {"engine": "vmap"}}, ()),
     "group, capped": ({"bounding": {"max_group_size": 3}}, ()),
     "average": ({"optimizer": {"ema": 0.9}}, ()),
     "momentum, cosine": ({"optimizer": {"name": "sgd", "momentum": 0.9, "schedule": "cosine", "learning_rate": 0.01}}, ()),

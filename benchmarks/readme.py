@@ -107,7 +107,7 @@ def steps() -> str:
     lines = ["| time of a private step over the best non-private one (2 CPU cores) | S = 4 | S = 16 |", "|---|---|---|"]
     step = figures("step")
     for model, result in step["overhead"].items():
-        for engine in ("loop", "vmap", "layerwise"):
+        for engine in ("loop", "layerwise"):
             ratios = (f"{result['ratio'][f'{engine}, S = {size}']:.2f}" for size in (4, 16))
             lines.append(f"| {model}, {engine} engine | {' | '.join(ratios)} |")
         chosen = (f"{result['chosen_engine'][f'S = {size}']}" for size in (4, 16))

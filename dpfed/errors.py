@@ -33,6 +33,10 @@ class Renamed(FutureWarning):
     """A name of before still works; the message says the new one. The command line prints it as a note."""
 
 
+class Notice(UserWarning):
+    """Something that a run does by itself and that the user should know. The command line prints it as a note."""
+
+
 def _shortened(message: str) -> str:
     return message if len(message) <= _LONGEST else f"{message[: _LONGEST - _END]} ... {message[-_END:]}"
 

@@ -47,7 +47,7 @@ def _found(where: str) -> Any:
 
 STEPS = {
     PLAIN: Contender("torch_steps:without_privacy", at_once=(32, 128)),
-    "dpfed": Contender("torch_steps:ours", at_once=("loop", "vmap", "layerwise")),
+    "dpfed": Contender("torch_steps:ours", at_once=("loop", "layerwise")),
     "torch.func": Contender("torch_steps:torch_func", at_once=(8, 32)),
     "jax_privacy": Contender("jax_step:jax_privacy", needs="jax_privacy", at_once=(1, 8, 32)),
     "Opacus, hooks": Contender("torch_steps:opacus_hooks", needs="opacus", at_once=(32, 128), groups=False),

@@ -52,8 +52,8 @@ class Board:
         plan = under.parts.plan
         arrangement = arrangement_of(plan.method)
         coordinates = {"group": under.fillers, "own": 1 + under.canaries, "one": 1}[arrangement]
-        # The model of canaries looks at a whole group, and so wants engines that show it one; vmap is the fast one.
-        placed = under.with_model(CanaryModel(under.fillers, coordinates, arrangement), "vmap")
+        # The model of canaries looks at a whole group, and so wants an engine that shows it one.
+        placed = under.with_model(CanaryModel(under.fillers, coordinates, arrangement), "loop")
         if arrangement == "one":
             return max((_measured(under, against) for against in (True, False)), key=lambda board: abs(board.shift))
         return cls(placed, arrangement, (2 if arrangement == "group" else 1) * plan.bound)

@@ -15,9 +15,10 @@ from dpfed.errors import UserError
 _SLACK = {torch.float64: 1e-5, torch.float32: 5e-3}
 _LEAST_FACTOR = 1e-30  # smaller ones lose digits in float32, down to all of them
 _ROUNDING = 2.0**-24  # of a number that becomes a float32, relative
-# Of C, what rounding may move the clipped gradient of a group that a record is not in: others who share its pass decide in what
-# order it is computed and added (docs/guarantee.md; tests/bounding/test_large_batches.py measures it).
-_SHARED_PASS = 1e-6
+GROUPS_OF_A_PASS = 16  # at most, so many clipped gradients are added up in float32, before they are added to a float64 sum
+# Of C, what the rounding of these additions may move for each group, between two neighbours. An entry is multiplied by its
+# factor and added up to 17 times, and each time errs by up to 2^-24 of a partial sum of clipped gradients (docs/guarantee.md).
+_SHARED_PASS = 2 * (GROUPS_OF_A_PASS + 2) * _ROUNDING
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def clip_norm_in_float32(bound: float, spread: float, owners: int, shared: float
         bound: C; infinity where nothing is clipped.
         spread: the longest sum there can be, over the sensitivity: K / 2 for K groups.
         owners: how many round a sum of their own and have them added up, in float32.
-        shared: of the bound, what rounding may move the part of a group that a record is not in.
+        shared: of the bound, for each group: what the rounding of sums in float32 may move between neighbours.
     """
     return bound / (1 + spread * (shared + 2 * _ROUNDING * owners))
 

@@ -227,7 +227,7 @@ class BoundingConfig(Section):
     max_group_size: int | None = Field(None, description="the most records of a group; others are left out")
     max_batch: int | None = Field(None, ge=2, description="sample and logit: cap of the batch; default B + 4 sqrt(B)")
     options: dict[str, bool | int | float | str] = Field({}, description="of the method's own (docs/methods.md)")
-    engine: Literal["auto", "loop", "vmap", "layerwise"] = Field("auto", description="how group gradients are computed")
+    engine: Literal["auto", "loop", "layerwise"] = Field("auto", description="how group gradients are computed")
     microbatch: int = Field(512, ge=1, description="records whose views are in memory at a time")
 
     @field_validator("method")

@@ -162,6 +162,7 @@ def _connect(job: Job, simulation: Simulation, watcher: Watcher) -> Federation:
         share = Share(number, indices, terms.sites[number].groups)
         worker = parts.worker(job.randomness.for_owners(), job.observe, model, share=share)
         ledger = Ledger.open(path) if path.exists() else Ledger.create(path, parts.plan)
+        ledger.require_current()
         shares = Randomness(job.randomness.key("shares", number))
         sites[f"site-{number}"] = SiteWorker(terms, parties[number], worker, model, ledger, shares, watcher.note)
     channel, journal, paid = InProcessChannel(sites), Journal(run.journal), Ledger.open(run.ledger)

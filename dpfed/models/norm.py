@@ -110,7 +110,7 @@ def refuse_mixing(model: nn.Module, what: str) -> None:
 
     Args:
         model: any module.
-        what: the setting that does not go with it, such as ``bounding.engine = 'vmap'``.
+        what: the setting that does not go with it, such as ``bounding.engine = 'layerwise'``.
 
     Raises:
         UserError: if `mixes_records`.

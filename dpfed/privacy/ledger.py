@@ -65,6 +65,7 @@ class Ledger:
         owners: the largest number of data owners that ever shared the work.
         resumed: for each time that the run went on after an interruption, from which step on.
         papers: the newest card and model; ``None``: none were written yet, or by an older dpfed.
+        fingerprint: of the plan, by the dpfed that started the ledger.
         head: the hash of the last line that is not about papers, and so of all before it: 16 hexadecimal digits.
         block: numbers of a block of the sum, see `create`.
     """
@@ -81,6 +82,7 @@ class Ledger:
         block: int | None = None,
     ) -> None:
         self.path, self.plan, self.marks, self.selection, self.block = path, plan, marks, selection, block
+        self.fingerprint = plan.fingerprint
         self._releases = releases
         self._by_step = {release.step: release for release in releases}
         self.replays = replays
@@ -166,11 +168,23 @@ class Ledger:
         if block is not None and not (type(block) is int and block >= 1):
             raise UserError(_damaged(path, 1))
         ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, selection, block)
-        ledger._lines, ledger.head = lines, head
+        ledger._lines, ledger.head, ledger.fingerprint = lines, head, entries[0]["fingerprint"]
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
         ledger.papers = Papers(**papers) if papers else None
         ledger.owners = max((entry["owners"] for entry in entries[1:] if "owners" in entry), default=1)
         return ledger
+
+    def require_current(self) -> None:
+        """Refuses a ledger of a run whose engines round in another way than those of this dpfed.
+
+        Raises:
+            UserError: its steps could not be taken again bit for bit.
+        """
+        if self.fingerprint != self.plan.fingerprint:
+            raise UserError(
+                f"{self.path} belongs to a run of an older dpfed, whose engines round in another way: this dpfed cannot resume "
+                "it. What it spent stays spent. Start a new run."
+            )
 
     @property
     def charged(self) -> int:

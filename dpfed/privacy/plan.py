@@ -46,6 +46,8 @@ _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is ha
 _LATER = {"unit": "record", "per_unit": 1, "method": "group", "max_batch": None, "options": {}}
 # Fields that came later still: `as_dict` has them at other values only.
 _LATEST = {"noise": "gaussian", "clipping": "fixed", "stability": 0.0, "progress": {}, "draws": "coins"}
+# How engines round and add up. A dpfed whose engines come to other bits does not resume a run: it could not repeat the steps.
+ARITHMETIC = 2
 Clipping = Literal["fixed", "automatic", "adaptive"]
 
 
@@ -463,8 +465,8 @@ class PrivacyPlan:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of all fields: what a ledger, a checkpoint and a site agree on."""
-        fields = self.as_dict()
+        """Hash of all fields, and of `ARITHMETIC`: what a ledger, a checkpoint and a site agree on."""
+        fields = self.as_dict() | {"arithmetic": ARITHMETIC}
         for name, value in _LATER.items():
             if fields[name] == value:
                 del fields[name]

@@ -22,8 +22,13 @@ LAST_BITS = (
 )
 ASSUMED_OF_BITS = (
     "A device that computes otherwise than assumed: the proof is about the bits that were released. It takes for granted that "
-    "a group's gradient comes out the same, up to a millionth of C, whichever other groups there are, and that nobody can tell "
-    "the bits of AES-256 from uniform ones."
+    "a group's gradient comes out the same, whichever other groups there are, and that nobody can tell the bits of AES-256 "
+    "from uniform ones."
+)
+SHARED_PASSES = (
+    "A machine that computes a group's gradient by who else is in the same pass (bounding.engine = 'layerwise'): the proof "
+    "assumes that it does not. Each machine was checked for this on noise before its first pass; it is not proven. "
+    "bounding.engine = 'loop' computes every group by itself."
 )
 OTHER_RUNS = (
     "Other runs on the same records, such as a search for good settings, even if they were thrown away: they spend budget "

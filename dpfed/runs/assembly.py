@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpfed.bounding.engines import GroupBatch, require_fitting
+from dpfed.bounding.engines import GroupBatch, exact_arithmetic, require_fitting
 from dpfed.config import Config
 from dpfed.config.resolved import ResolvedConfig
 from dpfed.data.own_rows import OwnRows
@@ -229,9 +229,7 @@ def assemble(
         UserError: for an impossible plan, more owners than groups, starting weights that are not there or do not fit,
             unreadable records, a model that mixes records, an impossible evaluation.
     """
-    # On GPUs TF32 rounds products in convolutions to 11 bits, so that a norm and the gradient that it clips, which different
-    # operations compute, could differ by a thousandth.
-    torch.backends.cudnn.allow_tf32 = False
+    exact_arithmetic()
     device, watcher = torch.device(config.training.device), watcher or Silent()
     agreed = terms.privacy_plan if terms else plan
     foreseen = agreed or foresee(config, owners=owners)

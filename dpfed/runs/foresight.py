@@ -147,10 +147,10 @@ def refuse_inexact(config: Config) -> None:
     if config.privacy.noise != "discrete":
         return
     said = "privacy.noise = 'discrete' promises what is proven for floating point, too, and "
-    if config.bounding.engine in ("vmap", "layerwise"):
+    if config.bounding.engine == "layerwise":
         raise UserError(
-            f"{said}bounding.engine = '{config.bounding.engine}' passes several groups at once. How far a record moves "
-            "the rounding of others' gradients is measured then, and not proven: leave bounding.engine out, or take 'loop'."
+            f"{said}bounding.engine = 'layerwise' passes several groups at once. That the machine rounds each of them by "
+            "itself is checked then, and not proven: leave bounding.engine out, or take 'loop'."
         )
     if config.training.device == "mps":
         raise UserError(f"{said}mps computes norms in float32: set training.device = 'cpu'.")

@@ -36,6 +36,7 @@ from dpfed.report.marks import (
     OTHER_RUNS,
     PUBLIC_RECORDS,
     RAW_DIAGNOSTICS,
+    SHARED_PASSES,
     STARTING_WEIGHTS,
     UNSOUND,
     WATCHED_SEARCH,
@@ -336,7 +337,8 @@ def _not_protected(parts: Components, trained: Trained, disclosed: Collection[st
     if searched:
         always = (BESIDE_SEARCH if said is OTHER_RUNS else said for said in always)
         starting += (HELD_OUT_CHOICE, WATCHED_SEARCH)
-    return (*starting, *always, *([AUDITS] if AUDITED in disclosed else []))
+    shared = (SHARED_PASSES,) if parts.config.bounding.engine == "layerwise" else ()
+    return (*starting, *always, *shared, *([AUDITS] if AUDITED in disclosed else []))
 
 
 def _secrets(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dpfed.bounding.engines import fastest_engine, require_fp32
+from dpfed.bounding.engines import fastest_engine
 from dpfed.config import Config, ModelConfig
 from dpfed.config.resolved import ResolvedConfig
 from dpfed.errors import UserError
@@ -139,13 +139,9 @@ def _stand_in(config: Config) -> nn.Module:
 
 
 def _refuse_engine(config: Config) -> None:
-    """Methods with an engine of their own have no choice of one, and vmap none in bf16."""
+    """Methods with an engine of their own have no choice of one."""
     method, engine = method_named(config.bounding.method), config.bounding.engine
-    if method.picks_engine:
-        if engine == "vmap":
-            require_fp32(engine, config.training.precision)
-        return
-    if engine != "auto":
+    if engine != "auto" and not method.picks_engine:
         raise UserError(f"bounding.method = '{method.name}' has its own engine: leave bounding.engine out.")
 
 

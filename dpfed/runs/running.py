@@ -171,6 +171,7 @@ def _pick_up(
     else:
         run.ledger.unlink(missing_ok=True)  # a header that a crash cut short: nothing was spent yet
         ledger = Ledger.create(run.ledger, parts.plan, marks, selection, parts.block)
+    ledger.require_current()
     if ledger.plan.fingerprint != parts.plan.fingerprint:
         raise UserError(
             f"the plan of {run.ledger} is not the plan of the run's config.toml and records (N was {ledger.plan.records:,}, "

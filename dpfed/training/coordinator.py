@@ -134,6 +134,7 @@ class Coordinator:
     ) -> None:
         self._plan, self._config = plan, config
         self._ledger, self._releases = ledger, releases
+        ledger.require_current()
         if ledger.plan.fingerprint != plan.fingerprint:
             raise UserError(f"{ledger.path} was started for another plan: noise and accounting must follow from the same one.")
         self._vector = TrainableVector(model)

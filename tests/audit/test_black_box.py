@@ -28,7 +28,7 @@ def chosen(tiny):
     tiny["data"] = {"source": "shapes", "records": 500, "size": 16}
     tiny["views"] = {}
     tiny["privacy"] = {"noise_multiplier": 1.0, "batch": 500, "steps": 25}
-    tiny["bounding"] = {"group_size": 8, "engine": "vmap"}
+    tiny["bounding"] = {"group_size": 8, "engine": "loop"}
     tiny["optimizer"] = {"learning_rate": 1e-2}
     config = parse_config(tiny)
     return config, PrivacyPlan.from_config(500, config)

@@ -54,7 +54,7 @@ class PointedOneWay:
         return Cotangents(1e3 * torch.ones_like(embeddings), torch.zeros(len(embeddings)))
 
 
-@pytest.mark.parametrize("name", ["loop", "vmap", "released"])
+@pytest.mark.parametrize("name", ["loop", "released"])
 def test_one_piece_more_moves_a_long_sum_by_its_own_length(name):
     generator, model, clip_norm = torch.Generator().manual_seed(2), Aligned(), 0.37
     engine = by_name(name, model)
@@ -97,7 +97,7 @@ def test_the_room_grows_with_groups_and_owners_and_is_small_where_they_are_few()
     def room(*numbers):
         return 1 - clip_norm_in_float32(1.0, *numbers)
 
-    assert room(64, 1) < 1e-4 < 1e-3 < room(8192, 1) < 0.02
+    assert room(64, 1) < 2e-4 < 1e-3 < room(8192, 1) < 0.02
     assert room(64, 1) < room(64, 8) < room(128, 8)
     assert clip_norm_in_float32(float("inf"), 0.0, 3) == float("inf")
     # Each owner's sum is rounded once, and each addition of owners once more: 2 ulp of the longest sum, each.

@@ -100,7 +100,7 @@ def test_a_whole_run(tiny, tmp_path):
 
 def test_other_engines_are_refused_before_anything_is_spent(tiny, tmp_path):
     tiny["model"] |= {"normalisation": "batch", "anchor_count": 4}
-    tiny["bounding"] |= {"engine": "vmap"}
-    with pytest.raises(UserError, match="bounding.engine = 'vmap' does not go with it"):
+    tiny["bounding"] |= {"engine": "layerwise"}
+    with pytest.raises(UserError, match="bounding.engine = 'layerwise' does not go with it"):
         dpfed.pretrain(parse_config(tiny), tmp_path / "run")
     assert not (tmp_path / "run").exists()

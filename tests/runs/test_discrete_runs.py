@@ -109,7 +109,6 @@ def test_the_papers_say_which_noise_it_was(discrete, tmp_path):
     ("section", "changes", "said"),
     [
         ("bounding", {"engine": "layerwise"}, "bounding.engine = 'layerwise' passes several groups at once"),
-        ("bounding", {"engine": "vmap"}, "bounding.engine = 'vmap' passes several groups at once"),
         ("training", {"device": "mps"}, "mps computes norms in float32"),
         ("bounding", {"method": "logit", "engine": "auto"}, "which method 'logit' is not"),
         ("privacy", {"noise_multiplier": 2000.0}, "at most 1000"),

@@ -27,7 +27,7 @@ def test_every_choice_is_made_and_stays(tmp_path, monkeypatch):
     assert isinstance(found, ResolvedConfig) and resolve(found) is found
     assert Path(found.data.stores) == tmp_path / config.data.stores
     assert (found.data.size, found.data.resize) == (32, "crop") and found.objective.bias == -math.log(4)
-    assert found.training.device in ("cpu", "cuda", "mps") and found.bounding.engine in ("loop", "vmap", "layerwise")
+    assert found.training.device in ("cpu", "cuda", "mps") and found.bounding.engine in ("loop", "layerwise")
     monkeypatch.setattr("dpfed.runs.resolution.fastest_engine", lambda *_: pytest.fail("timed again"))
     assert resolve(parse_config(found.model_dump(mode="json"))) == found  # as a run's config.toml is read, elsewhere
 
@@ -47,12 +47,6 @@ def test_whole_batches_decide_the_odds_of_a_pair():
 def test_the_public_records_of_a_group_decide_the_odds_of_a_pair():
     public = {"bounding": {"method": "public", "microbatch": 10}, "public": {"source": "shapes", "records": 7}}
     assert settle(parse_config({**OPEN, **public})).objective.bias == -math.log(7)
-
-
-def test_an_engine_that_knows_no_bf16_is_refused_before_a_model_is_built():
-    tree = {"bounding": {**OPEN["bounding"], "engine": "vmap"}, "training": {"precision": "bf16", "device": "cpu"}}
-    with pytest.raises(UserError, match="vmap"):
-        resolve(parse_config({**OPEN, **tree}))
 
 
 def test_what_was_given_stays(tmp_path):

@@ -131,7 +131,7 @@ def test_releases_since_the_checkpoint_are_repeated_by_any_engine(tiny, tmp_path
 
 
 def other_engine(folder):
-    text = (folder / "config.toml").read_text().replace('engine = "loop"', 'engine = "vmap"')
+    text = (folder / "config.toml").read_text().replace('engine = "loop"', 'engine = "layerwise"')
     (folder / "config.toml").write_text(text)
 
 

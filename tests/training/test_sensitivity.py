@@ -64,7 +64,7 @@ def parts_with(tiny, **bounding):
     return assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("engine", ["loop", "layerwise"])
 @pytest.mark.parametrize("bounding", [{}, {"max_group_size": 3}, {"group_size": 20}, {"clip_norm": 0.01}, {"microbatch": 7}])
 def test_random_neighbours_stay_within_2c(tiny, engine, bounding):
     parts = parts_with(tiny, engine=engine, **bounding)

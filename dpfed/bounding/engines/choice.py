@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Callable, Collection
@@ -12,26 +13,27 @@ from torch import nn
 
 from dpfed.bounding.engines.deadline import Deadline, TooSlow
 from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision
-from dpfed.bounding.engines.layerwise import LayerwiseEngine
+from dpfed.bounding.engines.layerwise import IfUnlike, LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
-from dpfed.bounding.engines.vmap import VmapEngine
+from dpfed.bounding.engines.same_bits import DependsOnOthers
 from dpfed.errors import UserError
 from dpfed.models.norm import mixes_records
+from dpfed.models.parameters import exact_type
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
-ENGINES: dict[str, type[LoopEngine] | type[VmapEngine] | type[LayerwiseEngine]] = {
-    engine.name: engine for engine in (LoopEngine, VmapEngine, LayerwiseEngine)
-}
+ENGINES: dict[str, type[LoopEngine] | type[LayerwiseEngine]] = {engine.name: engine for engine in (LoopEngine, LayerwiseEngine)}
 _SHARE = 0.02  # of a run that its trials may take
 _LONGEST = 10.0  # seconds that one engine's trial may take
 _ROUNDS = 3
-_DIFFERENCE = 1e-3  # relative, between engines that compute the same
+_DIFFERENCE = 1e-6  # relative, in float64, between engines that compute the same
 _FEW = 8  # groups on which engines are compared: one group alone could not be mistaken for another
 _SLOW = 1.0  # seconds for the loop's first pass, from where on it is not repeated
 
 
-def build_engine(name: str, model: nn.Module, precision: Precision, loss: GroupLoss, group_size: int) -> Engine:
+def build_engine(
+    name: str, model: nn.Module, precision: Precision, loss: GroupLoss, group_size: int, if_unlike: IfUnlike = "warn"
+) -> Engine:
     """An engine by name.
 
     Args:
@@ -40,10 +42,11 @@ def build_engine(name: str, model: nn.Module, precision: Precision, loss: GroupL
         precision: see `fastest_engine`.
         loss: see `fastest_engine`.
         group_size: S, expected records in a group.
+        if_unlike: see `LayerwiseEngine`.
     """
     if name == "layerwise":
-        return LayerwiseEngine(model, precision, loss, group_size=group_size)
-    return ENGINES[name](model, precision, loss)
+        return LayerwiseEngine(model, precision, loss, group_size=group_size, if_unlike=if_unlike)
+    return LoopEngine(model, precision, loss)
 
 
 def fastest_engine(
@@ -78,8 +81,6 @@ def fastest_engine(
     if loop.spent < _SLOW:
         loop.time(batch.first(2 * lanes))
     names = [name for name in ENGINES if name != "loop"]
-    if precision != "fp32" or VmapEngine(model, precision, loss).chunk == 1:
-        names.remove("vmap")  # see `require_fp32`; and with a large model nothing is left to vectorise over
     allowed = min(_LONGEST, _SHARE * groups * loop.rate / (1 + len(names)))
     # Of a slow model fewer, with which an engine like the loop is done in half of its time; two for each lane's pass.
     few = batch.first(min(_FEW, max(2 * lanes, int(allowed / (2 * loop.rate)))))
@@ -147,8 +148,8 @@ class _Candidate:
         spent: seconds that it has taken.
     """
 
-    def __init__(self, engine: Engine, rate: float = math.inf, spent: float = 0.0) -> None:
-        self.engine, self.rate, self.spent = engine, rate, spent
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.rate, self.spent = engine, math.inf, 0.0
 
     def time(self, batch: GroupBatch) -> None:
         """Passes a batch."""
@@ -168,7 +169,10 @@ def _trials(
     names: Collection[str],
     allowed: float | None = None,
 ) -> dict[str, _Candidate | str]:
-    """Engines besides the loop that were compared with it on noise, in float32: two ways through bf16 differ by its rounding.
+    """Engines besides the loop that were compared with it on noise, in float64, and that compute groups alike.
+
+    In float32 two right ways through a deep network differ by parts in a thousand: where the input of a ReLU is about zero,
+    they may come out on different sides.
 
     Args:
         model: see `fastest_engine`.
@@ -181,38 +185,47 @@ def _trials(
     Returns:
         For each name the engine, or why it is none for this model and this run.
     """
-    oracle = LoopEngine(model, "fp32", loss)
-    norms = oracle.add_clipped(batch, 1.0, oracle.zeros())
+    exact, few = _in_float64(model, batch.first(max(2, len(batch.sizes) // 2)))
+    oracle = LoopEngine(exact, "fp32", loss)
+    norms = oracle.add_clipped(few, 1.0, oracle.zeros())
     # Low enough to clip: a gradient that was put down to another group would not show in a sum of whole gradients.
     clip_norm = norms.median().item() / 2 if len(norms) else 1.0
     expected = oracle.zeros()
-    oracle.add_clipped(batch, clip_norm, expected)
+    oracle.add_clipped(few, clip_norm, expected)
+    size = round(batch.starts[-1] / (len(batch.starts) - 1))
     found: dict[str, _Candidate | str] = {}
     for name in names:
         if name == "loop":
             continue
-        started = time.perf_counter()
         try:
-            size = round(batch.starts[-1] / (len(batch.starts) - 1))
-            engine = build_engine(name, model, "fp32", loss, size)
-            into = engine.zeros()
+            into = oracle.zeros()
             with contextlib.nullcontext() if allowed is None else Deadline(allowed):
-                engine.add_clipped(batch, clip_norm, into)
-                if precision != "fp32":
-                    engine = build_engine(name, model, precision, loss, size)
-                    engine.add_clipped(batch, clip_norm, engine.zeros())
+                build_engine(name, exact, "fp32", loss, size, "go on").add_clipped(few, clip_norm, into)
+                engine = build_engine(name, model, precision, loss, size, "raise")
+                engine.add_clipped(batch, clip_norm, engine.zeros())
         except TooSlow:
             found[name] = f"stopped after {allowed:.2g} s"
             continue
-        except (RuntimeError, UserError):  # an operation without a rule, bf16 that mixes groups, too little memory of the GPU
+        except DependsOnOthers:
+            found[name] = "computes groups by who shares their pass"
+            continue
+        except (RuntimeError, UserError):  # an operation without a rule, too little memory of the GPU
             found[name] = "does not fit"
             continue
         if torch.linalg.vector_norm(into - expected) <= _DIFFERENCE * torch.linalg.vector_norm(expected):
-            spent = time.perf_counter() - started
-            found[name] = _Candidate(engine, spent / len(batch.sizes), spent)
+            found[name] = candidate = _Candidate(engine)
+            candidate.time(batch)  # what it did once, before its first pass, does not count
         else:
             found[name] = "does not fit"
     return found
+
+
+def _in_float64(model: nn.Module, batch: GroupBatch) -> tuple[nn.Module, GroupBatch]:
+    """Copies of a model and of views; as they are where the device has no float64."""
+    if exact_type(next(iter(batch.views.values())).device) != torch.float64:
+        return model, batch
+    views = {name: view.double() if view.is_floating_point() else view for name, view in batch.views.items()}
+    return copy.deepcopy(model).double(), GroupBatch(views, batch.starts, batch.step)
 
 
 def _seconds(engine: Engine, batch: GroupBatch) -> float:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import Clip
-from dpfed.errors import UserError
 from dpfed.models.contract import bias_of, embeddings_of, temperature_of
 from dpfed.models.parameters import TrainableVector, exact_type
 from dpfed.objectives import GroupLoss
@@ -79,6 +78,7 @@ class Engine(ABC):
     name: ClassVar[str]
 
     def __init__(self, model: nn.Module) -> None:
+        exact_arithmetic()
         self._vector = TrainableVector(model)
         self._exact = exact_type(self._vector.device)  # of norms and sums
 
@@ -119,20 +119,15 @@ def shared_out(figures: Tensor, losses: list[Tensor] | None) -> Tensor:
     return figures[0]
 
 
-def require_fp32(name: str, precision: Precision) -> None:
-    """Refuses bf16 to an engine whose passes have no fixed shape: how a group's gradient is rounded may depend on the others.
+def exact_arithmetic() -> None:
+    """Tells the libraries of a GPU to round products to 24 bits and to add up in a fixed order.
 
-    In float32 such differences stay within the slack of `dpfed.bounding.bounded_sum.clip_factors`; in bf16 one record more was
-    seen to move groups that it is not in by a thousandth of C together, which no noise covers.
-
-    Raises:
-        UserError: for bf16.
+    TF32 rounds products in convolutions to 11 bits, so that a norm and the gradient that it clips, which different operations
+    compute, could differ by a thousandth. Atomic additions come in another order each time, and with them another sum.
     """
-    if precision != "fp32":
-        raise UserError(
-            f"bounding.engine = '{name}' passes several groups at once, and in {precision} a record would change how others' "
-            "gradients are rounded: set training.precision = 'fp32', or bounding.engine = 'loop'."
-        )
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    torch.backends.cuda.enable_mem_efficient_sdp(False)  # its backward pass in float32 adds up in any order
 
 
 def draws(module: nn.Module) -> bool:
@@ -161,11 +156,11 @@ class LossOfViews(nn.Module):
         return self.of(self.embed(views), present, *self.scalars())
 
     def embed(self, views: Views) -> dict[str, Tensor]:
-        """The embeddings of any records' views, in float32."""
+        """The embeddings of any records' views, in float32; in float64 of a model in float64."""
         with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
             embeddings = embeddings_of(self.model, views)
         # Similarities, softmax and everything behind them stay in float32.
-        return {name: z.float() for name, z in embeddings.items()}
+        return {name: z if z.dtype == torch.float64 else z.float() for name, z in embeddings.items()}
 
     def scalars(self) -> tuple[Tensor, Tensor | None]:
         """Temperature and bias as the model has them now."""

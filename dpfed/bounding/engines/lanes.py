@@ -34,6 +34,13 @@ class Lanes:
         many = self.count > 1
         self._pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,)) if many else None
 
+    def first(self, work: Callable[[], None]) -> None:
+        """Does something in one lane: with as many threads inside an operation as a step's work has."""
+        if self._pool is None:
+            work()
+        else:
+            self._pool.submit(work).result()
+
     def add(self, work: Callable[[int, Tensor], Tensor], into: Tensor) -> Tensor:
         """Does a step's work.
 

@@ -5,6 +5,9 @@ The field calls it ghost clipping, and the use of one backward pass for norms an
 
 from __future__ import annotations
 
+import warnings
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -13,19 +16,21 @@ from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import Clip
 from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Precision, Views, shared_out
 from dpfed.bounding.engines.lanes import Lanes
-from dpfed.bounding.engines.same_rounding import require_same_rounding
-from dpfed.bounding.engines.shared_pass import Reading, check_rows, chunks_of, clipped, terms_of
-from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.bounding.engines.loop import LoopEngine
+from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.engines.same_bits import DependsOnOthers, Found, Passed, require_same_bits
+from dpfed.bounding.engines.shared_pass import Reading, check_rows, clipped, terms_of
+from dpfed.bounding.layer_rules.grouping import Grouping, precise_type
 from dpfed.bounding.layer_rules.lora import AdaptedWeight
 from dpfed.bounding.layer_rules.recorder import Source
-from dpfed.bounding.layer_rules.term import Target, Term
+from dpfed.bounding.layer_rules.term import Target
+from dpfed.errors import Notice
 from dpfed.models.lora import adapted
 from dpfed.models.norm import refuse_mixing
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
-_CPU_RECORDS = 32  # of one pass: more no longer fit into the cache, fewer spread the cost of a weighted sum over less
-_ROUNDED_RECORDS = 256  # of one pass in bf16 on other devices, where every pass has the same shape
+IfUnlike = Literal["warn", "raise", "go on"]
 
 
 class LayerwiseEngine(Engine):
@@ -33,17 +38,19 @@ class LayerwiseEngine(Engine):
 
     Layers must treat records apart (`dpfed.models.validation` sees to that) and keep them along the leading dimension.
 
-    In bf16 only the model's two passes round to 8 bits; norms, factors and sums stay as they are in float32. A record must not
-    change how others are rounded there, so all passes have one shape, filled up with blank records, and the device is asked
-    whether it then treats records alike, wherever they stand and whoever stands beside them
-    (`dpfed.bounding.engines.same_rounding`).
+    What a group adds to the sum is a function of that group alone, bit by bit: passes have public shapes
+    (`dpfed.bounding.engines.pass_shape`), the engine asks the device before its first pass whether it computes a group alike in
+    all of them (`dpfed.bounding.engines.same_bits`), and what is added up are clipped gradients. A device that does not
+    computes one group after the other, as the loop does, and a warning says so.
 
     Args:
         model: every trainable parameter is read once, by a function that has a rule.
         precision: of the forward pass.
         loss: of one group; torch.func.vmap must be able to batch it.
-        records: at a time, or more where a single group has more. By default few on CPUs, and all elsewhere (in bf16: 256).
-        group_size: S, expected records in a group, see `Grouping.typical`.
+        records: of a usual pass; by default few on CPUs.
+        group_size: S, expected records in a group.
+        if_unlike: what to do on a device that computes a group by who shares its pass: ``warn``, and take one group at a time;
+            ``raise``; or ``go on``, without asking, where no record is private.
     """
 
     name = "layerwise"
@@ -55,15 +62,15 @@ class LayerwiseEngine(Engine):
         loss: GroupLoss = group_loss,
         records: int | None = None,
         group_size: int | None = None,
+        if_unlike: IfUnlike = "warn",
     ) -> None:
         refuse_mixing(model, "bounding.engine = 'layerwise'")
         super().__init__(model)
-        self._loss, self._group_size = LossOfViews(model, precision, loss), group_size
-        self._one_shape = precision != "fp32"
-        elsewhere = _ROUNDED_RECORDS if self._one_shape else 1 << 30
-        self._records = records or (_CPU_RECORDS if self._vector.device.type == "cpu" else elsewhere)
+        self._loss, self._if_unlike = LossOfViews(model, precision, loss), if_unlike
+        self._shape = PassShape.on(self._vector.device.type, group_size, records)
         self._lanes = Lanes(model, self._vector)
-        self._is_checked = False
+        self._loop = LoopEngine(model, precision, loss)
+        self._is_checked = self._takes_turns = False
 
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
@@ -72,30 +79,38 @@ class LayerwiseEngine(Engine):
 
         Raises:
             Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
-            UserError: in bf16, if records change how others are rounded.
+            DependsOnOthers: if the device computes a group by who shares its pass, and `if_unlike` is ``raise``.
         """
         with parametrize.cached():
             reading = Reading.of(self._loss, self._vector, self._sources())
-            lanes = self._lanes.count
             if not self._is_checked:
-                check_rows(self._loss, batch.views, reading.sources, self._vector.device)
-                if self._one_shape:
-                    self._check_rounding(batch.views, reading)
-                self._is_checked = True
-            chunks = _full_chunks(batch, self._records) if self._one_shape else chunks_of(batch, self._records, lanes)
-            found = self._lanes.add(lambda k, part: self._lane(batch, chunks[k::lanes], clip_norm, part, reading), into)
-            return shared_out(found, losses)
+                self._check(batch.views, reading)
+            if self._takes_turns:
+                return self._loop.add_clipped(batch, clip_norm, into, losses)
+            lanes, alone = self._lanes.count, self._shape.alone(batch)
+            passes = self._shape.passes(batch, lanes)
+            found = self._lanes.add(lambda k, part: self._lane(batch, passes[k::lanes], clip_norm, part, reading), into)
+            norms = shared_out(found, losses)
+        if not alone:
+            return norms
+        further: list[Tensor] | None = None if losses is None else []
+        norms = torch.cat([norms, self._loop.add_clipped(batch.only(alone), clip_norm, into, further)])
+        if losses is not None and further:
+            losses[-2:] = [torch.cat([losses[-1], further[0]], dim=1)]
+        return norms
 
-    def _check_rounding(self, views: Views, reading: Reading) -> None:
-        """Refuses a device that rounds a group by who stands beside it, or by where it stands: groups of noise are compared."""
-        size = max(2, min(self._group_size or _CPU_RECORDS // 4, self._records // 2))
-        sizes = [max(2, size - number % 3) for number in range(self._records // size)]
-
-        def squares(noise: Views, sizes: list[int]) -> Tensor:
-            terms, _, _ = self._passed(noise, sizes, reading)
-            return torch.stack([term.squares[: len(sizes)] for term in terms])
-
-        require_same_rounding(squares, views, sizes, self._loss.model)
+    def _check(self, views: Views, reading: Reading) -> None:
+        """Asks the model and the device, once, whether passes may be shared."""
+        check_rows(self._loss, views, reading.sources, self._vector.device)
+        if self._if_unlike != "go on":
+            try:
+                self._lanes.first(lambda: require_same_bits(self._passer(reading), views, self._shape, self._loss.model))
+            except DependsOnOthers as refusal:
+                if self._if_unlike == "raise":
+                    raise
+                warnings.warn(str(refusal), Notice, stacklevel=2)
+                self._takes_turns = True
+        self._is_checked = True
 
     def _sources(self) -> list[tuple[Tensor, Source]]:
         """What layers read: trainable parameters, and weights with adapters, which are merged once for all passes."""
@@ -113,51 +128,37 @@ class LayerwiseEngine(Engine):
             sources.append((merged, AdaptedWeight(update, up, down)))
         return sources
 
+    @torch.no_grad()
     def _lane(
-        self, batch: GroupBatch, chunks: list[list[int]], clip_norm: float | Clip, into: Tensor, reading: Reading
+        self, batch: GroupBatch, passes: list[list[int]], clip_norm: float | Clip, into: Tensor, reading: Reading
     ) -> Tensor:
         """Adds a lane's groups; returns ``(3, g)``: norms, losses and numbers of records."""
-        one_pass = torch.zeros_like(into, dtype=torch.float32)  # long sums would lose digits in float32
+        kind = precise_type(self._vector.parameters[0])
+        one_pass = torch.zeros_like(into, dtype=kind)  # long sums would lose digits in float32
         parts = self._vector.split(one_pass)
         figures = [into.new_zeros(3, 0, dtype=self._exact)]
-        for groups in chunks:
+        passed = self._passer(reading)
+        for groups in passes:
             some = batch.only(groups)
-            terms, losses, blanks = self._passed(some.views, some.sizes, reading)
-            norms = _add_weighted(terms, clip_norm, parts, blanks)
-            figures.append(torch.stack([norms, losses.to(norms), norms.new_tensor(some.sizes)]))
+            found = passed(some.views, some.sizes)
+            norms, factors = clipped(found.terms, clip_norm, self._shape.groups)
+            for term in found.terms:
+                term.add_weighted(factors, term.target.of(parts))
+            figures.append(torch.stack([norms, found.losses.to(norms), norms.new_tensor(some.sizes)]))
             foreach.add_([into], [one_pass])
             one_pass.zero_()
         return torch.cat(figures, dim=1)
 
-    def _passed(self, views: Views, sizes: list[int], reading: Reading) -> tuple[list[Term], Tensor, int]:
-        """One pass over groups: terms of them and of the blank groups behind them, losses ``(G,)``, and how many are blank."""
-        blanks: list[int] = []
-        if self._one_shape:
-            missing = -sum(sizes) % self._records
-            blanks = [min(max(sizes), missing - seen) for seen in range(0, missing, max(sizes))]
-            views = {name: torch.cat([view, view.new_zeros(missing, *view.shape[1:])]) for name, view in views.items()}
-        grouping = Grouping(sizes + blanks, self._vector.device, self._exact, self._group_size)
-        terms, losses = terms_of(self._loss, views, grouping, reading)
-        return terms, losses[: len(sizes)], len(blanks)
+    def _passer(self, reading: Reading) -> Passed:
+        """What makes one pass over groups, filled up to a public number of records."""
+        shape, device = self._shape, self._vector.device
 
+        def passed(views: Views, sizes: list[int], total: int | None = None) -> Found:
+            records = total or shape.total(sum(sizes))
+            missing = records - sum(sizes)
+            full = {name: torch.cat([view, view.new_zeros(missing, *view.shape[1:])]) for name, view in views.items()}
+            grouping = Grouping(sizes, device, self._exact, shape.typical, shape.groups, shape.slots, records)
+            with torch.enable_grad():
+                return Found(*terms_of(self._loss, full, grouping, reading))
 
-def _full_chunks(batch: GroupBatch, records: int) -> list[list[int]]:
-    """Groups of at least two records in passes of at most so many records; a larger group has a pass of its own."""
-    chunks: list[list[int]] = []
-    room = 0
-    for g in batch.by_size():
-        if batch.sizes[g] > room:
-            chunks.append([])
-            room = records
-        chunks[-1].append(g)
-        room -= batch.sizes[g]
-    return chunks
-
-
-@torch.no_grad()
-def _add_weighted(terms: list[Term], clip_norm: float | Clip, parts: list[Tensor], blanks: int = 0) -> Tensor:
-    """Adds every group's clipped gradient but those of the last, blank ones; returns the ``(G,)`` norms before clipping."""
-    norms, factors = clipped(terms, clip_norm, blanks)
-    for term in terms:
-        term.add_weighted(factors, term.target.of(parts))
-    return norms
+        return passed

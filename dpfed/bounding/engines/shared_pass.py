@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
 from dpfed.bounding.bounded_sum import Clip, clip_factors
-from dpfed.bounding.engines.engine import GroupBatch, LossOfViews, Views
+from dpfed.bounding.engines.engine import LossOfViews, Views
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.recorder import Recorder, Source
 from dpfed.bounding.layer_rules.refusal import Unsupported
@@ -55,17 +56,16 @@ class Scalar:
             slopes = torch.autograd.grad(value, vector.parameters, allow_unused=True)
             self._slopes = [(Target(i), slope) for i, slope in enumerate(slopes) if slope is not None]
 
-    def of_groups(self, count: int) -> Tensor | None:
-        """``(G,)`` copies."""
-        return None if self._value is None else self._value.repeat(count).requires_grad_(bool(self._slopes))
+    def of_groups(self, places: int) -> Tensor | None:
+        """A copy for each place of a group."""
+        return None if self._value is None else self._value.repeat(places).requires_grad_(bool(self._slopes))
 
     def terms(self, values: Tensor | None, grouping: Grouping) -> list[Term]:
         """Of the parameters that it comes from, once the copies have their gradients."""
         if values is None or values.grad is None:
             return []
-        return [
-            Materialised(target, values.grad.view(-1, *[1] * slope.dim()) * slope, grouping) for target, slope in self._slopes
-        ]
+        own = values.grad[: grouping.count].unbind()
+        return [Materialised(target, [value * slope for value in own], grouping) for target, slope in self._slopes]
 
 
 def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, reading: Reading) -> tuple[list[Term], Tensor]:
@@ -73,7 +73,7 @@ def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, reading: Readi
 
     Args:
         loss: model and objective; torch.func.vmap must be able to batch the loss.
-        views: of the records of all groups.
+        views: of the records of all groups, and of fillers.
         grouping: which record is whose.
         reading: see `Reading`.
 
@@ -85,12 +85,12 @@ def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, reading: Readi
     """
     with Recorder(reading.sources, grouping) as recorder:
         embeddings = loss.embed(views)
-    by_group = {name: z[grouping.slots] for name, z in embeddings.items()}
-    scalars = [scalar.of_groups(grouping.count) for scalar in reading.scalars]
+    by_group = {name: grouping.by_place(z) for name, z in embeddings.items()}
+    scalars = [scalar.of_groups(grouping.places) for scalar in reading.scalars]
     temperature, bias = scalars
     assert temperature is not None  # only the bias may be missing
     in_dims = (0, 0, *(None if scalar is None else 0 for scalar in scalars))
-    losses = vmap(loss.of, in_dims)(by_group, grouping.present, temperature, bias)
+    losses = vmap(loss.of, in_dims)(by_group, grouping.present, temperature, bias)[: grouping.count]
     losses.sum().backward()
     terms = list(recorder.terms)
     for scalar, values in zip(reading.scalars, scalars, strict=True):
@@ -133,46 +133,20 @@ def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.
 
 
 @torch.no_grad()
-def clipped(terms: list[Term], clip_norm: float | Clip, blanks: int = 0) -> tuple[Tensor, Tensor]:
-    """Norms and clip factors of the groups of a pass. What is not finite is set to zero in the terms.
+def clipped(terms: list[Term], clip_norm: float | Clip, places: int) -> tuple[Tensor, list[float]]:
+    """Norms and clip factors of the groups of a pass.
 
     Args:
         terms: of all trainable parameters.
         clip_norm: C, or another `Clip`.
-        blanks: how many groups, the last ones, are blank and get the factor 0.
+        places: for groups in a pass. All that is added up over the terms has that many columns, however many groups there are.
 
     Returns:
-        ``(G - blanks,)`` norms before clipping, and ``(G,)`` factors in float32.
+        ``(G,)`` norms before clipping, and each group's factor, rounded to float32.
     """
-    squares = torch.stack([term.squares for term in terms]).sum(0)
-    slack = sum(term.slack for term in terms)
-    factors = clip_factors((squares + slack).sqrt(), clip_norm).float()
-    counted = len(factors) - blanks
-    factors[counted:] = 0.0
-    if not (factors > 0).all():  # 0 * inf is not 0: leave the gradients out altogether
-        for term in terms:
-            term.drop(factors == 0)
-    return squares[:counted].sqrt(), factors
-
-
-def chunks_of(batch: GroupBatch, records: int, lanes: int) -> list[list[int]]:
-    """Groups of at least two records in passes of about so many records.
-
-    Alike sizes share a pass, so that little is padded; every lane gets as many passes.
-
-    Args:
-        batch: the groups.
-        records: of a pass, about.
-        lanes: how many take turns at the passes.
-    """
-    sizes, order = batch.sizes, batch.by_size()
-    passes = -(-sum(sizes[g] for g in order) // (records * lanes)) * lanes
-    share = sum(sizes[g] for g in order) / max(1, passes)
-    chunks: list[list[int]] = []
-    seen = 0
-    for g in order:
-        if not chunks or seen >= share * len(chunks):
-            chunks.append([])
-        chunks[-1].append(g)
-        seen += sizes[g]
-    return chunks
+    squares = torch.stack([term.squares for term in terms])
+    count = squares.shape[1]
+    total = F.pad(squares, (0, places - count)).sum(0)
+    slack = sum((F.pad(term.slack, (0, places - count)) for term in terms if isinstance(term.slack, Tensor)), total * 0.0)
+    factors = clip_factors((total + slack).sqrt(), clip_norm).float()
+    return total.sqrt()[:count], factors[:count].tolist()

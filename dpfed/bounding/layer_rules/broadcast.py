@@ -73,11 +73,11 @@ def expand(recorder: Recorder, _: Any, tensor: Tensor, *sizes: Any) -> Any:
     target = recorder.target(tensor)
     if target is None:
         return NotImplemented
-    copies = tensor.detach().expand(*sizes)
+    copies = tensor.detach().expand(*sizes).clone()  # not a view of the parameter, which other lanes read at the same time
     return recorder.collect(copies, None, lambda g: [_sum(target, g, tensor.shape, recorder)])
 
 
 def _sum(target: Target, gradient: Tensor, shape: torch.Size, recorder: Recorder) -> Term:
     """Adds up a gradient ``(n k, ...)`` over records and whatever else was broadcast."""
-    by_group = recorder.grouping.sums(gradient)
-    return Materialised(target, torch.stack([part[None].sum_to_size(shape) for part in by_group]), recorder.grouping)
+    by_group = [part[None].sum_to_size(shape) for part in recorder.grouping.sums(gradient)]
+    return Materialised(target, by_group, recorder.grouping)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from dpfed.bounding import foreach
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.term import Target, Term
 
@@ -54,23 +55,22 @@ class EmbeddingWeight:
 
     def __init__(self, target: Target, tokens: Tensor, gradients: Tensor, vocabulary: int, grouping: Grouping) -> None:
         self.target = target
-        group = grouping.of_rows(tokens).view(-1, *[1] * (tokens.dim() - 1))
+        group = grouping.of_rows(tokens)
+        tokens, rows = tokens[: len(group)], gradients[: len(group)].flatten(0, -2)
         # A group's gradient has one row per token that occurs in it: the sum over its occurrences.
-        pairs, place = torch.unique(group * vocabulary + tokens, return_inverse=True)
-        self._rows = _added_up(gradients.flatten(0, -2).float(), place.flatten(), len(pairs))
-        self._tokens, self._groups = pairs % vocabulary, pairs // vocabulary
-        norms = torch.linalg.vector_norm(self._rows, dim=1, dtype=grouping.exact).square()
-        self.squares = _added_up(norms[:, None], self._groups, grouping.count)[:, 0]
+        pairs, place = torch.unique(group.view(-1, *[1] * (tokens.dim() - 1)) * vocabulary + tokens, return_inverse=True)
+        # Unlike ``index_add_`` in a fixed order on every device.
+        added = torch.ops.aten.embedding_dense_backward(rows, place.flatten(), len(pairs), -1, False)
+        counts = torch.bincount(pairs // vocabulary, minlength=grouping.count).tolist()
+        self._rows, self._tokens = added.split(counts), (pairs % vocabulary).split(counts)
+        self.squares = foreach.norms(self._rows, grouping.exact).square()
 
-    def drop(self, groups: Tensor) -> None:
+    def parts(self, group: int) -> list[Tensor]:
         """See `Term`."""
-        self._rows[groups[self._groups]] = 0.0
+        return [self._rows[group], self._tokens[group]]
 
-    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
+    def add_weighted(self, factors: Sequence[float], into: Tensor) -> None:
         """See `Term`."""
-        into.add_(_added_up(self._rows * factors[self._groups, None], self._tokens, len(into)))
-
-
-def _added_up(rows: Tensor, places: Tensor, count: int) -> Tensor:
-    """Rows added up by place, ``(count, D)``; unlike ``index_add_`` in a fixed order on every device."""
-    return torch.ops.aten.embedding_dense_backward(rows, places, count, -1, False)
+        for rows, tokens, factor in zip(self._rows, self._tokens, factors, strict=True):
+            if factor > 0:
+                into.index_add_(0, tokens, rows, alpha=factor)

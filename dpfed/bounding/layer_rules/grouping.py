@@ -1,6 +1,8 @@
 """Which rows of a layer's input and output belong to which group.
 
-Shapes: n records of G groups in order, k rows of a layer's leading dimension for each record (its views, or their tokens).
+Shapes: n records, k rows of a layer's leading dimension for each record (its views, or their tokens). The groups stand one
+after the other; records behind the last group are fillers and belong to none. Every figure of a group is computed from the
+group's own rows, in a shape that only the group's own size decides.
 """
 
 from __future__ import annotations
@@ -13,34 +15,60 @@ from torch import Tensor
 from dpfed.bounding.layer_rules.refusal import Unsupported
 
 
+def precise_type(values: Tensor) -> torch.dtype:
+    """float64 for what is float64, as in comparisons of engines; float32 for all else."""
+    return torch.float64 if values.dtype == torch.float64 else torch.float32
+
+
+def precise(values: Tensor) -> Tensor:
+    """The values in `precise_type`."""
+    return values.to(precise_type(values))
+
+
 class Grouping:
-    """The groups of a forward pass: consecutive records.
+    """The groups of a pass: consecutive records.
 
     Args:
-        sizes: records of each group, at least one group.
+        sizes: records of each group.
         device: of the layers.
         exact: type in which squares are summed.
-        typical: records of a usual group, a public number; by default those of the longest.
+        typical: records of a usual group, a public number; by default those of the longest. Layers choose by it how they come
+            to a norm: the ways round differently, and a choice by what was drawn would let one record change how the
+            gradients of other groups are rounded.
+        places: for groups, at least as many as there are groups.
+        slots: for records of a group, at least as many as the longest has.
+        records: n, fillers included.
 
     Attributes:
-        typical: as given. Layers choose by it how they come to a norm: the ways round differently, and a choice by what was
-            drawn would let one record change how the gradients of other groups are rounded.
-        slots: ``(G, S)`` the records of each group, S being the largest; shorter groups repeat their first.
-        present: ``(G, S)`` whether a slot is a record, and not repeated.
+        places: as given.
+        records: as given.
+        typical: as given.
+        slots: ``(places, slots)`` the records of each group; n, a record that does not exist, where there is none.
+        present: ``(places, slots)`` whether a slot holds a record.
     """
 
-    def __init__(self, sizes: list[int], device: torch.device, exact: torch.dtype, typical: int | None = None) -> None:
-        self.sizes, self.device, self.exact = sizes, device, exact
-        self.count, self.records, self.longest = len(sizes), sum(sizes), max(sizes)
-        self.typical = typical or self.longest
-        self._even = self.longest * self.count == self.records
-        slots, counts = torch.arange(self.longest), torch.tensor(sizes)[:, None]
-        self._of_record = torch.arange(self.count).repeat_interleave(torch.tensor(sizes)).to(device)
-        starts = torch.tensor([0, *sizes]).cumsum(0)
-        self._starts = starts.tolist()
-        self.present = (slots < counts).to(device)
-        # Padding repeats the group's own first record: what is not finite stays in its group.
-        self.slots = torch.where(slots < counts, starts[:-1, None] + slots, starts[:-1, None]).to(device)
+    def __init__(
+        self,
+        sizes: list[int],
+        device: torch.device,
+        exact: torch.dtype,
+        typical: int | None = None,
+        places: int | None = None,
+        slots: int | None = None,
+        records: int | None = None,
+    ) -> None:
+        self.sizes, self.device, self.exact, self.count = sizes, device, exact, len(sizes)
+        longest = slots or max(sizes)
+        self.places, self.records = places or len(sizes), records or sum(sizes)
+        self.typical = typical or longest
+        counts = torch.zeros(self.places, 1, dtype=torch.int64)
+        counts[: self.count, 0] = torch.tensor(sizes)
+        starts = torch.zeros_like(counts)
+        starts[: self.count, 0] = torch.tensor([0, *sizes[:-1]]).cumsum(0)
+        self._ends = [0, *torch.tensor(sizes).cumsum(0).tolist()]
+        each = torch.arange(longest)
+        self.present = (each < counts).to(device)
+        self.slots = torch.where(each < counts, starts + each, self.records).to(device)
 
     def per_record(self, rows: Tensor) -> int:
         """k, how many of a tensor's rows ``(n k, ...)`` a record has.
@@ -53,44 +81,20 @@ class Grouping:
             raise Unsupported("a layer does not have its records in the first dimension")
         return k
 
-    def ranges(self, rows: Tensor) -> list[tuple[int, int]]:
-        """First row of each group and the row behind its last."""
+    def split(self, rows: Tensor) -> list[Tensor]:
+        """The rows of each group, views."""
         k = self.per_record(rows)
-        return [(first * k, end * k) for first, end in pairwise(self._starts)]
-
-    def stacked(self, rows: Tensor, pad: bool = True) -> Tensor:
-        """``(n k, ..., d)`` -> ``(G, T, d)``, the groups side by side, T rows of the longest group.
-
-        Args:
-            rows: of all records.
-            pad: fill up shorter groups with zeros; otherwise with rows of their own (enough for one side of a product).
-        """
-        k = self.per_record(rows)
-        if self._even:
-            return rows.reshape(self.count, -1, rows.shape[-1])
-        by_slot = rows.unflatten(0, (self.records, k))[self.slots]
-        if pad:
-            by_slot.masked_fill_(~self.present.view(*self.present.shape, *[1] * (by_slot.dim() - 2)), 0.0)
-        return by_slot.reshape(self.count, -1, rows.shape[-1])
+        return [rows[first * k : end * k] for first, end in pairwise(self._ends)]
 
     def of_rows(self, rows: Tensor) -> Tensor:
-        """``(n k,)`` the group of each row."""
-        k = self.per_record(rows)
-        return self._of_record if k == 1 else self._of_record.repeat_interleave(k)
+        """``(m,)`` the group of each row that has one: the first m rows."""
+        return torch.arange(self.count).repeat_interleave(torch.tensor(self.sizes) * self.per_record(rows)).to(rows.device)
 
-    def sums(self, rows: Tensor) -> Tensor:
-        """``(n k, ...)`` -> ``(G, ...)`` float32, added up within each group."""
-        if self._even:
-            self.per_record(rows)
-            return rows.reshape(self.count, -1, *rows.shape[1:]).sum(1, dtype=torch.float32)
-        by_group = self.stacked(rows.flatten(1).unsqueeze(1))
-        return by_group.sum(1, dtype=torch.float32).view(self.count, *rows.shape[1:])
+    def sums(self, rows: Tensor) -> list[Tensor]:
+        """``(n k, ...)`` -> for each group ``(...)``, added up over its rows in `precise_type`."""
+        kind = precise_type(rows)
+        return [own.sum(0, dtype=kind) for own in self.split(rows)]
 
-    def scaled(self, rows: Tensor, factors: Tensor) -> Tensor:
-        """``(n k, ...)`` rows, each times the factor of its group."""
-        by_row = factors.to(rows.dtype)[self.of_rows(rows)]
-        return rows * by_row.view(-1, *[1] * (rows.dim() - 1))
-
-    def squares(self, gradients: Tensor) -> Tensor:
-        """``(G, ...)`` -> ``(G,)`` exact sums of squares."""
-        return torch.linalg.vector_norm(gradients.reshape(self.count, -1), dim=1, dtype=self.exact).square()
+    def by_place(self, rows: Tensor) -> Tensor:
+        """``(n, ...)`` -> ``(places, slots, ...)``, zeros where there is no record."""
+        return torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])[self.slots]

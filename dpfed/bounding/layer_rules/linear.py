@@ -49,5 +49,5 @@ def matmul(recorder: Recorder, _: Any, input: Tensor, other: Tensor) -> Any:
 def shift_term(target: Target, gradient: Tensor, recorder: Recorder) -> Term:
     """Of what is added along the last dimension of ``(n k, ..., p)``."""
     middle = tuple(range(1, gradient.dim() - 1))
-    by_row = gradient.sum(middle, dtype=torch.float32) if middle else gradient
+    by_row = gradient.sum(middle) if middle else gradient
     return Materialised(target, recorder.grouping.sums(by_row), recorder.grouping)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.bounding.layer_rules.grouping import Grouping, precise
 from dpfed.bounding.layer_rules.term import OuterProducts, Target, Term
 from dpfed.models.lora import LowRankUpdate
 
@@ -34,7 +34,7 @@ class AdaptedWeight:
             gradients: ``(n k, ..., blocks * out)`` of its output.
             grouping: of the records.
         """
-        x, blocks = inputs.float(), gradients.chunk(self.update.blocks, dim=-1)
+        x, blocks = precise(inputs), gradients.chunk(self.update.blocks, dim=-1)
         for number, (block, up, down) in enumerate(zip(self.update.chosen, self.update.up, self.update.down, strict=True)):
             g = blocks[block]
             low = x @ (self.update.scale * down.mT)

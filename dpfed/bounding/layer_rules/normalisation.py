@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.bounding.layer_rules.grouping import Grouping, precise
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term
 
 if TYPE_CHECKING:
@@ -89,11 +89,8 @@ def layer_norm_terms(
     """Of scale and shift of a LayerNorm over the last dimensions of ``(n k, ..., *shape)``."""
     parts = []
     if targets[0] is not None:
-        parts.append((targets[0], gradients * F.layer_norm(inputs.float(), shape, eps=epsilon)))
+        parts.append((targets[0], gradients * F.layer_norm(precise(inputs), shape, eps=epsilon)))
     if targets[1] is not None:
         parts.append((targets[1], gradients))
     middle = tuple(range(1, inputs.dim() - len(shape)))
-    return [
-        Materialised(target, grouping.sums(part.sum(middle, dtype=torch.float32) if middle else part), grouping)
-        for target, part in parts
-    ]
+    return [Materialised(target, grouping.sums(part.sum(middle) if middle else part), grouping) for target, part in parts]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.bounding.layer_rules.grouping import Grouping, precise
 from dpfed.bounding.layer_rules.lora import AdaptedWeight
 from dpfed.bounding.layer_rules.refusal import Unsupported
 from dpfed.bounding.layer_rules.rules import RULES
@@ -113,7 +113,7 @@ class Recorder(TorchFunctionMode):
             if inputs is not None and inputs._version != version:
                 raise Unsupported("a layer's input is overwritten in place")
             with torch.no_grad():
-                self.terms.extend(terms(gradient.float()))
+                self.terms.extend(terms(precise(gradient)))
 
         output.register_hook(arrived)
         return output

@@ -11,4 +11,4 @@ class Unsupported(UserError):
     """
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"bounding.engine = 'layerwise' does not fit this model ({what}): choose 'loop', 'vmap' or 'auto'.")
+        super().__init__(f"bounding.engine = 'layerwise' does not fit this model ({what}): choose 'loop' or 'auto'.")

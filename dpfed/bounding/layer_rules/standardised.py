@@ -29,9 +29,9 @@ class StandardisedWeight:
     weight: Tensor
     inverse: Tensor
 
-    def pulled_back(self, gradients: Tensor) -> Tensor:
-        """Gradients of the plain kernel, ``(G, 1, O, d)``, from those of the standardised one, ``(G, O, ...)``."""
-        g = gradients.reshape(len(gradients), *self.weight.shape)
+    def pulled_back(self, gradient: Tensor) -> Tensor:
+        """The gradient of the plain kernel, ``(1, O, d)``, from that of the standardised one, ``(O, ...)``."""
+        g = gradient.reshape(self.weight.shape)
         along = (g * self.weight).mean(-1, keepdim=True)
         return self.inverse * (g - g.mean(-1, keepdim=True) - self.weight * along)
 

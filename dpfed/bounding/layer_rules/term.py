@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.bounding import foreach
+from dpfed.bounding.layer_rules.grouping import Grouping, precise
 
 View = Callable[[Tensor], Tensor]
 
@@ -47,6 +48,8 @@ class Target:
 class Term(Protocol):
     """The gradients of G groups with respect to one target, as far as they are needed.
 
+    Everything of a group is a function of the group's own rows of the pass, bit by bit.
+
     Attributes:
         target: the parameter.
         squares: ``(G,)`` squared norm of each group's gradient.
@@ -62,130 +65,145 @@ class Term(Protocol):
     @property
     def slack(self) -> Tensor | float: ...  # noqa: D102
 
-    def drop(self, groups: Tensor) -> None:
-        """Sets the gradients of some groups to zero: ``(G,)`` bool, those that are not finite."""
+    def parts(self, group: int) -> list[Tensor]:
+        """All that the group's gradient is computed from: the gradient itself, or rows of the pass."""
 
-    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
-        """Adds the weighted sum over the groups.
+    def add_weighted(self, factors: Sequence[float], into: Tensor) -> None:
+        """Adds the groups' gradients up, each times its factor: no more float32 additions to an entry than there are groups,
+        and one. A group of factor 0 is left out: it need not be finite.
 
         Args:
-            factors: ``(G,)`` float32, 0 for what was dropped.
-            into: the target's place in the sum.
+            factors: G of them.
+            into: float32, the target's place in the sum.
         """
 
 
 @dataclass
 class Materialised:
-    """Gradients that are there: ``(G, ...)`` in the shape of the target."""
+    """Gradients that are there.
+
+    Args:
+        target: the parameter.
+        gradients: of each group, in the shape of the target.
+        grouping: of the records.
+    """
 
     target: Target
-    gradients: Tensor
+    gradients: list[Tensor]
     grouping: Grouping
     slack: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self.squares = self.grouping.squares(self.gradients)
+        self.squares = foreach.norms(self.gradients, self.grouping.exact).square()
 
-    def drop(self, groups: Tensor) -> None:
+    def parts(self, group: int) -> list[Tensor]:
         """See `Term`."""
-        self.gradients[groups] = 0.0
+        return [self.gradients[group]]
 
-    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
+    def add_weighted(self, factors: Sequence[float], into: Tensor) -> None:
         """See `Term`."""
-        into.add_((factors @ self.gradients.reshape(len(factors), -1)).view(into.shape))
+        for gradient, factor in zip(self.gradients, factors, strict=True):
+            if factor > 0:
+                into.add_(gradient.view(into.shape), alpha=factor)
 
 
 _ROUNDING = 1e-6  # relative: 16 roundings to float32, more than is seen in dot products of thousands of entries
 _UNDERFLOW = 2.0**-126  # what a product in float32 may lose where it is too small for all its digits
 
 
-def gram_squares(first: Tensor, second: Tensor, widths: tuple[int, int], exact: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Squared norms of sums of outer products, from the Gram matrices of both sides.
+def gram_squares(a: Tensor, g: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Squared norm of a sum of outer products, from the Gram matrices of both sides.
 
     ``||sum_t g_t a_t^T||^2 = sum_tu (a_t . a_u)(g_t . g_u)`` (Goodfellow 2015; Li et al. 2022 for sequences).
 
     Args:
-        first: ``(G, T, T)`` inner products of the rows a_t; overwritten.
-        second: ``(G, T, T)`` of the rows g_t.
-        widths: entries of a row a_t, and of a row g_t.
+        a: ``(T, d)`` rows a_t.
+        g: ``(T, p)`` rows g_t.
         exact: type to add up in.
 
     Returns:
-        ``(G,)`` squared norms, and ``(G,)`` how far rounding and underflow may have moved them.
+        The squared norm, and how far rounding and underflow may have moved it: scalars.
     """
-    squares_of = [gram.diagonal(dim1=1, dim2=2).clamp(min=0) for gram in (first, second)]
+    first, second = a @ a.mT, g @ g.mT
+    lengths = [gram.diagonal().clamp(min=0) for gram in (first, second)]
     # Where rows cancel, the sum is small beside its parts, and their rounding counts.
-    parts = (squares_of[0].sqrt() * squares_of[1].sqrt()).sum(1, dtype=exact).square()
+    parts = (lengths[0].sqrt() * lengths[1].sqrt()).sum(dtype=exact).square()
     # Where one side is tiny, its inner products vanish, and the other side may be as large as what is lost is small.
-    longest = [each.amax(1).to(exact) for each in squares_of]
-    lost = _UNDERFLOW * (widths[1] * longest[0] + widths[0] * longest[1] + 1) * first.shape[1] ** 2
-    squares = first.mul_(second).sum((1, 2), dtype=exact).clamp(min=0)
+    longest = [each.amax().to(exact) for each in lengths]
+    lost = _UNDERFLOW * (g.shape[1] * longest[0] + a.shape[1] * longest[1] + 1) * len(a) ** 2
+    squares = first.mul_(second).sum(dtype=exact).clamp(min=0)
     return squares, parts * _ROUNDING + 2 * lost
 
 
-@dataclass
 class OuterProducts:
     """A matrix ``(p, d)`` whose gradient is a sum of outer products of rows: of linear layers, and what comes down to them.
+
+    Where Gram matrices are cheap, the gradients are computed again for the sum, one group after the other: what is added is a
+    clipped gradient, so that its rounding is small beside C even if the outer products nearly cancel.
 
     Args:
         target: the matrix.
         inputs: ``(n k, ..., d)``, rows of the layer's input, detached.
         gradients: ``(n k, ..., p)``, rows of the gradient of its output.
         grouping: of the records.
+        place: from the target's place in a sum to where the matrix is added; default: the place itself.
     """
 
-    target: Target
-    inputs: Tensor
-    gradients: Tensor
-    grouping: Grouping
-
-    def __post_init__(self) -> None:
-        self.inputs = self.inputs.float()
-        a = self.grouping.stacked(self.inputs, pad=False)
-        g = self.grouping.stacked(self.gradients)
-        (_, rows, d), p = a.shape, g.shape[2]
-        self._products: Tensor | None = None
+    def __init__(
+        self, target: Target, inputs: Tensor, gradients: Tensor, grouping: Grouping, place: View | None = None
+    ) -> None:
+        self.target, self._place = target, place
+        a, g = ([rows.flatten(0, -2) for rows in grouping.split(side)] for side in (precise(inputs), gradients))
+        d, p = inputs.shape[-1], gradients.shape[-1]
+        usual = grouping.typical * grouping.per_record(inputs) * (inputs[0].numel() // d)
+        self._rows: list[tuple[Tensor, Tensor]] = []
+        self._products: list[Tensor] = []
         self.slack: Tensor | float = 0.0
-        usual = rows // self.grouping.longest * self.grouping.typical
-        if gram_is_cheaper(usual, d, p):
-            self.squares, self.slack = gram_squares(a @ a.mT, g @ g.mT, (d, p), self.grouping.exact)
+        if inputs.device.type == "cpu" and gram_is_cheaper(usual, d, p):
+            self._rows = list(zip(a, g, strict=True))
+            found = [gram_squares(own_a, own_g, grouping.exact) for own_a, own_g in self._rows]
+            self.squares, self.slack = (torch.stack(part) for part in zip(*found, strict=True))
         else:
-            self._products = g.mT @ a
-            self.squares = self.grouping.squares(self._products)
-            self.inputs = self.gradients = self.inputs.new_empty(0)  # their memory is for the next layer
+            self._products = [own_g.mT @ own_a for own_a, own_g in zip(a, g, strict=True)]
+            self.squares = foreach.norms(self._products, grouping.exact).square()
 
-    def drop(self, groups: Tensor) -> None:
+    def parts(self, group: int) -> list[Tensor]:
         """See `Term`."""
-        if self._products is not None:
-            self._products[groups] = 0.0
-        else:
-            rows = groups[self.grouping.of_rows(self.inputs)]
-            self.inputs, self.gradients = self.inputs.clone(), self.gradients.clone()
-            self.inputs[rows], self.gradients[rows] = 0.0, 0.0
+        return list(self._rows[group]) if self._rows else [self._products[group]]
 
-    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
+    def add_weighted(self, factors: Sequence[float], into: Tensor) -> None:
         """See `Term`."""
-        if self._products is not None:
-            into.add_((factors @ self._products.flatten(1)).view(into.shape))
-        else:
-            g = self.grouping.scaled(self.gradients, factors).flatten(0, -2)
-            into.addmm_(g.mT, self.inputs.flatten(0, -2))
+        total = into if self._place is None else None
+        product: Tensor | None = None
+        for group, factor in enumerate(factors):
+            if factor > 0:
+                if self._rows:
+                    a, g = self._rows[group]
+                    product = torch.mm(g.mT, a) if product is None else torch.mm(g.mT, a, out=product)
+                else:
+                    product = self._products[group]
+                if total is None:
+                    total = product * factor
+                else:
+                    total.add_(product.view(total.shape), alpha=factor)
+        if self._place is not None and total is not None:
+            place = self._place(into)
+            place.add_(total.view(place.shape))
 
 
-# Writing a gradient, reading it for its norm and again for the sum costs about as much time as so many multiplications.
-_MULTIPLICATIONS_PER_ENTRY = 100
+# Writing a gradient, reading it for its norm and keeping it for the sum costs about as much time as so many multiplications.
+_MULTIPLICATIONS_PER_ENTRY = 40
+_MULTIPLICATIONS_PER_CALL = 1 << 22  # the calls for two small matrices take as long as so many
 
 
-def gram_is_cheaper(rows: int, d: int, p: int, multiplications: float | None = None) -> bool:
+def gram_is_cheaper(rows: int, d: int, p: int) -> bool:
     """Whether the norm of a ``(p, d)`` gradient of T rows costs less by Gram matrices than by writing it down.
 
-    Gram matrices need ``T^2 (d + p)`` multiplications and the weighted product, of all groups at once, ``T d p``; written
-    down, the gradient takes those ``T d p`` and the way of its ``d p`` entries through memory and back.
+    Gram matrices need ``T^2 (d + p)`` multiplications; written down, the gradient's ``d p`` entries go through memory and back.
 
     Args:
         rows: T.
         d: entries of a row of the input.
         p: entries of a row of the output.
-        multiplications: of each of the T^2 pairs, where they are not ``d + p``.
     """
-    return rows * rows * (d + p if multiplications is None else multiplications) < _MULTIPLICATIONS_PER_ENTRY * d * p
+    return rows * rows * (d + p) + _MULTIPLICATIONS_PER_CALL < _MULTIPLICATIONS_PER_ENTRY * d * p

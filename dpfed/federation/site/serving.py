@@ -61,6 +61,7 @@ def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:
     ledger = Ledger.open(folder.ledger)
     for book in reserve_site(folder, terms, parts.store):
         log(f"lifetime budget {shown(book)}: {percent(book.filter.part(book.spent))} of it is taken")
+    ledger.require_current()
     if ledger.plan.fingerprint != terms.privacy_plan.fingerprint:
         raise UserError(f"{folder.ledger} was started for another plan than that of the terms: restore the one that was.")
     return SiteWorker(terms, identity, worker, parts.model, ledger, randomness, log)

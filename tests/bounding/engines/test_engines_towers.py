@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from dpfed.bounding.engines import ENGINES, GroupBatch, LoopEngine, fastest_engine
+from dpfed.bounding.engines import ENGINES, GroupBatch, LoopEngine
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
 from dpfed.models.building import build_model
 from dpfed.models.parameters import TrainableVector
@@ -71,13 +71,6 @@ def test_frozen_towers_take_no_part(tmp_path, adaptation):
     expected = oracle(model, batch(), loss_of(ObjectiveConfig()), 1.0)
     assert (into.double() - expected).norm() / expected.norm() < 1e-4
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.slow
-def test_a_large_model_is_not_vectorised(tmp_path, monkeypatch):
-    model = build(tmp_path, {**SMALL, "text_cfg": {**SMALL["text_cfg"], "width": 512}}, ObjectiveConfig())
-    monkeypatch.setattr(ENGINES["vmap"], "add_clipped", lambda *_: pytest.fail("was timed"))
-    assert fastest_engine(model, batch()) != "vmap"
 
 
 def test_random_layers_are_computed_in_one_lane(tmp_path):

@@ -1,0 +1,113 @@
+"""The public shape of a shared pass: how many records, groups, and records of a group it has room for.
+
+What a group adds to a sum must not depend on who shares its pass. A kernel may choose the order of its additions by the shape
+of its input. So every pass has one of a few public shapes, which `dpfed.bounding.engines.same_bits` tries on the device, and
+records that belong to no group fill it up.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+from dpfed.bounding.bounded_sum import GROUPS_OF_A_PASS
+from dpfed.bounding.engines.engine import GroupBatch
+
+_TYPICAL = 16  # S, where nobody says it
+_CPU_RECORDS = 32  # of a pass, about: more no longer fit into the cache, fewer spread the cost of a sum over less
+_CPU_LEAST = 8  # with fewer rows than four, a library may take other kernels
+_CPU_SHAPES = 20  # at most so many, for each of them is tried
+_DEVICE_RECORDS = 128
+# CPUs compute exponentials of the last few numbers of a tensor in another way than the others. So the losses of the groups are
+# computed in tensors of whole vectors: places for groups are powers of two, and slots for records multiples of this.
+_VECTOR = 16
+
+
+@dataclass(frozen=True)
+class PassShape:
+    """Public numbers of a pass.
+
+    Attributes:
+        totals: how many records a pass may have, fillers included, in rising order.
+        groups: places for groups.
+        slots: records of the longest group that shares a pass; a longer group has a pass of its own, as in the loop.
+        aim: records of a usual pass.
+        typical: S, expected records of a group. Layers choose by it how they come to a norm.
+    """
+
+    totals: tuple[int, ...]
+    groups: int
+    slots: int
+    aim: int
+    typical: int
+
+    @classmethod
+    def on(cls, device: str, group_size: int | None = None, records: int | None = None) -> PassShape:
+        """The shape for groups of about S records.
+
+        CPUs round a record alike in passes of many sizes, so few fillers are needed there. Elsewhere all passes have one size.
+
+        Args:
+            device: ``cpu``, ``cuda``, ``mps``.
+            group_size: S.
+            records: that a usual pass has; by default few on CPUs, whose cache is small.
+        """
+        typical = group_size or _TYPICAL
+        slots = _VECTOR * math.ceil((typical + 3 * math.sqrt(typical)) / _VECTOR)
+        if device == "cpu":
+            aim = records or _CPU_RECORDS
+            room = max(aim + aim // 4, slots)
+            step = 2 * math.ceil(room / (2 * _CPU_SHAPES))
+            room = step * math.ceil(room / step)
+            totals = tuple(range(step * math.ceil(_CPU_LEAST / step), room + 1, step))
+        else:
+            aim = room = max(records or _DEVICE_RECORDS, slots)
+            totals = (room,)
+        groups = min(GROUPS_OF_A_PASS, max(4, 1 << math.ceil(math.log2(2 * room / typical))))
+        return cls(totals, groups, slots, aim, typical)
+
+    @property
+    def room(self) -> int:
+        """Records of the largest pass."""
+        return self.totals[-1]
+
+    def total(self, records: int) -> int:
+        """How many records a pass of so many gets, fillers included."""
+        return next(total for total in self.totals if total >= records)
+
+    def passes(self, batch: GroupBatch, lanes: int) -> list[list[int]]:
+        """Divides groups of at least two records among passes, so many for each lane; groups above `slots` are left out.
+
+        Args:
+            batch: the groups.
+            lanes: how many take turns at the passes.
+        """
+        sizes = batch.sizes
+        order = [group for group in reversed(batch.by_size()) if sizes[group] <= self.slots]
+        records = sum(sizes[group] for group in order)
+        count = max(1, math.ceil(records / self.aim / lanes)) * lanes
+        while (found := self._divided(order, sizes, count)) is None:
+            count += lanes
+        return [groups for groups in found if groups]
+
+    def _divided(self, order: list[int], sizes: list[int], count: int) -> list[list[int]] | None:
+        """Long groups first, each to the pass with the fewest records; ``None`` if they do not fit."""
+        found: list[list[int]] = [[] for _ in range(count)]
+        least = [(0, number) for number in range(count)]
+        for group in order:
+            while least:
+                records, number = heapq.heappop(least)
+                if len(found[number]) < self.groups and records + sizes[group] <= self.room:
+                    break
+                if records + sizes[group] > self.room:
+                    return None
+            else:
+                return None
+            found[number].append(group)
+            heapq.heappush(least, (records + sizes[group], number))
+        return found
+
+    def alone(self, batch: GroupBatch) -> list[int]:
+        """The groups that have a pass of their own."""
+        return [group for group in batch.by_size() if batch.sizes[group] > self.slots]

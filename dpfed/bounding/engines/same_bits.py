@@ -1,0 +1,232 @@
+"""Whether a device computes a group alike, bit by bit, whoever shares its pass, and wherever in the pass it stands.
+
+No library promises that. So an engine asks the device before its first pass: it compares groups of noise, of nearly equal and
+of equal records with themselves, in every public shape of a pass, at other places, beside others that are ordinary, huge or no
+numbers. Everything that a group's part of the sum is computed from is compared. Where something differs, the operations of the
+two passes are compared one by one, and the refusal names the first that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dpfed.bounding.engines.engine import Views, draws
+from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.layer_rules.term import Term
+from dpfed.errors import UserError
+
+_TRIALS = 6  # at least so many passes
+_NEARLY = 1e-3
+_HUGE = 1e6
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a pass comes to.
+
+    Attributes:
+        terms: of all trainable parameters.
+        losses: ``(G,)`` of the groups.
+    """
+
+    terms: list[Term]
+    losses: Tensor
+
+    def of(self, group: int) -> list[Tensor]:
+        """All that a group's part of the sum is computed from."""
+        parts = [self.losses[group]]
+        for term in sorted(self.terms, key=lambda term: (term.target.parameter, term.target.part or 0)):
+            parts += [term.squares[group], *term.parts(group)]
+            parts += [term.slack[group]] if isinstance(term.slack, Tensor) else []
+        return parts
+
+
+class Passed(Protocol):
+    """A pass over groups."""
+
+    def __call__(self, views: Views, sizes: list[int], total: int | None = None) -> Found:
+        """The pass.
+
+        Args:
+            views: of the records of the groups.
+            sizes: of the groups.
+            total: records of the pass, fillers included; default: the fewest that there may be.
+        """
+
+
+class DependsOnOthers(UserError):
+    """A device, or a model, that computes a group by who shares its pass."""
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """A group that is compared with itself."""
+
+    views: Views
+    size: int
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A pass: which probe stands at which place, and who else is there."""
+
+    views: Views
+    sizes: list[int]
+    total: int
+    probes: dict[int, int]  # from the place of a group to the number of its probe
+
+    def rows(self, place: int) -> tuple[int, int]:
+        """First record of a group and the one behind its last."""
+        return sum(self.sizes[:place]), sum(self.sizes[: place + 1])
+
+
+def require_same_bits(passed: Passed, views: Views, shape: PassShape, model: nn.Module) -> None:
+    """Compares groups with themselves in passes of every shape.
+
+    Args:
+        passed: makes a pass.
+        views: of any records; only their shapes and types are read.
+        shape: of passes.
+        model: what is passed.
+
+    Raises:
+        DependsOnOthers: if a group comes out differently, or if the model draws random numbers, which hides it.
+    """
+    if any(draws(module) for module in model.modules()):
+        raise DependsOnOthers(
+            "the model drops units at random, so nobody can check whether records that share a pass change each other's "
+            "gradients: the engine takes one group at a time, as bounding.engine = 'loop' does."
+        )
+    generator = torch.Generator().manual_seed(0)
+    probes = _probes(views, shape, generator)
+    seen: dict[int, tuple[_Trial, int, list[Tensor]]] = {}
+    for number in range(max(_TRIALS, len(shape.totals))):
+        trial = _trial(number, probes, views, shape, generator)
+        found = passed(trial.views, trial.sizes, trial.total)
+        for place, probe in trial.probes.items():
+            parts = found.of(place)
+            if probe not in seen:
+                seen[probe] = trial, place, [part.clone() for part in parts]
+                continue
+            before, first_place, expected = seen[probe]
+            if not all(_same(one, other) for one, other in zip(parts, expected, strict=True)):
+                what = _first_difference(passed, (before, first_place), (trial, place))
+                raise DependsOnOthers(
+                    f"this device ({parts[0].device.type}) computes a group's gradient by who shares its pass ({what}), so the "
+                    "engine takes one group at a time, as bounding.engine = 'loop' does."
+                )
+
+
+def _probes(views: Views, shape: PassShape, generator: torch.Generator) -> list[_Probe]:
+    """Groups of two records, of a usual number and of the most: of noise, of nearly equal records, of equal ones."""
+    usual = max(2, min(shape.typical, shape.slots))
+    made = []
+    for size, apart in ((2, 1.0), (2, _NEARLY), (usual, 1.0), (usual, _NEARLY), (usual, 0.0), (shape.slots, _NEARLY)):
+        one, others = _noise(views, 1, generator), _noise(views, size, generator)
+        own = {}
+        for name, view in one.items():
+            if view.is_floating_point():
+                own[name] = apart * others[name] if apart in (0.0, 1.0) else view + apart * others[name]
+            else:
+                own[name] = others[name] if apart == 1.0 else view.expand(size, *view.shape[1:]).clone()
+        made.append(_Probe(own, size))
+    return made
+
+
+def _trial(number: int, probes: list[_Probe], views: Views, shape: PassShape, generator: torch.Generator) -> _Trial:
+    """A pass of one of the public shapes, in which as many probes as there is room for stand among others."""
+    total = shape.totals[number % len(shape.totals)]
+    chosen: list[tuple[int | None, int]] = []
+    room = total
+    # Each time other probes come first, so that all of them are seen in several passes.
+    for probe in sorted(range(len(probes)), key=lambda probe: (probe - number) % len(probes)):
+        if len(chosen) < max(1, shape.groups - 1) and probes[probe].size <= room:
+            chosen.append((probe, probes[probe].size))
+            room -= probes[probe].size
+    while len(chosen) < shape.groups and room >= 2:
+        size = int(torch.randint(2, min(shape.slots, room) + 1, (), generator=generator))
+        chosen.append((None, size))
+        room -= size
+    order = [chosen[place] for place in torch.randperm(len(chosen), generator=generator).tolist()]
+    others = {0: 1.0, 1: _HUGE, 2: torch.nan}[number % 3]
+    parts = []
+    for probe, size in order:
+        noise = _noise(views, size, generator) if probe is None else probes[probe].views
+        parts.append({n: v * others if probe is None and v.is_floating_point() else v for n, v in noise.items()})
+    together = {name: torch.cat([part[name] for part in parts]) for name in views}
+    places = {place: probe for place, (probe, _) in enumerate(order) if probe is not None}
+    return _Trial(together, [size for _, size in order], total, places)
+
+
+def _noise(views: Views, records: int, generator: torch.Generator) -> Views:
+    """Images of noise, and texts of two tokens."""
+    found = {}
+    for name, view in views.items():
+        shape = (records, *view.shape[1:])
+        if view.is_floating_point():
+            drawn = torch.randn(shape, generator=generator)
+        else:
+            drawn = torch.randint(1, 3, shape, generator=generator)
+        found[name] = drawn.to(view)
+    return found
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same numbers, or none, in each place: what is no number adds nothing."""
+    if torch.equal(one, other):
+        return True
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _first_difference(passed: Passed, *passes: tuple[_Trial, int]) -> str:
+    """The first operation of two passes whose rows of a group differ."""
+    first, place = passes[0]
+    noise = _noise(first.views, sum(first.sizes), torch.Generator().manual_seed(1))
+    seen = []
+    for trial, own in (*passes, (replace(first, views=noise), place)):
+        with _RowsOfAGroup(trial.total, trial.rows(own)) as mode:
+            passed(trial.views, trial.sizes, trial.total)
+        seen.append(mode.seen)
+    for (name, one), (_, other), (_, constant) in zip(*seen, strict=False):
+        if one is None or other is None or one.shape != other.shape or _same(one, other):
+            continue
+        if constant is None or not _same(one, constant):  # what does not change with the views is a weight
+            return f"first in '{name}'"
+    return "in its own sums"
+
+
+class _RowsOfAGroup(TorchDispatchMode):
+    """Keeps what every operation gives for the records of one group.
+
+    Args:
+        records: of the pass.
+        rows: the group's first record and the one behind its last.
+
+    Attributes:
+        seen: name and rows of each operation; ``None`` for what has no rows of records.
+    """
+
+    def __init__(self, records: int, rows: tuple[int, int]) -> None:
+        super().__init__()
+        self._records, self._rows = records, rows
+        self.seen: list[tuple[str, Tensor | None]] = []
+
+    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Called in place of every operation while the mode is on."""
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, (tuple, list)) else (result,):
+            self.seen.append((str(func), self._own(value) if "empty" not in str(func) else None))
+        return result
+
+    def _own(self, value: Any) -> Tensor | None:
+        if not isinstance(value, Tensor) or not value.dim() or not len(value) or len(value) % self._records:
+            return None
+        k = len(value) // self._records
+        first, end = self._rows
+        return value.detach()[first * k : end * k].clone()

@@ -1,0 +1,84 @@
+"""Groups whose gradients are what is left when large parts cancel, and how far one group moves the part of the others."""
+
+import math
+
+import torch
+
+from dpfed.bounding.bounded_sum import _SHARED_PASS, Clip
+from dpfed.bounding.engines import GroupBatch, build_engine
+from dpfed.config import ModelConfig, ObjectiveConfig
+from dpfed.models.building import build_model
+from dpfed.objectives.infonce import group_loss
+
+MODELS = {
+    "cnn": ModelConfig(width=8, embedding=16, head_hidden=16),
+    "resnet18": ModelConfig(image="resnet18", width=8, embedding=16, head_hidden=16),
+    "resnet18, ImageNet stem": ModelConfig(image="resnet18", stem="imagenet", width=16, embedding=16, head_hidden=16),
+    "two towers": ModelConfig(
+        kind="image-text", width=8, text_width=16, text_layers=1, vocabulary=128, embedding=16, context=8
+    ),
+}
+KINDS = ("noise", "near", "equal", "black")
+ROOM = _SHARED_PASS  # of C, for each group
+
+
+def model_of(name: str, temperature: float = 0.2, bias: float = 0.0, tiny: float = 1.0):
+    """A model of `MODELS`; large biases make its embeddings collapse, small weights its gradients."""
+    model = build_model(MODELS[name], ObjectiveConfig(temperature=temperature))
+    with torch.no_grad():
+        for word, parameter in model.named_parameters():
+            if word.endswith("bias") and bias:
+                parameter.add_(bias * torch.randn(parameter.shape))
+            parameter.mul_(tiny)
+    return model
+
+
+def records(kind: str, count: int, text: bool, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Views of the records of one group."""
+    shape = (1 if text else 2, 3, 16, 16)
+    one, noise = torch.randn(1, *shape, generator=generator), torch.randn(count, *shape, generator=generator)
+    views = {
+        "noise": noise,
+        "near": one + 1e-3 * noise,
+        "equal": one.expand(count, *shape).clone(),
+        "black": torch.zeros(count, *shape),
+    }
+    found = {"image": views[kind]}
+    if text:
+        same = torch.randint(1, 128, (1, 1, 8), generator=generator).expand(count, 1, 8)
+        other = torch.randint(1, 128, (count, 1, 8), generator=generator)
+        found["text"] = other if kind == "noise" else same.clone()
+    return found
+
+
+def batch_of(groups: list[dict[str, torch.Tensor]]) -> GroupBatch:
+    """Groups, one after the other."""
+    starts = [0]
+    for views in groups:
+        starts.append(starts[-1] + len(views["image"]))
+    return GroupBatch({name: torch.cat([views[name] for views in groups]) for name in groups[0]}, starts)
+
+
+def moved_by_a_stranger(
+    engine: str, model, kind: str, clip: float | Clip, generator: torch.Generator, precision: str = "fp32", size: int = 4
+) -> float:
+    """How far a further group, which adds nothing itself, moves the sum of the others, over the room that there is for it."""
+    text = hasattr(model, "embed_text")
+    sizes = (torch.poisson(torch.full((14,), float(size)), generator=generator).int() + 2).tolist()
+    groups = [records(kind, count, text, generator) for count in sizes]
+    made = build_engine(engine, model, precision, group_loss, size, **({"if_unlike": "raise"} if engine == "layerwise" else {}))
+
+    def total(groups) -> torch.Tensor:
+        into = made.zeros()
+        made.add_clipped(batch_of(groups), clip, into)
+        return into
+
+    alone, most = total(groups), 0.0
+    bound = clip.bound if isinstance(clip, Clip) else clip
+    for count in (2, 3, 7, 12):
+        stranger = records("noise", count, text, generator)
+        stranger["image"] = stranger["image"] * math.inf  # not finite: it contributes zero
+        for place in (0, len(groups) // 2, len(groups)):
+            beside = total([*groups[:place], stranger, *groups[place:]])
+            most = max(most, ((beside - alone).norm() / bound).item())
+    return most / (len(groups) * ROOM)

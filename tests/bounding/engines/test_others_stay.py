@@ -1,0 +1,177 @@
+"""What a group adds to the sum depends on no other group, also where gradients nearly cancel."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings, target
+from hypothesis import strategies as st
+from torch import nn
+
+from dpfed.bounding.bounded_sum import GROUPS_OF_A_PASS, Clip
+from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine, LoopEngine, build_engine, fastest_engine
+from dpfed.bounding.engines.choice import fitting_engines
+from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.engines.same_bits import DependsOnOthers
+from dpfed.config import ModelConfig, ObjectiveConfig
+from dpfed.errors import Notice
+from dpfed.models.building import build_model
+from dpfed.models.parameters import TrainableVector
+from dpfed.objectives.infonce import group_loss
+from tests.bounding.engines.cancelling import KINDS, MODELS, model_of, moved_by_a_stranger
+from tests.bounding.engines.test_engines import batch_for
+
+NORMALISED = Clip(1.0, math.inf, 1e-4)
+CLIPS = {"C = 0.1": 0.1, "C = 1e-5": 1e-5, "normalised": NORMALISED, "blown up": Clip(1.0, math.inf, 1e-9)}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["cnn", "two towers"])
+def test_a_stranger_moves_nobody(name, engine, kind, precision):
+    generator = torch.Generator().manual_seed(7)
+    for clip in CLIPS.values():
+        assert moved_by_a_stranger(engine, model_of(name), kind, clip, generator, precision) <= 1
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet18, ImageNet stem"])
+@pytest.mark.parametrize("kind", ["near", "black"])
+def test_a_stranger_moves_nobody_in_a_deep_network(name, kind):
+    generator = torch.Generator().manual_seed(8)
+    assert moved_by_a_stranger("layerwise", model_of(name), kind, CLIPS["blown up"], generator) <= 1
+
+
+@pytest.mark.parametrize("bias", [1e2, 1e6])
+@pytest.mark.parametrize("name", ["cnn", "two towers"])
+def test_a_stranger_moves_nobody_where_embeddings_collapse(name, bias):
+    generator = torch.Generator().manual_seed(9)
+    model = model_of(name, 0.05, bias)
+    for kind in KINDS:
+        for clip in CLIPS.values():
+            assert moved_by_a_stranger("layerwise", model, kind, clip, generator) <= 1
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    name=st.sampled_from(list(MODELS)),
+    kind=st.sampled_from(KINDS),
+    precision=st.sampled_from(["fp32", "bf16"]),
+    size=st.sampled_from([2, 4, 7, 16]),
+    temperature=st.sampled_from([0.05, 0.2, 1.0]),
+    bias=st.sampled_from([0.0, 1.0, 1e3, 1e6]),
+    tiny=st.sampled_from([1.0, 1e-3, 10.0]),
+    stability=st.sampled_from([None, 1e-2, 1e-9]),
+    power=st.floats(-9, 0),
+    seed=st.integers(0, 2**31),
+)
+def test_no_search_finds_a_stranger_who_moves_others(
+    name, kind, precision, size, temperature, bias, tiny, stability, power, seed
+):
+    torch.manual_seed(seed)
+    clip = 10.0**power if stability is None else Clip(1.0, math.inf, stability)
+    model = model_of(name, temperature, bias, tiny)
+    moved = moved_by_a_stranger("layerwise", model, kind, clip, torch.Generator().manual_seed(seed), precision, size)
+    target(moved)
+    assert moved <= 1
+
+
+class ByNeighbours(nn.Module):
+    """An image encoder in front of which a record is scaled, a little, by what else is in its pass."""
+
+    def __init__(self, model, by):
+        super().__init__()
+        self.model, self.by = model, by
+
+    def forward(self, views):
+        image = views["image"]
+        change = {
+            "place": torch.arange(len(image)) % 2,
+            "others": image[:, 0, 0, 0, 0].nan_to_num().sum().sin().expand(len(image)),
+            "count": torch.full((len(image),), len(image) % 32 / 32),
+        }[self.by]
+        return self.model({**views, "image": image * (1 + 1e-6 * change.view(-1, 1, 1, 1, 1))})
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.model, name)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("by", ["place", "others", "count"])
+def test_a_device_that_looks_at_neighbours_is_found_out_and_the_loop_is_taken(by, precision):
+    model, batch = ByNeighbours(build_model(MODELS["cnn"], ObjectiveConfig()), by), batch_for(MODELS["cnn"])
+    with pytest.raises(DependsOnOthers, match=r"first in 'aten.*one group at a time"):
+        LayerwiseEngine(model, precision, if_unlike="raise").add_clipped(batch, 1.0, LoopEngine(model).zeros())
+    engine, loop = LayerwiseEngine(model, precision), LoopEngine(model, precision)
+    found, expected = engine.zeros(), loop.zeros()
+    with pytest.warns(Notice, match="one group at a time"):
+        engine.add_clipped(batch, 1.0, found)
+    loop.add_clipped(batch, 1.0, expected)
+    assert torch.equal(found, expected)
+    assert "layerwise" not in fitting_engines(model, batch, precision)
+
+
+def test_a_model_that_drops_at_random_takes_one_group_at_a_time():
+    model = build_model(MODELS["cnn"], ObjectiveConfig())
+    model.drop = nn.Dropout(0.1)
+    with pytest.raises(DependsOnOthers, match="drops units at random"):
+        engine = LayerwiseEngine(model, if_unlike="raise")
+        engine.add_clipped(batch_for(MODELS["cnn"]), 1.0, engine.zeros())
+
+
+def test_bf16_is_as_near_to_float32_as_the_loops():
+    model, batch = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])
+
+    def clipped(name, precision):
+        engine = build_engine(name, model, precision, group_loss, 4)
+        into = engine.zeros()
+        assert len(engine.add_clipped(batch, 0.05, into)) == 4
+        return into
+
+    exact, rounded, loop = clipped("layerwise", "fp32"), clipped("layerwise", "bf16"), clipped("loop", "bf16")
+    assert 1e-4 < (rounded - exact).norm() / exact.norm()
+    assert (rounded - exact).norm() < 2 * (loop - exact).norm()
+
+
+def test_the_automatic_choice_tries_bf16():
+    model, batch = build_model(MODELS["cnn"], ObjectiveConfig()), batch_for(MODELS["cnn"])
+    assert set(fitting_engines(model, batch, "bf16")) == set(ENGINES)
+    assert fastest_engine(model, batch, "bf16") in ENGINES
+
+
+def test_a_group_larger_than_others_may_be_has_a_pass_of_its_own():
+    model = build_model(ModelConfig(width=4, embedding=8, head_hidden=8), ObjectiveConfig())
+    image = torch.randn(50, 2, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    batch, sums, figures = GroupBatch({"image": image}, [0, 40, 45, 50]), [], []
+    for name in ENGINES:
+        engine, losses = build_engine(name, model, "fp32", group_loss, 4), []
+        sums.append(TrainableVector(model).zeros())
+        norms = engine.add_clipped(batch, 0.05, sums[-1], losses)
+        figures.append(torch.stack([norms, *losses[0]]).sort(dim=1).values)
+    assert (sums[0] - sums[1]).norm() < 1e-4 * sums[0].norm()
+    assert figures[0].shape == (3, 3) and torch.allclose(*figures, rtol=1e-4)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 90), max_size=120),
+    size=st.integers(2, 64),
+    lanes=st.integers(1, 3),
+    device=st.sampled_from(["cpu", "cuda"]),
+)
+@settings(deadline=None, max_examples=200)
+def test_passes_hold_every_group_once_and_have_public_shapes(sizes, size, lanes, device):
+    starts = [0]
+    for count in sizes:
+        starts.append(starts[-1] + count)
+    batch, shape = GroupBatch({}, starts), PassShape.on(device, size)
+    passes, alone = shape.passes(batch, lanes), shape.alone(batch)
+    assert sorted([*alone, *(group for groups in passes for group in groups)]) == sorted(batch.by_size())
+    assert shape.groups <= GROUPS_OF_A_PASS and shape.slots <= shape.room
+    for groups in passes:
+        records = sum(sizes[group] for group in groups)
+        assert len(groups) <= shape.groups and max(sizes[group] for group in groups) <= shape.slots
+        assert shape.total(records) in shape.totals and shape.total(records) >= records
