@@ -239,18 +239,6 @@ def budget() -> str:
     return "\n".join([*lines, "", "Numbers of steps; `python -m benchmarks.budget` counts them."])
 
 
-def selection() -> str:
-    """What the best of a secret number of runs costs."""
-    found = figures("selection")
-    names = ("one run", "10 runs, all shown", *(f"best, {name}" for name in found["at_most_one"]))
-    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    for row in found["rows"]:
-        lines.append("| " + " | ".join(round_up(row[key]) for key in ("one", "shown", *found["at_most_one"])) + " |")
-    few = ", ".join(f"{name} {100 * chance:.2g} %" for name, chance in found["at_most_one"].items())
-    note = f"Epsilon; N = 20,000, q = 0.1, T = 100, delta = 1/(N ln N), 10 runs on average. One run at most: {few}."
-    return "\n".join([*lines, "", f"{note} `python -m benchmarks.selection` counts."])
-
-
 def forecast() -> str:
     """Whether forecasts order runs as these come out."""
     result = figures("forecast")
@@ -361,7 +349,7 @@ def _lost(found: dict[str, Any]) -> str:
 
 GUIDES: dict[str, Blocks] = {
     "data.md": {"stores": ("stores", stores)},
-    "budget.md": {"budget": ("budget", budget), "selection": ("selection", selection)},
+    "budget.md": {"budget": ("budget", budget)},
     "forecast.md": {"forecast": ("forecast", forecast)},
     "federation.md": {"faults": ("federation-faults", faults), "rounds": ("federation", rounds)},
     "secure-aggregation.md": {"scale": ("secure-scale", secure_sums)},

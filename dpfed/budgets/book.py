@@ -19,10 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.renyi_filter import Curve, RenyiFilter, added
-from dpfed.privacy.selection import Selection
 
 Unit = Literal["record", "user"]
-What = Literal["run", "site", "sweep", "search"]
+What = Literal["run", "site", "sweep"]
 Event = Literal["set", "reserve", "settle", "uncovered"]
 _Cost = Annotated[float, Field(ge=-1e-9)]  # rounding made some of next to nothing negative; no cost gives budget back
 
@@ -69,14 +68,12 @@ class Entry(BaseModel):
         epsilon: event ``set``.
         delta: event ``set``.
         of: event ``reserve`` and ``settle``: whose account: the run's id.
-        what: the same: ``run``, ``site`` (of a federation), or ``sweep`` (a run of it that has not begun),
-            or ``search`` (all runs of one, of which the best is published).
+        what: the same: ``run``, ``site`` (of a federation), or ``sweep`` (a run of it that has not begun).
         name: the same, for people.
         place: the same: the folder.
         plan: the same: as a ledger's header has it.
         steps: the same: how many are reserved, or were charged.
         cost: the same: of these steps, at the orders of the head; ``None``: infinite.
-        selection: the same, of a search: how it is counted; its cost is that of all of it.
         instead: event ``reserve``: an account that this one takes the place of.
         why: event ``uncovered``: what was released, and the operator's words.
     """
@@ -96,7 +93,6 @@ class Entry(BaseModel):
     plan: dict[str, Any] | None = None
     steps: int | None = Field(None, ge=0)
     cost: list[_Cost | None] | None = None
-    selection: dict[str, Any] | None = None
     instead: str | None = None
     why: str | None = None
 
@@ -125,7 +121,7 @@ class Account:
 
     Attributes:
         id: of the run.
-        what: ``run``, ``site``, ``sweep`` or ``search``.
+        what: ``run``, ``site`` or ``sweep``.
         name: for people.
         place: its folder.
         plan: what it promises.
@@ -134,7 +130,6 @@ class Account:
         settled: whether no step can follow.
         number: of its latest entry.
         least: the most steps that it was settled with.
-        selection: of a search.
     """
 
     id: str
@@ -147,7 +142,6 @@ class Account:
     settled: bool
     number: int
     least: int
-    selection: Selection | None = None
 
 
 @dataclass(frozen=True)
@@ -231,5 +225,4 @@ def _account(entry: Entry, most: Entry | None) -> Account:
     counts = most if most is not None and least > (entry.steps or 0) else entry
     of, what, name, place = (str(value) for value in (entry.of, entry.what, entry.name, entry.place))
     plan, settled = PrivacyPlan.from_dict(entry.plan or {}), entry.event == "settle"
-    selection = None if entry.selection is None else Selection.from_dict(entry.selection)
-    return Account(of, what, name, place, plan, counts.steps or 0, counts.curve, settled, entry.number, least, selection)
+    return Account(of, what, name, place, plan, counts.steps or 0, counts.curve, settled, entry.number, least)

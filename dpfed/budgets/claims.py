@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.budgets.book import Account, Book, Entry, Event, What
-from dpfed.budgets.refusals import does_not_fit, refuse_uncountable, search_does_not_fit, shown
+from dpfed.budgets.refusals import does_not_fit, refuse_uncountable, shown
 from dpfed.budgets.shelf import Found
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.renyi_filter import added
-from dpfed.privacy.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,12 @@ class Claim:
 
     Attributes:
         id: of the run.
-        what: ``run``, ``site``, ``sweep`` or ``search``.
+        what: ``run``, ``site`` or ``sweep``.
         name: for people.
         place: the run's folder, absolute.
         plan: what it promises.
         charged: steps that its ledger holds.
         reserved_with: ids of the budgets that it wrote down as its own.
-        selection: of a search, which costs as a whole: what it did not take cannot be told, and is not given back.
         is_at: whether this very run is at another place, too.
     """
 
@@ -40,7 +38,6 @@ class Claim:
     plan: PrivacyPlan
     charged: int = 0
     reserved_with: tuple[str, ...] = ()
-    selection: Selection | None = None
     is_at: Callable[[Path], bool] = lambda place: False
 
 
@@ -73,8 +70,6 @@ def reserved(found: Found, store: RecordStore, claims: Sequence[Claim]) -> Book:
         others = (account.cost for id, account in after.accounts.items() if id not in {claim.id for claim in new})
         where = f"{book.head.store}, whose records these are by their names" if found.by_name else str(store.path)
         spent = added(others, len(book.head.orders))
-        if selections := [claim.selection for claim in new if claim.selection is not None]:
-            raise UserError(search_does_not_fit(after.filter, spent, selections[0], shown(book), where))
         raise UserError(does_not_fit(after.filter, spent, [claim.plan for claim in new], shown(book), where))
     return after
 
@@ -161,8 +156,7 @@ def settled(book: Book, claim: Claim) -> Book:
 
 
 def _entry(event: Event, book: Book, claim: Claim, steps: int, number: int, instead: str | None = None) -> Entry:
-    whole = claim.selection
-    cost = book.filter.curve(claim.plan.mechanism, steps) if whole is None else whole.curve(book.filter.orders)
+    cost = book.filter.curve(claim.plan.mechanism, steps)
     return Entry.new(
         event,
         number=number,
@@ -173,6 +167,5 @@ def _entry(event: Event, book: Book, claim: Claim, steps: int, number: int, inst
         plan=claim.plan.as_dict(),
         steps=steps,
         cost=[value if math.isfinite(value) else None for value in cost],
-        selection=None if whole is None else whole.as_dict(),
         instead=instead,
     )

@@ -7,8 +7,6 @@ import math
 from dpfed.budgets.book import Account, Book
 from dpfed.privacy.accounting import Accountant, Unresolved, joint_epsilon
 from dpfed.privacy.promise import round_up
-from dpfed.privacy.renyi_filter import Curve, added, renyi_curve
-from dpfed.privacy.selection import ORDERS, epsilon_of
 
 
 def if_fixed(book: Book) -> dict[str, str]:
@@ -17,11 +15,8 @@ def if_fixed(book: Book) -> dict[str, str]:
     Composing loss distributions, or taking the best order afterwards, is valid for plans that do not depend on results.
 
     Returns:
-        Accountant -> epsilon, as it is shown; those that can say nothing are left out. Of searches RDP alone can say something.
+        Accountant -> epsilon, as it is shown; those that can say nothing are left out.
     """
-    if any(account.selection for account in book.accounts.values()):
-        spent = added((_curve(account) for account in book.accounts.values() if account.steps), len(ORDERS))
-        return {"rdp": round_up(epsilon_of(spent, ORDERS, book.filter.delta))}
     said: dict[str, str] = {}
     runs = tuple((account.plan.mechanism, account.steps) for account in book.accounts.values() if account.steps)
     accountants: tuple[Accountant, ...] = ("rdp", "pld")
@@ -40,15 +35,7 @@ def summed(book: Book) -> tuple[str, str]:
     return round_up(epsilon), round_up(math.fsum(account.plan.delta for account in accounts))
 
 
-def _curve(account: Account) -> Curve:
-    if account.selection is not None:
-        return account.selection.curve(ORDERS)
-    return renyi_curve(account.plan.mechanism, account.steps, ORDERS)
-
-
 def _epsilon(account: Account) -> float:
-    if account.selection is not None:
-        return account.selection.epsilon
     try:
         return account.plan.epsilon(account.steps)
     except Unresolved:

@@ -16,11 +16,9 @@ from dpfed.privacy.plan_checks import LEAST_EPSILON
 from dpfed.privacy.promise import round_up
 from dpfed.privacy.relation import ADD_OR_REMOVE
 from dpfed.privacy.renyi_filter import Curve, RenyiFilter, added
-from dpfed.privacy.selection import Selection
 
 _FINER = 1.01  # between two tries of a smaller epsilon
 _HALVINGS = 40
-_MEANS = 12  # halvings of a mean number of runs
 
 
 def refuse_uncountable(plan: PrivacyPlan, found: Found, store: RecordStore) -> None:
@@ -73,30 +71,6 @@ def does_not_fit(budget: RenyiFilter, spent: Curve, plans: Sequence[PrivacyPlan]
     (plan,) = plans
     promise = f"epsilon {round_up(plan.epsilon())} over {plan.steps:,} steps takes {needed}."
     return f"{start}{promise} {_what_fits(budget, spent, plan)} {_SEE}"
-
-
-def search_does_not_fit(budget: RenyiFilter, spent: Curve, selection: Selection, shown: str, where: str) -> str:
-    """The sentence that refuses a search, with the mean number of runs that still fits.
-
-    Args:
-        budget: the filter.
-        spent: of everything else.
-        selection: what is asked for.
-        shown: the budget in words.
-        where: the store.
-    """
-    taken, needed = (percent(budget.part(cost)) for cost in (spent, selection.curve(budget.orders)))
-    low, high = 1.0, selection.mean
-    for _ in range(_MEANS):
-        middle = (low + high) / 2
-        cost = dataclasses.replace(selection, mean=middle).curve(budget.orders)
-        low, high = (middle, high) if budget.admits(added((spent, cost), len(budget.orders))) else (low, middle)
-    mean = math.floor(10 * low) / 10
-    fits = f"What still fits is a mean of {mean:g} runs" if mean > 1 else "No search with this noise fits"
-    return (
-        f"the lifetime budget of {where}, {shown}, has no room: {taken} is spent or reserved, and the best of "
-        f"{selection.mean:g} runs on average takes {needed}. {fits}; more noise takes less. {_SEE}"
-    )
 
 
 _SEE = "`dpfed budget show` has the numbers."
@@ -175,8 +149,7 @@ def shown(book: Book) -> str:
 def told(entry: Entry, book: Book) -> str:
     """A reservation or a settlement in a few words."""
     verb = "reserved" if entry.event == "reserve" else "settled"
-    what = f"{entry.steps:,} steps" if entry.selection is None else "the best of a secret number of runs"
-    return f"{verb} {what}, {percent(book.filter.part(entry.curve))} of the budget"
+    return f"{verb} {entry.steps:,} steps, {percent(book.filter.part(entry.curve))} of the budget"
 
 
 def percent(part: float) -> str:

@@ -69,11 +69,9 @@ def ledger(
 
     folder = RunDirectory.open(run)
     book = ledger_of(folder)
-    plan, charged, selection = book.plan, book.charged, book.selection
+    plan, charged = book.plan, book.charged
     marks = sorted({charged * part // _POINTS for part in range(1, _POINTS + 1)} - {0})
     curve = [(count, plan.epsilon(count)) for count in marks]
-    if selection is not None:  # which run was published depends on the last step of all
-        curve = [(charged, book.epsilon)] * bool(charged)
     reserved = reservations(folder)
     papers = None if book.papers is None else {"card": book.papers.card, "model": book.papers.model}
     if as_json:
@@ -82,30 +80,25 @@ def ledger(
             "charged": charged,
             "planned": plan.steps,
             "delta": plan.delta,
-            "accountant": book.accountant,
+            "accountant": plan.accountant,
             "epsilon": finite,
+            "resumed": book.resumed,
+            "replays": book.replays,
+            "owners": book.owners,
+            "hash": book.head,
+            "papers": papers,
         }
-        facts |= {} if selection is None else {"selection": selection.as_dict()}
-        facts |= {"resumed": book.resumed, "replays": book.replays, "owners": book.owners, "hash": book.head, "papers": papers}
         facts["reservations"] = [
             {"budget": id, "known": known is not None, "entries": [entry.model_dump(include=_SHOWN) for entry in entries]}
             for id, known, entries in reserved
         ]
         print(json.dumps(facts))
         return
-    _print(f"{charged:,} of {plan.steps:,} planned steps are charged; delta {round_up(plan.delta)} ({book.accountant.upper()})")
-    if selection is not None:
-        _print(
-            f"the best of a secret number of runs ({selection.distribution}, mean {selection.mean:g}): epsilon is that of the "
-            "search, at every step"
-        )
+    _print(f"{charged:,} of {plan.steps:,} planned steps are charged; delta {round_up(plan.delta)} ({plan.accountant.upper()})")
     for count, epsilon in curve:
         _print(f"  after {count:>9,} steps   epsilon {round_up(epsilon)}")
-    if selection is not None:
-        _print("interruptions are not written: they would tell how many runs there were before this one")
-    else:
-        _print(_interruptions(book.resumed))
-        _print(f"paid releases that were taken again, bit for bit, at no cost: {book.replays:,}")
+    _print(_interruptions(book.resumed))
+    _print(f"paid releases that were taken again, bit for bit, at no cost: {book.replays:,}")
     _print(f"data owners that saw sums without noise: at most {book.owners:,}")
     if not reserved:
         _print(f"lifetime budget of the records: {stated(folder)}")

@@ -16,9 +16,9 @@ from dpfed.evaluation.intervals import Outcomes
 from dpfed.evaluation.knn import knn_right
 from dpfed.evaluation.linear_probe import linear_probe_right
 from dpfed.evaluation.measured import Evaluation, Which
-from dpfed.evaluation.retrieval import RECALL_AT, retrieval_ranks, right_pairs, summary
+from dpfed.evaluation.retrieval import retrieval_ranks, right_pairs, summary
 from dpfed.evaluation.tasks import class_columns, label_columns, tasks_of
-from dpfed.evaluation.zero_shot import TOP5_ABOVE, class_embeddings, zero_shot_right
+from dpfed.evaluation.zero_shot import class_embeddings, zero_shot_right
 
 if TYPE_CHECKING:
     from dpfed.data.store.records import RecordStore
@@ -26,28 +26,6 @@ if TYPE_CHECKING:
 Figure = tuple[str, Outcomes, str]  # name, what came of each query, protocol
 EmbedRows = Callable[[np.ndarray], Tensor]
 EmbedTexts = Callable[[list[str]], Tensor]
-
-
-def figures_of(store: RecordStore, config: Config) -> list[str]:
-    """The names of the figures that `evaluate` will give.
-
-    Raises:
-        UserError: see `tasks_of`.
-    """
-    tasks, named = tasks_of(store, config), []
-    if "retrieval" in tasks:
-        kinds = (*(f"R@{k}" for k in RECALL_AT), "mean_rank", "median_rank")
-        named += [f"{direction}_{kind}" for direction in ("image_to_text", "text_to_image") for kind in kinds]
-    if "zero_shot" in tasks:
-        for column in class_columns(store, config):
-            wide = len(store.label_names[column]) > TOP5_ABOVE
-            kinds = ("accuracy", "top5_accuracy") if wide else ("accuracy",)
-            named += [f"zero_shot_{kind}{_suffix(store, column)}" for kind in kinds]
-    nearest = ("knn3_accuracy", "knn200_accuracy") * ("knn" in tasks)
-    linear = ("linear_probe_accuracy",) * ("linear" in tasks)
-    if nearest or linear:
-        named += [f"{name}{_suffix(store, column)}" for column in label_columns(store, config) for name in (*nearest, *linear)]
-    return named
 
 
 def evaluate(

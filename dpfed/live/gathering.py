@@ -15,7 +15,6 @@ from dpfed.files.locking import is_held
 from dpfed.live.pace import Pace
 from dpfed.live.snapshot import SITE, Snapshot, is_run, is_site, read
 from dpfed.places import path_of
-from dpfed.runs.searched import HIDDEN
 
 _DEEP = 3  # folders below the given one
 _FRESH = 30.0  # seconds in which a change says that somebody is at work
@@ -52,18 +51,13 @@ class Gathering:
         clock: seconds since the epoch.
 
     Raises:
-        UserError: if there is no folder, or if it is that of a search: who sees its runs has no promise.
+        UserError: if there is no folder.
     """
 
     def __init__(self, place: str | Path, clock: Callable[[], float] = time.time) -> None:
         self.place = path_of(place, "the folder of runs").absolute()
         if not self.place.is_dir():
             raise UserError(f"there is no folder {place}: expected a run, a folder of runs, or a site's folder.")
-        if HIDDEN in self.place.parts:
-            raise UserError(
-                f"{place} belongs to a search that is secret until its end: who sees one of its runs, or how long they take, "
-                "could tell how many there are, and the promise counts on nobody knowing that."
-            )
         self._clock, self._lock = clock, threading.Lock()
         self._kept: dict[str, tuple[object, Snapshot | None, str]] = {}
         self._paces: dict[str, Pace] = {}
@@ -99,8 +93,8 @@ class Gathering:
             _, snapshot, trouble = self._kept[name]
             if snapshot is None:
                 return Seen(name, None, trouble, "damaged")
-            if snapshot.finished or snapshot.searched:
-                return Seen(name, snapshot, "", "finished" if snapshot.finished else "running")
+            if snapshot.finished:
+                return Seen(name, snapshot, "", "finished")
             pace = self._paces.setdefault(name, Pace())
             self._follow(pace, snapshot, folder)
             if not running:
@@ -130,7 +124,7 @@ def at_work_first(seen: Iterable[Seen]) -> list[Seen]:
 
 
 def _below(folder: Path, deep: int) -> Iterator[Path]:
-    """Runs and sites below a folder. Links are not followed, and what is hidden stays so: searches and drafts."""
+    """Runs and sites below a folder. Links are not followed, and what is hidden stays so, such as drafts."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
@@ -155,7 +149,7 @@ _READ = (
         "privacy_card.md",
         "no_privacy_card.md",
     ),
-    *("arrivals.json", "terms.json", "search.json", "budget.json", SITE),
+    *("arrivals.json", "terms.json", "budget.json", SITE),
 )
 
 

@@ -51,7 +51,6 @@ class Snapshot:
         rounds: of a federation, its steps in order.
         sites: of a federation, each with what it answered.
         arrivals: when answers to the last steps came, while the run goes on.
-        searched: it is the best run of a secret search, whose times nobody may know.
         model: whether a model is there.
     """
 
@@ -68,7 +67,6 @@ class Snapshot:
     rounds: Sequence[Round] = ()
     sites: Sequence[SiteRow] = ()
     arrivals: dict[int, Step] = field(default_factory=dict)
-    searched: bool = False
     model: bool = False
 
     @property
@@ -114,7 +112,7 @@ class Snapshot:
         if not self.promises or self.ledger is None or self.epsilon is None:
             return []
         points = {line["step"]: line["epsilon"] for line in self.metrics if isinstance(line.get("epsilon"), int | float)}
-        if not points and self.ledger.selection is None:  # a site keeps no metrics: its ledger says what each step took
+        if not points:  # a site keeps no metrics: its ledger says what each step took
             counts = ((step, self.ledger.charged_by(step)) for step in self._grid if step < self.done)
             points = {step: epsilon_after(self.ledger.plan, count) for step, count in counts if count}
         points |= {} if not self.charged else {self.done: self.epsilon}
@@ -125,8 +123,6 @@ class Snapshot:
         """Epsilon as it is planned to grow."""
         if self.ledger is None or not self.promises:
             return []
-        if self.ledger.selection is not None:
-            return [(0, self.ledger.epsilon_planned), (self.planned, self.ledger.epsilon_planned)]
         return [(0, 0.0), *((step, epsilon_after(self.ledger.plan, step)) for step in self._grid)]
 
     @property
@@ -247,7 +243,6 @@ def _run(folder: Path, name: str, running: bool) -> Snapshot:
         rounds=rounds,
         sites=sites_of(names, rounds, arrivals),
         arrivals=arrivals,
-        searched=run.searched is not None,
         model=run.finished and run.model.is_dir(),
     )
 
@@ -293,7 +288,7 @@ def _epsilon_of(fingerprint: str, accountant: str, steps: int, plan: _Plan) -> f
 
 
 def _epsilon(ledger: Ledger, charged: int) -> float | None:
-    spent = ledger.epsilon if ledger.selection is not None else epsilon_after(ledger.plan, charged)
+    spent = epsilon_after(ledger.plan, charged)
     return spent if math.isfinite(spent) else None
 
 

@@ -2,10 +2,9 @@
 
 One JSON object per line. The first describes the plan; each further one is a release (the step, whether it was charged, and a
 digest of the released noisy sum), says that from here on so many owners share the work, that the run goes on after an
-interruption, or which card and which model came of it. The ledger of a run that a secret search may publish says what the
-whole search costs, and nothing of interruptions: they would tell when the run was made, and so how many there were before it.
-Every line carries a hash over itself and the line before, so a damaged or edited ledger is noticed. A line without its newline
-was never acted on (the write is synced before the release is used).
+interruption, or which card and which model came of it. Every line carries a hash over itself and the line before,
+so a damaged or edited ledger is noticed. A line without its newline was never acted on (the write is synced before the release
+is used).
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 from dpfed.files.json_lines import DamagedLine, GrewElsewhere, Lines, append_line, drop_torn_line, read_lines
 from dpfed.places import path_of
-from dpfed.privacy.accounting import Accountant
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.privacy.selection import Selection
 
 FORMAT = 1
 
@@ -60,7 +57,6 @@ class Ledger:
         path: of the file.
         plan: what is promised.
         marks: see `create`.
-        selection: see `create`.
         replays: how often a paid release was repeated.
         owners: the largest number of data owners that ever shared the work.
         resumed: for each time that the run went on after an interruption, from which step on.
@@ -78,10 +74,9 @@ class Ledger:
         releases: list[Release],
         replays: int,
         chain: str,
-        selection: Selection | None = None,
         block: int | None = None,
     ) -> None:
-        self.path, self.plan, self.marks, self.selection, self.block = path, plan, marks, selection, block
+        self.path, self.plan, self.marks, self.block = path, plan, marks, block
         self.fingerprint = plan.fingerprint
         self._releases = releases
         self._by_step = {release.step: release for release in releases}
@@ -100,7 +95,6 @@ class Ledger:
         path: str | Path,
         plan: PrivacyPlan,
         marks: dict[str, bool] | None = None,
-        selection: Selection | None = None,
         block: int | None = None,
     ) -> Ledger:
         """Starts a ledger.
@@ -109,7 +103,6 @@ class Ledger:
             path: where.
             plan: what is promised.
             marks: what the privacy card must say beyond the plan, fixed from the start: ``fixed_seed``, ``raw_diagnostics``.
-            selection: of a run of a secret search, of which only the best one is published.
             block: numbers of a block (`dpfed.privacy.blocks`) of the sums whose digests the ledger holds, and of whose noise
                 each has its own key; ``None``: a sum is one block, as all were in earlier versions.
 
@@ -121,10 +114,8 @@ class Ledger:
             raise UserError(f"a ledger is of a plan: expected a dpfed.PrivacyPlan, got {type(plan).__name__}.")
         if path.exists():
             raise UserError(f"{path} exists already: a ledger is never started twice; resume the run or choose another folder.")
-        ledger = cls(path, plan, marks or {}, [], 0, "", selection, block)
+        ledger = cls(path, plan, marks or {}, [], 0, "", block)
         header = {"ledger": FORMAT, "fingerprint": plan.fingerprint, "plan": plan.as_dict(), "marks": ledger.marks}
-        if selection is not None:
-            header["selection"] = selection.as_dict()
         if block is not None:
             header["block"] = block
         chain = link("", header)
@@ -163,11 +154,10 @@ class Ledger:
         plan = PrivacyPlan.from_dict(entries[0]["plan"])
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
-        selection = Selection.from_dict(entries[0]["selection"]) if "selection" in entries[0] else None
         block, replays = entries[0].get("block"), len(releases) - len(charged)
         if block is not None and not (type(block) is int and block >= 1):
             raise UserError(_damaged(path, 1))
-        ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, selection, block)
+        ledger = cls(path, plan, entries[0]["marks"], charged, replays, chain, block)
         ledger._lines, ledger.head, ledger.fingerprint = lines, head, entries[0]["fingerprint"]
         ledger.resumed = [entry["resumed"] for entry in entries[1:] if "resumed" in entry]
         ledger.papers = Papers(**papers) if papers else None
@@ -198,12 +188,7 @@ class Ledger:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon spent so far, at the plan's delta and by the plan's accountant.
-
-        Of a run that was selected, what publishing any part of it costs: which run that is depends on the last step of all.
-        """
-        if self.selection is not None and self.charged:
-            return self.selection.epsilon
+        """Epsilon spent so far, at the plan's delta and by the plan's accountant."""
         return self.plan.epsilon(self.charged)
 
     def charged_by(self, step: int) -> int:
@@ -213,12 +198,7 @@ class Ledger:
     @property
     def epsilon_planned(self) -> float:
         """Epsilon of all planned steps."""
-        return self.plan.epsilon() if self.selection is None else self.selection.epsilon
-
-    @property
-    def accountant(self) -> Accountant:
-        """What computed `epsilon`: a selection has an epsilon by RDP only."""
-        return self.plan.accountant if self.selection is None else "rdp"
+        return self.plan.epsilon()
 
     def release_of(self, step: int) -> Release | None:
         """The release of a step, if it was paid for before."""
@@ -252,8 +232,6 @@ class Ledger:
 
     def note_replay(self, release: Release) -> None:
         """Writes down that a paid release was computed again, bit for bit, and costs nothing."""
-        if self.selection is not None:
-            return
         self._note_resumed()
         self._append({**dataclasses.asdict(release), "charged": False, "total": self.charged})
         self.replays += 1
@@ -270,8 +248,6 @@ class Ledger:
         Args:
             step: the first one that it takes again, or takes.
         """
-        if self.selection is not None:
-            return
         self._goes_on = step
         if step >= self.plan.steps:
             self._note_resumed()

@@ -14,7 +14,6 @@ from dpfed.report.marks import STARTING_WEIGHTS
 
 NO_GUARANTEE = "no privacy guarantee holds"
 _CARD, _NO_CARD = "# Privacy card of ", "# No privacy card for "  # titles
-SELECTION = "Selection"  # a row, which `dpfed.runs.verification` reads
 _MARK = "**Mark:** "
 
 
@@ -197,8 +196,6 @@ def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
     yield "Delta", round_up(facts.delta)
     if facts.other_epsilon is not None:
         yield "Cross-check", f"{round_up(facts.other_epsilon)} ({facts.other_accountant})"
-    if facts.selection:
-        yield SELECTION, facts.selection
     if facts.budget:
         yield "Lifetime budget of the records", facts.budget
     if facts.audit:

@@ -53,7 +53,6 @@ class CardFacts:
         complete: all planned steps are done.
         secrets: what must stay secret, and who has it.
         budget: the lifetime budget of the records, in words.
-        selection: the secret search that the run is the best of, in words; empty: it was made for itself.
         audit: what attacks on the claim showed, in words; empty: nobody attacked it.
         provenance: which run this is, of which records, made with what: names and values.
     """
@@ -99,7 +98,6 @@ class CardFacts:
     sound: bool = True
     secrets: tuple[str, ...] = ()
     budget: str = ""
-    selection: str = ""
     audit: str = ""
     provenance: tuple[tuple[str, str], ...] = ()
 

@@ -30,25 +30,10 @@ SHARED_PASSES = (
     "assumes that it does not. Each machine was checked for this on noise before its first pass; it is not proven. "
     "bounding.engine = 'loop' computes every group by itself."
 )
-OTHER_RUNS = (
-    "Other runs on the same records, such as a search for good settings, even if they were thrown away: they spend budget "
-    "that this card does not count."
-)
-BESIDE_SEARCH = (
-    "Other runs on the same records than those of the search that this run is the best of, even if they were thrown away: "
-    "they spend budget that this card does not count."
-)
-HELD_OUT_CHOICE = (
-    "The held-out records that chose this run among others: which one is the best is an exact function of them. Its figures on "
-    "these records flatter it, for they are those of a winner; records that chose nothing would show what it can do."
-)
-WATCHED_SEARCH = (
-    "Anything, against somebody who knows how many runs the search had, or saw another of them: epsilon counts on that being "
-    "secret. Whoever watched the machine, its load or the duration of the search, can guess it."
-)
 NOT_PROTECTED = (
     "Evaluation figures: they are exact functions of held-out records and labels.",
-    OTHER_RUNS,
+    "Other runs on the same records, such as a search for good settings, even if they were thrown away: they spend budget "
+    "that this card does not count.",
     "The public figures: N, q, K, T, C and sigma are known to everyone.",
     "Anything, against somebody who has a copy of the run's secret key: they can compute the noise again and subtract it.",
     LAST_BITS,

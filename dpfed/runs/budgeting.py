@@ -28,7 +28,6 @@ from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.disclosures import uses_labelled_bank
-from dpfed.runs.searched import HIDDEN, Searched
 from dpfed.runs.spent import ledger_of
 
 _ID = 16  # letters of a run's identity, as its card shows them
@@ -72,77 +71,24 @@ def hold(run: RunDirectory, parts: Components, ledger: Ledger, watcher: Watcher)
     Raises:
         UserError: see `dpfed.budgets.spending.reserve`.
     """
-    if _of_institutions(run) or run.searched is not None:  # the sites reserve, or the whole search has
+    if _of_institutions(run):  # the sites reserve
         return
     config, store = parts.config, parts.store
     for what in _uncovered(config, store, parts.plan):
         note_uncovered(store, f"{_called(run, config)}: {what}", config.privacy.not_covered)
     if not parts.plan.promises:
         return
-    _hold(store, _claim(run, config.name, ledger), run.budget, watcher)
-
-
-def foresee_search(store: RecordStore, claim: Claim, configs: Sequence[Config]) -> None:
-    """Refuses a search that its records' budget does not hold, before anything is written. `hold_search` decides.
-
-    Args:
-        store: the records.
-        claim: see `claim_of`.
-        configs: of the settings.
-
-    Raises:
-        UserError: see `dpfed.budgets.spending.reserve` and `note_uncovered`.
-    """
-    _note_search(store, claim, configs, dry=True)
-    reserve(store, [claim], dry=True)
-
-
-def hold_search(store: RecordStore, claim: Claim, configs: Sequence[Config], file: Path, watcher: Watcher) -> None:
-    """Reserves what a search may spend, before its first step; again, it changes nothing.
-
-    Args:
-        store: the records.
-        claim: see `claim_of`.
-        configs: of the settings.
-        file: gets what ``budget.json`` of a run says.
-        watcher: is told how much of the budget is taken.
-
-    Raises:
-        UserError: see `dpfed.budgets.spending.reserve`.
-    """
-    _note_search(store, claim, configs)
-    _hold(store, claim, file, watcher)
-
-
-def settle_search(store: RecordStore, claim: Claim) -> None:
-    """Settles a search whose best run is known: nothing is given back, for what it did not take would tell how many runs
-    there were.
-
-    Args:
-        store: the records.
-        claim: see `claim_of`.
-    """
-    settle(store, claim.reserved_with, claim)
-
-
-def _note_search(store: RecordStore, claim: Claim, configs: Sequence[Config], dry: bool = False) -> None:
-    assert claim.selection is not None
-    for config in configs:
-        for what in _uncovered(config, store, claim.plan):
-            note_uncovered(store, f"{claim.name} ({claim.id}): {what}", config.privacy.not_covered, dry)
-
-
-def _hold(store: RecordStore, claim: Claim, file: Path, watcher: Watcher) -> None:
+    claim = _claim(run, config.name, ledger)
     books = reserve(store, [claim], dry=True)
     if gone := set(claim.reserved_with) - {book.head.id for book in books}:
         raise UserError(
-            f"{file.parent} reserved with the budget {', '.join(sorted(gone))} of {_noted(file)['store']}, and neither "
+            f"{run.path} reserved with the budget {', '.join(sorted(gone))} of {_noted(run.budget)['store']}, and neither "
             f"{store.path} nor the shelf {shelf()} has its book any more: restore `{BOOK}` there."
         )
     if not books:
         return
     # First this: a run that has taken steps, and whose reservation a book does not know, tells that the book has lost lines.
-    _write(file, store, books)
+    _write(run.budget, store, books)
     for book in reserve(store, [claim]):
         taken = f"{percent(book.filter.part(book.spent))} of it is taken"
         watcher.note(f"reserved with the lifetime budget of {book.head.store}, {shown(book)}: {taken}")
@@ -179,8 +125,6 @@ def settle_at_end(run: RunDirectory, parts: Components, ledger: Ledger, watcher:
         ledger: of the run.
         watcher: is told why such a run cannot be written down.
     """
-    if run.searched is not None:
-        return  # the search settles, when all is done
     if run.budget.is_file():
         settled(run, ledger, parts.store)
     elif parts.plan.promises and not _of_institutions(run):
@@ -197,7 +141,7 @@ def reservations(run: RunDirectory) -> list[tuple[str, Book | None, list[Entry]]
     Returns:
         Of each: its id, the book, if it is there still, and the entries about the run.
     """
-    noted, id = _noted(run.budget), _account_of(run)
+    noted, id = _noted(run.budget), run.identity[:_ID]
     books = {one: known_by(one, Path(noted["store"])) for one in _ids(noted)}
     return [(one, book, [entry for entry in book.entries if entry.of == id] if book else []) for one, book in books.items()]
 
@@ -214,11 +158,6 @@ def settle_run(folder: str | Path) -> list[Book]:
     Raises:
         UserError: if the run is in use; if its ledger has lost lines; if no budget knows of it.
     """
-    if (Path(folder) / HIDDEN).exists():
-        raise UserError(
-            f"{folder} holds a search that is not finished: what it did not take would tell how many runs it had, so nothing "
-            "is given back. Its command, given again, goes on."
-        )
     if not (Path(folder) / "config.toml").exists() and (books := _settle_sweep(Path(folder).resolve())):
         return books
     run = RunDirectory.open(folder)
@@ -302,30 +241,8 @@ def _claim(run: RunDirectory, name: str, ledger: Ledger) -> Claim:
     def is_at(place: Path) -> bool:
         return bool(run.identity) and RunDirectory(place).identity == run.identity
 
-    place, ids, searched = run.path.resolve(), tuple(_ids(_noted(run.budget))), run.searched
-    if searched is not None:
-        return claim_of(searched, name, place, ids, begun=ledger.charged > 0)
-    return Claim(_account_of(run) or str(place), "run", name, place, ledger.plan, ledger.charged, ids, is_at=is_at)
-
-
-def claim_of(searched: Searched, name: str, place: Path, ids: Sequence[str], begun: bool) -> Claim:
-    """What a search takes of a budget: all of it, from its first step on.
-
-    Args:
-        searched: the search.
-        name: of it, for people.
-        place: where the best run will be, absolute.
-        ids: of the budgets that it reserved with.
-        begun: a run of it may have taken steps.
-    """
-    selection = searched.selection
-    plan, charged = selection.plan, selection.plan.steps if begun else 0
-    return Claim(searched.id, "search", name, place, plan, charged, tuple(ids), selection)
-
-
-def _account_of(run: RunDirectory) -> str:
-    searched = run.searched
-    return run.identity[:_ID] if searched is None else searched.id
+    place, ids = run.path.resolve(), tuple(_ids(_noted(run.budget)))
+    return Claim(run.identity[:_ID] or str(place), "run", name, place, ledger.plan, ledger.charged, ids, is_at=is_at)
 
 
 def _settle_sweep(folder: Path) -> list[Book]:
@@ -338,11 +255,6 @@ def _settle_sweep(folder: Path) -> list[Book]:
             if one.what == "sweep" and not one.settled and place.parent == folder and RunDirectory.unused(place):
                 changed += settle(None, [path.stem], Claim(one.id, "sweep", one.name, place, one.plan))
     return changed
-
-
-def reserved_in(file: Path) -> Sequence[str]:
-    """The ids of the budgets that a ``budget.json`` names; none where there is no such file."""
-    return _ids(_noted(file))
 
 
 def _noted(file: Path) -> dict[str, Any]:

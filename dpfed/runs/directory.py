@@ -27,7 +27,6 @@ from dpfed.privacy.phase import Phase
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.report.audit import is_audit
 from dpfed.runs.recorded import wrong_provenance
-from dpfed.runs.searched import Searched
 
 
 class RunDirectory:
@@ -37,15 +36,14 @@ class RunDirectory:
         path: the directory. It holds ``config.toml`` (resolved), ``ledger.jsonl``, ``metrics.jsonl``, ``results.json``,
             ``privacy_card.md`` (``no_privacy_card.md`` where the method's claim does not hold), ``report.html``,
             ``provenance.json``, ``checkpoints/``, ``model/``, ``disclosures.json`` where more was made of the records than the
-            model, ``budget.json`` where a lifetime budget holds the plan, ``search.json`` where it is the best run of a secret
-            search, and ``privacy_audit.json`` where its claim was attacked; while it is unfinished also ``releases/`` and
-            ``secret.key``, which must stay inside the trust boundary and is deleted at the end. A federation's run also holds
-            ``terms.json``, ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is simulated,
-            ``simulation.json`` and ``sites/``.
+            model, ``budget.json`` where a lifetime budget holds the plan, and ``privacy_audit.json`` where its claim was
+            attacked; while it is unfinished also ``releases/`` and ``secret.key``, which must stay inside the trust boundary
+            and is deleted at the end. A federation's run also holds ``terms.json``, ``federation.jsonl``, while a process works
+            on it ``arrivals.json``, and, if it is simulated, ``simulation.json`` and ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
-    PRIVACY_AUDIT, SEARCH, BUDGET = "privacy_audit.json", "search.json", "budget.json"
+    PRIVACY_AUDIT, BUDGET = "privacy_audit.json", "budget.json"
 
     def __init__(self, path: str | Path) -> None:
         self.path = path = path_of(path, "the folder of a run")
@@ -67,7 +65,6 @@ class RunDirectory:
         self.audits = path / "audit"
         self.budget = path / self.BUDGET
         self._provenance = path / self.PROVENANCE
-        self._search = path / self.SEARCH
         self._privacy_audit = path / self.PRIVACY_AUDIT
         self._disclosures = path / "disclosures.json"
         self.sites = path / "sites"
@@ -231,21 +228,6 @@ class RunDirectory:
         if facts is not None and not is_audit(facts):
             raise UserError(f"{self._privacy_audit} is damaged: restore it, or delete it and audit again.")
         return facts
-
-    @property
-    def searched(self) -> Searched | None:
-        """The secret search that this is the best run of, or may become; ``None``: the run was made for itself.
-
-        Raises:
-            UserError: if the file is damaged.
-        """
-        return Searched.read(self._search)
-
-    def date(self, began: str, environment: dict[str, Any]) -> None:
-        """Says that the run began on another day, and with what: when it did would tell how many there were before it."""
-        facts = self.provenance
-        if facts is not None:
-            self.write(self._provenance, json.dumps({**facts, "began": began, "environments": [environment]}, indent=1) + "\n")
 
     def disclose(self, what: str) -> None:
         """Writes down, before anything is shown, that more will be known of the private records than epsilon covers.

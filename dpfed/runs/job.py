@@ -85,8 +85,7 @@ def begin(
         UserError: see `pretrain`.
     """
     randomness = randomness or secret_of(config)
-    reserves = RunDirectory.SEARCH not in (files or {})  # otherwise the whole search has
-    reserves &= terms is None or RunDirectory.SIMULATION in (files or {})  # otherwise the records are the sites'
+    reserves = terms is None or RunDirectory.SIMULATION in (files or {})  # otherwise the records are the sites'
     parts = _prepared(config, folder, watcher, owners, randomness, terms, reserves)
     say_what_is_trained(parts, watcher)
     files = {

@@ -25,21 +25,17 @@ from dpfed.report.html import write_report
 from dpfed.report.marks import (
     ASSUMED_OF_BITS,
     AUDITS,
-    BESIDE_SEARCH,
     CONTRADICTED,
     FIXED_SEED,
-    HELD_OUT_CHOICE,
     LABELLED_BANK,
     LAST_BITS,
     NOT_PRIVATE,
     NOT_PROTECTED,
-    OTHER_RUNS,
     PUBLIC_RECORDS,
     RAW_DIAGNOSTICS,
     SHARED_PASSES,
     STARTING_WEIGHTS,
     UNSOUND,
-    WATCHED_SEARCH,
     Mark,
     shared_unit,
 )
@@ -148,10 +144,7 @@ def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluatio
     facts = with_origin(facts, (run.provenance or {}).get("start"))
     made = provenance.rows(run.identity, run.provenance, federation=institutions)
     proof = ((provenance.LEDGER, ledger.head), (provenance.MODEL, weights_digest(run.model)))
-    searched = run.searched
-    facts = dataclasses.replace(
-        facts, provenance=(*made, *proof), budget=stated(run), selection="" if searched is None else searched.stated
-    )
+    facts = dataclasses.replace(facts, provenance=(*made, *proof), budget=stated(run))
     if (audit := run.privacy_audit) is not None:
         marks = (CONTRADICTED, *facts.marks) if audit["contradicted"] else facts.marks
         facts = dataclasses.replace(facts, audit=on_card(audit), marks=marks)
@@ -171,8 +164,7 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
         "per_unit": plan.per_unit,
         "epsilon": facts.epsilon_spent,
         "delta": plan.delta,
-        "accountant": ledger.accountant,
-        **({} if ledger.selection is None else {"selection": ledger.selection.as_dict()}),
+        "accountant": plan.accountant,
         "guarantee": not is_void(privacy_card(facts)),
         **({f"epsilon_{facts.other_accountant}": facts.other_epsilon} if facts.other_accountant else {}),
         "noise_multiplier": plan.noise_multiplier,
@@ -214,7 +206,7 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         disclosed: what was made of the records beside the model, see `dpfed.runs.disclosures`.
     """
     plan, config = parts.plan, parts.config
-    other = plan.other_accountant if ledger.selection is None else None
+    other = plan.other_accountant
     trained = trained_part(parts.model, config)
     protected = (_unit_name(parts) or "unit") if plan.unit == "user" else "record"
     unit = _CAPTIONED if config.model.reads_text else _IMAGE
@@ -242,7 +234,7 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         epsilon_spent=ledger.epsilon,
         epsilon_planned=ledger.epsilon_planned,
         delta=plan.delta,
-        accountant=ledger.accountant,
+        accountant=plan.accountant,
         other_accountant=other or "",
         other_epsilon=None if other is None else plan.epsilon(ledger.charged, other),
         steps_charged=ledger.charged,
@@ -263,7 +255,7 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         trust_mode=_ONE_PROCESS if ledger.owners == 1 else _ONE_CLUSTER.format(ledger.owners),
         outputs=_outputs(plan),
         marks=_marks(parts, ledger, disclosed),
-        not_protected=_not_protected(parts, trained, disclosed, ledger.selection is not None),
+        not_protected=_not_protected(parts, trained, disclosed),
         secrets=_secrets(parts, ledger, disclosed),
         complete=ledger.charged >= plan.steps,
         options=", ".join(f"{name} = {value}" for name, value in plan.options.items()),
@@ -327,16 +319,13 @@ def _unit_name(parts: Components) -> str | None:
     return parts.terms.unit_name if parts.terms else parts.store.unit_name
 
 
-def _not_protected(parts: Components, trained: Trained, disclosed: Collection[str], searched: bool) -> tuple[str, ...]:
+def _not_protected(parts: Components, trained: Trained, disclosed: Collection[str]) -> tuple[str, ...]:
     if not parts.plan.promises:
         return ("All records.",)
     starting: tuple[str, ...] = () if trained.start == "random" else (STARTING_WEIGHTS,)
     starting += (PUBLIC_RECORDS,) * parts.plan.method.public_records
     discrete = parts.plan.noise_kind == "discrete"
     always = (ASSUMED_OF_BITS if discrete and said is LAST_BITS else said for said in NOT_PROTECTED)
-    if searched:
-        always = (BESIDE_SEARCH if said is OTHER_RUNS else said for said in always)
-        starting += (HELD_OUT_CHOICE, WATCHED_SEARCH)
     shared = (SHARED_PASSES,) if parts.config.bounding.engine == "layerwise" else ()
     return (*starting, *always, *shared, *([AUDITS] if AUDITED in disclosed else []))
 

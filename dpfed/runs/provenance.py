@@ -45,17 +45,13 @@ def began(
         public: the public records that join every group, if any do.
         start: what is known of the starting weights (`dpfed.runs.origin.origin_of`), if there are any.
     """
-    facts = {"began": today(), "data": data_facts(store, config), "environments": [environment()]}
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    facts = {"began": today, "data": data_facts(store, config), "environments": [environment()]}
     if public is not None:
         facts["public"] = {"name": public.name, "records": public.training_records, "fingerprint": public.contents}
     if start is not None:
         facts["start"] = start
     return json.dumps(facts, indent=1) + "\n"
-
-
-def today() -> str:
-    """The day, UTC."""
-    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def environment() -> dict[str, Any]:

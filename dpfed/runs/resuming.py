@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpfed.errors import UserError
 from dpfed.progress import Silent, Watcher
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import take_up
@@ -23,8 +22,6 @@ def resume(folder: str | Path, watcher: Watcher | None = None) -> RunDirectory:
         from dpfed.federation.simulation import resume_simulation  # what it imports, only few runs need
 
         return resume_simulation(run, watcher)
-    if run.searched is not None and not run.finished:
-        raise UserError(f"{folder} belongs to a secret search: give the command of the search again, and it goes on.")
     with run.locked():
         if run.finished:
             run.forget_key()  # a crash may have come in between

@@ -58,8 +58,6 @@ def run_job(
             raise
         institutions = job.run.terms.is_file() and not job.run.simulation.is_file()
         how = "start its server again (`flwr run`)" if institutions else f"go on with `dpfed resume {job.run.path}`"
-        if job.run.searched is not None:
-            how = "give the command of the search again"
         raise UserError(
             f"{job.run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "
             f"mend that, and {how}."
@@ -158,10 +156,6 @@ def _pick_up(
     """Ledger, first step and coordinator: from the last checkpoint that is not damaged, if there is any."""
     saved = checkpoints.paths()
     marks = {"fixed_seed": parts.config.privacy.seed is not None, "raw_diagnostics": parts.config.diagnostics == "raw"}
-    searched = run.searched
-    selection = None if searched is None else searched.selection
-    if selection is not None and not selection.covers(parts.plan):
-        raise UserError(f"the plan of {run.path} is none of those that its search.json selects from: restore both.")
     if _has_header(run.ledger):
         ledger = Ledger.open(run.ledger)
     elif saved:
@@ -170,15 +164,13 @@ def _pick_up(
         )
     else:
         run.ledger.unlink(missing_ok=True)  # a header that a crash cut short: nothing was spent yet
-        ledger = Ledger.create(run.ledger, parts.plan, marks, selection, parts.block)
+        ledger = Ledger.create(run.ledger, parts.plan, marks, parts.block)
     ledger.require_current()
     if ledger.plan.fingerprint != parts.plan.fingerprint:
         raise UserError(
             f"the plan of {run.ledger} is not the plan of the run's config.toml and records (N was {ledger.plan.records:,}, "
             f"is {parts.plan.records:,}): restore both, or start a new run."
         )
-    if ledger.selection != selection:
-        raise UserError(f"{run.ledger} is of another search than {run.path / run.SEARCH}, or of none: restore both.")
     if ledger.marks != marks:
         raise UserError(f"{run.ledger} was started with {ledger.marks}, and config.toml now says {marks}: change it back.")
     ledger.note_owners(parts.owners)

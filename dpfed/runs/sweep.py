@@ -166,11 +166,7 @@ def joint_promise(runs: list[RunView]) -> str:
 
 
 def _reserve(configs: dict[Path, Config]) -> None:
-    """Reserves all runs that are to begin with the lifetime budgets of their records, where these have any.
-
-    All runs are published, and their number is fixed. So they are composed: the cheaper accounting of a search that publishes
-    only the best of a random number of runs (Papernot and Steinke 2022) is not for this.
-    """
+    """Reserves all runs that are to begin with the lifetime budgets of their records, where these have any."""
     stores: dict[Path, RecordStore] = {}
     plans: dict[Path, dict[Path, tuple[str, PrivacyPlan]]] = {}
     for folder, config in configs.items():

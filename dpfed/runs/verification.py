@@ -6,7 +6,6 @@ that was edited, a ledger that lost a line, and papers or weights of another run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from dpfed.files.reading import read_bytes
 from dpfed.models.folder import weights_digest
 from dpfed.places import local_path
 from dpfed.privacy.ledger import Ledger, Papers
-from dpfed.privacy.promise import round_up
-from dpfed.report.card import SELECTION, card_digest, table_rows
+from dpfed.report.card import card_digest, table_rows
 from dpfed.runs.directory import RunDirectory
 from dpfed.runs.provenance import LEDGER, MODEL
 from dpfed.runs.spent import ledger_of
@@ -63,7 +61,6 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
         _same("the card is the one that the ledger names", "its hash is", card_digest(text), ledger.papers.card),
         _same("the card states the ledger's hash", "it says", stated.get(LEDGER), ledger.head),
         _plan(run, ledger),
-        *_selection(run, ledger, stated),
         _results(run, ledger),
         _model(run, stated.get(MODEL), ledger.papers),
     ]
@@ -76,27 +73,6 @@ def _same(what: str, verb: str, found: str | None, wanted: str) -> Check:
 def _plan(run: RunDirectory, ledger: Ledger) -> Check:
     what = "the plan of the ledger is that of config.toml"
     return Check(what, "" if ledger.plan.is_of(run.config()) else "config.toml asks for another mechanism")
-
-
-def _selection(run: RunDirectory, ledger: Ledger, stated: dict[str, str]) -> Iterator[Check]:
-    """Of the best run of a secret search, or of one that is said to be."""
-    selection, searched = ledger.selection, run.searched
-    if selection is None:
-        if searched is not None or SELECTION in stated:
-            yield Check("the ledger counts the search", "the card speaks of a search, and the ledger counts one run alone")
-        return
-    yield Check(
-        f"epsilon {round_up(selection.epsilon)} is that of the best of a secret number of runs ({selection.distribution}, mean "
-        f"{selection.mean:g}) over the plans in the ledger, by RDP",
-        "" if ledger.epsilon == selection.epsilon else "no step is charged",
-    )
-    yield Check(
-        "the run's plan is one of those",
-        "" if selection.covers(ledger.plan) else "the ledger's plan is none of its selection's",
-    )
-    said = None if searched is None else searched.stated
-    right = searched is not None and searched.selection == selection and stated.get(SELECTION) == said
-    yield Check("card and search.json say how it was searched, as the ledger does", "" if right else "they say otherwise")
 
 
 def _results(run: RunDirectory, ledger: Ledger) -> Check:

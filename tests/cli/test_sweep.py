@@ -276,19 +276,3 @@ def test_figure_5_names_models_that_open_clip_has_openais_weights_for():
         vision = description["vision_cfg"]
         shapes.append((vision["layers"], vision["patch_size"], vision["image_size"]))
     assert shapes == [(12, 32, 224), (12, 16, 224), (24, 14, 224), (24, 14, 336)]
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (("--score", "image_to_text_R@10"), "--score is for a search: add --publish best"),
-        (("--mean", "10"), "--mean is for a search"),
-        (("--publish", "best"), "needs the held-out figure that chooses: add --score"),
-        (("--publish", "best", "--score", "x", "--mean", "0"), "must be above 1 and at most 500, got 0"),
-        (("--publish", "best", "--score", "x", "--mean", "nan"), "must be above 1 and at most 500, got nan"),
-    ],
-)
-def test_options_of_a_search_are_refused_in_a_sentence(dpfed, tmp_path, options, complaint):
-    (tmp_path / "two.toml").write_text(TWO)
-    code, _, said = dpfed("sweep", "quickstart", tmp_path / "two.toml", "--runs", tmp_path / "runs", *options)
-    assert code == 2 and complaint in " ".join(said.split()) and not (tmp_path / "runs").exists()

@@ -161,8 +161,6 @@ def test_states(make):
         ("config.toml", "= ="),
         ("terms.json", "[" * 100_000),
         ("results.json", "{}"),
-        ("search.json", "[]"),
-        ("search.json", "[" * 100_000),
         ("privacy_card.md", "nothing"),
     ],
 )
@@ -187,7 +185,7 @@ def test_arrivals_that_cannot_be_read_are_none(make):
 def test_runs_are_found_below_a_folder_but_nothing_hidden_or_linked(make, tmp_path):
     make("sweep/a")
     make("b")
-    make(".search/inside/c")
+    make(".hidden/inside/c")
     (tmp_path / "runs" / "linked").symlink_to(tmp_path / "runs" / "b")
     (tmp_path / "runs" / "empty").mkdir()
     assert list(Gathering(tmp_path / "runs").folders()) == ["b", "sweep/a"]
@@ -198,13 +196,6 @@ def test_however_many_runs_there_are_all_are_seen(make, tmp_path):
     for number in range(1, 600):
         shutil.copytree(run.path, tmp_path / "runs" / str(number))
     assert len(Gathering(tmp_path / "runs").all()) == 600 and Gathering(tmp_path / "runs").one("99") is not None
-
-
-def test_a_search_is_not_watched(make, tmp_path):
-    run = make(".search/inside/c")
-    for place in (run.path, run.path.parent, tmp_path / "runs" / ".search"):
-        with pytest.raises(UserError, match="secret"):
-            Gathering(place)
 
 
 def test_the_curve_of_a_site_follows_what_its_ledger_says(tmp_path, plan):

@@ -59,7 +59,7 @@ def test_every_heading_and_every_row_of_a_card_is_explained_to_officers(facts):
     facts = dataclasses.replace(
         facts,
         protected="record",
-        **{name: "something" for name in ("audit", "budget", "options", "released", "selection")},
+        **{name: "something" for name in ("audit", "budget", "options", "released")},
         **{name: ("something",) for name in ("secrets", "sites")},
         provenance=(*both, (provenance.LEDGER, "0"), (provenance.MODEL, "0")),
     )
