@@ -33,7 +33,7 @@ class Head(BaseModel):
         budget: version of the format.
         id: of the budget, the same in every copy.
         unit: what is protected: a record, or all records of a user.
-        fingerprint: of the record set; ``None``: an older dpfed wrote the store.
+        fingerprint: of the record set.
         store: where it lay when the budget was set, for people.
         orders: of the filter.
         shares: of delta.
@@ -45,7 +45,7 @@ class Head(BaseModel):
     budget: Literal[1]
     id: str = Field(pattern="^[0-9a-f]{16}$")
     unit: Unit
-    fingerprint: str | None
+    fingerprint: str
     store: str
     orders: list[float]
     shares: list[float]

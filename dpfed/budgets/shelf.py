@@ -89,7 +89,7 @@ def budgets_of(store: RecordStore) -> list[Found]:
     for id, book in books.items():
         if own is not None and own.head.id == id:
             found.append(Found(book, missing=False))
-        elif store.contents is not None and book.head.fingerprint == store.contents:
+        elif book.head.fingerprint == store.contents:
             found.append(Found(book, missing=True))
         elif share := shares.get(id):
             found.append(Found(book, missing=False, by_name=share))
@@ -238,8 +238,8 @@ class _Names:
             yield secret.per_record("budget", 0, keys, 1)[:, 0]
 
     def _memory(self) -> Path | None:
-        """Where shares are kept; ``None`` of a store that is read in no time, or that has no fingerprint to be known by."""
-        if len(self._store) < _REMEMBERED or self._store.contents is None:
+        """Where shares are kept; ``None`` of a store that is read in no time."""
+        if len(self._store) < _REMEMBERED:
             return None
         some = self._store.keys[np.linspace(0, len(self._store) - 1, _SAMPLE).astype(np.int64)]
         known_by = repr((self._store.contents, len(self._store), self._store.opened_by, some.tolist()))

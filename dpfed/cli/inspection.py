@@ -49,7 +49,7 @@ def inspect(
         "records": {split: store.count(split) for split in SPLITS},
         "labels": {name: len(store.label_names.get(name, [])) or None for name in store.labels},
         "left_out": store.left_out,
-        "fingerprint": store.contents or "none",
+        "fingerprint": store.contents,
     }
     if store.converted:
         facts["converted"] = store.converted
@@ -80,8 +80,6 @@ def _check_contents(store: RecordStore) -> None:
     from dpfed.data.store.fingerprint import contents_of, splits_of
     from dpfed.data.store.layout import damaged
 
-    if store.contents is None:
-        raise UserError(f"{store.path} has no fingerprint: an older dpfed wrote it. Import the records again for one.")
     try:
         found = contents_of(store, store.contents_key).fingerprint(splits_of(store))
     except ValueError as error:  # the key is no hexadecimal number of a key's length

@@ -20,10 +20,8 @@ from dpfed.data.store.remote import fetch_store
 from dpfed.errors import UserError, nearest
 from dpfed.places import is_store, is_url, local_path
 
-_NAMES = 2  # how an import names its records; it was by row before, and a store made then is not used again
 _ORIGINALS_FROM = 64  # pixels; smaller images are read raw far faster than their files are decoded
 _SQUARED = ("crop", "bicubic")  # how an import makes images square
-_SQUARES = 2  # part of the fingerprint of stores of raw squares: what an older dpfed made otherwise is not used again
 
 
 def open_records(
@@ -138,8 +136,7 @@ def _stored_size(config: DataConfig) -> int | None:
 def _fingerprint(path: Path, config: DataConfig, size: int | None) -> str:
     """A short hash of everything that the imported store depends on; files count by name, size and time of change."""
     digest = hashlib.blake2b(digest_size=6)
-    squares = size and (size, _SQUARES)
-    options = (FORMAT_VERSION, _NAMES, str(path), squares, config.validation, config.test, config.public)
+    options = (FORMAT_VERSION, str(path), size, config.validation, config.test, config.public)
     digest.update(repr(options).encode())
     if path.is_file():
         # A table's or a Parquet file's images may lie beside it, but the file that lists them is what is watched.

@@ -35,7 +35,7 @@ def public_fingerprint(config: PublicConfig) -> str | None:
         config: with an absolute path.
 
     Raises:
-        UserError: if there is no store, or it is not marked public, or an older dpfed wrote it without a fingerprint.
+        UserError: if there is no store, or it is not marked public.
     """
     if config.source != "store":
         return None
@@ -46,9 +46,7 @@ def public_fingerprint(config: PublicConfig) -> str | None:
             f"public.path: the records of {path} are not marked public, and what joins every group must be: give a store that "
             "was imported with `dpfed data import --public`."
         )
-    found = (header.get("contents") or {}).get("fingerprint")
-    if found is None:
-        raise UserError(f"public.path: {path} has no fingerprint, as an older dpfed wrote it: import the records again.")
+    found: str = header["contents"]["fingerprint"]
     if config.digest not in (None, found):
         raise UserError(
             f"public.path: the records of {path} are not those that were agreed on when the run (or the federation) was "

@@ -288,7 +288,7 @@ def _in_words(changes: dict[str, Any]) -> str:
 
 def _key(config: Config, plan: PrivacyPlan, stand: StandIn, most: int) -> str:
     """Of everything that a result depends on."""
-    fingerprint = None if stand.path is None else read_layout(stand.path).header.get("contents")
+    fingerprint = None if stand.path is None else read_layout(stand.path).header["contents"]
     parts = [dpfed.__version__, config.dump(), plan.fingerprint, stand.source, str(stand.path), fingerprint, most]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -6,15 +6,13 @@ import os
 from pathlib import Path
 
 from dpfed.config import DataConfig, PrivacyConfig
-from dpfed.data.store.layout import INDEX, Layout, damaged, read_layout
+from dpfed.data.store.layout import Layout, read_layout
 from dpfed.errors import UserError
 from dpfed.places import is_store, is_url, local_path
 
-_TRAIN = 0  # in the index
-
 
 def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
-    """N of a configuration: of the configuration itself for generated records, of the index of a store on this machine.
+    """N of a configuration: of the configuration itself for generated records, of the header of a store on this machine.
 
     Nothing is imported, generated, copied or decoded.
 
@@ -35,7 +33,7 @@ def known_count(data: DataConfig, privacy: PrivacyConfig) -> int | None:
     if (path := store_at_hand(data)) is None:
         return None
     layout = read_layout(path)
-    if privacy.unit == "user" and layout.header.get("unit_name") is None:
+    if privacy.unit == "user" and layout.header["unit_name"] is None:
         raise no_units(layout.header["name"])
     return _sharded(layout, privacy) if layout.shards else _whole(path, layout, privacy)
 
@@ -90,19 +88,6 @@ def _sharded(layout: Layout, privacy: PrivacyConfig) -> int | None:
     return sum(part.units or 0 for part in layout.shards) if layout.sharded_by == "unit" else None
 
 
-def _whole(path: Path, layout: Layout, privacy: PrivacyConfig) -> int:
-    by_unit = privacy.unit == "user"
-    said = layout.training_units if by_unit else None if layout.splits is None else layout.splits["train"]
+def _whole(path: Path, layout: Layout, privacy: PrivacyConfig) -> int | None:
     layout.check_sizes(path, [layout.common])
-    if said is not None:
-        return said
-    import numpy as np
-    import pyarrow as pa
-
-    try:  # an older dpfed wrote it
-        with pa.memory_map(str(path / INDEX)) as source:
-            table = pa.ipc.open_file(source).read_all()
-            train = table["split"].to_numpy() == _TRAIN
-            return len(np.unique(table["unit"].to_numpy()[train])) if by_unit else int(train.sum())
-    except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(path, f"its files cannot be read ({type(error).__name__})") from error
+    return layout.training_units if privacy.unit == "user" else layout.splits["train"]

@@ -16,7 +16,7 @@ import numpy as np
 
 from dpfed.data.limits import MOST_SHARDS, whole_number
 from dpfed.data.store.fingerprint import contents_of, splits_of
-from dpfed.data.store.layout import HEADER, Part, format_version, read_layout
+from dpfed.data.store.layout import HEADER, Part, read_layout
 from dpfed.data.store.new_directory import refuse_existing
 from dpfed.data.store.record import SPLITS, record_key
 from dpfed.data.store.records import RecordStore
@@ -198,11 +198,11 @@ def _write_header(store: RecordStore, indices: np.ndarray, folder: Path) -> None
         "splits": {split: len(own) for split, own in splits.items()},
         **({} if store.units is None else {"training_units": len(np.unique(store.units[splits["train"]]))}),
         "skipped": [],  # what was left out when the source was written has no site
+        "contents": {"fingerprint": ""},  # the whole store's is not a part's: `_add_contents` reads the part for its own
         "files": {name: (folder / name).stat().st_size for name in Part("", len(indices)).files},
     }
-    for inherited in ("sharding", "volumes", "left_out", "contents"):  # the whole store's fingerprint is not a part's
+    for inherited in ("sharding", "volumes", "left_out"):
         header.pop(inherited, None)
-    header["dpfed_store"] = format_version(header)
     (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 

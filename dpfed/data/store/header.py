@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dpfed.data.limits import LARGEST_SIDE, MOST_VOLUMES, SMALLEST_SIDE
+from dpfed.data.store.record import SPLITS
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Strict(BaseModel):
-    """No guesses: ``"no"`` is not false, and ``1.0`` is not 1. Keys that a newer version may add are let through."""
+    """No guesses: ``"no"`` is not false, and ``1.0`` is not 1."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -51,15 +52,22 @@ class _Sharding(_Strict):
         return self
 
 
+class _Contents(_Strict):
+    fingerprint: str
+    key: str | None = None
+
+
 class _Header(_Strict):
     dpfed_store: int
     name: str
     kind: Literal["image", "image-text"]
     public: bool
     records: Annotated[int, Field(ge=1, lt=2**63)]
+    splits: dict[str, Count]
     images: _Images
     label_names: dict[str, list[str]]
-    unit_name: str | None = None  # absent in stores of format 1
+    unit_name: str | None
+    training_units: Count | None = None
     skipped: list[_Skipped]
     left_out: Count = 0
     files: dict[str, Count]
@@ -67,6 +75,15 @@ class _Header(_Strict):
     sharding: _Sharding | None = None
     volumes: Annotated[int, Field(ge=1, le=MOST_VOLUMES)] = 1
     linked: list[_LinkedFile] | None = None
+    contents: _Contents
+
+    @model_validator(mode="after")
+    def _counts_fit(self) -> _Header:
+        if set(self.splits) != set(SPLITS) or sum(self.splits.values()) != self.records:
+            raise ValueError("other records in the splits than in the store")
+        if (self.training_units is None) != (self.unit_name is None) or (self.training_units or 0) > self.records:
+            raise ValueError("units of the training records that cannot be")
+        return self
 
     @model_validator(mode="after")
     def _shards_fit(self) -> _Header:

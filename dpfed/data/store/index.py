@@ -42,12 +42,11 @@ class Index:
         self.table = pa.concat_tables(tables)
         self._mapped = len(self.table) > WHOLE
         self.keys = self._column("key")
-        self.units = self._column("unit") if layout.header.get("unit_name") is not None else None
+        self.units = self._column("unit") if layout.header["unit_name"] is not None else None
         self.splits = self._column("split", len(SPLITS))
         self.labels = {name: self._column(f"label:{name}", len(names)) for name, names in layout.header["label_names"].items()}
         self._starts = np.cumsum([0] + [part.records for part in parts])
         self._unchecked = set(range(-(-len(self.table) // BLOCK)))
-        self._counted: list[int] | None = None  # records of each split, where the header does not say it
         self._training = 0  # records in the blocks that were checked
         if any(part.units and not part.records for part in parts):
             raise self._wrong("")
@@ -62,12 +61,7 @@ class Index:
         shards = sum(part.records for part in self._parts if part.shard is not None)
         if self._layout.shards and split == 0:
             return shards
-        if (counts := self._layout.splits) is not None:
-            return counts[SPLITS[split]]
-        if self._counted is None:
-            each = (np.bincount(self.splits[first:end], minlength=len(SPLITS)) for first, end in blocks(len(self)))
-            self._counted = np.sum(list(each), axis=0).tolist()
-        return self._counted[split]
+        return self._layout.splits[SPLITS[split]]
 
     def rows(self, split: int) -> np.ndarray:
         """Rows of a split, ``(n,)`` int64, ascending."""
@@ -99,10 +93,9 @@ class Index:
             within = _within(self._layout.place, -1, len(names))
             for first, end in blocks(len(self)):
                 within(self.labels[name][first:end])
-        counts = self._layout.splits
-        if counts is not None and any(counts[SPLITS[split]] != len(self.rows(split)) for split in (1, 2)):
+        if any(self._layout.splits[SPLITS[split]] != len(self.rows(split)) for split in (1, 2)):
             raise self._wrong("")
-        if self._layout.training_units is not None and not self._layout.shards and self.units is not None:
+        if not self._layout.shards and self.units is not None:
             if self._layout.training_units != len(np.unique(self.units[self.rows(0)])):
                 raise self._wrong("")
 

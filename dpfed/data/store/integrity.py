@@ -31,7 +31,7 @@ def check_index(index: pa.Table, header: dict[str, Any]) -> None:
     index.validate(full=True)
     labels = [f"label:{name}" for name in header["label_names"]]
     types = {"key": pa.uint64(), "split": pa.int8(), **dict.fromkeys(labels, pa.int64())}
-    if header.get("unit_name") is not None:
+    if header["unit_name"] is not None:
         types["unit"] = pa.uint64()
     _check_types(index.schema, types)
     if any(index[name].null_count for name in types):

@@ -17,14 +17,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dpfed.data.store.header import fault_of
-from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError
 from dpfed.files.reading import read_bytes
 from dpfed.places import STORE_HEADER, is_store
 
-FORMAT_VERSION = 2
-SHARDED_FORMAT_VERSION = 3  # of sharded stores; others keep the older version, which more versions of dpfed can read
-NEWEST_FORMAT_VERSION = 4  # of stores in several volumes, and of linked ones
+FORMAT_VERSION = 4
 HEADER, INDEX, RECORDS = STORE_HEADER, "index.arrow", "records.arrow"
 HELD_OUT = "held-out"
 SKIPPED = "skipped.jsonl"  # all records that were left out, where they are too many for the header
@@ -54,13 +51,6 @@ class Part:
     def files(self) -> tuple[str, ...]:
         """Index and records, below the store's directory."""
         return tuple(str(PurePosixPath(self.folder, name)) for name in (INDEX, *volume_files(self.volumes)))
-
-
-def format_version(header: dict[str, Any]) -> int:
-    """The oldest format that has all that a header says."""
-    if header.get("volumes", 1) > 1 or header.get("linked") is not None:
-        return NEWEST_FORMAT_VERSION
-    return SHARDED_FORMAT_VERSION if "sharding" in header else FORMAT_VERSION
 
 
 def volume_files(volumes: int) -> list[str]:
@@ -98,15 +88,15 @@ class Layout:
             place: where the store is, for messages.
 
         Raises:
-            UserError: when it is damaged, or a newer version of dpfed wrote it.
+            UserError: when it is damaged, or of another format.
         """
         try:
             header = json.loads(text)
             version = header["dpfed_store"]
-            if isinstance(version, int) and version > NEWEST_FORMAT_VERSION:
+            if type(version) is int and version != FORMAT_VERSION:
                 raise UserError(
-                    f"{place} was written in store format {version}, and this dpfed reads up to {NEWEST_FORMAT_VERSION}; "
-                    "update dpfed."
+                    f"{place} has store format {version}, and this dpfed reads format {FORMAT_VERSION}: import the records "
+                    "again."
                 )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise damaged(place, f"{HEADER} cannot be read") from error
@@ -124,21 +114,14 @@ class Layout:
         return self.header["sharding"]["by"] if self.shards else None
 
     @property
-    def splits(self) -> dict[str, int] | None:
-        """Records of the whole store by split; ``None`` where the header says nothing that can be."""
-        counts = self.header.get("splits")
-        if not isinstance(counts, dict) or set(counts) != set(SPLITS):
-            return None
-        whole = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts.values())
-        return counts if whole and sum(counts.values()) == self.header["records"] else None
+    def splits(self) -> dict[str, int]:
+        """Records of the whole store by split."""
+        return self.header["splits"]
 
     @property
     def training_units(self) -> int | None:
-        """Units of the training records of a store that is not sharded; ``None``: an older dpfed wrote it, or it has none."""
-        units = self.header.get("training_units")
-        if not isinstance(units, int) or isinstance(units, bool) or self.header.get("unit_name") is None:
-            return None
-        return units if 0 <= units <= self.header["records"] else None
+        """Units of the training records; ``None``: the store names no units."""
+        return self.header.get("training_units")
 
     def parts(self, owner: int, owners: int) -> list[Part]:
         """What one of several owners opens: its shards in order, then the part that all open.
@@ -179,7 +162,7 @@ def read_layout(path: Path) -> Layout:
     """Reads the header of a store on this machine.
 
     Raises:
-        UserError: when there is no store, its header is damaged, or a newer version of dpfed wrote it.
+        UserError: when there is no store, or its header is damaged or of another format.
     """
     if not path.exists():
         raise UserError(f"there is no record store at {path}; import one with `dpfed data import`.")

@@ -1,7 +1,6 @@
 """The records of a store by their indices: Arrow batches, mapped; a batch is found and checked when it is first read.
 
-An index says where each batch begins, so that no batch is touched to find another one. The index of an older dpfed does not:
-then all batches are counted when the store is opened.
+An index says where each batch begins, so that no batch is touched to find another one.
 """
 
 from __future__ import annotations
@@ -24,15 +23,20 @@ _KEPT = 4096  # batches that stay at hand: each takes some kilobytes beside what
 _STARTS = "dpfed batches of "
 
 
-def starts_of(schema: pa.Schema, file: str) -> np.ndarray | None:
-    """Where the batches of a file of records begin, as an index says it: ``(b + 1,)`` int64; ``None``: it does not.
+def starts_of(schema: pa.Schema, file: str) -> np.ndarray:
+    """Where the batches of a file of records begin, as an index says it: ``(b + 1,)`` int64.
 
     Args:
         schema: of the index.
         file: its name.
+
+    Raises:
+        Damage: if it does not say it.
     """
     noted = (schema.metadata or {}).get((_STARTS + file).encode())
-    return None if noted is None else np.frombuffer(noted, "<i8")
+    if noted is None:
+        raise Damage(f"the index does not say where the batches of {file} begin")
+    return np.frombuffer(noted, "<i8")
 
 
 def with_starts(schema: pa.Schema, rows: Mapping[str, Sequence[int]]) -> pa.Schema:
@@ -62,15 +66,12 @@ class RecordsFile:
         Damage: if the starts cannot be those of this file.
     """
 
-    def __init__(self, path: Path, starts: np.ndarray | None) -> None:
+    def __init__(self, path: Path, starts: np.ndarray) -> None:
         with pa.memory_map(str(path)) as source:
             mapped = source.read_buffer()  # stays when the file is closed: a process may not have many files open
         self._reader = pa.ipc.open_file(mapped)
         self.schema = self._reader.schema
-        count = self._reader.num_record_batches
-        if starts is None:
-            starts = np.cumsum([0] + [self._reader.get_batch(number).num_rows for number in range(count)])
-        if len(starts) != count + 1 or starts[0] != 0 or (np.diff(starts) < 0).any():
+        if len(starts) != self._reader.num_record_batches + 1 or starts[0] != 0 or (np.diff(starts) < 0).any():
             raise Damage(f"{path.name} has other batches than the index says")
         self.starts = starts
 

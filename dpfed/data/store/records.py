@@ -57,8 +57,7 @@ class RecordStore:
         labels: name -> ``(N,)`` int64, -1 where a record has none.
         label_names: name -> what the numbers mean.
         left_out: how many records were left out as unreadable when the store was written.
-        contents: fingerprint of all records of the whole store (`dpfed.data.store.fingerprint`); ``None``: an older dpfed
-            wrote it.
+        contents: fingerprint of all records of the whole store (`dpfed.data.store.fingerprint`).
         contents_key: the secret that it is keyed with, which must not leave the store; ``None``: the records are public.
     """
 
@@ -71,11 +70,10 @@ class RecordStore:
         self.resized: bool = header["images"].get("resized", False)
         self.converted: dict[str, int] = header.get("converted", {})
         self.label_names: dict[str, list[str]] = header["label_names"]
-        self.unit_name: str | None = header.get("unit_name")  # absent in stores of format 1
+        self.unit_name: str | None = header["unit_name"]
         self.left_out: int = header.get("left_out", len(header["skipped"]))
-        contents = header.get("contents") or {}  # absent in older stores
-        self.contents: str | None = contents.get("fingerprint")
-        self.contents_key: str | None = contents.get("key")
+        self.contents: str = header["contents"]["fingerprint"]
+        self.contents_key: str | None = header["contents"].get("key")
         self.index, self._batches, self._linked = index, batches, LinkedFiles.of(path, header)
         self.pictures = Pictures(path, self.size, batches, self._linked)
         self.keys, self.units, self.labels = index.keys, index.units, index.labels
@@ -91,8 +89,8 @@ class RecordStore:
             owners: how many owners share the store.
 
         Raises:
-            UserError: when there is no store, it is damaged, a newer version of dpfed wrote it, or it has fewer shards than
-                there are owners.
+            UserError: when there is no store, it is damaged or of another format, or it has fewer shards than there are
+                owners.
         """
         path = local_path(path, "the place of the store")
         layout = read_layout(path)
@@ -148,9 +146,7 @@ class RecordStore:
             return None
         if self.shards:
             return sum(part.units or 0 for part in self._layout.shards)
-        if (counted := self._layout.training_units) is not None:
-            return counted
-        return len(np.unique(self.units[self.split("train")]))
+        return self._layout.training_units
 
     @property
     def shard_numbers(self) -> np.ndarray | None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpfed.data.limits import MOST_SHARDS, whole_number
-from dpfed.data.store.layout import HEADER, HELD_OUT, INDEX, RECORDS, SKIPPED, Part, format_version, read_layout, shard_folder
+from dpfed.data.store.layout import HEADER, HELD_OUT, INDEX, RECORDS, SKIPPED, Part, read_layout, shard_folder
 from dpfed.data.store.mapped import with_starts
 from dpfed.data.store.new_directory import cannot_write, name_directory, refuse_existing, start_directory
 from dpfed.data.store.record import SPLITS
@@ -120,7 +120,6 @@ def _write(store: RecordStore, path: Path, shards: int, progress: Callable[[int,
         "sharding": sharding,
         "files": {name: (path / name).stat().st_size for part in parts for name in part.files},
     }
-    header["dpfed_store"] = format_version(header)
     if store.left_out > len(header["skipped"]):
         shutil.copy(store.path / SKIPPED, path / SKIPPED)
     (path / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")

@@ -16,7 +16,7 @@ from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
 from dpfed.data.store.fingerprint import RECORD_BYTES, fingerprint_of, new_key
 from dpfed.data.store.holdout import selected
-from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, MOST_SKIPPED, RECORDS, SKIPPED, format_version, volume_files
+from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, MOST_SKIPPED, RECORDS, SKIPPED, volume_files
 from dpfed.data.store.mapped import RecordsFile, with_starts
 from dpfed.data.store.new_directory import cannot_write, name_directory, start_directory
 from dpfed.data.store.record import KINDS, SPLITS, RecordInput
@@ -199,7 +199,7 @@ def write_around(
     images: dict[str, object] = {"encoding": "encoded"} if form.size is None else {"encoding": "raw", "size": form.size}
     skipped = [{"id": id, "reason": reason} for id, reason in broken]
     converted = sum((Counter(volume.converted) for volume in volumes), Counter[str]())
-    # What does not apply to most stores is left out of them: they then have the header, and the fingerprint, of before.
+    # What does not apply to most stores is left out of them.
     header = {
         "dpfed_store": FORMAT_VERSION,
         "name": form.name,
@@ -220,7 +220,6 @@ def write_around(
         **({"converted": dict(sorted(converted.items()))} if converted else {}),
         "contents": {"fingerprint": fingerprint_of(key, digests, splits)} | ({"key": key.hex()} if key else {}),
     }
-    header["dpfed_store"] = format_version(header)
     if len(skipped) > MOST_SKIPPED:
         (folder / SKIPPED).write_text("".join(f"{json.dumps(one)}\n" for one in skipped), encoding="utf-8")
         header["left_out"] = len(skipped)

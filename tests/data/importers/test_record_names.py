@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import struct
 import tarfile
 from collections.abc import Callable, Sequence
@@ -214,14 +213,3 @@ def test_the_name_of_a_broken_record_says_where_it_stands(tmp_path: Path, pictur
     pq.write_table(parquet(range(3), [pictures.png(), b"?", pictures.png()], None), tmp_path / "x.parquet")
     with pytest.raises(UserError, match=r"not an image file \(1\): train/1;"):
         import_records(tmp_path / "x.parquet", tmp_path / "s")
-
-
-def test_stores_whose_records_are_named_by_row_still_open(tmp_path: Path, pictures) -> None:
-    from dpfed.data.store.record import RecordInput
-    from dpfed.data.store.writing import StoreWriter
-
-    with StoreWriter(tmp_path / "s", name="old", kind="image") as writer:
-        for row in range(3):
-            writer.add(RecordInput(f"train/{row}", pictures.array()))
-    assert RecordStore.open(tmp_path / "s").ids([2]) == ["train/2"]
-    assert json.loads((tmp_path / "s" / "store.json").read_text())["dpfed_store"] == 2

@@ -187,8 +187,10 @@ def damaged(store: Path, how: str) -> None:
         header.write_text("[1, 2]")
     elif how == "nonsense header":
         header.write_text(json.dumps(json.loads(header.read_text()) | {"files": 3}))
-    elif how == "newer format":
-        header.write_text(json.dumps(json.loads(header.read_text()) | {"dpfed_store": 99}))
+    elif how == "no fingerprint":
+        fields = json.loads(header.read_text())
+        del fields["contents"]
+        header.write_text(json.dumps(fields))
     elif how == "wrong count":
         header.write_text(json.dumps(json.loads(header.read_text()) | {"records": 7}))
     elif how == "not a store":
@@ -196,7 +198,7 @@ def damaged(store: Path, how: str) -> None:
 
 
 TABLES = ["truncated records", "missing index", "overwritten records", "overwritten index"]
-HEADERS = ["truncated header", "foreign header", "nonsense header", "newer format", "wrong count", "not a store"]
+HEADERS = ["truncated header", "foreign header", "nonsense header", "no fingerprint", "wrong count", "not a store"]
 
 
 @pytest.mark.parametrize("how", TABLES + HEADERS)
@@ -208,6 +210,28 @@ def test_damaged_stores_are_refused(tmp_path: Path, pictures, how: str) -> None:
     damaged(path, how)
     with pytest.raises(UserError, match=str(path)):
         RecordStore.open(path)
+
+
+@pytest.mark.parametrize("version", [2, 3, 5, 99])
+def test_a_store_of_another_format_is_refused_in_a_sentence(tmp_path: Path, pictures, version: int) -> None:
+    with StoreWriter(tmp_path / "s", name="x", kind="image", size=8) as writer:
+        writer.add(RecordInput("a", pictures.array()))
+    header = tmp_path / "s" / "store.json"
+    header.write_text(json.dumps(json.loads(header.read_text()) | {"dpfed_store": version}))
+    with pytest.raises(UserError, match=f"has store format {version}, and this dpfed reads format 4: import the records again"):
+        RecordStore.open(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    "counts", [{"train": 2, "validation": 0, "test": 0}, {"train": 1}, {"train": 0, "validation": 1, "other": 0}]
+)
+def test_splits_that_cannot_be_are_damage(tmp_path: Path, pictures, counts: dict[str, int]) -> None:
+    with StoreWriter(tmp_path / "s", name="x", kind="image", size=8) as writer:
+        writer.add(RecordInput("a", pictures.array()))
+    header = tmp_path / "s" / "store.json"
+    header.write_text(json.dumps(json.loads(header.read_text()) | {"splits": counts}))
+    with pytest.raises(UserError, match="damaged"):
+        RecordStore.open(tmp_path / "s")
 
 
 def test_missing_store_is_refused(tmp_path: Path) -> None:

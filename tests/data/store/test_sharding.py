@@ -256,11 +256,6 @@ def test_a_failed_copy_leaves_nothing(stores: tuple[Path, Path], tmp_path: Path,
         shard_store(stores[0], tmp_path / "u", 0)
 
 
-def test_stores_that_are_not_sharded_keep_their_format(stores: tuple[Path, Path]) -> None:
-    versions = [json.loads((path / "store.json").read_text())["dpfed_store"] for path in stores]
-    assert versions == [2, 3]
-
-
 def test_the_command(stores: tuple[Path, Path], by: str, tmp_path: Path, dpfed: Callable[..., tuple[int, str, str]]) -> None:
     code, made, error = dpfed("data", "shard", stores[0], tmp_path / "t", "--shards", 4)
     assert code == 0, error

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from dpfed.data.importers.source import unit_of
@@ -42,17 +41,6 @@ def test_a_store_whose_source_names_no_units_has_none(tmp_path: Path, pictures) 
         writer.add(RecordInput("a", pictures.array()))
     store = RecordStore.open(tmp_path / "s")
     assert store.units is None and store.unit_name is None
-
-
-def test_stores_of_the_first_format_still_open(tmp_path: Path, pictures) -> None:
-    with StoreWriter(tmp_path / "s", name="x", kind="image", size=8) as writer:
-        writer.add(RecordInput("a", pictures.array()))
-    header = json.loads((tmp_path / "s" / "store.json").read_text())
-    del header["unit_name"]  # format 1 is this, without the key and without the column
-    (tmp_path / "s" / "store.json").write_text(json.dumps(header | {"dpfed_store": 1}))
-    assert pa.ipc.open_file(tmp_path / "s" / "index.arrow").schema.names == ["key", "split"]
-    store = RecordStore.open(tmp_path / "s")
-    assert store.ids([0]) == ["a"] and store.units is None
 
 
 def test_a_store_that_lost_its_units_is_damaged(tmp_path: Path, pictures) -> None:
