@@ -1,4 +1,4 @@
-"""What the draws of a step cost: by gaps and by coins, for as many keys as one worker of a large run holds.
+"""What the draws of a step cost, for as many keys as one worker of a large run holds.
 
 python -m benchmarks.draws [N]     # default 100,000,000 keys; writes benchmarks/results/draws.json, in about a minute
 
@@ -19,13 +19,11 @@ from dpfed.data.sampling import draw_step
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.privacy.renewals import Renewals, block_length
-from dpfed.privacy.samplers import PoissonSampler
 
 BATCH = 65_536
 STEPS = 100_000
 SLICES = 50  # steps of a block that are timed by themselves
 _FEW = 2_000_000  # keys, for what a machine takes per million
-_COINS = 10_000_000  # keys of a turn with coins, whose cost is proportional
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -46,24 +44,16 @@ def by_gaps(keys: np.ndarray) -> dict[str, float]:
     return found | {"megabytes": (_peak() - before) / 1e6}
 
 
-def by_coins(keys: np.ndarray) -> dict[str, float]:
-    """Seconds of a step."""
-    draws = PoissonSampler(BATCH / len(keys)).participants(Randomness.from_seed(0), keys)
-    return {"keys": len(keys), "step_seconds": seconds(lambda: draws(0))}
-
-
 def draws() -> dict[str, float]:
-    """Seconds of processor time: of a block in which each record is drawn once, of a coin for each, and of drawn records."""
+    """Seconds of processor time: of a block in which each record is drawn once, and of drawn records."""
     keys = np.random.default_rng(0).integers(0, 2**64, _FEW, np.uint64)
     randomness, rate = Randomness.from_seed(0), 1e-3
     block = seconds(lambda: Renewals(rate, round(1 / rate), randomness, keys)(0))
-    coins = seconds(lambda: PoissonSampler(rate).participants(randomness, keys)(0))
     plan = PrivacyPlan(records=_FEW, batch=BATCH, group_size=16, clip_norm=1.0, steps=2, noise_multiplier=1.0, delta=1e-8)
     who = np.sort(np.random.default_rng(1).choice(_FEW, BATCH, replace=False))
     grouping = seconds(lambda: draw_step(plan, randomness, 0, np.arange(_FEW), keys, plan.groups, participants=lambda _: who))
     return {
         "gaps_seconds_per_million_keys": block / _FEW * 1e6,
-        "coins_seconds_per_million_keys": coins / _FEW * 1e6,
         "seconds_per_million_drawn": grouping / BATCH * 1e6,
     }
 
@@ -74,9 +64,6 @@ def _peak() -> float:
 
 if __name__ == "__main__":
     every = np.random.default_rng(0).integers(0, 2**64, int(sys.argv[1]) if len(sys.argv) > 1 else 100_000_000, np.uint64)
-    gaps = by_gaps(every)
-    coins = by_coins(every[:_COINS])
-    coins["step_seconds_for_all"] = coins["step_seconds"] * len(every) / coins["keys"]
-    figures = {"batch": BATCH, "gaps": gaps, "coins": coins, "ratio": coins["step_seconds_for_all"] / gaps["step_seconds"]}
+    figures = {"batch": BATCH, "gaps": by_gaps(every)}
     print(figures)
     print(write_result("draws", figures, seeds=[0]))

@@ -58,7 +58,7 @@ PLAN = PrivacyPlan(
 # Of 64 GPUs, assumed (cluster/README.md): records per second of one, 25 Gbit/s, 200 microseconds, data as there.
 ASSUMED: dict[str, Any] = {"bandwidth": 3e9, "latency": 2e-4, "price": 0.0, "keys": 0.24, "decoding": 5e-4, "views": 5e-5}
 IMAGENET = PrivacyPlan(
-    records=1_281_167, batch=65_536, group_size=256, clip_norm=1.0, steps=1_200, noise_multiplier=1.0, delta=1e-8, draws="gaps"
+    records=1_281_167, batch=65_536, group_size=256, clip_norm=1.0, steps=1_200, noise_multiplier=1.0, delta=1e-8
 )
 PAIRS = dataclasses.replace(IMAGENET, records=1_000_000_000, group_size=16, steps=15_259, delta=1e-11)
 RUNS = {

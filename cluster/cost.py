@@ -16,7 +16,6 @@ from dpfed.console.entry import run
 from dpfed.console.terminal import say
 from dpfed.errors import UserError, nearest
 from dpfed.files.reading import read_text
-from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import large_delta, meaning, round_up
 from dpfed.privacy.samplers import PoissonSampler
@@ -127,9 +126,7 @@ def _config(path: Path | None, assignments: list[str], given: dict[str, float | 
     flags: dict[str, float | str] = {name: value for name, value in given.items() if value is not None}
     flags |= further
     if path is not None:
-        return _drawing(
-            load_config(path, assignments + [f"{sections.get(key, 'privacy')}.{key}={flags[key]}" for key in flags])
-        )
+        return load_config(path, assignments + [f"{sections.get(key, 'privacy')}.{key}={flags[key]}" for key in flags])
     if assignments:
         raise UserError("--set overrides keys of a configuration: give one with --config.")
     if missing := [f"--{name.replace('_', '-')}" for name in given if name not in flags]:
@@ -137,14 +134,7 @@ def _config(path: Path | None, assignments: list[str], given: dict[str, float | 
     tree: dict[str, Any] = {}
     for name, value in flags.items():
         tree.setdefault(sections.get(name, "privacy"), {})[name] = value
-    return _drawing(parse_config(tree, "command line"))
-
-
-def _drawing(config: Config) -> Config:
-    """The configuration with the choice made of how records are drawn, as a run makes it."""
-    if config.privacy.draws != "auto" or not method_named(config.bounding.method).draws_independently:
-        return config
-    return config.model_copy(update={"privacy": config.privacy.model_copy(update={"draws": "gaps"})})
+    return parse_config(tree, "command line")
 
 
 def _count(config: Config, path: Path | None, records: int | None) -> int:
@@ -210,7 +200,6 @@ def _further(path: Path | None, model: str | None) -> dict[str, Any]:
     worker, coordinator, one = figures.get("worker", {}), figures["coordinator"], figures["gradients"][model]
     found = {
         "keys": worker.get("gaps_seconds_per_million_keys"),
-        "coins": worker.get("coins_seconds_per_million_keys"),
         "drawn": worker.get("seconds_per_million_drawn"),
         "decoding": _inverse("decoding", one.get("decoded_per_second")),
         "views": _inverse("views", one.get("views_per_second")),
@@ -288,9 +277,8 @@ def _show(plan: PrivacyPlan, machines: Machines, parameters: int, rows: list[Est
 
 def _counted(plan: PrivacyPlan, machines: Machines) -> dict[str, float]:
     """What else a step has, in words, and what is known of it."""
-    block = isinstance(plan.sampler, PoissonSampler) and plan.sampler.block is not None
     return {
-        "draws": machines.keys if block else machines.coins,
+        "draws": machines.keys if isinstance(plan.sampler, PoissonSampler) else 0.0,
         "reading images": machines.decoding,
         "views": machines.views,
         "checkpoints": machines.checkpoint,

@@ -39,8 +39,7 @@ class Machines:
         bookkeeping: seconds of the coordinator per million parameters, for digests, kept release, ledger and optimizer.
         price: dollars per GPU and hour.
         gpus_per_node: GPUs that are rented together.
-        keys: seconds in which a worker draws a million of its records by gaps, for a block in which each is drawn once.
-        coins: seconds in which a worker asks a million of its records one by one, in every step.
+        keys: seconds in which a worker draws a million of its records, for a block of steps in which each is drawn once.
         drawn: seconds in which a worker puts a million drawn records into groups.
         decoding: seconds in which a worker reads and decodes a record's image.
         ahead: whether it does so while gradients are computed.
@@ -62,7 +61,6 @@ class Machines:
     price: float
     gpus_per_node: int = 1
     keys: float = 0.0
-    coins: float = 0.0
     drawn: float = 0.0
     decoding: float = 0.0
     ahead: bool = True
@@ -257,11 +255,10 @@ def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: in
 
 
 def _drawing(plan: PrivacyPlan, machines: Machines, workers: int) -> float:
-    """Seconds of a step in which a worker finds out who takes part: for all of its records, or of a block's its share."""
-    millions = plan.records / workers / 1e6
-    block = plan.sampler.block if isinstance(plan.sampler, PoissonSampler) else None
-    if block is None:
-        return machines.coins * millions
+    """Seconds of a step in which a worker finds out who takes part: a block's are shared out over its steps."""
+    if not isinstance(plan.sampler, PoissonSampler):
+        return 0.0
+    millions, block = plan.records / workers / 1e6, plan.sampler.block
     # Keys' figure is of a block in which each record is drawn once: its first gap, and one for each draw.
     once = 0.5 * (1 + plan.sampling_rate * block)
     return machines.keys * millions * once * math.ceil(plan.steps / block) / plan.steps

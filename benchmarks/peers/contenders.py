@@ -61,8 +61,7 @@ CLIPS = {
     "dpfed, S = 16": Contender("clip_steps:in_groups", at_once=(16,), **_CLIP),
 }
 SAMPLERS = {
-    "dpfed, gaps": Contender("samplers:gaps", "samplers:Draw"),
-    "dpfed, coins": Contender("samplers:coins", "samplers:Draw"),
+    "dpfed sampler": Contender("samplers:gaps", "samplers:Draw"),
     "Opacus sampler": Contender("samplers:opacus", "samplers:Draw", needs="opacus"),
     "jax_privacy sampler": Contender("samplers:jax_privacy", "samplers:Draw", needs="jax_privacy"),
 }

@@ -14,7 +14,6 @@ import numpy as np
 
 from dpfed.privacy.randomness import Randomness
 from dpfed.privacy.renewals import Renewals, block_length
-from dpfed.privacy.samplers import PoissonSampler
 
 STEPS = 100_000  # T of the run
 
@@ -63,14 +62,9 @@ class Drawing:
 
 
 def gaps(draw: Draw, at_once: int) -> Drawing:
-    """dpfed's default: a block of steps at a time, of which all are taken out."""
+    """dpfed's: a block of steps at a time, of which all are taken out."""
     length = block_length(draw.rate, STEPS)
     return Drawing(Renewals(draw.rate, length, Randomness.from_seed(0), draw.keys), length)
-
-
-def coins(draw: Draw, at_once: int) -> Drawing:
-    """dpfed's other way: a coin for every record in every step."""
-    return Drawing(PoissonSampler(draw.rate).participants(Randomness.from_seed(0), draw.keys), 1)
 
 
 def opacus(draw: Draw, at_once: int) -> Drawing:

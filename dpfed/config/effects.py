@@ -219,12 +219,6 @@ _RULES = (
         lambda c: len(_method(c).accountants) > 1,
         "its samples are accounted for by RDP alone; set bounding.method = 'group'",
     ),
-    Rule(
-        "privacy.draws",
-        "bounding.method",
-        lambda c: _method(c).draws_independently,
-        "its samples have a fixed size; set bounding.method = 'group'",
-    ),
     needs("privacy.per_unit", "privacy.unit", "user"),
     needs("optimizer.momentum", "optimizer.name", "sgd", "lars"),
     Rule(

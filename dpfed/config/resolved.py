@@ -12,8 +12,7 @@ class ResolvedConfig(Config):
     """What runs take: a configuration in which nothing is left to choose. `dpfed.runs.resolution.resolve` makes one.
 
     Paths are absolute. The size of the images, the way to make them square, the device, the engine, the bias of a loss that has
-    one, how records are drawn, the digest of an open_clip or timm architecture, and what of its image tower is trained are
-    there.
+    one, the digest of an open_clip or timm architecture, and what of its image tower is trained are there.
     """
 
     @model_validator(mode="after")
@@ -24,7 +23,6 @@ class ResolvedConfig(Config):
             "data.resize": self.data.resize == "model",
             "training.device": self.training.device == "auto",
             "bounding.engine": self.bounding.engine == "auto" and not own_engine,
-            "privacy.draws": self.privacy.draws == "auto" and method_named(self.bounding.method).draws_independently,
             "objective.bias": self.objective.loss.bias is not None and self.objective.bias is None,
             "model.digest": self.model.external and self.model.digest is None,
             "adaptation.image": self.model.external and self.adaptation.image == "auto",

@@ -273,11 +273,6 @@ class PrivacyConfig(Section):
     )
     accountant: Literal["pld", "rdp"] = Field("pld", description="how epsilon is computed; pld is tighter, rdp the papers' way")
     unit: Literal["record", "user"] = Field("record", description="what is protected: a record, or all records of one unit")
-    draws: Literal["auto", "gaps", "coins"] = Field(
-        "auto",
-        description="gaps (auto): each record's next draw, at a cost that follows B; coins: each record in each step, "
-        "at one that follows N; the probabilities are equal",
-    )
     per_unit: int = Field(1, ge=1, description="unit = 'user': the most records of a unit that take part in a step")
     batch: int = Field(1024, description="B: expected records (or units) in a step; each is drawn with q = B/N")
     steps: int = Field(100, description="T: noisy steps in the whole run")

@@ -72,8 +72,7 @@ def _one(plan: PrivacyPlan) -> int:
 
 
 def _independently(plan: PrivacyPlan) -> Sampler:
-    block = block_length(plan.sampling_rate, plan.steps) if plan.draws == "gaps" else None
-    return PoissonSampler(plan.sampling_rate, block)
+    return PoissonSampler(plan.sampling_rate, block_length(plan.sampling_rate, plan.steps))
 
 
 def _no_numbers(config: Config, options: Any) -> dict[str, Any]:
@@ -138,11 +137,6 @@ class Method:
     measured: bool = False
     accountants: tuple[Accountant, ...] = ("pld", "rdp")
     sampler: Callable[[PrivacyPlan], Sampler] = _independently
-
-    @property
-    def draws_independently(self) -> bool:
-        """Whether every record is drawn for itself, so that a plan chooses between gaps and coins."""
-        return self.sampler is _independently
 
     def public_numbers(self, config: Config) -> dict[str, Any]:
         """The method's part of a plan.

@@ -45,7 +45,7 @@ _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is ha
 # Fields of `as_dict` that came later: at these values a plan keeps the fingerprint that it had without them, and so its ledger.
 _LATER = {"unit": "record", "per_unit": 1, "method": "group", "max_batch": None, "options": {}}
 # Fields that came later still: `as_dict` has them at other values only.
-_LATEST = {"noise": "gaussian", "clipping": "fixed", "stability": 0.0, "progress": {}, "draws": "coins"}
+_LATEST = {"noise": "gaussian", "clipping": "fixed", "stability": 0.0, "progress": {}}
 # How engines round and add up. A dpfed whose engines come to other bits does not resume a run: it could not repeat the steps.
 ARITHMETIC = 2
 Clipping = Literal["fixed", "automatic", "adaptive"]
@@ -85,8 +85,6 @@ class PrivacyPlan:
             are clipped to a threshold that follows a quantile of their norms and starts at C, and are sent in units of it.
         stability: added to the norm by which a gradient is normalised; 0 with other rules.
         progress: what `dpfed.privacy.group_statistics` releases beside the gradients; empty: nothing.
-        draws: ``gaps``, each record's draws by the gaps between them (`dpfed.privacy.renewals`), or ``coins``, a coin for each
-            record and step: the same probabilities, other draws.
 
     Raises:
         UserError: if the numbers cannot describe a plan.
@@ -111,7 +109,6 @@ class PrivacyPlan:
     clipping: Clipping = "fixed"
     stability: float = 0.0
     progress: dict[str, Any] = field(default_factory=dict)
-    draws: Literal["coins", "gaps"] = "coins"
 
     def __post_init__(self) -> None:
         for name, kind, optional in NUMBERS:
@@ -261,7 +258,6 @@ class PrivacyPlan:
             clipping=clipping,
             stability=bounding.stability if clipping == "automatic" else 0.0,
             progress=_progress(config),
-            draws="gaps" if privacy.draws == "gaps" else "coins",
         )
 
     def _calibrated(self) -> PrivacyPlan:

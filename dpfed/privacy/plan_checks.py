@@ -110,7 +110,6 @@ def _check_noise(plan: PrivacyPlan) -> None:
         sigma <= accounting.MOST_NOISE,
         f"noise_multiplier must be at most {accounting.MOST_NOISE:g} (more leaves nothing to learn), got {sigma}",
     )
-    require(plan.draws in ("coins", "gaps"), f"draws must be 'gaps' or 'coins', got {plan.draws!r}")
     require(plan.noise_kind in ("gaussian", "discrete"), f"noise must be 'gaussian' or 'discrete', got {plan.noise_kind!r}")
     if plan.noise_kind == "discrete":
         proven = [name for name in METHODS if method_named(name).proven_in_floats]

@@ -1,4 +1,4 @@
-"""Poisson sampling by gaps: the same draws as a coin for every record in every step, at a cost that follows the batch.
+"""Poisson sampling by gaps: the process of a coin for every record in every step, at a cost that follows the batch.
 
 A record that is drawn with probability q in each step independently is drawn after gaps that are geometric and independent.
 So a record need not be asked in every step. Its gaps are drawn from a stream that is a function of its own key, for a block of

@@ -1,8 +1,8 @@
 """Who takes part in a step: samplers, as values that draw and that say what their draws cost.
 
-A sampler is the one place that knows how records are drawn. `draw` draws them, `relation` says between which data sets the
-promise holds, and `poisson_steps` (or `event`) says what accounting composes. Sampling, accounting, plan and card follow from
-the object. To add a sampler: a class like these, and its proof.
+A sampler is the one place that knows how records are drawn. `participants` (or `draw`) draws them, `relation` says between
+which data sets the promise holds, and `poisson_steps` (or `event`) says what accounting composes. Sampling, accounting, plan
+and card follow from the object. To add a sampler: a class like these, and its proof.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:  # it takes a second to import
 class Sampler(ABC):
     """How the records (or units) of a step are drawn. Objects are values: frozen, hashable, without secrets.
 
-    What the draws cost is said by `poisson_steps`, or by `event` where no number of Poisson samples costs as much.
+    Who takes part is said by `draw` for each step by itself, or by `participants`. What the draws cost is said by
+    `poisson_steps`, or by `event` where no number of Poisson samples costs as much.
 
     Attributes:
         relation: which data sets are neighbours.
@@ -45,7 +46,6 @@ class Sampler(ABC):
         """A sampler that costs the same, for all that differ in how the same draws are made."""
         return self
 
-    @abstractmethod
     def draw(self, randomness: Randomness, step: int, keys: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """Who takes part in a step.
 
@@ -58,9 +58,10 @@ class Sampler(ABC):
         Returns:
             Places among the n, ascending. With Poisson-like samplers each is a function of the record's own key and draws.
         """
+        raise TypeError(f"{type(self).__name__} draws nobody: override draw or participants")
 
     def participants(self, randomness: Randomness, keys: np.ndarray, own: Own | None = None) -> Callable[[int], np.ndarray]:
-        """Who takes part in any step: a function of the step, as `draw` says it; one that draws many steps at once may differ.
+        """Who takes part in any step: a function of the step.
 
         Args:
             randomness: the owner's secret.
@@ -91,15 +92,15 @@ class Sampler(ABC):
 
 @dataclass(frozen=True)
 class PoissonSampler(Sampler):
-    """Every record is drawn independently.
+    """Every record is drawn independently, by the gaps between its draws (`dpfed.privacy.renewals`).
 
     Args:
         rate: q, the probability of each.
-        block: steps that are drawn at a time, by gaps (`dpfed.privacy.renewals`); ``None``: a coin for each record and step.
+        block: steps that are drawn at a time.
     """
 
     rate: float
-    block: int | None = None
+    block: int = 1
     relation = ADD_OR_REMOVE
 
     @property
@@ -109,17 +110,14 @@ class PoissonSampler(Sampler):
 
     @property
     def accounted(self) -> Sampler:
-        """See `Sampler`: coins and gaps have the same distribution."""
-        return dataclasses.replace(self, block=None)
-
-    def draw(self, randomness: Randomness, step: int, keys: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-        """See `Sampler`."""
-        return np.flatnonzero(uniforms < self.rate)
+        """See `Sampler`: the length of the blocks changes no probability."""
+        return dataclasses.replace(self, block=1)
 
     def participants(self, randomness: Randomness, keys: np.ndarray, own: Own | None = None) -> Callable[[int], np.ndarray]:
-        """See `Sampler`; by gaps, other records than `draw` says, with the same probabilities."""
-        if self.block is None or self.rate >= 1:
-            return super().participants(randomness, keys, own)
+        """See `Sampler`."""
+        if self.rate >= 1:  # every record takes part in every step
+            places = np.arange(len(keys)) if own is None else np.flatnonzero(own(0, len(keys)))
+            return lambda step: places
         return Renewals(self.rate, self.block, randomness, keys, own)
 
     def poisson_steps(self, steps: int) -> tuple[float, int]:

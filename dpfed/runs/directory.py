@@ -248,10 +248,7 @@ class RunDirectory:
 
     def config(self) -> Config:
         """The resolved configuration."""
-        config = read_back(read_toml(self._config, "run's configuration"), str(self._config))
-        if config.privacy.draws == "auto":  # an earlier version wrote it: those that chose wrote it down
-            config = config.model_copy(update={"privacy": config.privacy.model_copy(update={"draws": "coins"})})
-        return config
+        return read_back(read_toml(self._config, "run's configuration"), str(self._config))
 
     def refuse_another(self, config: Config) -> None:
         """Refuses a configuration that is not the run's.

@@ -66,9 +66,8 @@ def settle(config: Config) -> Config:
     config, objective = settle_model(with_absolute_paths(config)), config.objective
     model = config.model
     chosen: dict[str, object] = {}
-    method, draws = method_named(config.bounding.method), config.privacy.draws
     if objective.loss.bias is not None and objective.bias is None:
-        chosen["bias"] = objective.loss.bias(method.contrasted(config))
+        chosen["bias"] = objective.loss.bias(method_named(config.bounding.method).contrasted(config))
     return _with(
         config,
         data={"resize": preprocessing_of(config).resize},
@@ -76,7 +75,6 @@ def settle(config: Config) -> Config:
         model={"start_digest": _start_digest(config)},
         adaptation={"image": config.adaptation.of_images(model.kind)} if model.external else {},
         public={"digest": public_digest(config)},
-        privacy={"draws": "gaps"} if draws == "auto" and method.draws_independently else {},
     )
 
 

@@ -33,7 +33,7 @@ def test_the_parts_of_a_step_are_what_the_simulator_reads(tiny, tmp_path, monkey
     machines = cost._further(path, "tiny")
     names = {field.name for field in dataclasses.fields(cost.Machines)}
     assert machines.keys() <= names and machines["views"] == 1 / one["views_per_second"] and machines["ahead"] is False
-    assert {"keys", "coins", "drawn", "decoding", "checkpoint"} <= machines.keys()
+    assert {"keys", "drawn", "decoding", "checkpoint"} <= machines.keys()
 
 
 def test_steps_over_private_records_are_not_timed(tiny, tmp_path):

@@ -63,8 +63,8 @@ def test_the_samplers_draw_as_many_as_they_should():
 
 
 def test_a_contender_that_ends_is_told_apart():
-    with turns.cases(["dpfed, coins"]) as ones, pytest.raises(SystemExit, match="dpfed, coins ended"):
-        ones["dpfed, coins"].ask(prepare={"nothing": 1}, at_once=0)
+    with turns.cases(["dpfed sampler"]) as ones, pytest.raises(SystemExit, match="dpfed sampler ended"):
+        ones["dpfed sampler"].ask(prepare={"nothing": 1}, at_once=0)
 
 
 def test_parts_come_together_in_one_file_and_on_one_page(tmp_path, monkeypatch):

@@ -80,15 +80,13 @@ def test_seconds_bytes_hours_and_dollars_by_hand(promise):
 
 def test_drawing_reading_and_views_by_hand(promise):
     """N = 1,000,000, B = 10,000: q = 0.01, so a block has 100 steps, and the run has two."""
-    data = dataclasses.replace(MACHINES, keys=0.3, coins=0.05, drawn=2.0, decoding=1 / 1000, views=1 / 4000)
-    by_gaps = dataclasses.replace(promise, draws="gaps")
-    one = estimate(by_gaps, data, 5_000_000, 1)
+    data = dataclasses.replace(MACHINES, keys=0.3, drawn=2.0, decoding=1 / 1000, views=1 / 4000)
+    one = estimate(promise, data, 5_000_000, 1)
     assert one.sampling == pytest.approx(2 * 0.3 / 200 + 2.0 * 0.01)
     assert (one.decoding, one.views) == pytest.approx((0.0, 2.5))  # ten seconds of reading beside twenty of gradients
     assert one.step == pytest.approx(one.sampling + 2.5 + 20.4)
-    four = estimate(by_gaps, data, 5_000_000, 4)
+    four = estimate(promise, data, 5_000_000, 4)
     assert four.sampling == pytest.approx(2 * 0.3 / 4 / 200 + 2.0 * four.largest_shard / 1e6)
-    assert estimate(promise, data, 5_000_000, 4).sampling == pytest.approx(0.05 / 4 + 2.0 * four.largest_shard / 1e6)
     before = estimate(promise, dataclasses.replace(data, ahead=False), 5_000_000, 1)
     assert before.decoding == pytest.approx(10.0)
     slow = estimate(promise, dataclasses.replace(data, decoding=1 / 400), 5_000_000, 1)
@@ -97,7 +95,7 @@ def test_drawing_reading_and_views_by_hand(promise):
 
 def test_a_short_run_draws_one_short_block(promise):
     """Ten steps of a rate of 0.01: a tenth of the draws of a block in which each record is drawn once, and all first gaps."""
-    short = dataclasses.replace(promise, draws="gaps", steps=10)
+    short = dataclasses.replace(promise, steps=10)
     found = estimate(short, dataclasses.replace(MACHINES, keys=0.3), 5_000_000, 1)
     assert found.sampling == pytest.approx(0.5 * (1 + 0.1) * 0.3 / 10)
 
@@ -257,7 +255,6 @@ def test_what_a_newer_file_knows_is_counted_and_what_nobody_knows_is_named(run, 
         "transport": {"latency_microseconds": 100.0},
         "worker": {
             "gaps_seconds_per_million_keys": 0.3,
-            "coins_seconds_per_million_keys": 0.05,
             "seconds_per_million_drawn": 2.0,
         },
     }
@@ -266,7 +263,7 @@ def test_what_a_newer_file_knows_is_counted_and_what_nobody_knows_is_named(run, 
     rest = (*PLAN, "--parameters", 1_000_000, "--workers", 1, "--bandwidth", 2, "--gpu-price", 3, "--restart", 60)
     measured = (*rest, "--measured", path, "--model", "small", "--failures", 5)
     machines = json.loads(run(*measured, "--json")[1])["machines"]
-    expected = {"keys": 0.3, "coins": 0.05, "drawn": 2.0, "decoding": 0.01, "views": 0.0002, "each_step": 0.004}
+    expected = {"keys": 0.3, "drawn": 2.0, "decoding": 0.01, "views": 0.0002, "each_step": 0.004}
     expected |= {"checkpoint": 0.2, "failures": 0.005, "restart": 60.0}
     assert {name: machines[name] for name in expected} == pytest.approx(expected)
     one = json.loads(run(*measured, "--json")[1])["workers"][0]

@@ -33,8 +33,8 @@ SEED, RECORDS, RATE = 11, 600, 0.05
 WORKERS = {"alone": 1, "1": 1, "2": 2, "4": 4}  # alone: without a process group
 # In the first plan every group counts. In the second there is hardly anything but noise, and workers often draw no record.
 PLANS = {
-    "full": {"batch": 60, "size": 4, "clip": 0.5, "sigma": 0.4, "steps": 4, "draws": "gaps"},
-    "sparse": {"batch": 8, "size": 2, "clip": 1e-3, "sigma": 50.0, "steps": 6, "draws": "coins"},
+    "full": {"batch": 60, "size": 4, "clip": 0.5, "sigma": 0.4, "steps": 4},
+    "sparse": {"batch": 8, "size": 2, "clip": 1e-3, "sigma": 50.0, "steps": 6},
 }
 
 
@@ -47,7 +47,7 @@ def configuration(shapes, plan):
             "views": {"crop_scale": [0.5, 1.0], "jitter": 0.5},
             "model": towers,
             "bounding": {"group_size": plan["size"], "clip_norm": plan["clip"], "engine": "loop", "microbatch": 16},
-            "privacy": {k: plan[k] for k in ("batch", "steps", "draws")}
+            "privacy": {k: plan[k] for k in ("batch", "steps")}
             | {"noise_multiplier": plan["sigma"], "seed": SEED, "accountant": "rdp"},
             "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": 0.0},
             "training": {"device": "cpu"},
@@ -105,12 +105,10 @@ class Oracle:
         store, own_groups = self.parts.store, self.groups_of(worker, workers)
         indices = [row for row in store.split("train").tolist() if int(store.keys[row]) % workers == worker]
         rate, keys = self.plan["batch"] / RECORDS, store.keys[indices]
-        coins = self.randomness.per_record("sample", step, keys, 2)
-        drawn = coins[:, 0] < rate
-        if self.plan["draws"] == "gaps":  # all steps are one block
-            drawn = drawn_by_hand(self.randomness, rate, self.plan["steps"], keys, self.plan["steps"])[step]
+        drawn = drawn_by_hand(self.randomness, rate, self.plan["steps"], keys, self.plan["steps"])[step]  # all are one block
+        of_group = self.randomness.per_record("sample", step, keys, 2)[:, 1]
         groups = [[] for _ in range(own_groups)]
-        for row, taking_part, group in zip(indices, drawn, coins[:, 1], strict=True):
+        for row, taking_part, group in zip(indices, drawn, of_group, strict=True):
             if taking_part:
                 groups[int(group * own_groups)].append(row)
         return groups

@@ -92,7 +92,6 @@ OTHERS = {
     "public.half": ("first", "second"),
     "privacy.delta": (1e-7,),
     "privacy.noise": ("discrete",),
-    "privacy.draws": ("coins",),
     "privacy.accountant": ("rdp",),
     "optimizer.momentum": (0.3,),
     "optimizer.schedule": ("cosine",),
@@ -341,7 +340,7 @@ STEPS_OF = [  # from one configuration to another: which keys lose their effect
         "bounding.clip_norm bounding.clipping privacy.accountant privacy.delta privacy.epsilon privacy.noise "
         "privacy.noise_multiplier",
     ),
-    (of("bounding", method="released"), of("bounding", method="dpcl"), "privacy.accountant privacy.draws"),
+    (of("bounding", method="released"), of("bounding", method="dpcl"), "privacy.accountant"),
     (of("privacy", unit="user"), {}, "privacy.per_unit"),
     (of("optimizer", name="sgd"), {}, "optimizer.momentum"),
     ({}, of("optimizer", warmup=1), "optimizer.warmup"),

@@ -9,17 +9,10 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
 RNG = np.random.default_rng(0)
-DRAWN = {}
-
-
-@pytest.fixture(params=["coins", "gaps"], autouse=True)
-def draws(request, monkeypatch):
-    """Every property holds for both ways to draw."""
-    monkeypatch.setitem(DRAWN, "draws", request.param)
 
 
 def plan(records=400, batch=120, group_size=4, cap=None):
-    return PrivacyPlan(records, batch, group_size, 1.0, 10, 1.0, 1e-5, max_group_size=cap, **DRAWN)
+    return PrivacyPlan(records, batch, group_size, 1.0, 10, 1.0, 1e-5, max_group_size=cap)
 
 
 def keys(count, seed=0):
@@ -130,7 +123,7 @@ def test_microbatches_cover_all_groups_in_order_and_divide_none(records):
 def test_the_cap_of_a_whole_batch_holds_and_one_record_more_changes_one_place(method):
     """At the cap, whoever comes pushes one other out; the sensitivities of these methods are for that."""
     options = {"logit": {"temperature": 0.5, "candidates": 1, "directions": 2, "spread_out": 0.0}}.get(method, {})
-    p = PrivacyPlan(400, 120, 1, 1.0, 10, 1.0, 1e-5, method_name=method, max_batch=121, options=options, **DRAWN)
+    p = PrivacyPlan(400, 120, 1, 1.0, 10, 1.0, 1e-5, method_name=method, max_batch=121, options=options)
     key, randomness, sizes = keys(400), Randomness.from_seed(6), []
     for step in range(20):
         draw = draw_step(p, randomness, step, np.arange(400), key, p.groups)

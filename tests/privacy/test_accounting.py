@@ -170,7 +170,7 @@ def test_the_fingerprint_covers_every_field():
     changes = {"records": 1001, "batch": 99, "group_size": 5, "clip_norm": 1.5, "steps": 11, "noise_multiplier": 1.1}
     changes |= {"delta": 2e-5, "accountant": "rdp", "max_group_size": 8, "target_epsilon": 3.0}
     changes |= {"unit": "user", "per_unit": 2, "method_name": "none", "max_batch": 300, "options": {"share": 0.5}}
-    changes |= {"draws": "gaps", "noise_kind": "discrete", "clipping": "automatic", "stability": 0.1}
+    changes |= {"noise_kind": "discrete", "clipping": "automatic", "stability": 0.1}
     changes |= {"progress": {"share": 0.01, "quantile": 0.5, "loss_range": 4.0, "phase": 2}}
     assert set(changes) == {field.name for field in dataclasses.fields(plan)}
     needs = {"clipping": {"stability": 0.2}, "stability": {"clipping": "automatic"}}
@@ -260,12 +260,12 @@ def test_a_ledger_counts_discarded_steps_and_all_releases_when_it_is_opened_agai
         Ledger.open(ledger.path).charge(Release(3, "x"))
 
 
-def test_coins_and_gaps_cost_the_same_and_are_searched_once(monkeypatch):
-    coins, gaps = (Mechanism(PoissonSampler(0.0371, block), 1.0) for block in (None, 7))
-    found = accounting.calibrate(3.0, coins, 11, 1e-5)
+def test_blocks_of_any_length_cost_the_same_and_are_calibrated_once(monkeypatch):
+    one, many = (Mechanism(PoissonSampler(0.0371, block), 1.0) for block in (5, 7))
+    found = accounting.calibrate(3.0, one, 11, 1e-5)
     monkeypatch.setattr(accounting, "_spent", None)
-    assert accounting.calibrate(3.0, gaps, 11, 1e-5) == Mechanism(gaps.sampler, found.noise_multiplier)
-    assert accounting.epsilon(accounting.calibrate(3.0, gaps, 11, 1e-5), 11, 1e-5) <= 3.0
+    assert accounting.calibrate(3.0, many, 11, 1e-5) == Mechanism(many.sampler, found.noise_multiplier)
+    assert accounting.epsilon(accounting.calibrate(3.0, many, 11, 1e-5), 11, 1e-5) <= 3.0
 
 
 def test_a_new_plan_has_bounds_that_somebody_means_and_an_old_one_still_opens():

@@ -87,16 +87,15 @@ def test_the_thresholds_are_right_to_the_last_of_64_bits(rate, length):
         assert abs(int(found[gap]) - exact) <= 1
 
 
-def test_a_plan_draws_by_gaps_or_by_coins_and_says_which():
-    coins = PrivacyPlan(1000, 100, 4, 1.0, 50, 1.0, 1e-5)
-    gaps = dataclasses.replace(coins, draws="gaps")
-    assert coins.sampler == PoissonSampler(0.1) and gaps.sampler == PoissonSampler(0.1, 10)
-    assert "draws" not in coins.as_dict() and coins.fingerprint != gaps.fingerprint
-    assert PrivacyPlan.from_dict(gaps.as_dict()) == gaps and PrivacyPlan.from_dict(coins.as_dict()) == coins
-    assert coins.epsilon() == gaps.epsilon()
+def test_a_plan_draws_in_blocks_of_about_one_draw_a_record_and_every_record_where_q_is_one():
+    plan = PrivacyPlan(1000, 100, 4, 1.0, 50, 1.0, 1e-5)
+    assert plan.sampler == PoissonSampler(0.1, 10)
     assert [block_length(*case) for case in [(0.1, 50), (0.1, 3), (1, 9), (1e-9, 10**9)]] == [10, 3, 1, 1 << 16]
-    every = dataclasses.replace(gaps, records=100).sampler.participants(RANDOMNESS, keys(100))
-    assert len(every(0)) == len(every(7)) == 100
+    every = dataclasses.replace(plan, records=100).sampler
+    for step in (0, 7):
+        np.testing.assert_array_equal(every.participants(RANDOMNESS, keys(100))(step), np.arange(100))
+        own = every.participants(RANDOMNESS, keys(100), lambda first, end: np.arange(first, end) % 3 == 0)
+        np.testing.assert_array_equal(own(step), np.arange(0, 100, 3))
 
 
 @pytest.mark.parametrize(("rate", "length"), [(0.9, 1), (0.5, 64), (0.004, 245), (0.3, 4096), (1.5e-5, 65_536), (1e-12, 5000)])

@@ -105,9 +105,9 @@ def test_a_run_draws_accounts_and_says_so_on_its_card(cyclic, tiny, tmp_path):
 
 @pytest.mark.parametrize("sampler", [PoissonSampler(0.1), FixedSizeSampler(900, 90), CyclicPoissonSampler(0.1, PARTS)])
 def test_every_record_takes_part_as_often_as_the_sampler_says(sampler):
-    randomness, count, steps = Randomness.from_seed(1), np.zeros(len(KEYS)), 600
+    drawn, count, steps = sampler.participants(Randomness.from_seed(1), KEYS), np.zeros(len(KEYS)), 600
     for step in range(steps):
-        places = sampler.draw(randomness, step, KEYS, randomness.per_record("sample", step, KEYS, 1)[:, 0])
+        places = drawn(step)
         assert (np.diff(places) > 0).all()
         count[places] += 1
     if isinstance(sampler, FixedSizeSampler):

@@ -59,7 +59,7 @@ def test_what_was_given_stays(tmp_path):
         "model": {"kind": "image-text", "width": 4, "text_width": 8, "embedding": 8},
         "objective": {"name": "siglip", "bias": -3.0},
         "bounding": {"group_size": 5, "microbatch": 10, "engine": "loop", "clip_norm": 0.5},
-        "privacy": {"epsilon": 4.0, "batch": 10, "steps": 2, "seed": 1, "accountant": "rdp", "draws": "coins"},
+        "privacy": {"epsilon": 4.0, "batch": 10, "steps": 2, "seed": 1, "accountant": "rdp"},
         "optimizer": {"ema": 0.5},
         "training": {"device": "cpu", "keep": 3},
         "evaluation": {"every": 1},
