@@ -29,10 +29,6 @@ class UserError(Exception):
         self.command = command
 
 
-class Renamed(FutureWarning):
-    """A name of before still works; the message says the new one. The command line prints it as a note."""
-
-
 class Notice(UserWarning):
     """Something that a run does by itself and that the user should know. The command line prints it as a note."""
 

@@ -101,6 +101,11 @@ class Entry(BaseModel):
         needed = {"set": "epsilon delta", "uncovered": "why"}.get(self.event, "of what name place plan steps cost").split()
         if any(getattr(self, name) is None for name in needed):
             raise ValueError(f"an entry '{self.event}' has {', '.join(needed)}")
+        if self.plan is not None:
+            try:
+                PrivacyPlan.from_dict(self.plan)
+            except (TypeError, UserError) as error:
+                raise ValueError(f"an entry has a plan: {error}") from None
         return self
 
     @property

@@ -6,7 +6,6 @@ are errors that name the nearest valid key, because a misspelt privacy setting m
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +33,7 @@ from dpfed.config.sections import (
 )
 from dpfed.config.shipped import find_config
 from dpfed.config.toml_file import read_toml, toml_value
-from dpfed.errors import Renamed, UserError, nearest
+from dpfed.errors import UserError, nearest
 from dpfed.places import path_of
 from dpfed.schema.wording import has_control_characters, problem, shown
 
@@ -99,21 +98,16 @@ def parse_config(tree: dict[str, Any], origin: str = "config") -> Config:
         UserError: naming the first offending key, what it got and what was expected; or the keys that have no effect.
     """
     config = _checked(tree, origin)
-    if tree.get("privacy", {}).get("unit") == "unit":
-        warnings.warn(f"{origin}: privacy.unit = 'unit' is called 'user' now; it means the same.", Renamed, stacklevel=2)
     refuse_without_effect(config, origin)
     return config
 
 
 def read_back(tree: dict[str, Any], origin: str) -> Config:
-    """A configuration that dpfed wrote itself, which an earlier version may have filled with keys that have no effect.
+    """A configuration that dpfed wrote itself, with every default spelled out: keys without an effect may be in it.
 
     Raises:
         UserError: see `parse_config`.
     """
-    training = tree.get("training")
-    if isinstance(training, dict) and training.get("sharding") == "none":  # an earlier version spelled out this default
-        tree = {**tree, "training": {key: value for key, value in training.items() if key != "sharding"}}
     return _checked(tree, origin)
 
 

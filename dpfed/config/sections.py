@@ -281,11 +281,6 @@ class PrivacyConfig(Section):
     )
     seed: int | None = Field(None, description="for tests only: a seed voids the secrecy of the noise and marks the card")
 
-    @field_validator("unit", mode="before")
-    @classmethod
-    def _renamed(cls, unit: object) -> object:
-        return "user" if unit == "unit" else unit  # its name before; `parse_config` tells the user
-
 
 class OptimizerConfig(Section):
     """What is done with the private gradient (post-processing: costs no privacy)."""

@@ -17,7 +17,7 @@ import click
 import typer
 
 from dpfed.console import logs
-from dpfed.errors import Notice, Renamed, UserError
+from dpfed.errors import Notice, UserError
 
 _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")  # what torch says, on a CPU and on a GPU
 
@@ -74,7 +74,7 @@ def _log_as_asked(error: click.ClickException) -> None:
 
 def _note(otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
     """Shows a warning of ours as a note, and others as Python does."""
-    if issubclass(category, (Notice, Renamed)):
+    if issubclass(category, Notice):
         print(f"note: {_printable(str(message))}", file=sys.stderr)
     else:
         otherwise(message, category, *rest, **more)

@@ -151,7 +151,10 @@ class Ledger:
                 raise UserError(_damaged(path, number))
         if not entries or entries[0].get("ledger") != FORMAT:
             raise UserError(f"{path} is not a ledger of format {FORMAT}.")
-        plan = PrivacyPlan.from_dict(entries[0]["plan"])
+        try:
+            plan = PrivacyPlan.from_dict(entries[0]["plan"])
+        except TypeError:  # of another version: it has other fields
+            raise UserError(f"{path} is not a ledger of format {FORMAT}.") from None
         releases = [entry for entry in entries[1:] if "charged" in entry]
         charged = [Release(entry["step"], entry["digest"]) for entry in releases if entry["charged"]]
         block, replays = entries[0].get("block"), len(releases) - len(charged)

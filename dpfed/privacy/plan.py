@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 
 _AUTOMATIC = 1.0  # C, where every gradient is normalised
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
-# Fields of `as_dict` that came later: at these values a plan keeps the fingerprint that it had without them, and so its ledger.
-_LATER = {"unit": "record", "per_unit": 1, "method": "group", "max_batch": None, "options": {}}
-# Fields that came later still: `as_dict` has them at other values only.
-_LATEST = {"noise": "gaussian", "clipping": "fixed", "stability": 0.0, "progress": {}}
 # How engines round and add up. A dpfed whose engines come to other bits does not resume a run: it could not repeat the steps.
 ARITHMETIC = 2
 Clipping = Literal["fixed", "automatic", "adaptive"]
@@ -122,27 +118,15 @@ class PrivacyPlan:
 
         Raises:
             UserError: if the numbers cannot describe a plan.
-            TypeError: for other fields.
+            TypeError: for other fields, or fewer.
         """
-        given = dict(fields)
-        if "method" in given:
-            given["method_name"] = given.pop("method")
-        if "noise" in given:
-            given["noise_kind"] = given.pop("noise")
-        if given.get("unit") == "unit":
-            given["unit"] = "user"
-        return cls(**given)
+        if lacking := sorted({field.name for field in dataclasses.fields(cls)} - fields.keys()):
+            raise TypeError(f"a plan without {', '.join(lacking)}")
+        return cls(**fields)
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields, as files keep them: with the words that files have always had, so that no fingerprint changes."""
-        fields = dataclasses.asdict(self)
-        fields["method"] = fields.pop("method_name")
-        fields["unit"] = "unit" if self.unit == "user" else "record"
-        fields["noise"] = fields.pop("noise_kind")
-        for name, value in _LATEST.items():  # a federation's terms hash all fields, and older ones have none for these
-            if fields[name] == value:
-                del fields[name]
-        return fields
+        """All fields, as files keep them."""
+        return dataclasses.asdict(self)
 
     @classmethod
     def calibrate(cls, records: int, batch: int, steps: int, epsilon: float, delta: float | None = None, **rest) -> PrivacyPlan:
@@ -462,11 +446,7 @@ class PrivacyPlan:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of all fields, and of `ARITHMETIC`: what a ledger, a checkpoint and a site agree on."""
-        fields = self.as_dict() | {"arithmetic": ARITHMETIC}
-        for name, value in _LATER.items():
-            if fields[name] == value:
-                del fields[name]
-        text = json.dumps(fields, sort_keys=True)
+        text = json.dumps(self.as_dict() | {"arithmetic": ARITHMETIC}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MOST_RECORDS, MOST_STEPS = 10**12, 10**9  # beyond these, accounting in numbers of 64 bits means nothing
 LEAST_EPSILON = 1e-3  # losses are added up on a grid of 1e-5 at best
-# Of new plans; one that was made before must still open. Nobody means less: a gradient so short is hardly more than rounding.
+# Of new plans; that of a file is taken as it is. Nobody means less: a gradient so short is hardly more than rounding.
 CLIP_NORMS, STABILITIES = (1e-5, 1e9), (1e-4, 1e9)
 _MOST_DISCRETE = 1e3
 _PROGRESS = {"share", "quantile", "loss_range", "phase"}
@@ -163,7 +163,7 @@ def _check_clipping(plan: PrivacyPlan) -> None:
 
 
 def refuse_unmeant_bounds(plan: PrivacyPlan) -> None:
-    """Refuses a clip norm or a stability that nobody means, of new plans only: one that was made before must still open.
+    """Refuses a clip norm or a stability that nobody means, of new plans only: that of a file is taken as it is.
 
     Raises:
         UserError: saying what it may be, and what to begin with.
@@ -189,7 +189,7 @@ def _beyond(value: float, limits: tuple[float, float], advice: str) -> str:
 
 
 def refuse_large_delta(plan: PrivacyPlan) -> None:
-    """Refuses a delta above 1/N, of new plans only: one that was made before must still open, and its card says so."""
+    """Refuses a delta above 1/N, of new plans only: that of a file is taken as it is, and its card says so."""
     require(
         not plan.delta_exceeds_reciprocal,
         f"delta = {round_up(plan.delta)} is more than 1/N (N = {plan.records:,}), and whoever published one whole "

@@ -14,7 +14,7 @@ CLOSE, LIMITED = 1.0, 5.0
 
 
 def protected_by(unit: str) -> str:
-    """What one of the things that a promise is about is called: ``record``, or ``unit`` (files of before say so themselves)."""
+    """What one of the things that a promise is about is called: ``record``, or ``unit``."""
     return "record" if unit == "record" else "unit"
 
 

@@ -261,7 +261,7 @@ class RunDirectory:
         """
         own = self.config()
         given, there = leaves(config.model_dump()), leaves(own.model_dump())
-        idle = without_effect(config).keys() & without_effect(own)  # what an earlier version wrote there does not matter
+        idle = without_effect(config).keys() & without_effect(own)  # what is written there does not matter
         for key in given | there:  # a method's options may be on one side only
             value, kept = given.get(key), there.get(key)
             left_open = value == "auto" or (key == "model.start_digest" and value is None)

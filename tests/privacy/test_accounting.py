@@ -268,7 +268,7 @@ def test_blocks_of_any_length_cost_the_same_and_are_calibrated_once(monkeypatch)
     assert accounting.epsilon(accounting.calibrate(3.0, many, 11, 1e-5), 11, 1e-5) <= 3.0
 
 
-def test_a_new_plan_has_bounds_that_somebody_means_and_an_old_one_still_opens():
+def test_a_new_plan_has_bounds_that_somebody_means_and_one_of_a_file_is_taken_as_it_is():
     old = PrivacyPlan(noise_multiplier=1.0, delta=1e-5, **GOOD | {"clip_norm": 1e-8})
     assert PrivacyPlan.from_dict(old.as_dict()) == old
     with pytest.raises(UserError, match=r"clip_norm: expected 1e-05 to 1e\+09 \(begin with 1.*got 1e-08"):

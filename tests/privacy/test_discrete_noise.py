@@ -142,9 +142,9 @@ def test_what_cannot_be_added_to_exactly_is_refused(monkeypatch):
         noisy(torch.zeros(5))
 
 
-def test_a_plan_with_it_is_another_plan_and_one_without_is_what_it_was():
+def test_a_plan_with_it_is_another_plan():
     plain = dataclasses.replace(PLAN, noise_kind="gaussian")
-    assert plain.fingerprint != PLAN.fingerprint and "noise" not in plain.as_dict()
+    assert plain.fingerprint != PLAN.fingerprint
     assert PrivacyPlan.from_dict(PLAN.as_dict()) == PLAN and PrivacyPlan.from_dict(plain.as_dict()) == plain
     assert plain.mechanism == PLAN.mechanism and plain.rounded_sensitivity == plain.sensitivity == PLAN.sensitivity
 
