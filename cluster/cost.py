@@ -193,7 +193,7 @@ def _measured(path: Path | None, model: str | None) -> dict[str, float | None]:
 
 
 def _further(path: Path | None, model: str | None) -> dict[str, Any]:
-    """What newer files say of a worker and of checkpoints, in the names and units of `Machines`; older ones say nothing."""
+    """What a file says of a worker and of checkpoints, in the names and units of `Machines`."""
     if path is None:
         return {}
     figures = json.loads(read_text(path))["figures"]  # `_measured` has read it

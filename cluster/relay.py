@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dpfed.progress import Watcher, show_figures
+from dpfed.progress import Watcher
 
 if TYPE_CHECKING:
     from ray.util.queue import Queue
@@ -74,10 +74,8 @@ def relayed(watcher: Watcher) -> Iterator[Queue]:
                 advances[content[0]] = watcher.stage(*content)
             case "advance":
                 advances[content[0]](content[1])
-            case "note" | "evaluated":
+            case "note" | "evaluated" | "figures":
                 getattr(watcher, kind)(*content)
-            case "figures":
-                show_figures(watcher, *content)
 
     def drain() -> None:
         def take() -> tuple[Any, ...] | None:

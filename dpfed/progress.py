@@ -25,7 +25,7 @@ class Watcher(Protocol):
         """A model was measured."""
 
     def figures(self, step: int, values: dict[str, float]) -> None:
-        """metrics.jsonl has a new line: its figures by names such as ``training/epsilon``. A watcher may do without this."""
+        """metrics.jsonl has a new line: its figures by names such as ``training/epsilon``."""
 
 
 class Silent:
@@ -43,12 +43,6 @@ class Silent:
 
     def figures(self, step: int, values: dict[str, float]) -> None:
         """See `Watcher`."""
-
-
-def show_figures(watcher: Watcher, step: int, values: dict[str, float]) -> None:
-    """Shows a watcher new figures; one of an earlier version does not ask for them."""
-    if hasattr(watcher, "figures"):
-        watcher.figures(step, values)
 
 
 def import_progress(watcher: Watcher, name: str = "records") -> Callable[..., None]:

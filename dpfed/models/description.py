@@ -15,7 +15,7 @@ from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 FORMAT = 1
 WEIGHTS, DESCRIPTION, HEAD = "model.safetensors", "model.json", "head.safetensors"
 TIMM_CONFIG = "config.json"  # timm's description of weights
-_KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256")
+_KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256", "digest")
 
 
 def describe(folder: str | Path) -> dict[str, Any]:
@@ -24,8 +24,8 @@ def describe(folder: str | Path) -> dict[str, Any]:
     Returns:
         The keys ``format, model, objective, image_size`` (pixels)``, normalisation`` (mean and std per channel, of pixels in
         [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number), ``sha256`` (of the weights), of a timm
-        encoder ``sha256_head`` (of what is beside it) and, unless an earlier version of dpfed wrote it, ``digest`` (of all else
-        that is said) and ``trained`` (the runs that made it).
+        encoder ``sha256_head`` (of what is beside it), ``digest`` (of all else that is said) and, where they are known,
+        ``trained`` (the runs that made it).
 
     Raises:
         UserError: if there is no description, or it is damaged or of another version.
@@ -41,7 +41,7 @@ def describe(folder: str | Path) -> dict[str, Any]:
     for key in _KEYS:
         if key not in description:
             raise UserError(f"{path} is damaged: it lacks '{key}'.")
-    if "digest" in description and description["digest"] != digest_of(description):
+    if description["digest"] != digest_of(description):
         raise UserError(f"{path} is damaged or was edited: its digest is not that of its content; copy the folder again.")
     return description
 

@@ -60,7 +60,7 @@ class Ledger:
         replays: how often a paid release was repeated.
         owners: the largest number of data owners that ever shared the work.
         resumed: for each time that the run went on after an interruption, from which step on.
-        papers: the newest card and model; ``None``: none were written yet, or by an older dpfed.
+        papers: the newest card and model; ``None``: none were written yet.
         fingerprint: of the plan, by the dpfed that started the ledger.
         head: the hash of the last line that is not about papers, and so of all before it: 16 hexadecimal digits.
         block: numbers of a block of the sum, see `create`.
@@ -104,7 +104,7 @@ class Ledger:
             plan: what is promised.
             marks: what the privacy card must say beyond the plan, fixed from the start: ``fixed_seed``, ``raw_diagnostics``.
             block: numbers of a block (`dpfed.privacy.blocks`) of the sums whose digests the ledger holds, and of whose noise
-                each has its own key; ``None``: a sum is one block, as all were in earlier versions.
+                each has its own key; ``None``: a sum is one block.
 
         Raises:
             UserError: if the file exists: a ledger is never begun twice.

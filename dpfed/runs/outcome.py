@@ -135,8 +135,6 @@ def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluatio
     figures = [*_evaluations(run), *evaluations]
     if not parts.store.public and uses_labelled_bank(figures=[item["name"] for item in figures]):
         disclosed.add(LABELLED_FIGURES)
-    if any(run.audits.glob("*.json")):  # of an audit that an older dpfed made
-        disclosed.add(AUDITED)
     facts = card_facts(parts, ledger, disclosed)
     if parts.terms:
         facts = facts_of_federation(facts, run, parts.terms)

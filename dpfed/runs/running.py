@@ -17,7 +17,7 @@ from dpfed.models.folder import save_encoder
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.progress import Watcher, show_figures
+from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import hold, settle_at_end
 from dpfed.runs.directory import RunDirectory
@@ -213,4 +213,4 @@ def _record(run: RunDirectory, figures: list[Evaluation], watcher: Watcher) -> N
 def _add(run: RunDirectory, line: dict[str, Any], watcher: Watcher) -> None:
     """Adds a line to metrics.jsonl, and shows the watcher its figures."""
     run.append(run.metrics, line)
-    show_figures(watcher, line["step"], scalars(line))
+    watcher.figures(line["step"], scalars(line))

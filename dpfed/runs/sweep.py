@@ -27,7 +27,7 @@ from dpfed.errors import UserError, nearest
 from dpfed.evaluation.suite import Evaluation
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
-from dpfed.progress import Silent, Watcher, show_figures
+from dpfed.progress import Silent, Watcher
 from dpfed.report.html import write_report
 from dpfed.runs.budgeting import foresee_budget, hold_sweep, may_have_budget
 from dpfed.runs.directory import RunDirectory
@@ -203,7 +203,7 @@ class _Prefixed:
 
     def figures(self, step: int, values: dict[str, float]) -> None:
         """See `Watcher`."""
-        show_figures(self._watcher, step, {f"{self._name}/{name}": value for name, value in values.items()})
+        self._watcher.figures(step, {f"{self._name}/{name}": value for name, value in values.items()})
 
 
 def _refuse_unknown(table: dict[str, Any], valid: tuple[str, ...], where: str) -> None:

@@ -45,8 +45,8 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
         All comparisons, whatever they found.
 
     Raises:
-        UserError: if the card or the ledger cannot be read, or the ledger is of an older dpfed that kept no card. A damaged
-            ledger is refused with the number of its line, a shortened one with what tells of the lines that are gone.
+        UserError: if the card or the ledger cannot be read, or the ledger names no card yet. A damaged ledger is refused with
+            the number of its line, a shortened one with what tells of the lines that are gone.
     """
     run, path = RunDirectory.open(folder), local_path(card, "the card")
     try:
@@ -55,7 +55,7 @@ def verify(card: str | Path, folder: str | Path) -> list[Check]:
         raise UserError(f"cannot read the card {path}: {getattr(error, 'strerror', None) or error}.") from error
     ledger, stated = ledger_of(run), table_rows(text)
     if ledger.papers is None:
-        raise UserError(f"{run.ledger} names no card: the run is not finished, or an older dpfed made it.")
+        raise UserError(f"{run.ledger} names no card: the run is not finished.")
     return [
         Check("every line of the ledger follows from the line before"),  # or `Ledger.open` had refused it
         _same("the card is the one that the ledger names", "its hash is", card_digest(text), ledger.papers.card),

@@ -26,8 +26,6 @@ from dpfed.training.post_processing import PostProcessor, load_states, serve, st
 
 FORMAT = "dpfed-checkpoint-2"
 _POST = "post/"  # in front of what post-processors keep
-_OLD_NAMES = {"average": f"{_POST}moving_average/weights"}  # before there were others
-_OLD_FORMAT = "dpfed-checkpoint-1"  # its digest is of the numbers alone: of no use to go on with a run
 
 
 @dataclass(frozen=True)
@@ -123,14 +121,9 @@ class Checkpoints:
 
         Raises:
             DamagedCheckpoint: if it is damaged; nothing is restored then.
-            UserError: if it belongs to another model, or an earlier version of dpfed wrote it.
+            UserError: if it belongs to another model.
         """
         tensors, header = _read(path)
-        if header["format"] == _OLD_FORMAT:
-            raise UserError(
-                f"the checkpoint {path} is from an earlier version of dpfed, whose digest does not cover how far the run was: "
-                "go on with that version, or start the run anew. (A finished run's can still be measured.)"
-            )
         _load_model(path, tensors, model)
         state: dict[int, dict[str, Tensor | float]] = {}
         for key, value in {**_under("optimizer/", tensors), **json.loads(header["optimizer"])}.items():
@@ -187,10 +180,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path) from error
-    digest = {FORMAT: _digest, _OLD_FORMAT: _old_digest}.get(header.get("format", ""))
-    if digest is None or header.get("digest") != digest(tensors, header):
+    if header.get("format") != FORMAT or header.get("digest") != _digest(tensors, header):
         raise _damaged(path)
-    return {_OLD_NAMES.get(name, name): value for name, value in tensors.items()}, header
+    return tensors, header
 
 
 def _damaged(path: Path) -> DamagedCheckpoint:
@@ -210,14 +202,6 @@ def _digest(tensors: dict[str, Tensor], header: dict[str, str]) -> str:
     rest = {name: value for name, value in header.items() if name != "digest"}
     digest.update(json.dumps([rest, shapes], sort_keys=True).encode())
     for name in sorted(tensors):
-        digest.update(_bits(tensors[name]))
-    return digest.hexdigest()
-
-
-def _old_digest(tensors: dict[str, Tensor], header: dict[str, str]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        digest.update(name.encode())
         digest.update(_bits(tensors[name]))
     return digest.hexdigest()
 

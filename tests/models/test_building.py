@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from dpfed.config import Config, ModelConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
+from dpfed.models.description import digest_of
 from dpfed.models.folder import describe, load_encoder, save_encoder
 from dpfed.runs.resolution import settle
 
@@ -129,5 +130,4 @@ def _match_digest(folder):
 def _edit(folder, **changes):
     path = folder / "model.json"
     description = json.loads(path.read_text()) | changes
-    description.pop("digest", None)  # as an earlier version wrote it
-    path.write_text(json.dumps(description))
+    path.write_text(json.dumps(description | {"digest": digest_of(description)}))

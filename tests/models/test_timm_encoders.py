@@ -15,6 +15,7 @@ from dpfed.encoder import load
 from dpfed.errors import UserError
 from dpfed.models.adapter_file import apply_adapters
 from dpfed.models.building import build_model, preprocessing_of
+from dpfed.models.description import digest_of
 from dpfed.models.folder import load_encoder, save_encoder
 from dpfed.models.lora import merged_state
 from dpfed.models.starting import find_start
@@ -381,8 +382,7 @@ class TestMistakes:
         config = config_of("test_vit")
         save_encoder(tmp_path, model_of(config), config)
         description = json.loads((tmp_path / "model.json").read_text())
-        del description["digest"]
         description["model"]["image"] = "timm/test_convnext"
-        (tmp_path / "model.json").write_text(json.dumps(description))
+        (tmp_path / "model.json").write_text(json.dumps(description | {"digest": digest_of(description)}))
         with pytest.raises(UserError, match="does not fit model.json"):
             load_encoder(tmp_path)

@@ -156,24 +156,6 @@ def test_the_documented_callback_hands_on_every_figure_and_nothing_of_the_machin
         assert begun["mode"] == "offline" and begun["settings"] == expected
 
 
-def test_a_watcher_of_an_earlier_version_does_without(tmp_path, tiny):
-    tiny["privacy"] |= {"steps": 1}
-    tiny["evaluation"] = {"split": "none"}
-    from dpfed.runs.pretraining import pretrain
-
-    class Old:
-        def stage(self, name, total):
-            return lambda done: None
-
-        def note(self, text):
-            pass
-
-        def evaluated(self, figures):
-            pass
-
-    assert pretrain(parse_config(tiny), tmp_path / "one", Old()).finished
-
-
 def test_tensorboard_itself_reads_it(run):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with TensorBoard(run):

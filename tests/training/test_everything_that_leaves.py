@@ -117,6 +117,9 @@ class Seen:
     def evaluated(self, figures):
         self.said.append(list(figures))
 
+    def figures(self, step, values):
+        self.said.append((step, dict(values)))
+
 
 @pytest.fixture
 def twins(tiny, shapes, tmp_path, monkeypatch, capfd):

@@ -153,8 +153,8 @@ def test_an_unpaid_release_is_paid_and_used_whole(tmp_path, monkeypatch):
     assert torch.equal(model.weight.detach()[0], -noisy / PLAN.groups)
 
 
-def test_a_run_keeps_the_way_its_ledger_names_and_earlier_ledgers_name_none(tmp_path):
-    """An earlier version's run goes on with one block, however long its sums are."""
+def test_a_run_keeps_the_blocks_that_its_ledger_names(tmp_path):
+    """Where it names none, a sum is one block, however long."""
     ledger = Ledger.create(tmp_path / "old.jsonl", PLAN)
     assert "block" not in ledger.path.read_text() and Ledger.open(ledger.path).block is None
     new = Ledger.create(tmp_path / "new.jsonl", PLAN, block=100)

@@ -54,6 +54,9 @@ class Noting:
     def evaluated(self, figures):
         pass
 
+    def figures(self, step, values):
+        pass
+
 
 def test_persons_are_counted_and_protected(protecting, tmp_path):
     run = pretrain(parse_config(protecting), tmp_path / "run")

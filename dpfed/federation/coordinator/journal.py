@@ -32,7 +32,7 @@ class Journal:
         except DamagedLine as error:
             raise UserError(self._damaged(error.number)) from None
         self.lines: list[dict[str, Any]] = []
-        self._chain, self._chained = "", False
+        self._chain = ""
         for number, line in enumerate(lines.entries, start=1):
             self._read(number, line)
         self._lines = lines
@@ -57,11 +57,10 @@ class Journal:
     def _read(self, number: int, line: dict[str, Any]) -> None:
         claimed = line.pop("chain", None)
         chain = link(self._chain, line)
-        # The first lines of an earlier version's journal have none; behind the first line that has, all have.
-        if not _is_whole(line) or (claimed != chain and (claimed is not None or self._chained)):
+        if claimed != chain or not _is_whole(line):
             raise UserError(self._damaged(number))
         self.lines.append(line)
-        self._chain, self._chained = chain, self._chained or claimed is not None
+        self._chain = chain
 
     def _damaged(self, number: int) -> str:
         return (
