@@ -61,7 +61,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "byol": ({**IMAGE_RUN, "objective": {"name": "byol"}, "evaluation": {"split": "none", "tasks": None, "records": None}}, ()),
     "barlow twins": ({**IMAGE_RUN, "objective": {"name": "barlow_twins"}}, ()),
     "vicreg": ({**IMAGE_RUN, "objective": {"name": "vicreg"}}, ()),
-    "persons": ({"data": {"source": "table", "records": None}, "privacy": {"unit": "unit", "per_unit": 2, "batch": 20}}, ()),
+    "persons": ({"data": {"source": "table", "records": None}, "privacy": {"unit": "user", "per_unit": 2, "batch": 20}}, ()),
     "adapters": (
         {
             "model": {"kind": "open_clip", "architecture": "towers/small.json", **dict.fromkeys([*PAIRS][1:])},
