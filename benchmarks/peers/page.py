@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.record import RESULTS, figures
 
 PICTURE = RESULTS.parents[1] / "docs" / "pictures" / "peers.png"
-PLAIN, GAPS = "no privacy", "dpfed, gaps"
+PLAIN, SAMPLER = "no privacy", "dpfed sampler"
 CNN = "small CNN, S = "
 _ORDER = (PLAIN, "dpfed", "torch.func", "jax_privacy", "Opacus, hooks", "Opacus, ghost")
 
@@ -75,7 +75,7 @@ def rounds() -> str:
 def faster() -> str:
     """Where a peer is faster than dpfed, cell by cell."""
     lines = []
-    for part, own in (("step", "dpfed"), ("sampling", GAPS), ("federation", "dpfed, secure")):
+    for part, own in (("step", "dpfed"), ("sampling", SAMPLER), ("federation", "dpfed, secure")):
         for cell, found in _cells(part).items():
             times = {name: statistics.median(one["seconds"]) for name, one in found["contenders"].items()}
             if own not in times:

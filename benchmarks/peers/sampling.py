@@ -23,4 +23,4 @@ def measure(again: bool) -> None:
 def of_cell(records: int, batch: int, rounds: int) -> dict[str, Any]:
     """All samplers that are there."""
     with cases([name for name, sampler in SAMPLERS.items() if sampler.there]) as ones:
-        return in_turns(ones, {"records": records, "batch": batch}, {}, rounds, "dpfed, gaps")
+        return in_turns(ones, {"records": records, "batch": batch}, {}, rounds, "dpfed sampler")

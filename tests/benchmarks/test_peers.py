@@ -77,7 +77,7 @@ def test_parts_come_together_in_one_file_and_on_one_page(tmp_path, monkeypatch):
     assert page.steps() == page.rounds() == "Not measured yet." and page.faster() == "In no cell."
     results.keep("step", {"small CNN, S = 4, B = 256": cell}, rounds=3)
     results.keep("step", {"small CNN, S = 4, B = 1024": cell, "ViT-B-32, B = 16": cell | {"left_out": []}}, rounds=3)
-    results.keep("sampling", {"N = 1,000, B = 50": {"contenders": {"dpfed, gaps": one}}}, rounds=3)
+    results.keep("sampling", {"N = 1,000, B = 50": {"contenders": {"dpfed sampler": one}}}, rounds=3)
     results.keep("federation", {"1 MB": {"contenders": {"dpfed, secure": one, "Flower, FedAvg": one}}}, sites=3, rounds=3)
     assert list(results.kept("step")) == ["small CNN, S = 4, B = 256", "small CNN, S = 4, B = 1024", "ViT-B-32, B = 16"]
     table = page.steps()
@@ -105,7 +105,7 @@ def test_the_lock_file_has_the_versions_of_the_project():
 def test_it_works_in_small_as_a_process():
     done = _run(sys.executable, "-m", "benchmarks.peers", "--tiny")
     assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("small CNN, S = 16, B = 32", "torch.func", "Opacus, ghost", "dpfed, gaps"):
+    for words in ("small CNN, S = 16, B = 32", "torch.func", "Opacus, ghost", "dpfed sampler"):
         assert words in done.stdout
 
 
