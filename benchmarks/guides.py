@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.peers import page
 from benchmarks.recipe_tables import rehearsed, rungs
 from benchmarks.recipes import LADDERS
-from benchmarks.record import RESULTS, figures
+from benchmarks.record import RESULTS, figures, made_by
 from benchmarks.utility_tables import ladder, public_cifar10, public_contrast, public_sets, tried
 from dpfed.evaluation.intervals import wilson
 from dpfed.privacy.promise import round_down, round_up
@@ -117,6 +117,7 @@ def logit() -> str:
         if isinstance(found, dict):
             ratios = " | ".join(f"{ratio:.2f}" for ratio in found["bound_over_norm"].values())
             lines.append(f"| {when} | {ratios} | {found['length_of_sum']:.2f} | {found['cosine_of_sums']:.3f} |")
+    lines += ["", made_by("logit")]
     return "\n".join(lines)
 
 
@@ -152,7 +153,8 @@ def noise_injection() -> str:
     lines = ["| test accuracy, percent; noise on the weights: | " + " | ".join(levels) + " |", "|---" * (len(levels) + 1) + "|"]
     for network, row in result["accuracy"].items():
         lines.append(f"| {network} | {' | '.join(f'{row[level]:.1f}' for level in levels)} |")
-    lines += ["", f"{result['train']:,} CIFAR-10 images, {result['epochs']} passes, learning rate {result['learning_rate']:g}."]
+    setting = f"{result['train']:,} CIFAR-10 images, {result['epochs']} passes, learning rate {result['learning_rate']:g}."
+    lines += ["", f"{setting} {made_by('noise-injection')}"]
     return "\n".join(lines)
 
 
@@ -236,7 +238,7 @@ def budget() -> str:
             f"| ({row['epsilon']}, {round_up(row['delta'])}) | {row['q']:g} | {row['sigma']:g} | {row['filter']:,} | "
             f"{row['rdp']:,} | {pld} |"
         )
-    return "\n".join([*lines, "", "Numbers of steps; `python -m benchmarks.budget` counts them."])
+    return "\n".join([*lines, "", f"Numbers of steps. {made_by('budget')}"])
 
 
 def forecast() -> str:
@@ -261,7 +263,8 @@ def forecast() -> str:
         "each kind is what the others differ from. The gain is the mean change of two headline figures on held-out records. "
         "Each plan was trained once, so plans whose gains are close may change places. A miss is a plan that was ranked at "
         "least two places too high (+) or too low (-) among its kind. Over all kinds the models, records and figures differ, "
-        f"and a reach does not know that. A forecast took {min(took):.0f} to {max(took):.0f} seconds, on one busy core.",
+        f"and a reach does not know that. A forecast took {min(took):.0f} to {max(took):.0f} seconds, on one busy core. "
+        f"{made_by('forecast')}",
     ]
     return "\n".join(lines)
 
@@ -317,7 +320,8 @@ def stores() -> str:
     lines += [
         "",
         f"JPEG files of 224 pixels, {archives['bytes'] / archives['records'] / 1000:.0f} kB each; {archives['cores']} cores "
-        f"that other work used as well. The disk gave {archives['bytes'] / 1e6 / archives['reading']['cold']:,.0f} MB/s.",
+        f"that other work used as well. The disk gave {archives['bytes'] / 1e6 / archives['reading']['cold']:,.0f} MB/s. "
+        f"{made_by('stores')}",
     ]
     return "\n".join(lines)
 
@@ -339,7 +343,8 @@ def secure_sums() -> str:
                 f"| {int(sites):,} | {who} | {case['server']['total']:.3g} s | {1000 * (site['offer'] + after):.0f} ms | "
                 f"{1000 * (first + after):.0f} ms |"
             )
-    lines += ["", f"Seconds of one core, for {result['numbers']:,} numbers and without gradients and network."]
+    what = f"Seconds of one core, for {result['numbers']:,} numbers and without gradients and network."
+    lines += ["", f"{what} {made_by('secure-scale')}"]
     return "\n".join(lines)
 
 

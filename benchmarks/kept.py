@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -61,3 +65,52 @@ class KeptRuns:
         # The noise is secret and fresh in every run, so there is no seed to give.
         print(write_result(self._name, whole, seeds=[]))
         return whole
+
+
+def trained(run: Path, config: str, changes: dict[str, Any], options: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What a run's results.json says; it is trained, or resumed, where that is not there yet.
+
+    Args:
+        run: its directory.
+        config: the name of a shipped configuration.
+        changes: keys and values, as ``--set`` takes them.
+        options: further arguments of ``dpfed pretrain``.
+    """
+    results = run / "results.json"
+    if not results.exists():
+        sets = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+        asked = (
+            ["resume", str(run)]
+            if (run / "ledger.jsonl").exists()
+            else ["pretrain", config, "--run", str(run), *sets, *options]
+        )
+        # One thread, so that processes side by side do not slow each other down.
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "dpfed", *asked]
+        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+        print(run, flush=True)
+    return json.loads(results.read_text(encoding="utf-8"))
+
+
+_PLAN = ("noise_multiplier", "sensitivity", "groups", "sampling_rate")
+
+
+def measured(results: dict[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    """Of `trained`'s results: ``{"before": {name: value}, "after": ..., "plan": ...}``; without evaluations on the way.
+
+    The plan has the figures that its noise follows from.
+
+    Args:
+        results: of a run.
+        names: the metrics that are wanted.
+    """
+    privacy = results["privacy"]
+    found: dict[str, dict[str, float]] = {
+        "before": {},
+        "after": {},
+        "plan": {key: privacy[key] for key in _PLAN if key in privacy},
+    }
+    for one in results["evaluations"]:
+        if one["name"] in names:
+            found["before" if one["model"] == "untrained" else "after"][one["name"]] = one["value"]
+    return found

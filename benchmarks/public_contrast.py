@@ -17,8 +17,7 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from benchmarks.kept import KeptRuns
-from benchmarks.trained import measured, trained
+from benchmarks.kept import KeptRuns, measured, trained
 from dpfed.report.style import INK, MUTED, SERIES, figure, png_bytes
 
 FOLDER = Path("runs/public-contrast")

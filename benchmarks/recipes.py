@@ -20,9 +20,8 @@ from typing import Any
 
 import tomli_w
 
-from benchmarks.kept import KeptRuns
+from benchmarks.kept import KeptRuns, measured, trained
 from benchmarks.public_contrast import SETTINGS, public_model
-from benchmarks.trained import measured, trained
 
 FOLDER = Path("runs/recipes")
 METRICS = ("image_to_text_R@10", "text_to_image_R@10", "knn3_accuracy", "knn200_accuracy", "linear_probe_accuracy")

@@ -54,6 +54,12 @@ def figures(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["figures"]
 
 
+def made_by(name: str) -> str:
+    """Says which code made a result file: for studies that were carried out once, and whose code is not kept."""
+    commit, _, changed = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["commit"].partition("-")
+    return f"Made by the code at commit {commit[:7]}{', with changes' if changed else ''}."
+
+
 def module_name() -> str:
     """The module that was started with ``python -m``."""
     spec = sys.modules["__main__"].__spec__

@@ -6,16 +6,11 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks import public_cifar10 as cifar10
-from benchmarks import public_sets as sets
-from benchmarks.ladder import PASSES, STEPS, WIDTH
-from benchmarks.public_contrast import PASSES as RUN_PASSES
-from benchmarks.public_contrast import STEPS as RUN_STEPS
-from benchmarks.record import figures
-from benchmarks.tried import BATCH, EPSILONS, TASKS, TRIED, best_run, value_of
+from benchmarks.record import figures, made_by
 from dpfed.privacy.promise import round_up
 
 _PROMISES = "Each figure is the mean of its runs, with the standard deviation where there are several."
+_WIDTH = 16  # of the CNN in the studies on CIFAR-10
 RETRIEVED = ("image_to_text_R@10", "text_to_image_R@10")
 RECOGNISED = {"knn3_accuracy": "3-NN", "knn200_accuracy": "200-NN", "linear_probe_accuracy": "linear probe"}
 
@@ -45,7 +40,8 @@ def public_contrast() -> str:
         "",
         "Percent R@10, image to text / text to image, on captioned shapes in four colours that the public model never saw. "
         f"Public data alone (the model before any private record) reach {starts}. Both sides train all weights, for "
-        f"{RUN_STEPS} steps of {RUN_PASSES:,} passes each, with the best of the rates {tried} by one run at epsilon 1 "
+        f"{found['steps']} steps of {found['passes']:,} passes each, with the best of the rates {tried} by one run at "
+        "epsilon 1 "
         f"({rates['group']:g} and {rates['public']:g}). At epsilon 1, the noise on each coordinate of the sum of 256 clipped "
         f"gradients is {' C and '.join(noises)} C. {_PROMISES} Each run begins with a public model of its own. "
         "`python -m benchmarks.public_contrast`",
@@ -75,8 +71,8 @@ def ladder() -> str:
     tried = ", ".join(f"{rate:g}" for rate in sorted({run["rate"] for run in runs}))
     lines += [
         "",
-        f"Percent. {_PROMISES} A CNN of width {WIDTH}, {STEPS} steps of {PASSES:,} passes of the model each. Every method has "
-        f"the best of the rates {tried} by one run from random weights. `python -m benchmarks.ladder DATA`",
+        f"Percent. {_PROMISES} A CNN of width {_WIDTH}, {found['steps']} steps of {found['passes']:,} passes of the model "
+        f"each. Every method has the best of the rates {tried} by one run from random weights. {made_by('ladder')}",
     ]
     return "\n".join(lines)
 
@@ -92,7 +88,8 @@ _PUBLIC_SETS = {
 
 def public_sets() -> str:
     """Which public records help, and how many of them in a group."""
-    runs = {(run["start"], run["public"], run["in_group"]): run for run in figures("public-sets")["runs"]}
+    found = figures("public-sets")
+    runs = {(run["start"], run["public"], run["in_group"]): run for run in found["runs"]}
     lines = [
         "| public set | public data alone | public contrast from random weights | from weights of the public set |",
         "|---|---|---|---|",
@@ -108,32 +105,33 @@ def public_sets() -> str:
     ]
     for (start, kind, in_group), run in sorted(runs.items(), key=lambda one: one[0][2]):
         if (start, kind) == ("random", "procedural"):
-            passes = (in_group + 1) * sets.GROUPS
+            passes = (in_group + 1) * found["groups"]
             lines.append(f"| {in_group} | {_gained(run)} | {_noise(run):.2f} C | {passes:,} |")
     lines += [
         "",
         "Percent, 3-NN / 200-NN / linear probe, among five classes of CIFAR-10 (chance: 20), and in brackets the gain over the "
-        f"run's own start. Epsilon 1; {sets.STEPS} steps of {sets.GROUPS} groups; a CNN of width {sets.WIDTH}; "
-        f"{sets.RECORDS:,} records in a public set. Alone: trained on the public set without noise, with as many passes. "
-        "One run each, so figures vary by two points. `python -m benchmarks.public_sets DATA PHOTOGRAPHS`",
+        f"run's own start. Epsilon 1; {found['steps']} steps of {found['groups']} groups; a CNN of width {_WIDTH}; "
+        f"{found['records']:,} records in a public set. Alone: trained on the public set without noise, with as many passes. "
+        f"One run each, so figures vary by two points. {made_by('public-sets')}",
     ]
     return "\n".join(lines)
 
 
 def public_cifar10() -> str:
     """All of CIFAR-10 at epsilon 1, with photographs of other things."""
-    runs = figures("public-cifar10")["runs"]
+    found = figures("public-cifar10")
+    runs = found["runs"]
     lines = [f"| CIFAR-10, epsilon 1 | {' | '.join(RECOGNISED.values())} | minutes | runs |", "|---" * 6 + "|"]
-    for in_group in cifar10.IN_GROUP:
-        if scratch := [run for run in runs if (run["start"], run["in_group"]) == ("random", in_group)]:
-            gains = [{metric: run["after"][metric] - run["before"][metric] for metric in RECOGNISED} for run in scratch]
-            before, after = (_cells([run[when] for run in scratch]) for when in ("before", "after"))
-            minutes = max(run["minutes"] for run in scratch)
-            lines += [
-                f"| random weights | {before} | | |",
-                f"| then public contrast, M = {in_group} | {after} | {minutes:.0f} | {len(scratch)} |",
-                f"| its gain over its own start, points | {_cells(gains)} | | |",
-            ]
+    for in_group in sorted({run["in_group"] for run in runs if run["start"] == "random"}):
+        scratch = [run for run in runs if (run["start"], run["in_group"]) == ("random", in_group)]
+        gains = [{metric: run["after"][metric] - run["before"][metric] for metric in RECOGNISED} for run in scratch]
+        before, after = (_cells([run[when] for run in scratch]) for when in ("before", "after"))
+        minutes = max(run["minutes"] for run in scratch)
+        lines += [
+            f"| random weights | {before} | | |",
+            f"| then public contrast, M = {in_group} | {after} | {minutes:.0f} | {len(scratch)} |",
+            f"| its gain over its own start, points | {_cells(gains)} | | |",
+        ]
     for run in runs:
         if run["start"] != "random":
             lines += [
@@ -142,8 +140,8 @@ def public_cifar10() -> str:
             ]
     lines += [
         "",
-        f"Percent. {_PROMISES} {cifar10.STEPS} steps of {cifar10.GROUPS:,} records, each among M crops of photographs; a CNN "
-        f"of width {sets.WIDTH}. Minutes are those of one core. `python -m benchmarks.public_cifar10 DATA PHOTOGRAPHS`",
+        f"Percent. {_PROMISES} {found['steps']} steps of {found['groups']:,} records, each among M crops of photographs; a CNN "
+        f"of width {_WIDTH}. Minutes are those of one core. {made_by('public-cifar10')}",
     ]
     return "\n".join(lines)
 
@@ -156,9 +154,11 @@ def tried() -> str:
     cells: dict[tuple[str, str, float], list[dict[str, Any]]] = {}  # what was tried, task, epsilon: its runs
     for run in figures("tried")["runs"]:
         cells.setdefault((run["tried"], run["task"], run["epsilon"]), []).append(run)
-    best = {cell: best_run(runs, cell[2]) for cell, runs in cells.items()}
-    columns = [(task, epsilon) for task in TASKS for epsilon in EPSILONS]
-    plain, *others = TRIED
+    # Of the runs that a cell's rate was searched by, that which ends best.
+    best = {cell: max((run for run in runs if run["run"] == 0), key=_value) for cell, runs in cells.items()}
+    columns = [(task, epsilon) for task in _TASKS for epsilon in (1, 8)]
+    ways = list(dict.fromkeys(what for what, _, _ in cells))
+    plain, *others = ways
     head = f"| | {' | '.join(f'{_TASKS[task]}, epsilon {epsilon}' for task, epsilon in columns)} |"
     rule = "|---" * (len(columns) + 1) + "|"
     lines = [
@@ -167,30 +167,32 @@ def tried() -> str:
         f"| {plain}, percent | {' | '.join(_cell(best.get((plain, *column)), 0, '.1f') for column in columns)} |",
     ]
     for what in others:
-        row = [_cell(best.get((what, *column)), value_of(best[plain, *column]), "+.1f") for column in columns]
-        if any(row):  # others are not tried yet
-            lines.append(f"| {what} | {' | '.join(row)} |")
+        row = [_cell(best.get((what, *column)), _value(best[plain, *column]), "+.1f") for column in columns]
+        lines.append(f"| {what} | {' | '.join(row)} |")
     lines += [
         "",
         "Change in points of the mean of two figures: R@10 in both directions, or 200-NN and linear probe; in brackets the "
         "best of the learning rates that were tried in the cell. One run of each: changes of less than about 5 "
         "points in retrieval, and 1 in recognition, show nothing. "
-        f"B = {BATCH:,}, constant rate. `python -m benchmarks.tried DATA`",
+        f"B = 512, constant rate. {made_by('tried')}",
     ]
     again = {cell: [run for run in runs if run["rate"] == best[cell]["rate"]] for cell, runs in cells.items()}
-    repeated = [what for what in TRIED if all(len(again.get((what, *column), ())) > 1 for column in columns)]
-    if len(repeated) > 1:
-        lines += ["", head, rule]
-        for what in repeated:
-            row = [spread(value_of(run) for run in again[what, *column]) for column in columns]
-            lines.append(f"| {what} | {' | '.join(row)} |")
-        count = len(again[plain, *columns[0]])
-        lines += ["", f"{count} runs of each, percent. The first of them also chose the rate."]
+    repeated = [what for what in ways if all(len(again.get((what, *column), ())) > 1 for column in columns)]
+    lines += ["", head, rule]
+    for what in repeated:
+        row = [spread(_value(run) for run in again[what, *column]) for column in columns]
+        lines.append(f"| {what} | {' | '.join(row)} |")
+    lines += ["", f"{len(again[plain, *columns[0]])} runs of each, percent. The first of them also chose the rate."]
     return "\n".join(lines)
 
 
+def _value(run: dict[str, Any]) -> float:
+    """The mean of the two figures that a task has."""
+    return statistics.mean(run["after"].values())
+
+
 def _cell(found: dict[str, Any] | None, less: float, form: str) -> str:
-    return "" if found is None else f"{100 * (value_of(found) - less):{form}} ({found['rate']:g})"
+    return "" if found is None else f"{100 * (_value(found) - less):{form}} ({found['rate']:g})"
 
 
 def _three(measured: dict[str, float]) -> str:

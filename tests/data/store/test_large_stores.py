@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.synthetic_store import write_synthetic
 from dpfed.config import PrivacyConfig
 from dpfed.data.own_rows import OwnRows
 from dpfed.data.sampling import draw_step, owner_keys, participants_of
@@ -28,6 +27,7 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.worker import indices_of_owner
+from tests.synthetic_store import write_synthetic
 
 RECORDS, HELD_OUT, SHARDS = 5000, 700, 6
 
