@@ -195,17 +195,19 @@ class RunDirectory:
             raise UserError(f"{self.path} is damaged: {entry.relative_to(self.path)} is {what}. Restore it, or remove it.")
 
     @property
-    def provenance(self) -> dict[str, Any] | None:
-        """Which run this is and what it was made with, see `dpfed.runs.provenance`; ``None``: an older dpfed began it."""
-        facts = _json_of(self._provenance)
-        if facts is not None and (wrong := wrong_provenance(facts)):
-            raise UserError(f"{self._provenance} is damaged: '{wrong}' is not what a run writes; restore or delete it.")
+    def provenance(self) -> dict[str, Any]:
+        """Which run this is and what it was made with, see `dpfed.runs.provenance`."""
+        facts: dict[str, Any] | None = _json_of(self._provenance)
+        if facts is None:
+            raise UserError(f"{self._provenance} is missing: every run writes it when it begins; restore it.")
+        if wrong := wrong_provenance(facts):
+            raise UserError(f"{self._provenance} is damaged: '{wrong}' is not what a run writes; restore it.")
         return facts
 
     def note_environment(self, environment: dict[str, Any]) -> None:
         """Adds what the run goes on with, if that is not what it was made with last."""
         facts = self.provenance
-        if facts and facts["environments"][-1] != environment:
+        if facts["environments"][-1] != environment:
             facts["environments"].append(environment)
             self.write(self._provenance, json.dumps(facts, indent=1) + "\n")
 

@@ -57,13 +57,13 @@ def model_card(run: RunDirectory, license: str | None, transformers: bool) -> st
     results, description = results_in(run.results), describe(run.model)
     privacy, name = results["privacy"], str(results["name"])
     facts = run.provenance
-    public = facts is not None and facts["data"]["keyed"] is False  # a keyed fingerprint is that of private records
+    public = facts["data"]["keyed"] is False  # a keyed fingerprint is that of private records
     reads_text = description["model"]["kind"] != "image"
     task = "zero-shot-image-classification" if reads_text else "image-feature-extraction"
     library = "transformers" if transformers else _library(description["model"])
     evaluated = (
         []
-        if facts is None or not public
+        if not public
         else [
             EvalResult(
                 task_type=task,

@@ -52,7 +52,7 @@ def runs_of(run: RunDirectory, parts: Components, ledger: Ledger) -> list[dict[s
         ``generated`` (they are nobody's), ``guarantee`` (whether one holds), ``epsilon``, ``delta`` and ``unit`` (of the
         guarantee).
     """
-    start = (run.provenance or {}).get("start")
+    start = run.provenance.get("start")
     before: list[dict[str, Any]] = []
     if start is not None:
         before = start["trained"] or [_UNKNOWN]

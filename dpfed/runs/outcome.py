@@ -107,7 +107,7 @@ def rewrite_papers(run: RunDirectory, parts: Components, results: dict[str, Any]
     ledger, own = ledger_of(run), run.config()
     config = parts.config.model_copy(update={"evaluation": own.evaluation})
     parts = dataclasses.replace(parts, config=config, plan=ledger.plan, terms=terms_of(run))
-    results.setdefault("run", {"id": run.identity[:16]})["ledger"] = ledger.head
+    results["run"]["ledger"] = ledger.head
     _write_papers(run, facts_of_run(run, parts, ledger, results["evaluations"]), results, ledger)
 
 
@@ -139,8 +139,9 @@ def facts_of_run(run: RunDirectory, parts: Components, ledger: Ledger, evaluatio
     if parts.terms:
         facts = facts_of_federation(facts, run, parts.terms)
     institutions = parts.terms is not None and not run.simulation.is_file()
-    facts = with_origin(facts, (run.provenance or {}).get("start"))
-    made = provenance.rows(run.identity, run.provenance, federation=institutions)
+    written = run.provenance
+    facts = with_origin(facts, written.get("start"))
+    made = provenance.rows(run.identity, written, federation=institutions)
     proof = ((provenance.LEDGER, ledger.head), (provenance.MODEL, weights_digest(run.model)))
     facts = dataclasses.replace(facts, provenance=(*made, *proof), budget=stated(run))
     if (audit := run.privacy_audit) is not None:
@@ -185,7 +186,7 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
     }
     privacy = {name: None if value == math.inf else value for name, value in privacy.items()}  # JSON has no infinity
     versions = {"dpfed": __version__, "torch": torch.__version__}
-    made = {"id": run.identity[:16], "ledger": ledger.head, **(run.provenance or {})}
+    made = {"id": run.identity[:16], "ledger": ledger.head, **run.provenance}
     return {
         "name": parts.config.name,
         "privacy": privacy,

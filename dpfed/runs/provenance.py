@@ -111,19 +111,15 @@ def data_facts(store: RecordStore, config: DataConfig) -> dict[str, Any]:
     return {"name": store.name, "fingerprint": fingerprint, "keyed": keyed, "generated": settings}
 
 
-def rows(identity: str, facts: dict[str, Any] | None, federation: bool = False) -> Iterator[tuple[str, str]]:
+def rows(identity: str, facts: dict[str, Any], federation: bool = False) -> Iterator[tuple[str, str]]:
     """Names and values for the privacy card.
 
     Args:
-        identity: what tells the run from any other; empty: not known.
-        facts: what the run has written of itself; ``None``: it began with a version that wrote nothing.
+        identity: what tells the run from any other.
+        facts: what the run has written of itself.
         federation: whether the training records are those of several sites.
     """
-    yield "Run id", identity[:_ID_CHARACTERS] or "not known"
-    if not facts:
-        yield "Data set, date, code, hardware", "not known: the run began with a version of dpfed that wrote none of them"
-        yield "Duration", NO_DURATION
-        return
+    yield "Run id", identity[:_ID_CHARACTERS]
     yield "Began on", f"{facts['began']} (UTC)"
     data = facts["data"]
     name = data["name"]

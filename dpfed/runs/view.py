@@ -17,6 +17,7 @@ from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.gallery import Gallery
 from dpfed.report.results import Result, results_of
 from dpfed.runs.directory import RunDirectory
+from dpfed.runs.recorded import wrong_provenance
 
 _NUMBER = (int, float)
 _SPENT = (int, float, type(None))  # JSON has no infinity
@@ -31,8 +32,8 @@ class RunView:
         name: of the run.
         folder: the run's directory.
         config_toml: the resolved configuration.
-        results: results.json: ``{"privacy": {"epsilon", "delta", ...}, "evaluations": [{"name", "value", "model", "split",
-            "protocol", "step"}]}``.
+        results: results.json: ``{"privacy": {"epsilon", "delta", "clip_norm", "clipping", ...}, "evaluations": [{"name",
+            "value", "model", "split", "protocol", "step"}], "run": {"id", "ledger", ...}}``.
         metrics: lines of metrics.jsonl, each with ``step`` and, once a step was taken, ``epsilon``: null where it is infinite.
         card_markdown: the privacy card.
         gallery: pictures; only for public or generated records.
@@ -90,18 +91,15 @@ class RunView:
 
     @property
     def about(self) -> str:
-        """Which run this is, in a line; empty for one of an older dpfed."""
-        made = self.results.get("run")
-        if not made or "data" not in made:
-            return ""
+        """Which run this is, in a line."""
+        made = self.results["run"]
         last = made["environments"][-1]
         code = f"dpfed {last['versions']['dpfed']}" + (f" at {last['commit'][:12]}" if last["commit"] else "")
         if last["commit"] and last["commit"].endswith("-dirty"):
             code += " (changed)"
         mark = made["data"]["fingerprint"]
         data = f"{made['data']['name']} ({mark})" if mark else made["data"]["name"]
-        ledger = f" · ledger {made['ledger']}" if "ledger" in made else ""
-        return f"{data} · run {made['id']}{ledger} · began {made['began']} · {code} · {last['hardware']}"
+        return f"{data} · run {made['id']} · ledger {made['ledger']} · began {made['began']} · {code} · {last['hardware']}"
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -115,9 +113,9 @@ class RunView:
 
     @property
     def clip_norm(self) -> float | None:
-        """C, where gradients are clipped to one that stays; results of an older dpfed say nothing of other rules."""
+        """C, where gradients are clipped to one that stays."""
         privacy = self.results["privacy"]
-        return privacy.get("clip_norm") if privacy.get("clipping", "fixed") == "fixed" else None
+        return privacy["clip_norm"] if privacy["clipping"] == "fixed" else None
 
     @property
     def table(self) -> list[Result]:
@@ -181,7 +179,9 @@ def results_in(path: Path) -> dict[str, Any]:
             f"{path} is damaged: expected privacy.epsilon of 0 or more (null: infinite) and privacy.delta between 0 and 1, got "
             f"{privacy['epsilon']} and {privacy['delta']}."
         )
-    if not _is_provenance(results.get("run")):
+    if not (_is(privacy.get("clip_norm", ""), _SPENT) and isinstance(privacy.get("clipping"), str)):
+        raise UserError(f"{path} is damaged: expected privacy.clip_norm (a number; null: none) and privacy.clipping (a word).")
+    if not _says_which(results.get("run")):
         raise UserError(f"{path} is damaged: 'run' does not say which run it is.")
     if not isinstance(evaluations, list):
         raise UserError(f"{path} is damaged: expected a list 'evaluations', got {type(evaluations).__name__}.")
@@ -191,21 +191,10 @@ def results_in(path: Path) -> dict[str, Any]:
     return results
 
 
-def _is_provenance(made: Any) -> bool:
-    """Whether it is what a run writes of itself; an older dpfed wrote nothing."""
-    if made is None:
-        return True
-    try:
-        data, last = made.get("data"), (made.get("environments") or [None])[-1]
-        texts = [
-            made["id"],
-            made.get("ledger", ""),
-            *([made["began"], data["name"], last["versions"]["dpfed"], last["hardware"]] if data else []),
-        ]
-        optional = [data["fingerprint"], last["commit"]] if data else []
-    except (AttributeError, LookupError, TypeError):
-        return False
-    return all(isinstance(text, str) for text in texts) and all(text is None or isinstance(text, str) for text in optional)
+def _says_which(made: Any) -> bool:
+    """Whether it has the id, the ledger's hash and what a run writes of itself."""
+    named = isinstance(made, dict) and isinstance(made.get("id"), str) and isinstance(made.get("ledger"), str)
+    return named and wrong_provenance(made) is None
 
 
 def _object(text: str, where: str) -> dict[str, Any]:

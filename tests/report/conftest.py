@@ -11,6 +11,7 @@ from dpfed.config import parse_config
 from dpfed.report.card import privacy_card
 from dpfed.report.facts import CardFacts
 from tests.memory_store import Splits
+from tests.written_run import CLIPPED, MADE
 
 CONFIG = parse_config({"name": "shapes", "model": {"kind": "image-text"}, "data": {"size": 8}, "privacy": {"epsilon": 8.0}})
 
@@ -87,7 +88,7 @@ def run_folder(tmp_path, facts):
         common = {"name": "text_to_image_R@10", "split": "test", "protocol": "cosine <i>"}
         evaluations = [{**common, "value": 0.01, "model": "untrained", "step": 0}]
         evaluations += [{**common, "value": value * step / 10, "model": "trained", "step": step} for step in (5, 10)]
-        results = {"privacy": {"epsilon": 1.0, "delta": 1e-5}, "evaluations": evaluations}
+        results = {"privacy": {"epsilon": 1.0, "delta": 1e-5, **CLIPPED}, "evaluations": evaluations, "run": MADE}
         (folder / "results.json").write_text(json.dumps(results))
         lines = [json.dumps({"step": step, "epsilon": step / 10, "learning_rate": 1e-3}) for step in range(1, 11)]
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")

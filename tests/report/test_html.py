@@ -12,6 +12,14 @@ from dpfed.report.html import write_report
 from dpfed.report.marks import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
 from dpfed.report.results import label, results_of, shown
 from dpfed.runs.view import RunView
+from tests.written_run import CLIPPED, MADE
+
+WITHOUT_ERROR = {"name": "a", "value": 1, "model": "trained", "split": "test", "protocol": "", "step": 1}
+
+
+def results(**changes):
+    """The text of a results.json without figures."""
+    return json.dumps({"privacy": {"epsilon": 1.0, "delta": 1e-5, **CLIPPED}, "evaluations": [], "run": MADE, **changes})
 
 
 def render(tmp_path, *folders):
@@ -84,7 +92,7 @@ def test_the_same_run_gives_the_same_file(run_folder, tmp_path):
 
 def test_a_run_without_evaluations_still_has_a_report(run_folder, tmp_path):
     folder = run_folder()
-    (folder / "results.json").write_text(json.dumps({"privacy": {"epsilon": 1.0, "delta": 1e-5}, "evaluations": []}))
+    (folder / "results.json").write_text(results(evaluations=[]))
     (folder / "metrics.jsonl").write_text("")
     assert "Nothing was evaluated" in render(tmp_path, folder)
     render(tmp_path, folder, run_folder(name="other"))
@@ -95,17 +103,17 @@ def test_a_run_without_evaluations_still_has_a_report(run_folder, tmp_path):
     [
         ("results.json", "{", "not JSON"),
         ("results.json", "[]", "expected an object"),
-        ("results.json", '{"privacy": {"epsilon": "8"}, "evaluations": []}', "privacy.epsilon"),
-        ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}}', "evaluations"),
-        ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}, "evaluations": [{"name": "a"}]}', "no valid 'value'"),
-        ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}, "evaluations": [], "run": {"id": 3}}', "'run'"),
-        ("results.json", '{"privacy": {"epsilon": 8, "delta": 0}, "evaluations": [], "run": {"id": "a", "data": 3}}', "'run'"),
-        (
-            "results.json",
-            '{"privacy": {"epsilon": 8, "delta": 0}, "evaluations": [{"name": "a", "value": 1, "model": "trained", "split": '
-            '"test", "protocol": "", "step": 1, "interval": [1]}]}',
-            "no valid 'interval'",
-        ),
+        ("results.json", results(privacy={"epsilon": "8"}), "privacy.epsilon"),
+        ("results.json", results(privacy={"epsilon": 8, "delta": 0, **CLIPPED}), "privacy.delta between 0 and 1"),
+        ("results.json", results(privacy={"epsilon": 8, "delta": 1e-5, "clip_norm": 1.0}), "privacy.clipping"),
+        ("results.json", results(privacy={"epsilon": 8, "delta": 1e-5, "clipping": "fixed"}), "privacy.clip_norm"),
+        ("results.json", results(evaluations=None), "evaluations"),
+        ("results.json", results(evaluations=[{"name": "a"}]), "no valid 'value'"),
+        ("results.json", results(evaluations=[{**WITHOUT_ERROR, "interval": [1]}]), "no valid 'interval'"),
+        ("results.json", results(run=None), "'run'"),
+        ("results.json", results(run={**MADE, "id": 3}), "'run'"),
+        ("results.json", results(run={**MADE, "data": 3}), "'run'"),
+        ("results.json", results(run={name: value for name, value in MADE.items() if name != "ledger"}), "'run'"),
         ("metrics.jsonl", '{"step": 1}\n{"st\n', "line 2"),
         ("metrics.jsonl", '{"step": "1"}\n', "line 1"),
         ("metrics.jsonl", '{"step": 1, "epsilon": "2"}\n', "line 1"),

@@ -94,8 +94,9 @@ def test_an_epsilon_of_7_9951_is_shown_as_8_everywhere(run_folder, tmp_path, mon
     folder = run_folder()
     card = (folder / "privacy_card.md").read_text().replace("1.00, 1.00e-5", f"{round_up(7.9951)}, 1.00e-5")
     (folder / "privacy_card.md").write_text(card)
-    privacy = {"epsilon": 7.9951, "delta": 1.00001e-5, "guarantee": True, "accountant": "pld", "records": 1000}
     results = json.loads((folder / "results.json").read_text())
+    privacy = {"epsilon": 7.9951, "delta": 1.00001e-5, "guarantee": True, "accountant": "pld", "records": 1000}
+    privacy = {**results["privacy"], **privacy}
     (folder / "results.json").write_text(json.dumps({**results, "name": "x", "privacy": privacy}))
     (folder / "metrics.jsonl").write_text('{"step": 1, "epsilon": 7.9951}\n')
     views = [RunView.read(folder)] * 2

@@ -13,6 +13,7 @@ from dpfed.runs.recorded import wrong_provenance
 from dpfed.runs.spent import ledger_of
 from dpfed.runs.view import results_in
 from tests.runs.test_recorded import FACTS
+from tests.written_run import CLIPPED, MADE
 
 PLAN = PrivacyPlan(1000, 50, 5, 1.0, steps=100, noise_multiplier=1.5, delta=1e-4, accountant="rdp")
 
@@ -24,12 +25,13 @@ def run(tmp_path):
     ledger = Ledger.create(run.ledger, PLAN)
     for step in range(2):
         ledger.charge(Release(step, "d"))
+    ledger.note_papers("c", "m")
     return run
 
 
 def write(run, **privacy):
-    facts = {"epsilon": 1.0, "delta": 1e-4, "steps_charged": 2, **privacy}
-    run.results.write_text(json.dumps({"privacy": facts, "evaluations": []}))
+    facts = {"epsilon": 1.0, "delta": 1e-4, "steps_charged": 2, **CLIPPED, **privacy}
+    run.results.write_text(json.dumps({"privacy": facts, "evaluations": [], "run": MADE}))
 
 
 @pytest.mark.parametrize("said", [math.nan, math.inf, 3.0, "3", True, None])

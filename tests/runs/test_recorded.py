@@ -65,6 +65,11 @@ def test_what_a_run_writes_of_itself_is_read(run):
     assert run.provenance == FACTS
 
 
+def test_a_run_without_it_is_not_read(run):
+    with pytest.raises(UserError, match="provenance.json is missing"):
+        run.provenance  # noqa: B018
+
+
 @pytest.mark.parametrize("damage", [pytest.param(facts, id=name) for name, facts in _damaged(FACTS)])
 def test_a_damaged_one_is_refused_or_makes_a_card_all_the_same(run, damage):
     (run.path / "provenance.json").write_text(json.dumps(damage))

@@ -396,17 +396,6 @@ def test_what_a_kill_inside_a_write_left_of_a_checkpoint_is_gone_in_the_end(tiny
     assert not list(run.path.rglob("*.partial"))
 
 
-def test_a_run_is_read_that_spells_out_the_default_of_a_key_that_is_gone(tiny_config, tmp_path):
-    run = RunDirectory.create(tmp_path / "run", tiny_config, Randomness.from_seed(0))
-    file = tmp_path / "run" / "config.toml"
-    text, config = file.read_text(), run.config()
-    file.write_text(text.replace("[training]\n", '[training]\nsharding = "none"\n'))
-    assert 'sharding = "none"' in file.read_text() and run.config() == config
-    file.write_text(text.replace("[training]\n", '[training]\nsharding = "fsdp"\n'))
-    with pytest.raises(UserError, match="unknown key 'training.sharding'"):
-        run.config()
-
-
 def test_checkpoint_of_another_model_is_refused(tiny, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     interrupted(parse_config(tiny), folder, monkeypatch)
