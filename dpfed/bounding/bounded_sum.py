@@ -15,7 +15,9 @@ from dpfed.errors import UserError
 _SLACK = {torch.float64: 1e-5, torch.float32: 5e-3}
 _LEAST_FACTOR = 1e-30  # smaller ones lose digits in float32, down to all of them
 _ROUNDING = 2.0**-24  # of a number that becomes a float32, relative
-GROUPS_OF_A_PASS = 16  # at most, so many clipped gradients are added up in float32, before they are added to a float64 sum
+GROUPS_OF_A_PASS = 16  # at most, where clipped gradients are added up one after the other in float32, before they are float64
+# On a GPU they are added up in blocks, and then the blocks: as many additions one after the other, of more groups.
+BLOCK, PLACES_OF_A_PASS = 8, 64
 # Of C, what the rounding of these additions may move for each group, between two neighbours. An entry is multiplied by its
 # factor and added up to 17 times, and each time errs by up to 2^-24 of a partial sum of clipped gradients (docs/guarantee.md).
 _SHARED_PASS = 2 * (GROUPS_OF_A_PASS + 2) * _ROUNDING
@@ -103,7 +105,7 @@ def clip_factors(norms: Tensor, clip_norm: float | Clip) -> Tensor:
     return torch.where(torch.isfinite(norms) & (factors > _LEAST_FACTOR), factors, 0.0)
 
 
-_BLOCK = 4  # gradients that are added up in float32
+_FEW = 4  # gradients that are added up in float32
 
 
 def add_weighted(gradients: Tensor, factors: Tensor, into: Tensor) -> None:
@@ -118,6 +120,6 @@ def add_weighted(gradients: Tensor, factors: Tensor, into: Tensor) -> None:
     """
     gradients = torch.where((factors > 0)[:, None], gradients, 0.0)  # 0 * inf is not 0
     factors = factors.to(gradients.dtype)
-    for start in range(0, len(factors), _BLOCK):
-        some = slice(start, start + _BLOCK)
+    for start in range(0, len(factors), _FEW):
+        some = slice(start, start + _FEW)
         into.add_(factors[some] @ gradients[some])

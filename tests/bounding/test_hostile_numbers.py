@@ -65,7 +65,7 @@ def test_no_layers_clipped_gradient_is_longer_than_c(name, way, generator, monke
         squares = sum(t.squares + t.slack for t in terms)
         factors = clip_factors(squares.sqrt(), clip_norm).float()
         for group in range(len(sizes)):
-            alone = torch.where(torch.arange(len(sizes)) == group, factors, 0.0).tolist()
+            alone = torch.where(torch.arange(len(sizes)) == group, factors, 0.0)
             parts = [torch.zeros_like(parameter) for parameter in parameters]
             with torch.no_grad():
                 for t in terms:

@@ -67,7 +67,7 @@ class LayerwiseEngine(Engine):
         refuse_mixing(model, "bounding.engine = 'layerwise'")
         super().__init__(model)
         self._loss, self._if_unlike = LossOfViews(model, precision, loss), if_unlike
-        self._shape = PassShape.on(self._vector.device.type, group_size, records)
+        self._group_size, self._records = group_size, records
         self._lanes = Lanes(model, self._vector)
         self._loop = LoopEngine(model, precision, loss)
         self._is_checked = self._takes_turns = False
@@ -84,6 +84,8 @@ class LayerwiseEngine(Engine):
         with parametrize.cached():
             reading = Reading.of(self._loss, self._vector, self._sources())
             if not self._is_checked:
+                pixels = batch.views["image"][0].numel() // 3 if "image" in batch.views else 1
+                self._shape = PassShape.on(self._vector.device.type, self._group_size, self._records, pixels)
                 self._check(batch.views, reading)
             if self._takes_turns:
                 return self._loop.add_clipped(batch, clip_norm, into, losses)

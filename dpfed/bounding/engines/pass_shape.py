@@ -11,14 +11,15 @@ import heapq
 import math
 from dataclasses import dataclass
 
-from dpfed.bounding.bounded_sum import GROUPS_OF_A_PASS
+from dpfed.bounding.bounded_sum import BLOCK, GROUPS_OF_A_PASS, PLACES_OF_A_PASS
 from dpfed.bounding.engines.engine import GroupBatch
 
 _TYPICAL = 16  # S, where nobody says it
 _CPU_RECORDS = 32  # of a pass, about: more no longer fit into the cache, fewer spread the cost of a sum over less
 _CPU_LEAST = 8  # with fewer rows than four, a library may take other kernels
 _CPU_SHAPES = 20  # at most so many, for each of them is tried
-_DEVICE_RECORDS = 128
+_DEVICE_RECORDS = (128, 512)  # at least and at most, on a GPU
+_DEVICE_PIXELS = 512 * 3 * 32 * 32  # of all views of the records of a pass on a GPU, about
 # CPUs compute exponentials of the last few numbers of a tensor in another way than the others. So the losses of the groups are
 # computed in tensors of whole vectors: places for groups are powers of two, and slots for records multiples of this.
 _VECTOR = 16
@@ -43,7 +44,9 @@ class PassShape:
     typical: int
 
     @classmethod
-    def on(cls, device: str, group_size: int | None = None, records: int | None = None) -> PassShape:
+    def on(
+        cls, device: str, group_size: int | None = None, records: int | None = None, pixels: int = 3 * 32 * 32
+    ) -> PassShape:
         """The shape for groups of about S records.
 
         CPUs round a record alike in passes of many sizes, so few fillers are needed there. Elsewhere all passes have one size.
@@ -52,6 +55,7 @@ class PassShape:
             device: ``cpu``, ``cuda``, ``mps``.
             group_size: S.
             records: that a usual pass has; by default few on CPUs, whose cache is small.
+            pixels: of all views of a record.
         """
         typical = group_size or _TYPICAL
         slots = _VECTOR * math.ceil((typical + 3 * math.sqrt(typical)) / _VECTOR)
@@ -61,11 +65,12 @@ class PassShape:
             step = 2 * math.ceil(room / (2 * _CPU_SHAPES))
             room = step * math.ceil(room / step)
             totals = tuple(range(step * math.ceil(_CPU_LEAST / step), room + 1, step))
-        else:
-            aim = room = max(records or _DEVICE_RECORDS, slots)
-            totals = (room,)
-        groups = min(GROUPS_OF_A_PASS, max(4, 1 << math.ceil(math.log2(2 * room / typical))))
-        return cls(totals, groups, slots, aim, typical)
+            groups = min(GROUPS_OF_A_PASS, max(4, 1 << math.ceil(math.log2(2 * room / typical))))
+            return cls(totals, groups, slots, aim, typical)
+        least, most = _DEVICE_RECORDS
+        room = max(slots, records or min(most, max(least, _DEVICE_PIXELS // pixels // 64 * 64)))
+        groups = min(PLACES_OF_A_PASS, BLOCK * math.ceil((1 + 1.25 * room / typical) / BLOCK))
+        return cls((room,), groups, slots, room, typical)
 
     @property
     def room(self) -> int:

@@ -64,8 +64,11 @@ class Scalar:
         """Of the parameters that it comes from, once the copies have their gradients."""
         if values is None or values.grad is None:
             return []
-        own = values.grad[: grouping.count].unbind()
-        return [Materialised(target, [value * slope for value in own], grouping) for target, slope in self._slopes]
+        own = values.grad
+        if grouping.batched:
+            return [Materialised(target, own.view(-1, *[1] * slope.dim()) * slope, grouping) for target, slope in self._slopes]
+        by_group = own[: grouping.count].unbind()
+        return [Materialised(target, [value * slope for value in by_group], grouping) for target, slope in self._slopes]
 
 
 def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, reading: Reading) -> tuple[list[Term], Tensor]:
@@ -133,7 +136,7 @@ def check_rows(loss: LossOfViews, views: Views, sources: Sources, device: torch.
 
 
 @torch.no_grad()
-def clipped(terms: list[Term], clip_norm: float | Clip, places: int) -> tuple[Tensor, list[float]]:
+def clipped(terms: list[Term], clip_norm: float | Clip, places: int) -> tuple[Tensor, Tensor]:
     """Norms and clip factors of the groups of a pass.
 
     Args:
@@ -142,11 +145,12 @@ def clipped(terms: list[Term], clip_norm: float | Clip, places: int) -> tuple[Te
         places: for groups in a pass. All that is added up over the terms has that many columns, however many groups there are.
 
     Returns:
-        ``(G,)`` norms before clipping, and each group's factor, rounded to float32.
+        ``(G,)`` norms before clipping, and a factor for each place in float32, 0 where there is no group.
     """
     squares = torch.stack([term.squares for term in terms])
     count = squares.shape[1]
     total = F.pad(squares, (0, places - count)).sum(0)
     slack = sum((F.pad(term.slack, (0, places - count)) for term in terms if isinstance(term.slack, Tensor)), total * 0.0)
     factors = clip_factors((total + slack).sqrt(), clip_norm).float()
-    return total.sqrt()[:count], factors[:count].tolist()
+    factors[count:] = 0.0
+    return total.sqrt()[:count], factors

@@ -79,5 +79,9 @@ def expand(recorder: Recorder, _: Any, tensor: Tensor, *sizes: Any) -> Any:
 
 def _sum(target: Target, gradient: Tensor, shape: torch.Size, recorder: Recorder) -> Term:
     """Adds up a gradient ``(n k, ...)`` over records and whatever else was broadcast."""
-    by_group = [part[None].sum_to_size(shape) for part in recorder.grouping.sums(gradient)]
-    return Materialised(target, by_group, recorder.grouping)
+    grouping, sums = recorder.grouping, recorder.grouping.sums(gradient)
+    if isinstance(sums, Tensor):
+        last = shape[-(sums.dim() - 1) :]  # without a leading dimension of all records
+        full = (len(sums), *[1] * (sums.dim() - 1 - len(last)), *last)
+        return Materialised(target, sums.sum_to_size(full).view(len(sums), *shape), grouping)
+    return Materialised(target, [part[None].sum_to_size(shape) for part in sums], grouping)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpfed.bounding.layer_rules.grouping import Grouping, precise
+from dpfed.bounding.layer_rules.grouping import Gradients, Grouping, precise
 from dpfed.bounding.layer_rules.standardised import StandardisedWeight
 from dpfed.bounding.layer_rules.term import Materialised, OuterProducts, Target, Term, gram_is_cheaper
 
@@ -39,13 +39,16 @@ def convolution(
     if not isinstance(weights, StandardisedWeight):
         weights = recorder.target(weight)
 
+    def seen(grouping: Grouping) -> Tensor:
+        return x.to(output.dtype) if grouping.has_kernels_for(x) else precise(x)
+
     def terms(gradient: Tensor) -> Iterator[Term]:
         grouping = recorder.grouping
         if isinstance(weights, StandardisedWeight):
-            kernels = geometry.weight_gradients(precise(x), gradient, weight.detach(), grouping)
-            yield Materialised(weights.plain, [weights.pulled_back(kernel) for kernel in kernels], grouping)
+            kernels = geometry.weight_gradients(seen(grouping), gradient, weight.detach(), grouping)
+            yield Materialised(weights.plain, grouping.each(kernels, weights.pulled_back), grouping)
         elif weights is not None:
-            yield _of_kernel(weights, precise(x), gradient, weight.detach(), geometry, grouping)
+            yield _of_kernel(weights, seen(grouping), gradient, weight.detach(), geometry, grouping)
         if biases is not None:
             yield Materialised(biases, grouping.sums(gradient.sum((2, 3))), grouping)
 
@@ -79,6 +82,8 @@ def _of_kernel(
         slopes = gradients.permute(0, 2, 3, 1).flatten(1, 2)
         met = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
         return OuterProducts(target, patches, slopes, grouping, lambda whole: whole[:, :, *met].permute(0, 2, 3, 1))
+    if grouping.has_kernels_for(inputs) and geometry.groups == 1:
+        return Materialised(target, geometry.of_places(inputs, gradients, grouping), grouping, lambda w: w.permute(0, 2, 3, 1))
     return Materialised(target, geometry.weight_gradients(inputs, gradients, weight, grouping), grouping)
 
 
@@ -92,12 +97,22 @@ class Geometry:
     dilation: tuple[int, int]
     groups: int
 
-    def weight_gradients(self, inputs: Tensor, gradients: Tensor, weight: Tensor, grouping: Grouping) -> list[Tensor]:
-        """Of the sum over the images of each group, by the library: ``(n, C, H, W)`` and ``(n, O, H', W')``."""
+    def weight_gradients(self, inputs: Tensor, gradients: Tensor, weight: Tensor, grouping: Grouping) -> Gradients:
+        """Of the sum over the images of each group, in the kernel's shape: ``(n, C, H, W)`` and ``(n, O, H', W')``."""
+        if grouping.has_kernels_for(inputs) and self.groups == 1:
+            return self.of_places(inputs, gradients, grouping).permute(0, 1, 4, 2, 3)
         backward, only_weight = torch.ops.aten.convolution_backward, [False, True, False]
         moves = (list(self.stride), list(self.padding), list(self.dilation), False, [0, 0], self.groups)
         sides = zip(grouping.split(gradients), grouping.split(inputs), strict=True)
         return [backward(g, x, weight, None, *moves, only_weight)[1] for g, x in sides]
+
+    def of_places(self, inputs: Tensor, gradients: Tensor, grouping: Grouping) -> Tensor:
+        """The same of all places at once, ``(places, O, kH, kW, C)``."""
+        from dpfed.bounding.kernels import outer_products
+
+        x, g = (images.permute(0, 2, 3, 1).contiguous() for images in (inputs, gradients.to(inputs.dtype)))
+        starts = grouping.starts * grouping.per_record(inputs)
+        return outer_products(g, x, starts, self.kernel, self.stride, self.padding, self.dilation)
 
     def taps(self, size: tuple[int, int], positions: tuple[int, int]) -> tuple[range, range]:
         """Rows and columns of the kernel that meet the image somewhere, and not padding alone.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,8 +69,8 @@ class EmbeddingWeight:
         """See `Term`."""
         return [self._rows[group], self._tokens[group]]
 
-    def add_weighted(self, factors: Sequence[float], into: Tensor) -> None:
+    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
         """See `Term`."""
-        for rows, tokens, factor in zip(self._rows, self._tokens, factors, strict=True):
+        for rows, tokens, factor in zip(self._rows, self._tokens, factors.tolist(), strict=False):
             if factor > 0:
                 into.index_add_(0, tokens, rows, alpha=factor)

@@ -7,12 +7,19 @@ group's own rows, in a shape that only the group's own size decides.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from dpfed.bounding.layer_rules.refusal import Unsupported
+
+
+# One for each group; or those of all places together, ``(places, ...)``.
+Gradients = list[Tensor] | Tensor
 
 
 def precise_type(values: Tensor) -> torch.dtype:
@@ -23,6 +30,11 @@ def precise_type(values: Tensor) -> torch.dtype:
 def precise(values: Tensor) -> Tensor:
     """The values in `precise_type`."""
     return values.to(precise_type(values))
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 class Grouping:
@@ -38,13 +50,17 @@ class Grouping:
         places: for groups, at least as many as there are groups.
         slots: for records of a group, at least as many as the longest has.
         records: n, fillers included.
+        batched: whether the groups' figures are computed together, for every place; by default on GPUs, where a call for each
+            group would cost more than what it computes. Otherwise for one group after the other.
 
     Attributes:
+        batched: as given.
         places: as given.
         records: as given.
         typical: as given.
         slots: ``(places, slots)`` the records of each group; n, a record that does not exist, where there is none.
         present: ``(places, slots)`` whether a slot holds a record.
+        starts: ``(places + 1,)`` int32 first record of each group, and the one behind the last.
     """
 
     def __init__(
@@ -56,19 +72,26 @@ class Grouping:
         places: int | None = None,
         slots: int | None = None,
         records: int | None = None,
+        batched: bool | None = None,
     ) -> None:
+        self.batched = device.type == "cuda" and _has_triton() if batched is None else batched
         self.sizes, self.device, self.exact, self.count = sizes, device, exact, len(sizes)
         longest = slots or max(sizes)
         self.places, self.records = places or len(sizes), records or sum(sizes)
         self.typical = typical or longest
         counts = torch.zeros(self.places, 1, dtype=torch.int64)
         counts[: self.count, 0] = torch.tensor(sizes)
-        starts = torch.zeros_like(counts)
+        starts = torch.full_like(counts, sum(sizes))
         starts[: self.count, 0] = torch.tensor([0, *sizes[:-1]]).cumsum(0)
         self._ends = [0, *torch.tensor(sizes).cumsum(0).tolist()]
         each = torch.arange(longest)
         self.present = (each < counts).to(device)
         self.slots = torch.where(each < counts, starts + each, self.records).to(device)
+        self.starts = torch.cat([starts[:, 0], torch.tensor([sum(sizes)])]).int().to(device)
+
+    def has_kernels_for(self, values: Tensor) -> bool:
+        """Whether `dpfed.bounding.kernels` compute with such numbers."""
+        return self.batched and values.dtype != torch.float64
 
     def per_record(self, rows: Tensor) -> int:
         """k, how many of a tensor's rows ``(n k, ...)`` a record has.
@@ -90,10 +113,17 @@ class Grouping:
         """``(m,)`` the group of each row that has one: the first m rows."""
         return torch.arange(self.count).repeat_interleave(torch.tensor(self.sizes) * self.per_record(rows)).to(rows.device)
 
-    def sums(self, rows: Tensor) -> list[Tensor]:
+    def sums(self, rows: Tensor) -> Gradients:
         """``(n k, ...)`` -> for each group ``(...)``, added up over its rows in `precise_type`."""
         kind = precise_type(rows)
+        if self.batched:
+            by_record = rows.unflatten(0, (self.records, self.per_record(rows))).sum(1, dtype=kind)
+            return self.by_place(by_record).sum(1)
         return [own.sum(0, dtype=kind) for own in self.split(rows)]
+
+    def each(self, gradients: Gradients, change: Callable[[Tensor], Tensor]) -> Gradients:
+        """Changes every group's gradient: a list one by one, and ``(places, ...)`` at once."""
+        return change(gradients) if isinstance(gradients, Tensor) else [change(own) for own in gradients]
 
     def by_place(self, rows: Tensor) -> Tensor:
         """``(n, ...)`` -> ``(places, slots, ...)``, zeros where there is no record."""

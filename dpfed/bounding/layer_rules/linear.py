@@ -25,7 +25,7 @@ def linear(recorder: Recorder, _: Any, input: Tensor, weight: Tensor, bias: Tens
         if isinstance(weights, AdaptedWeight):
             yield from weights.terms(x, gradient, recorder.grouping)
         elif weights is not None:
-            yield OuterProducts(weights, x, gradient, recorder.grouping)
+            yield OuterProducts(weights, x.to(output.dtype), gradient, recorder.grouping)
         if biases is not None:
             yield shift_term(biases, gradient, recorder)
 

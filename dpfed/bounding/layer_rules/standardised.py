@@ -30,8 +30,8 @@ class StandardisedWeight:
     inverse: Tensor
 
     def pulled_back(self, gradient: Tensor) -> Tensor:
-        """The gradient of the plain kernel, ``(1, O, d)``, from that of the standardised one, ``(O, ...)``."""
-        g = gradient.reshape(self.weight.shape)
+        """The gradient of the plain kernel, ``(..., 1, O, d)``, from that of the standardised one, ``(..., O, C, kH, kW)``."""
+        g = gradient.flatten(-3).unsqueeze(-3)
         along = (g * self.weight).mean(-1, keepdim=True)
         return self.inverse * (g - g.mean(-1, keepdim=True) - self.weight * along)
 

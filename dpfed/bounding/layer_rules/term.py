@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from dpfed.bounding import foreach
-from dpfed.bounding.layer_rules.grouping import Grouping, precise
+from dpfed.bounding.bounded_sum import BLOCK
+from dpfed.bounding.layer_rules.grouping import Gradients, Grouping, precise
 
 View = Callable[[Tensor], Tensor]
 
@@ -68,12 +69,12 @@ class Term(Protocol):
     def parts(self, group: int) -> list[Tensor]:
         """All that the group's gradient is computed from: the gradient itself, or rows of the pass."""
 
-    def add_weighted(self, factors: Sequence[float], into: Tensor) -> None:
+    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
         """Adds the groups' gradients up, each times its factor: no more float32 additions to an entry than there are groups,
         and one. A group of factor 0 is left out: it need not be finite.
 
         Args:
-            factors: G of them.
+            factors: ``(G,)`` float32.
             into: float32, the target's place in the sum.
         """
 
@@ -84,27 +85,53 @@ class Materialised:
 
     Args:
         target: the parameter.
-        gradients: of each group, in the shape of the target.
+        gradients: of each group, in the shape of the target, or of its `place`.
         grouping: of the records.
+        place: from the target's place in a sum to where the gradients are added; default: the place itself.
     """
 
     target: Target
-    gradients: list[Tensor]
+    gradients: Gradients
     grouping: Grouping
+    place: View | None = None
     slack: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self.squares = foreach.norms(self.gradients, self.grouping.exact).square()
+        self.squares = squares_of(self.gradients, self.grouping)
 
     def parts(self, group: int) -> list[Tensor]:
         """See `Term`."""
         return [self.gradients[group]]
 
-    def add_weighted(self, factors: Sequence[float], into: Tensor) -> None:
+    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
         """See `Term`."""
-        for gradient, factor in zip(self.gradients, factors, strict=True):
-            if factor > 0:
-                into.add_(gradient.view(into.shape), alpha=factor)
+        add_weighted(self.gradients, factors, into if self.place is None else self.place(into))
+
+
+def add_weighted(gradients: Gradients, factors: Tensor, place: Tensor) -> None:
+    """See `Term.add_weighted`.
+
+    Args:
+        gradients: of the groups.
+        factors: ``(G,)``; of all places, where the gradients are.
+        place: where they are added.
+    """
+    if isinstance(gradients, Tensor):
+        flat = gradients.reshape(len(gradients), -1).masked_fill_((factors == 0)[:, None], 0.0)  # 0 * inf is not 0
+        blocks = factors.to(flat.dtype).view(-1, 1, BLOCK) @ flat.view(-1, BLOCK, flat.shape[1])
+        place.add_(blocks.sum((0, 1)).view(place.shape))
+        return
+    for gradient, factor in zip(gradients, factors.tolist(), strict=False):
+        if factor > 0:
+            place.add_(gradient.view(place.shape), alpha=factor)
+
+
+def squares_of(gradients: Gradients, grouping: Grouping) -> Tensor:
+    """``(G,)`` exact sums of squares."""
+    if isinstance(gradients, Tensor):
+        flat = gradients.reshape(len(gradients), -1)
+        return torch.linalg.vector_norm(flat, dim=1, dtype=grouping.exact)[: grouping.count].square()
+    return foreach.norms(gradients, grouping.exact).square()
 
 
 _ROUNDING = 1e-6  # relative: 16 roundings to float32, more than is seen in dot products of thousands of entries
@@ -152,12 +179,17 @@ class OuterProducts:
     def __init__(
         self, target: Target, inputs: Tensor, gradients: Tensor, grouping: Grouping, place: View | None = None
     ) -> None:
-        self.target, self._place = target, place
+        self.target, self._place, self._grouping = target, place, grouping
+        if grouping.has_kernels_for(inputs):
+            self._rows, self.slack = [], 0.0
+            self._products: Gradients = _of_places(inputs, gradients, grouping)
+            self.squares = squares_of(self._products, grouping)
+            return
         a, g = ([rows.flatten(0, -2) for rows in grouping.split(side)] for side in (precise(inputs), gradients))
         d, p = inputs.shape[-1], gradients.shape[-1]
         usual = grouping.typical * grouping.per_record(inputs) * (inputs[0].numel() // d)
         self._rows: list[tuple[Tensor, Tensor]] = []
-        self._products: list[Tensor] = []
+        self._products = []
         self.slack: Tensor | float = 0.0
         if inputs.device.type == "cpu" and gram_is_cheaper(usual, d, p):
             self._rows = list(zip(a, g, strict=True))
@@ -165,23 +197,23 @@ class OuterProducts:
             self.squares, self.slack = (torch.stack(part) for part in zip(*found, strict=True))
         else:
             self._products = [own_g.mT @ own_a for own_a, own_g in zip(a, g, strict=True)]
-            self.squares = foreach.norms(self._products, grouping.exact).square()
+            self.squares = squares_of(self._products, grouping)
 
     def parts(self, group: int) -> list[Tensor]:
         """See `Term`."""
         return list(self._rows[group]) if self._rows else [self._products[group]]
 
-    def add_weighted(self, factors: Sequence[float], into: Tensor) -> None:
+    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
         """See `Term`."""
+        if not self._rows:
+            add_weighted(self._products, factors, into if self._place is None else self._place(into))
+            return
         total = into if self._place is None else None
         product: Tensor | None = None
-        for group, factor in enumerate(factors):
+        for group, factor in enumerate(factors.tolist()):
             if factor > 0:
-                if self._rows:
-                    a, g = self._rows[group]
-                    product = torch.mm(g.mT, a) if product is None else torch.mm(g.mT, a, out=product)
-                else:
-                    product = self._products[group]
+                a, g = self._rows[group]
+                product = torch.mm(g.mT, a) if product is None else torch.mm(g.mT, a, out=product)
                 if total is None:
                     total = product * factor
                 else:
@@ -189,6 +221,14 @@ class OuterProducts:
         if self._place is not None and total is not None:
             place = self._place(into)
             place.add_(total.view(place.shape))
+
+
+def _of_places(inputs: Tensor, gradients: Tensor, grouping: Grouping) -> Tensor:
+    """``(places, p, d)`` sums of outer products, of the groups of all places in one product."""
+    from dpfed.bounding.kernels import outer_products
+
+    a, g = (side.reshape(len(side), 1, -1, side.shape[-1]).contiguous() for side in (inputs, gradients.to(inputs.dtype)))
+    return outer_products(g, a, grouping.starts * grouping.per_record(inputs))[:, :, 0, 0]
 
 
 # Writing a gradient, reading it for its norm and keeping it for the sum costs about as much time as so many multiplications.

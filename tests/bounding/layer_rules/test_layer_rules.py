@@ -183,7 +183,7 @@ def test_norms_and_weighted_sums_are_those_of_autograd(name, sizes):
     parts = [torch.zeros_like(parameter) for parameter in parameters]
     with torch.no_grad():
         for t in terms:
-            t.add_weighted(factors.tolist(), t.target.of(parts))
+            t.add_weighted(factors, t.target.of(parts))
     for index, part in enumerate(parts):
         expected = sum(factor * gradient[index] for factor, gradient in zip(factors, gradients, strict=True))
         torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
@@ -206,7 +206,7 @@ def test_groups_that_are_not_finite_leave_the_others_as_they_are(name):
         parts = [torch.zeros_like(parameter) for parameter in parameters]
         with torch.no_grad():
             for t in terms:
-                t.add_weighted(factors.tolist(), t.target.of(parts))
+                t.add_weighted(factors, t.target.of(parts))
         sums.append(torch.cat([part.flatten() for part in parts]))
     assert sums[0].any()
     torch.testing.assert_close(sums[1], sums[0])

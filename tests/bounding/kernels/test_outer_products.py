@@ -1,0 +1,101 @@
+"""Triton's kernels against the library, group by group, by Triton's interpreter: no GPU is needed."""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are read
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dpfed.bounding.engines import layerwise
+from dpfed.bounding.engines.layerwise import LayerwiseEngine
+from dpfed.bounding.engines.loop import LoopEngine
+from dpfed.bounding.engines.pass_shape import PassShape
+from dpfed.bounding.layer_rules.grouping import Grouping
+from dpfed.config import ObjectiveConfig
+from dpfed.models.building import build_model
+from tests.bounding.engines.cancelling import MODELS, moved_by_a_stranger
+from tests.bounding.engines.test_engines import WITH_TEMPERATURE, batch_for
+
+pytest.importorskip("triton")
+GEOMETRIES = {
+    "3x3": ((3, 3), (1, 1), (1, 1), (1, 1), 5, 7, 6),
+    "3x3, stride 2": ((3, 3), (2, 2), (1, 1), (1, 1), 20, 17, 8),
+    "1x1, stride 2": ((1, 1), (2, 2), (0, 0), (1, 1), 4, 3, 6),
+    "7x7, stride 2": ((7, 7), (2, 2), (3, 3), (1, 1), 3, 4, 9),
+    "dilated": ((3, 3), (1, 1), (2, 2), (2, 2), 4, 4, 7),
+    "oblong": ((1, 3), (1, 2), (0, 1), (1, 1), 4, 6, 6),
+}
+
+
+def groups_of(kind, geometry):
+    """Slopes and images, where groups begin, and each group's gradient by the library; one group is empty."""
+    kernel, stride, padding, dilation, channels, outputs, side = geometry
+    images, weight = torch.randn(9, channels, side, side).to(kind), torch.randn(outputs, channels, *kernel).to(kind)
+    slopes = torch.randn_like(F.conv2d(images, weight, None, stride, padding, dilation))
+    starts = [0, 2, 2, 6, 9]
+    expected = []
+    for first, end in zip(starts, starts[1:], strict=False):
+        g, x, w = slopes[first:end].float(), images[first:end].float(), weight.float()
+        moves = (list(stride), list(padding), list(dilation), False, [0, 0], 1)
+        backward = torch.ops.aten.convolution_backward
+        expected.append(backward(g, x, w, None, *moves, [False, True, False])[1] if end > first else torch.zeros_like(w))
+    sides = (tensor.permute(0, 2, 3, 1).contiguous() for tensor in (slopes, images))
+    return (*sides, torch.tensor(starts, dtype=torch.int32), kernel, stride, padding, dilation), torch.stack(expected)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
+def test_every_group_has_the_librarys_gradient(geometry, kind):
+    from dpfed.bounding.kernels import outer_products
+
+    given, expected = groups_of(kind, geometry)
+    found = outer_products(*given).permute(0, 1, 4, 2, 3)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_groups_gradient_has_the_same_bits_wherever_it_stands():
+    from dpfed.bounding.kernels import outer_products
+
+    slopes, images, others = torch.randn(20, 3, 3, 5), torch.randn(20, 3, 3, 4), torch.randn(30, 3, 3, 5) * 1e4
+    moves = ((3, 3), (1, 1), (1, 1), (1, 1))
+    alone = outer_products(slopes, images, torch.tensor([0, 20], dtype=torch.int32), *moves)[0]
+    for before in (1, 7, 10):
+        g = torch.cat([others[:before], slopes, others[before:]])
+        x = torch.cat([others[:before, ..., :4], images, others[before:, ..., :4]])
+        starts = torch.tensor([0, before, before + 20, 50], dtype=torch.int32)
+        assert torch.equal(outer_products(g, x, starts, *moves)[1], alone)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """The engine makes passes as on a GPU: one shape, all places together, Triton's kernels."""
+
+    def grouping(*given, **named):
+        return Grouping(*given, **named, batched=True)
+
+    monkeypatch.setattr(layerwise, "Grouping", grouping)
+    on = PassShape.on
+    monkeypatch.setattr(PassShape, "on", lambda device, size, records, pixels: on("cuda", size, records or 24, pixels))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("name", ["cnn", "two towers"])
+def test_a_gpus_pass_comes_to_the_loops_sum(name):
+    model, batch = build_model(MODELS[name], WITH_TEMPERATURE), batch_for(MODELS[name])
+    batch.views["image"][0] = torch.inf  # a group that is not finite adds nothing
+    sums, norms = [], []
+    for engine in (LoopEngine(model), LayerwiseEngine(model, group_size=4, if_unlike="raise")):
+        sums.append(engine.zeros())
+        norms.append(engine.add_clipped(batch, 0.05, sums[-1]).sort().values)
+    torch.testing.assert_close(*norms, rtol=1e-4, atol=0, equal_nan=True)
+    assert torch.isfinite(sums[1]).all() and (sums[0] - sums[1]).norm() < 1e-4 * sums[0].norm()
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_stranger_moves_nobody_in_a_gpus_pass(precision):
+    generator = torch.Generator().manual_seed(7)
+    model = build_model(MODELS["cnn"], ObjectiveConfig(temperature=0.2))
+    assert moved_by_a_stranger("layerwise", model, "near", 1e-5, generator, precision) <= 1
