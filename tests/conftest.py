@@ -19,6 +19,9 @@ from dpfed.data.store.records import RecordStore
 # Caches of hypothesis, wherever it is used: never a folder in the checkout.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "dpfed-hypothesis"))
 
+# Triton's kernels are computed by its interpreter: tests need no GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 CIFAR10 = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10"
 
 

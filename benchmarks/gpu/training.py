@@ -49,7 +49,7 @@ class Until:
 
     def __init__(self, place: Place, every: int, inner: Watcher) -> None:
         self._place, self._every, self._inner = place, every, inner
-        self.note, self.evaluated = inner.note, inner.evaluated
+        self.note, self.evaluated, self.figures = inner.note, inner.evaluated, inner.figures
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """See `Watcher`."""

@@ -12,7 +12,8 @@ from dpfed.config import ObjectiveConfig
 from dpfed.models.building import build_model
 from dpfed.objectives.infonce import group_loss
 from dpfed.privacy.plan import PrivacyPlan
-from tests.bounding.engines.test_engines import MODELS, STARTS, a_further_group_of_nothing, batch_for
+from tests.bounding.engines.cancelling import a_further_group_of_nothing
+from tests.bounding.engines.test_engines import MODELS, STARTS, batch_for
 
 PROGRESS = {"share": 0.01, "quantile": 0.5, "loss_range": 4.0, "phase": 5}
 PLAN = PrivacyPlan(2000, 256, 4, 0.7, 100, 1.3, 1e-5, progress=PROGRESS)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dpfed
-from dpfed.bounding.engines import ENGINES, GroupBatch, LoopEngine, VmapEngine, fastest_engine
+from dpfed.bounding.engines import ENGINES, GroupBatch, LoopEngine, fastest_engine
 from dpfed.bounding.engines import loop as loop_room
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
@@ -79,15 +79,6 @@ def test_bf16_reaches_the_same_direction(model):
     into = half.zeros()
     half.add_clipped(batch, 1.0, into)
     assert torch.nn.functional.cosine_similarity(into.double(), summed(model, batch, 1.0), dim=0) > 0.9
-
-
-def test_standardised_weights_under_both_engines():
-    model = build_model(ModelConfig(width=8, weight_standardisation=True, normalisation="layer"), ObjectiveConfig())
-    batch = with_and_without()[0]
-    engine = VmapEngine(model)
-    into = engine.zeros()
-    engine.add_clipped(batch, 0.05, into)
-    assert into.any() and torch.allclose(into.double(), summed(model, batch, 0.05), atol=1e-6)
 
 
 def test_a_whole_run(tiny, tmp_path):

@@ -10,7 +10,8 @@ import pytest
 
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger, Release
-from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.plan import ARITHMETIC, PrivacyPlan
+from dpfed.runs.pretraining import pretrain
 from tests.files.disk import full_disk
 
 PLAN = PrivacyPlan.calibrate(1000, 100, 5, epsilon=3.0, group_size=4, clip_norm=1.0)
@@ -169,7 +170,19 @@ def test_a_plan_has_its_fields_in_files_and_their_hash_as_fingerprint():
     kept = plan.as_dict()
     assert kept == {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     assert PrivacyPlan.from_dict(kept) == plan
-    assert plan.fingerprint == hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    hashed = {**kept, "arithmetic": ARITHMETIC}
+    assert plan.fingerprint == hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_a_run_whose_engines_rounded_in_another_way_is_not_resumed(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.setattr("dpfed.privacy.plan.ARITHMETIC", ARITHMETIC - 1)
+    run = pretrain(tiny_config, tmp_path / "run")
+    assert Ledger.open(run.ledger).charged == tiny_config.privacy.steps
+    monkeypatch.undo()
+    ledger = Ledger.open(run.ledger)  # what was spent can still be read
+    assert ledger.charged == tiny_config.privacy.steps
+    with pytest.raises(UserError, match="older dpfed.*cannot resume it.*stays spent.*new run"):
+        ledger.require_current()
 
 
 @pytest.mark.parametrize(

@@ -248,12 +248,11 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(seeded, tmp_path
     *_, before, newest = sorted((folder / "checkpoints").iterdir())
     HARMS[harm](newest)
     first, computed = int(before.stem.removeprefix("step-")), []
-    bounded_sum = Worker.bounded_sum
+    bounded_sum, (weights, results) = Worker.bounded_sum, undisturbed(seeded)
     monkeypatch.setattr(Worker, "bounded_sum", lambda self, step: (computed.append(step), bounded_sum(self, step))[1])
     watcher = Silent()
     watcher.note = said.append
     run = resume(folder, watcher)
-    weights, results = undisturbed(seeded)
     again, results_again = outcome(run)
     assert same(weights, again) and results_again["privacy"] == results["privacy"]
     assert computed == list(range(at, 6))

@@ -44,9 +44,7 @@ class PassShape:
     typical: int
 
     @classmethod
-    def on(
-        cls, device: str, group_size: int | None = None, records: int | None = None, pixels: int = 3 * 32 * 32
-    ) -> PassShape:
+    def on(cls, device: str, group_size: int | None = None, records: int | None = None, pixels: int = 3 * 32 * 32) -> PassShape:
         """The shape for groups of about S records.
 
         CPUs round a record alike in passes of many sizes, so few fillers are needed there. Elsewhere all passes have one size.

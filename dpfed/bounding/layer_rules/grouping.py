@@ -17,7 +17,6 @@ from torch import Tensor
 
 from dpfed.bounding.layer_rules.refusal import Unsupported
 
-
 # One for each group; or those of all places together, ``(places, ...)``.
 Gradients = list[Tensor] | Tensor
 

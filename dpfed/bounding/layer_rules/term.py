@@ -179,18 +179,17 @@ class OuterProducts:
     def __init__(
         self, target: Target, inputs: Tensor, gradients: Tensor, grouping: Grouping, place: View | None = None
     ) -> None:
-        self.target, self._place, self._grouping = target, place, grouping
+        self.target, self._place = target, place
+        self._rows: list[tuple[Tensor, Tensor]] = []
+        self._products: Gradients = []
+        self.slack: Tensor | float = 0.0
         if grouping.has_kernels_for(inputs):
-            self._rows, self.slack = [], 0.0
-            self._products: Gradients = _of_places(inputs, gradients, grouping)
+            self._products = _of_places(inputs, gradients, grouping)
             self.squares = squares_of(self._products, grouping)
             return
         a, g = ([rows.flatten(0, -2) for rows in grouping.split(side)] for side in (precise(inputs), gradients))
         d, p = inputs.shape[-1], gradients.shape[-1]
         usual = grouping.typical * grouping.per_record(inputs) * (inputs[0].numel() // d)
-        self._rows: list[tuple[Tensor, Tensor]] = []
-        self._products = []
-        self.slack: Tensor | float = 0.0
         if inputs.device.type == "cpu" and gram_is_cheaper(usual, d, p):
             self._rows = list(zip(a, g, strict=True))
             found = [gram_squares(own_a, own_g, grouping.exact) for own_a, own_g in self._rows]

@@ -59,6 +59,16 @@ def batch_of(groups: list[dict[str, torch.Tensor]]) -> GroupBatch:
     return GroupBatch({name: torch.cat([views[name] for views in groups]) for name in groups[0]}, starts)
 
 
+def a_further_group_of_nothing(batch: GroupBatch, count: int) -> GroupBatch:
+    """The batch with one group more in front, of views that are no numbers: it adds nothing, but shares the others' passes."""
+    further = {
+        name: torch.full((count, *view.shape[1:]), torch.nan) if view.is_floating_point() else view[:1].repeat(count, 1, 1)
+        for name, view in batch.views.items()
+    }
+    views = {name: torch.cat([further[name], view]) for name, view in batch.views.items()}
+    return GroupBatch(views, [0, *(count + start for start in batch.starts)])
+
+
 def moved_by_a_stranger(
     engine: str, model, kind: str, clip: float | Clip, generator: torch.Generator, precision: str = "fp32", size: int = 4
 ) -> float:

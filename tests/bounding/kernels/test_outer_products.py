@@ -1,9 +1,5 @@
 """Triton's kernels against the library, group by group, by Triton's interpreter: no GPU is needed."""
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are read
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -81,7 +77,8 @@ def as_on_a_gpu(monkeypatch):
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("name", ["cnn", "two towers"])
+@pytest.mark.parametrize("name", ["cnn", pytest.param("two towers", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore:invalid value")  # of a group that is not finite
 def test_a_gpus_pass_comes_to_the_loops_sum(name):
     model, batch = build_model(MODELS[name], WITH_TEMPERATURE), batch_for(MODELS[name])
     batch.views["image"][0] = torch.inf  # a group that is not finite adds nothing
@@ -93,7 +90,9 @@ def test_a_gpus_pass_comes_to_the_loops_sum(name):
     assert torch.isfinite(sums[1]).all() and (sums[0] - sums[1]).norm() < 1e-4 * sums[0].norm()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_stranger_moves_nobody_in_a_gpus_pass(precision):
     generator = torch.Generator().manual_seed(7)
