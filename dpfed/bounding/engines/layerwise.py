@@ -5,6 +5,7 @@ The field calls it ghost clipping, and the use of one backward pass for norms an
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Literal
 
@@ -84,7 +85,7 @@ class LayerwiseEngine(Engine):
         with parametrize.cached():
             reading = Reading.of(self._loss, self._vector, self._sources())
             if not self._is_checked:
-                pixels = batch.views["image"][0].numel() // 3 if "image" in batch.views else 1
+                pixels = math.prod(batch.views["image"].shape[1:]) // 3
                 self._shape = PassShape.on(self._vector.device.type, self._group_size, self._records, pixels)
                 self._check(batch.views, reading)
             if self._takes_turns:
@@ -98,7 +99,7 @@ class LayerwiseEngine(Engine):
         further: list[Tensor] | None = None if losses is None else []
         norms = torch.cat([norms, self._loop.add_clipped(batch.only(alone), clip_norm, into, further)])
         if losses is not None and further:
-            losses[-2:] = [torch.cat([losses[-1], further[0]], dim=1)]
+            losses[-1] = torch.cat([losses[-1], further[0]], dim=1)
         return norms
 
     def _check(self, views: Views, reading: Reading) -> None:

@@ -40,7 +40,7 @@ def convolution(
         weights = recorder.target(weight)
 
     def seen(grouping: Grouping) -> Tensor:
-        return x.to(output.dtype) if grouping.has_kernels_for(x) else precise(x)
+        return x.to(output.dtype) if grouping.has_kernels_for(x) and groups == 1 else precise(x)
 
     def terms(gradient: Tensor) -> Iterator[Term]:
         grouping = recorder.grouping

@@ -13,6 +13,7 @@ from dpfed.config import ObjectiveConfig
 from dpfed.models.building import build_model
 from tests.bounding.engines.cancelling import MODELS, moved_by_a_stranger
 from tests.bounding.engines.test_engines import WITH_TEMPERATURE, batch_for
+from tests.bounding.layer_rules.test_layer_rules import LAYERS, SIZES, by_autograd, case, watched
 
 pytest.importorskip("triton")
 GEOMETRIES = {
@@ -76,8 +77,9 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(PassShape, "on", lambda device, size, records, pixels: on("cuda", size, records or 24, pixels))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("name", ["cnn", pytest.param("two towers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["cnn", "two towers"])
 @pytest.mark.filterwarnings("ignore:invalid value")  # of a group that is not finite
 def test_a_gpus_pass_comes_to_the_loops_sum(name):
     model, batch = build_model(MODELS[name], WITH_TEMPERATURE), batch_for(MODELS[name])
@@ -98,3 +100,39 @@ def test_a_stranger_moves_nobody_in_a_gpus_pass(precision):
     generator = torch.Generator().manual_seed(7)
     model = build_model(MODELS["cnn"], ObjectiveConfig(temperature=0.2))
     assert moved_by_a_stranger("layerwise", model, "near", 1e-5, generator, precision) <= 1
+
+
+def of_all_places(layer, inputs, seeds, sizes):
+    """Squared norms of the groups and their weighted sum, with all places of a pass together."""
+    grouping = Grouping(sizes, torch.device("cpu"), torch.float64, places=8, slots=6, batched=True)
+    terms, parameters = watched(layer, inputs, grouping, seeds)
+    factors = torch.cat([torch.linspace(0.2, 1, len(sizes)), torch.zeros(8 - len(sizes))])
+    parts = [torch.zeros_like(parameter) for parameter in parameters]
+    with torch.no_grad():
+        for term in terms:
+            term.add_weighted(factors, term.target.of(parts))
+    return sum(term.squares for term in terms), parts, factors, parameters
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_has_autograds_gradients_for_all_places_at_once(name):
+    layer, inputs, seeds, _ = case(name, SIZES["uneven"])
+    squares, parts, factors, parameters = of_all_places(layer, inputs, seeds, SIZES["uneven"])
+    gradients = by_autograd(layer, inputs, seeds, SIZES["uneven"], parameters)
+    norms = torch.tensor([sum(part.double().square().sum() for part in gradient) for gradient in gradients])
+    torch.testing.assert_close(squares, norms, rtol=2e-5, atol=1e-8)
+    for index, part in enumerate(parts):
+        expected = sum(factor * gradient[index] for factor, gradient in zip(factors, gradients, strict=False))
+        torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_convolution_in_bf16_has_its_own_gradients(groups):
+    """Also one whose channels are kept apart, which no kernel computes."""
+    layer, inputs = torch.nn.Conv2d(4, 8, 3, padding=1, groups=groups), torch.randn(22, 4, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        seeds = torch.randn_like(layer(inputs)).float()
+        squares, _, _, parameters = of_all_places(layer, inputs, seeds, SIZES["uneven"])
+    gradients = by_autograd(layer, inputs, seeds, SIZES["uneven"], parameters)
+    norms = torch.tensor([sum(part.double().square().sum() for part in gradient) for gradient in gradients])
+    torch.testing.assert_close(squares, norms, rtol=2e-2, atol=0)
