@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dpfed.bounding.bounded_sum import BLOCK, GROUPS_OF_A_PASS, PLACES_OF_A_PASS
 from dpfed.bounding.engines.engine import GroupBatch
+from dpfed.bounding.layer_rules.grouping import computes_together
 
 _TYPICAL = 16  # S, where nobody says it
 _CPU_RECORDS = 32  # of a pass, about: more no longer fit into the cache, fewer spread the cost of a sum over less
@@ -67,7 +68,8 @@ class PassShape:
             return cls(totals, groups, slots, aim, typical)
         least, most = _DEVICE_RECORDS
         room = max(slots, records or min(most, max(least, _DEVICE_PIXELS // pixels // 64 * 64)))
-        groups = min(PLACES_OF_A_PASS, BLOCK * math.ceil((1 + 1.25 * room / typical) / BLOCK))
+        places = PLACES_OF_A_PASS if computes_together(device) else GROUPS_OF_A_PASS
+        groups = min(places, BLOCK * math.ceil((1 + 1.25 * room / typical) / BLOCK))
         return cls((room,), groups, slots, room, typical)
 
     @property

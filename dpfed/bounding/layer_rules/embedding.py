@@ -54,7 +54,7 @@ class EmbeddingWeight:
     slack = 0.0
 
     def __init__(self, target: Target, tokens: Tensor, gradients: Tensor, vocabulary: int, grouping: Grouping) -> None:
-        self.target = target
+        self.target, self._many = target, grouping.batched
         group = grouping.of_rows(tokens)
         tokens, rows = tokens[: len(group)], gradients[: len(group)].flatten(0, -2)
         # A group's gradient has one row per token that occurs in it: the sum over its occurrences.
@@ -71,6 +71,9 @@ class EmbeddingWeight:
 
     def add_weighted(self, factors: Tensor, into: Tensor) -> None:
         """See `Term`."""
+        total = into.double() if self._many else into  # more than `GROUPS_OF_A_PASS` are not added up in float32
         for rows, tokens, factor in zip(self._rows, self._tokens, factors.tolist(), strict=False):
             if factor > 0:
-                into.index_add_(0, tokens, rows, alpha=factor)
+                total.index_add_(0, tokens, rows.to(total.dtype), alpha=factor)
+        if self._many:
+            into.copy_(total)

@@ -32,8 +32,9 @@ def precise(values: Tensor) -> Tensor:
 
 
 @functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def computes_together(device: str) -> bool:
+    """Whether a type of device computes the figures of all groups at once: a GPU for which Triton is there."""
+    return device == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 class Grouping:
@@ -73,7 +74,7 @@ class Grouping:
         records: int | None = None,
         batched: bool | None = None,
     ) -> None:
-        self.batched = device.type == "cuda" and _has_triton() if batched is None else batched
+        self.batched = computes_together(device.type) if batched is None else batched
         self.sizes, self.device, self.exact, self.count = sizes, device, exact, len(sizes)
         longest = slots or max(sizes)
         self.places, self.records = places or len(sizes), records or sum(sizes)

@@ -97,6 +97,10 @@ class Materialised:
     slack: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.gradients, list) and self.grouping.has_kernels_for(self.gradients[0]):
+            stacked = torch.stack(self.gradients)  # a sum of more groups than `GROUPS_OF_A_PASS` is one of blocks
+            missing = self.grouping.places - len(stacked)
+            self.gradients = torch.cat([stacked, stacked.new_zeros(missing, *stacked.shape[1:])])
         self.squares = squares_of(self.gradients, self.grouping)
 
     def parts(self, group: int) -> list[Tensor]:

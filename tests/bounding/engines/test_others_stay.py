@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings, target
 from hypothesis import strategies as st
 from torch import nn
 
-from dpfed.bounding.bounded_sum import GROUPS_OF_A_PASS, Clip
+from dpfed.bounding.bounded_sum import GROUPS_OF_A_PASS, PLACES_OF_A_PASS, Clip
 from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine, LoopEngine, build_engine, fastest_engine
 from dpfed.bounding.engines.choice import fitting_engines
 from dpfed.bounding.engines.pass_shape import PassShape
@@ -161,7 +161,7 @@ def test_a_group_larger_than_others_may_be_has_a_pass_of_its_own():
     sizes=st.lists(st.integers(0, 90), max_size=120),
     size=st.integers(2, 64),
     lanes=st.integers(1, 3),
-    device=st.sampled_from(["cpu", "cuda"]),
+    device=st.sampled_from(["cpu", "cuda", "mps"]),
 )
 @settings(deadline=None, max_examples=200)
 def test_passes_hold_every_group_once_and_have_public_shapes(sizes, size, lanes, device):
@@ -171,7 +171,8 @@ def test_passes_hold_every_group_once_and_have_public_shapes(sizes, size, lanes,
     batch, shape = GroupBatch({}, starts), PassShape.on(device, size)
     passes, alone = shape.passes(batch, lanes), shape.alone(batch)
     assert sorted([*alone, *(group for groups in passes for group in groups)]) == sorted(batch.by_size())
-    assert shape.groups <= GROUPS_OF_A_PASS and shape.slots <= shape.room
+    assert shape.groups <= {"cpu": GROUPS_OF_A_PASS, "cuda": PLACES_OF_A_PASS, "mps": GROUPS_OF_A_PASS}[device]
+    assert shape.slots <= shape.room
     for groups in passes:
         records = sum(sizes[group] for group in groups)
         assert len(groups) <= shape.groups and max(sizes[group] for group in groups) <= shape.slots
