@@ -13,6 +13,7 @@ from dpfed.bounding.engines import ENGINES, GroupBatch, LayerwiseEngine, LoopEng
 from dpfed.bounding.engines.choice import fitting_engines
 from dpfed.bounding.engines.pass_shape import PassShape
 from dpfed.bounding.engines.same_bits import DependsOnOthers
+from dpfed.bounding.layer_rules import convolution, term
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.errors import Notice
 from dpfed.models.building import build_model
@@ -40,6 +41,17 @@ def test_a_stranger_moves_nobody(name, engine, kind, precision):
 def test_a_stranger_moves_nobody_in_a_deep_network(name, kind):
     generator = torch.Generator().manual_seed(8)
     assert moved_by_a_stranger("layerwise", model_of(name), kind, CLIPS["blown up"], generator) <= 1
+
+
+@pytest.mark.parametrize("kind", ["near", "black"])
+@pytest.mark.parametrize("name", ["cnn", "two towers"])
+def test_a_stranger_moves_nobody_where_norms_are_measured_in_gram_matrices(name, kind, monkeypatch):
+    """Then gradients are computed again for the sum: one group after the other, never those of several in one product."""
+    for module in (term, convolution):
+        monkeypatch.setattr(module, "gram_is_cheaper", lambda *_: True)
+    generator = torch.Generator().manual_seed(10)
+    for clip in (CLIPS["C = 1e-5"], CLIPS["blown up"]):
+        assert moved_by_a_stranger("layerwise", model_of(name), kind, clip, generator) <= 1
 
 
 @pytest.mark.parametrize("bias", [1e2, 1e6])
