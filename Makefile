@@ -40,7 +40,7 @@ adapt: install
 
 # Three institutions on this machine, over TLS; the same command goes on after an interruption.
 federation: install
-	@$(VENV)/bin/python -m server.demo federation --run runs/federation
+	@$(VENV)/bin/dpfed federation demo federation --run runs/federation
 
 # A file's tests stay in one process; real clusters and federations want memory, so there are four processes at most.
 test: install

@@ -5,6 +5,6 @@ from setuptools import find_packages, setup
 SHIPPED = {"dpfed.configs": "configs", "dpfed.published": "benchmarks/published"}
 
 setup(
-    packages=[*find_packages(include=["dpfed", "dpfed.*", "cluster", "clients", "server"]), *SHIPPED],
+    packages=[*find_packages(include=["dpfed", "dpfed.*"]), *SHIPPED],
     package_dir=SHIPPED,
 )

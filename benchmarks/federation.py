@@ -28,9 +28,9 @@ from dpfed.config import parse_config
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.federation.coordinator.folder import CoordinatorFolder
+from dpfed.federation.demo.loopback import RUN, free_ports, loopback
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
-from server.loopback import RUN, free_ports, loopback
 
 MODES = ("central", "secure")
 SITES, RECORDS, GROUP_SIZE, BATCH = 3, 2_000, 4, 96

@@ -28,6 +28,7 @@ from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.demo.loopback import RUN, Loopback, loopback
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.own_config import site_config
@@ -38,7 +39,6 @@ from dpfed.runs.directory import RunDirectory
 from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.releases import Releases
-from server.loopback import RUN, Loopback, loopback
 
 MODES = ("central", "distributed", "secure", "local")
 SITES, STEPS, RATE, DEADLINE = 3, 30, 0.05, 20.0

@@ -21,7 +21,7 @@ from dpfed.runs.directory import RunDirectory
 CONFIG = "configs/federation.toml"
 _PRETRAIN = ("-m", "dpfed", "pretrain", CONFIG, "--run")
 RUNS: dict[str, tuple[str, ...]] = {
-    "three institutions, Flower over TLS": ("-m", "server.demo", CONFIG, "--run"),
+    "three institutions, Flower over TLS": ("-m", "dpfed", "federation", "demo", CONFIG, "--run"),
     "one process, all records": _PRETRAIN,
     "simulated, secure": (*_PRETRAIN, "{run}", "--federated", "3", "--trust", "secure"),
 }

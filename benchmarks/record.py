@@ -44,9 +44,7 @@ def provenance(seeds: list[int]) -> dict[str, Any]:
 
 def commit() -> str:
     """Of the checkout, with ``-dirty`` where the code was changed since."""
-    return _git("rev-parse", "HEAD") + (
-        "-dirty" if _git("status", "--porcelain", "--", ":/dpfed", ":/cluster", ":/configs") else ""
-    )
+    return _git("rev-parse", "HEAD") + ("-dirty" if _git("status", "--porcelain", "--", ":/dpfed", ":/configs") else "")
 
 
 def figures(name: str) -> dict[str, Any]:

@@ -19,16 +19,16 @@ import dpfed.federation.coordinator.rounds as rounds
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.timed_site import ECHO
 from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.federation.coordinator.coordination import coordinate
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.federation.coordinator.rounds import Federation
+from dpfed.federation.flower.channel import FlowerChannel
 from dpfed.federation.protocol.packets import Packet, receive_packet, send_packet
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.releases import Releases
-from server.channel import FlowerChannel
-from server.coordination import coordinate
 
 _PATIENCE = 120.0  # seconds
 # What the server does in a round. `collect` has all of it down to `journal` in it, `apply` the rest. `unmask`, of secure sums,

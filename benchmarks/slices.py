@@ -5,8 +5,8 @@
 
 Eight gloo processes of this machine take real steps of ResNet-18 over stand-in views, once as they do and once with all of the
 coordinator's work on rank 0. Rank 0's *own* seconds are those in which all others wait for it. Smaller sums without gradients
-say from how many numbers on sharing pays. The efficiency of 64 workers is arithmetic (`cluster.estimate`) over parts that are
-measured here and figures that are assumed, as `cluster/README.md` assumes them.
+say from how many numbers on sharing pays. The efficiency of 64 workers is arithmetic (`dpfed.cluster.estimate`) over parts
+that are measured here and figures that are assumed, as `cluster/README.md` assumes them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from torch import nn
 from benchmarks.record import write_result
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.throughput import GROUP, median_seconds, stand_in_views
-from cluster.collective import Collective, Replicas
-from cluster.estimate import Machines, estimate
-from cluster.link import Link
-from cluster.slices import Slices
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.engines import ENGINES, GroupBatch
+from dpfed.cluster.collective import Collective, Replicas
+from dpfed.cluster.estimate import Machines, estimate
+from dpfed.cluster.link import Link
+from dpfed.cluster.slices import Slices
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig
 from dpfed.models.building import build_model
 from dpfed.models.parameters import TrainableVector

@@ -1,4 +1,4 @@
-"""What `python -m cluster.plan` needs to know of a machine: draws, images, views, gradients, noise, bookkeeping, messages.
+"""What `dpfed cluster cost` needs to know of a machine: draws, images, views, gradients, noise, bookkeeping, messages.
 
     python -m benchmarks.throughput          prints, and writes benchmarks/results/throughput.json
 

@@ -21,16 +21,16 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-import cluster.launch
+import dpfed.cluster.launch
 import dpfed.runs.pretraining
 import dpfed.runs.running
 from benchmarks.memory import anonymous_mb
-from cluster.collective import Replicas
-from cluster.launch import Resources
-from cluster.link import Link
-from cluster.relay import Relay
-from cluster.torchrun import take_part
-from cluster.work import Task, work
+from dpfed.cluster.collective import Replicas
+from dpfed.cluster.launch import Resources
+from dpfed.cluster.link import Link
+from dpfed.cluster.relay import Relay
+from dpfed.cluster.torchrun import take_part
+from dpfed.cluster.work import Task, work
 from dpfed.config import parse_config
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher
@@ -140,7 +140,7 @@ class Measured:
 
 
 def in_worker(settings: dict[str, Any], folder: Path, name: str, other: str) -> None:
-    """What each of Ray's workers does here, in the place of `cluster.launch._in_worker`."""
+    """What each of Ray's workers does here, in the place of `dpfed.cluster.launch._in_worker`."""
     turns = Turns(folder, name, other, Relay(settings["queue"]))
     with Measured() as measured:
         work(settings["task"], turns)
@@ -157,8 +157,8 @@ def main(folder: Path, name: str, other: str, tree: dict[str, Any], start: str, 
     config, run = parse_config(tree), folder / f"run-{name}"
     if start == "ray":
         measured_worker = functools.partial(in_worker, folder=folder, name=name, other=other)
-        with patch("cluster.launch._in_worker", measured_worker):
-            cluster.launch.launch(Task(run, config), Resources(workers=workers, gpus=0, cpus=cpus, restarts=0), Silent())
+        with patch("dpfed.cluster.launch._in_worker", measured_worker):
+            dpfed.cluster.launch.launch(Task(run, config), Resources(workers=workers, gpus=0, cpus=cpus, restarts=0), Silent())
         return
     torch.set_num_threads(cpus)
     turns = Turns(folder, name, other if int(os.environ.get("RANK", 0)) == 0 else "", Silent())

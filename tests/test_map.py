@@ -9,20 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MAPS = ["docs/architecture.md", "CONTRIBUTING.md"]
-UPWARD = {("dpfed.runs", "dpfed.federation"), ("cluster", "dpfed.cli")}  # docs/architecture.md says why
+UPWARD = {("dpfed.runs", "dpfed.federation")}  # docs/architecture.md says why
 ROOMS = (
-    "dpfed.errors dpfed.places dpfed.files dpfed.progress dpfed.schema dpfed.objectives dpfed.privacy dpfed.config "
-    "dpfed.data dpfed.budgets dpfed.models "
-    "dpfed.bounding dpfed.evaluation dpfed.report dpfed.training dpfed.runs dpfed.encoder dpfed.federation dpfed.reproduce "
-    "dpfed.audit dpfed.live dpfed.console cluster dpfed.cli clients server"
+    "dpfed.errors dpfed.places dpfed.files dpfed.progress dpfed.schema dpfed.objectives dpfed.privacy dpfed.config dpfed.data "
+    "dpfed.budgets dpfed.models dpfed.bounding dpfed.evaluation dpfed.report dpfed.training dpfed.runs dpfed.encoder "
+    "dpfed.console dpfed.federation dpfed.reproduce dpfed.audit dpfed.live dpfed.cluster dpfed.cli"
 ).split()
 
 
 def modules():
-    files = [
-        *ROOT.glob("dpfed/**/*.py"),
-        *(file for room in ("cluster", "clients", "server") for file in ROOT.glob(f"{room}/*.py")),
-    ]
+    files = ROOT.glob("dpfed/**/*.py")
     return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
 
 
@@ -106,7 +102,7 @@ def test_links_and_paths_in_all_documents_lead_somewhere():
     for page in pages:
         text = page.read_text(encoding="utf-8")
         links = [page.parent / link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
-        paths = re.findall(r"`((?:dpfed|cluster|server|clients|tests|benchmarks)/[\w./-]+)`", text)
+        paths = re.findall(r"`((?:dpfed|tests|benchmarks)/[\w./-]+)`", text)
         lost += [
             f"{page.name}: {place}"
             for place in [*links, *(ROOT / path for path in paths if "NAME" not in path)]

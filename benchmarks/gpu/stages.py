@@ -68,7 +68,7 @@ def _recipes() -> list[Part]:
 def _towers() -> list[Part]:
     found = [
         Part("vit", ("exactness",), 60.0, towers.exactness),
-        # Beside the models of stage 1, where `python -m cluster.plan` looks for it.
+        # Beside the models of stage 1, where `dpfed cluster cost` looks for it.
         Part("throughput", ("gradients", towers.MODEL), 90.0, functools.partial(towers.gradients, precision="fp32", size=16)),
     ]
     for size in (16, 64):

@@ -21,8 +21,8 @@ from benchmarks.peers.environment import ROOT
 from benchmarks.peers.results import keep, kept
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.store.division import divide_store, site_folder
-from server.loopback import RUN, Loopback
-from server.processes import processes
+from dpfed.federation.demo.loopback import RUN, Loopback
+from dpfed.federation.demo.processes import processes
 
 WIDTHS = {1: 9, 10: 30, 45: 64}  # of a ResNet-18, by the megabytes of its update
 ROUNDS = 3  # behind one that warms up

@@ -6,7 +6,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from benchmarks.rounds import carry_out_timed
-from server.channel import FlowerChannel
+from dpfed.federation.flower.channel import FlowerChannel
 
 app = ServerApp()
 

@@ -24,13 +24,13 @@ from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.demo.loopback import RUN, Loopback
+from dpfed.federation.demo.processes import processes
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs.directory import RunDirectory
 from dpfed.training.checkpoint import Checkpoints
-from server.loopback import RUN, Loopback
-from server.processes import processes
 
 SITES, DEADLINE = 3, 8.0
 _APP = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ MOVED = {  # pages that lie outside of docs/ -> where the site has them
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-ROOMS = ("dpfed", "cluster", "clients", "server")
+ROOMS = ("dpfed",)
 _LINK = re.compile(r"(\]\()(?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?(\))")
 _HTML_LINK = re.compile(r'(href=")(?!\w+:|#|/)([^"#]+\.(?:md|ipynb))(#[^"]*)?(")')
 _FETCHING = re.compile(r'<script type="module">(?:(?!</script>).)*?cdnjs(?:(?!</script>).)*?</script>', re.DOTALL)

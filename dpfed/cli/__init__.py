@@ -9,6 +9,7 @@ import typer
 
 import dpfed
 from dpfed.cli import audit, budget, config, data, federation, forecast, live, privacy, reproduce, runs, site, starts, sweep
+from dpfed.cli.cluster import cluster
 from dpfed.console import logs
 from dpfed.console.entry import run
 
@@ -56,6 +57,7 @@ app.add_typer(budget.app, name="budget")
 app.add_typer(audit.app, name="audit")
 app.add_typer(federation.federation, name="federation")
 app.add_typer(site.site, name="site")
+app.add_typer(cluster, name="cluster")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The options of `dpfed pretrain` and `dpfed resume` that have many processes do the work."""
+"""`dpfed cluster`, and the options of `dpfed pretrain` and `dpfed resume` that have many processes do the work."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dpfed.cli.lazy import lazy_group
 from dpfed.errors import UserError
 
 if TYPE_CHECKING:
     from dpfed.config import Config
     from dpfed.progress import Watcher
     from dpfed.runs.directory import RunDirectory
+
+cluster = typer.Typer(
+    cls=lazy_group({"submit": "dpfed.cluster.submit", "cost": "dpfed.cluster.cost"}),
+    help="For many workers of one organisation: submit a run to a Ray cluster, say what it would cost.",
+    no_args_is_help=True,
+)
 
 _DIGITS = 20  # of a range; there are no clusters beyond
 
@@ -48,17 +55,17 @@ def carry_out(
     Returns:
         The finished run; ``None`` in torchrun's processes but the first.
     """
-    from cluster.work import Task
+    from dpfed.cluster.work import Task
     from dpfed.runs.paths import with_absolute_paths
 
     task = Task(folder.absolute(), config and with_absolute_paths(config), resume)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if kind == "torchrun":
-        from cluster.torchrun import take_part
+        from dpfed.cluster.torchrun import take_part
 
         refuse_without(None, **given)
         return take_part(task, watcher)
-    from cluster.launch import Resources, launch
+    from dpfed.cluster.launch import Resources, launch
 
     least, workers = _range(str(given.pop("workers", 1)))
     return launch(task, Resources(workers=workers, least=least, **given), watcher)

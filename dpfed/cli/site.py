@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -295,6 +296,34 @@ def status(folder: SiteDirectory) -> None:
         ),
     ):
         tell(f"{name:>15}  {value}")
+
+
+@site.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+def supernode(context: typer.Context) -> None:
+    """Run Flower's SuperNode, less idle and more patient; takes the options of `flower-supernode`."""
+    from dpfed.federation.flower.supernode import main
+
+    sys.argv = ["dpfed site supernode", *context.args]
+    main()
+
+
+@site.command("app")
+def resident_app(
+    runtime_api_address: Annotated[str, typer.Option(help="The SuperNode's --host and --port, as HOST:PORT.")],
+    superexec_auth_secret_file: Annotated[Path, typer.Option(help="The same file as the SuperNode's.")],
+) -> int:
+    """Hand the messages of a SuperNode to the site's worker, in one process that stays."""
+    from dpfed.errors import UserError
+    from dpfed.federation.flower.resident import stay
+
+    try:
+        stay(runtime_api_address, superexec_auth_secret_file)
+    except (UserError, OSError) as error:  # the SuperNode may be the one to mend: a service manager tries again
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 def _say(text: str) -> None:

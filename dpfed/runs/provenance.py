@@ -72,7 +72,7 @@ def commit() -> str | None:
     if not (root / ".git").exists() or not (root / "pyproject.toml").is_file() or shutil.which("git") is None:
         return None
     head = _git(root, "rev-parse", "HEAD")
-    changed = _git(root, "status", "--porcelain", "--", "dpfed", "cluster", "clients", "server")
+    changed = _git(root, "status", "--porcelain", "--", "dpfed")
     return head and head + ("-dirty" if changed else "")
 
 

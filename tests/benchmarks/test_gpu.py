@@ -274,7 +274,7 @@ def test_a_machine_with_torch_and_the_wheels_does_the_first_stage(tmp_path):
     site, base, work, copy = (tmp_path / name for name in ("env", "base", "work", "copy"))
     venv.create(site, symlinks=True)
     _link(_with_needs(*wheels.THERE) | set(wheels.needed()), base)
-    for name in ("benchmarks", "dpfed", "cluster", "configs"):  # what was packed here stays out
+    for name in ("benchmarks", "dpfed", "configs"):  # what was packed here stays out
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {"PATH": os.defpath, "HOME": str(tmp_path), "PYTHONPATH": str(base), "OMP_NUM_THREADS": "1"}
     words = [

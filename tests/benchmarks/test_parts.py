@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import parts, throughput
-from cluster import cost
+from dpfed.cluster import cost
 from dpfed.config import parse_config
 from dpfed.data.views.batches import ViewMaker
 from dpfed.errors import UserError

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import record
 
 
-@pytest.mark.parametrize("folder", ["dpfed", "cluster", "configs"])
+@pytest.mark.parametrize("folder", ["dpfed", "configs"])
 def test_a_commit_is_marked_where_code_was_changed_since(folder, tmp_path, monkeypatch):
     for name in ("benchmarks/results", folder):
         (tmp_path / name).mkdir(parents=True)

@@ -20,7 +20,7 @@ from dpfed.cli import main
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
-    ["cluster.torchrun", "dpfed.console.terminal", "dpfed.runs.pretraining", "pandas"]
+    ["dpfed.cluster.torchrun", "dpfed.console.terminal", "dpfed.runs.pretraining", "pandas"]
 )  # pyarrow takes pandas
 
 _PATIENCE = 60.0  # seconds; far below the hours after which torch.distributed gives up

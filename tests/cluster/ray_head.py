@@ -99,7 +99,7 @@ class RayHead:
         return self._run([sys.executable, "-m", "dpfed", *arguments], environment)
 
     def submit(self, *arguments: object, **environment: str) -> Job:
-        """Submits `python -m cluster.pretrain` with the repository as its working directory.
+        """Submits `python -m dpfed pretrain --cluster ray` with the repository as its working directory.
 
         Args:
             arguments: of the command.
@@ -107,7 +107,7 @@ class RayHead:
         """
         name = f"job-{secrets.token_hex(4)}"
         command = [str(RAY), "job", "submit", "--submission-id", name, "--working-dir", str(ROOT), "--"]
-        command += ["python", "-m", "cluster.pretrain", *map(str, arguments)]
+        command += ["python", "-m", "dpfed", "pretrain", "--cluster", "ray", *map(str, arguments)]
         output = self.folder / f"{name}.txt"
         with output.open("w") as file:
             process = subprocess.Popen(
@@ -137,7 +137,7 @@ class RayHead:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 words = path.read_bytes().split(b"\0")
-                if words[1:3] == [b"-m", b"cluster.pretrain"] and os.fsencode(folder) in words:
+                if words[1:4] == [b"-m", b"dpfed", b"pretrain"] and os.fsencode(folder) in words:
                     return int(path.parent.name)
         raise AssertionError(f"no process trains {folder}")
 

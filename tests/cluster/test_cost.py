@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from cluster import cost as command
-from cluster.estimate import Machines, bottleneck, estimate, largest_shard, transport_seconds
+from dpfed.cli import main
+from dpfed.cluster.estimate import Machines, bottleneck, estimate, largest_shard, transport_seconds
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 
@@ -33,10 +33,10 @@ def run(monkeypatch, capsys):
     """Runs the command in this process: exit code, output, errors."""
 
     def carry_out(*arguments):
-        monkeypatch.setattr(sys, "argv", ["cluster.plan", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["dpfed", "cluster", "cost", *map(str, arguments)])
         code = 0
         try:
-            command.main()
+            main()
         except SystemExit as stop:
             code = stop.code or 0
         return code, *capsys.readouterr()
@@ -310,7 +310,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(run, arguments, said):
 
 
 def test_the_command_as_people_start_it():
-    command = [sys.executable, "-m", "cluster.plan", *PLAN, *FLAGS, "--workers", "8", "--parameters", "11000000"]
+    command = [sys.executable, "-m", "dpfed", "cluster", "cost", *PLAN, *FLAGS, "--workers", "8", "--parameters", "11000000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     wrong = subprocess.run([*command, "--batch", "0"], capture_output=True, text=True, timeout=120)

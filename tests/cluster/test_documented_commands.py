@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import typer.main
 import yaml
@@ -46,7 +47,14 @@ def parse(words):
 
         parsed = get_args_parser().parse_args(arguments)
         assert parsed.module
-        parse(["python", "-m", parsed.training_script, *parsed.training_script_args])
+        parse(
+            [
+                "python",
+                "-m",
+                parsed.training_script,
+                *itertools.dropwhile(lambda word: word == "--", parsed.training_script_args),
+            ]
+        )
     elif program == "ray":
         from ray.scripts.scripts import cli
 
@@ -59,27 +67,25 @@ def parse(words):
         from dpfed.cli import app
 
         parse_with(typer.main.get_command(app), arguments)
+        if arguments[:2] == ["cluster", "submit"]:  # it hands its arguments on
+            parse(
+                [
+                    "dpfed",
+                    "pretrain",
+                    "--cluster",
+                    "ray",
+                    *itertools.dropwhile(lambda word: word.startswith("-"), arguments[2:]),
+                ]
+            )
     else:
         assert arguments[0] == "-m"
-        module, arguments = arguments[1], arguments[2:]
-        assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
-        if module == "cluster.submit":
-            from cluster.submit import app
-
-            parse_with(typer.main.get_command(app), arguments)
-            arguments, module = list(itertools.dropwhile(lambda word: word.startswith("-"), arguments)), "cluster.pretrain"
-        if module == "cluster.pretrain":  # it hands its arguments on
-            parse(["dpfed", "pretrain", "--cluster", "ray", *arguments])
-        elif module == "cluster.plan":
-            from cluster.cost import app
-
-            parse_with(typer.main.get_command(app), arguments)
-        else:
-            assert not arguments
+        if arguments[1] == "dpfed":
+            return parse(arguments[1:])
+        assert (ROOT / arguments[1].replace(".", "/")).with_suffix(".py").exists() and not arguments[2:], arguments
 
 
 def parse_with(program, arguments):
-    while hasattr(program, "commands"):
+    while isinstance(program, click.Group):
         context = program.make_context("program", arguments[:1])
         _, program, _ = program.resolve_command(context, arguments[:1])
         arguments = arguments[1:]
@@ -93,25 +99,41 @@ def test_every_command_is_one_that_its_program_understands(words):
 
 def test_a_command_with_an_unknown_option_is_noticed():
     with pytest.raises(Exception, match="--misspelt"):
-        parse(["ray", "job", "submit", "--", "python", "-m", "cluster.pretrain", "configs/quickstart.toml", "--misspelt", "1"])
+        parse(
+            [
+                "ray",
+                "job",
+                "submit",
+                "--",
+                "python",
+                "-m",
+                "dpfed",
+                "pretrain",
+                "--cluster",
+                "ray",
+                "configs/quickstart.toml",
+                "--misspelt",
+                "1",
+            ]
+        )
 
 
 def test_the_readme_shows_each_way_to_start_a_run():
     shown = {tuple(words[:2]) for words in commands()}
     assert shown >= {("dpfed", "pretrain"), ("dpfed", "resume"), ("ray", "start"), ("ray", "up")}
     assert {"torchrun", "python"} <= {words[0] for words in commands()}
-    assert any(words[:3] == ["python", "-m", "cluster.submit"] for words in commands())
+    assert any(words[:3] == ["dpfed", "cluster", "submit"] for words in commands())
 
 
 def test_the_readme_names_configs_that_are_shipped(tmp_path, monkeypatch):
     """In any folder, so the commands are also those of who has installed the wheel."""
     monkeypatch.chdir(tmp_path)
-    before = ("pretrain", "cluster.pretrain", "cluster.submit", "--config", "--", "show")
+    before = ("pretrain", "submit", "ray", "torchrun", "--config", "show")
     named = {
         name
         for words in commands()
         for word, name in zip(words, words[1:], strict=False)
-        if word in before and words[1] != "budget"
+        if word in before and words[1] != "budget" and words[0] != "ray"
     }
     named = {name for name in named if not name.startswith("-") and name != "python"}
     assert len(named) >= 6
@@ -125,9 +147,9 @@ def test_the_readme_names_configs_that_are_shipped(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_readme_shows_what_the_simulator_prints():
-    shown = re.findall(r"((?:    python -m cluster\.plan.*\n(?:        .*\n)*))\n```\n((?:.*\n)*?)```\n", README)
+    shown = re.findall(r"((?:    dpfed cluster cost.*\n(?:        .*\n)*))\n```\n((?:.*\n)*?)```\n", README)
     assert len(shown) == 2
     for command, output in shown:
         words = shlex.split(command.replace("\\\n", ""))
-        done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
+        done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
         assert [line.rstrip() for line in done.stdout.strip("\n").splitlines()] == output.splitlines()

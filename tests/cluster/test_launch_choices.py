@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.launch import Resources, _refuse_job_copy, _settled
-from cluster.work import Task
+from dpfed.cluster.launch import Resources, _refuse_job_copy, _settled
+from dpfed.cluster.work import Task
 from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent
@@ -78,8 +78,8 @@ def test_what_a_configuration_leaves_out_may_not_differ_from_the_runs_either(tmp
 
 
 def test_a_worker_that_does_not_see_the_shared_storage_begins_nothing(tmp_path, tiny_config):
-    from cluster.torchrun import process_group
-    from cluster.work import work
+    from dpfed.cluster.torchrun import process_group
+    from dpfed.cluster.work import work
 
     task = Task(tmp_path / "here" / "run", tiny_config, resume=True, beside=tmp_path / "elsewhere")
     with process_group(), pytest.raises(UserError, match="does not see"):
@@ -88,8 +88,8 @@ def test_a_worker_that_does_not_see_the_shared_storage_begins_nothing(tmp_path, 
 
 
 def test_rank_0_holds_the_run_whether_it_begins_it_or_goes_on_with_it(tmp_path, tiny_config, monkeypatch):
-    from cluster import work
-    from cluster.torchrun import process_group
+    from dpfed.cluster import work
+    from dpfed.cluster.torchrun import process_group
 
     task, held = Task(tmp_path / "run", tiny_config, resume=True), []
 
@@ -107,7 +107,7 @@ def test_rank_0_holds_the_run_whether_it_begins_it_or_goes_on_with_it(tmp_path, 
 
 
 def test_a_worker_in_trouble_names_no_record_to_the_others(tmp_path, tiny_config, monkeypatch):
-    from cluster import work
+    from dpfed.cluster import work
 
     class Link:
         rank, size, told = 1, 2, []
@@ -131,7 +131,7 @@ def test_a_worker_in_trouble_names_no_record_to_the_others(tmp_path, tiny_config
 
 
 def test_workers_agree_on_the_plan_and_on_the_records():
-    from cluster.work import _mark
+    from dpfed.cluster.work import _mark
 
     def mark(plan, store):
         return _mark(SimpleNamespace(plan=SimpleNamespace(fingerprint=plan), store=SimpleNamespace(fingerprint=store)))

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from cluster.torchrun import take_part
-from cluster.work import Task
+from dpfed.cluster.torchrun import take_part
+from dpfed.cluster.work import Task
 from dpfed.config import parse_config
 from dpfed.federation.simulation import Simulation, simulate
 from dpfed.federation.site.worker import SiteWorker

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.collective import Collective, Replicas
-from cluster.link import Link
-from cluster.torchrun import process_group, take_part
-from cluster.work import Task
+from dpfed.cluster.collective import Collective, Replicas
+from dpfed.cluster.link import Link
+from dpfed.cluster.torchrun import process_group, take_part
+from dpfed.cluster.work import Task
 from dpfed.config import parse_config
 from dpfed.objectives.infonce import group_loss
 from dpfed.privacy.ledger import Ledger

@@ -3,8 +3,8 @@
 import torch
 from safetensors.torch import load_file
 
-from cluster.torchrun import take_part
-from cluster.work import Task
+from dpfed.cluster.torchrun import take_part
+from dpfed.cluster.work import Task
 from dpfed.config import parse_config
 from dpfed.models import starting
 from dpfed.models.building import build_model

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from cluster.torchrun import take_part
-from cluster.work import Task
+from dpfed.cluster.torchrun import take_part
+from dpfed.cluster.work import Task
 from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.plan import PrivacyPlan

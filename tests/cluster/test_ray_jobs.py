@@ -16,8 +16,8 @@ import torch
 from ray_head import ROOT, ray_head
 from safetensors.torch import load_file
 
-from cluster.launch import Resources, launch
-from cluster.work import Task
+from dpfed.cluster.launch import Resources, launch
+from dpfed.cluster.work import Task
 from dpfed.config import load_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.record import RecordInput
@@ -240,7 +240,19 @@ def test_a_run_inside_the_jobs_temporary_copy_is_refused(head, settings):
 
 @pytest.mark.slow
 def test_a_run_that_is_submitted_before_the_head_is_up_waits_for_it_says_so_and_is_followed_to_its_end(settings, folder):
-    command = [sys.executable, "-m", "cluster.submit", CONFIG, "--workers", "1", "--run", str(folder), *options(settings)]
+    command = [
+        sys.executable,
+        "-m",
+        "dpfed",
+        "cluster",
+        "submit",
+        CONFIG,
+        "--workers",
+        "1",
+        "--run",
+        str(folder),
+        *options(settings),
+    ]
     with ray_head(ready=False) as head:
         done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT, env=head.environment)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -318,7 +330,20 @@ def test_one_worker_gives_what_one_process_gives_bit_for_bit(head, settings, fol
 def test_more_workers_than_this_machine_can_hold_are_refused(settings, folder, tmp_path):
     settings |= {"privacy.batch": 500, "bounding.group_size": 1}  # a group for each
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [sys.executable, "-m", "cluster.pretrain", CONFIG, "--workers", "400", "--run", str(folder), *options(settings)]
+    command = [
+        sys.executable,
+        "-m",
+        "dpfed",
+        "pretrain",
+        "--cluster",
+        "ray",
+        CONFIG,
+        "--workers",
+        "400",
+        "--run",
+        str(folder),
+        *options(settings),
+    ]
     done = subprocess.run(
         command,
         capture_output=True,

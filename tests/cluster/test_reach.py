@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cluster.reach import require_cluster
+from dpfed.cluster.reach import require_cluster
 from dpfed.errors import UserError
 from dpfed.progress import Silent
 
@@ -44,9 +44,9 @@ def test_a_dead_address_is_refused_after_the_wait_which_is_said(monkeypatch, por
 
 def test_a_named_cluster_has_as_long_as_any_that_is_starting_and_one_of_before_a_few_seconds(monkeypatch, tmp_path, port):
     """A head that is named may be starting on a busy machine; `ray start` writes its file when the head is up."""
-    monkeypatch.setattr("cluster.reach.WAIT", 0.6)
-    monkeypatch.setattr("cluster.reach._LEFT_BEHIND", 0.1)
-    monkeypatch.setattr("cluster.reach._TOLD_AGAIN", 0.2)
+    monkeypatch.setattr("dpfed.cluster.reach.WAIT", 0.6)
+    monkeypatch.setattr("dpfed.cluster.reach._LEFT_BEHIND", 0.1)
+    monkeypatch.setattr("dpfed.cluster.reach._TOLD_AGAIN", 0.2)
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
     with pytest.raises(UserError, match="within 0.1 seconds"):
@@ -64,7 +64,7 @@ def test_a_cluster_that_comes_up_in_time_is_waited_for(monkeypatch, port):
     class Late(Notes):
         def note(self, text):
             super().note(text)
-            monkeypatch.setattr("cluster.reach.socket.create_connection", lambda *_, **__: io.BytesIO())
+            monkeypatch.setattr("dpfed.cluster.reach.socket.create_connection", lambda *_, **__: io.BytesIO())
 
     watcher = Late()
     require_cluster(watcher, wait=5)

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-import cluster.slices
-from cluster.collective import Collective
-from cluster.slices import Slices
+import dpfed.cluster.slices
+from dpfed.cluster.collective import Collective
+from dpfed.cluster.slices import Slices
 from dpfed.config import OptimizerConfig
 from dpfed.privacy.blocks import Blocks, SumNoise
 from dpfed.privacy.ledger import Ledger
@@ -181,18 +181,18 @@ def test_each_number_gets_its_noise_once_from_its_owner_and_is_paid_for_before_i
 
 
 def noise_twice(rank):
-    add = cluster.slices.add_to_blocks_
+    add = dpfed.cluster.slices.add_to_blocks_
 
     def twice(*args):
         for _ in range(1 + (rank == 1)):
             add(*args)
 
-    cluster.slices.add_to_blocks_ = twice
+    dpfed.cluster.slices.add_to_blocks_ = twice
 
 
 def noise_on_one_slice_only(rank):
     if rank:
-        cluster.slices.add_to_blocks_ = lambda *_: None
+        dpfed.cluster.slices.add_to_blocks_ = lambda *_: None
 
 
 def one_noise_for_all_blocks(rank):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cluster.slices import Slices
+from dpfed.cluster.slices import Slices
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.training.releases import Releases
@@ -187,7 +187,7 @@ def test_when_one_rank_is_killed_all_end_and_the_run_can_go_on(tmp_path):
 
 def flip(rank):
     """Another bit in a weight of rank 1 that rank 0 updates."""
-    from cluster import collective
+    from dpfed.cluster import collective
 
     collective.CHECK_EVERY, take_step = 2, Slices.take_step
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cluster.slices import Slices
+from dpfed.cluster.slices import Slices
 from dpfed.privacy import blocks
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs.directory import RunDirectory

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from cluster.waiting import patiently
+from dpfed.cluster.waiting import patiently
 from dpfed.errors import UserError
 from dpfed.progress import Silent, signs_of_life
 
@@ -25,7 +25,7 @@ class Notes(Silent):
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr("cluster.waiting._AGAIN", 0.01)
+    monkeypatch.setattr("dpfed.cluster.waiting._AGAIN", 0.01)
 
 
 def failing(*errors):
@@ -53,7 +53,7 @@ def test_what_fails_at_first_is_tried_again_and_each_reason_is_told_once():
 
 
 def test_a_reason_that_stays_is_told_now_and_then(monkeypatch):
-    monkeypatch.setattr("cluster.waiting._TOLD_AGAIN", 0.1)
+    monkeypatch.setattr("dpfed.cluster.waiting._TOLD_AGAIN", 0.1)
     watcher = Notes()
     with pytest.raises(UserError):
         wait_for(failing(*[Exception("refused")] * 10_000), watcher, wait=0.5)
@@ -75,7 +75,7 @@ def test_the_hopeless_is_not_tried_again_and_a_refusal_stays_what_it_is():
 
 
 def test_workers_that_start_slowly_are_waited_for_in_sight_until_one_speaks():
-    from cluster.relay import deliver_all
+    from dpfed.cluster.relay import deliver_all
 
     watcher, ended, delivered = Notes(), threading.Event(), []
     events = itertools.chain([None] * 30, [("note", "reading")], [None] * 30)
@@ -131,7 +131,7 @@ def ray(monkeypatch):
 
 
 def connected(watcher, wait=5.0):
-    from cluster.launch import _connected
+    from dpfed.cluster.launch import _connected
 
     with _connected(watcher, wait) as own:
         return own
@@ -191,7 +191,7 @@ def jobs(ray, monkeypatch):
 
 
 def submit(watcher, wait=5.0):
-    from cluster.submit import submit
+    from dpfed.cluster.submit import submit
 
     return submit(["imagenet", "--set", "name=a b"], "http://head:8265", SimpleNamespace(__str__=lambda: "."), watcher, wait)
 
@@ -206,7 +206,7 @@ def test_a_submission_before_the_agent_is_up_is_made_again_under_the_same_name(j
     submitted, watcher = jobs(lambda job: ConnectionError("refused"), no_agent, there), Notes()
     client, job = submit(watcher)
     assert client.address == "http://head:8265" and {given["submission_id"] for given in submitted} == {job}
-    assert submitted[0]["entrypoint"] == "python -m cluster.pretrain imagenet --set 'name=a b'"
+    assert submitted[0]["entrypoint"] == "python -m dpfed pretrain --cluster ray imagenet --set 'name=a b'"
     assert "No available agent" in watcher.notes[1]
 
 
@@ -231,7 +231,7 @@ def test_a_token_that_the_head_does_not_take_is_a_sentence_at_once(jobs, monkeyp
 
 
 def test_a_head_that_dies_while_a_job_is_followed_is_a_sentence_that_says_how_to_go_on():
-    from cluster.submit import _follow
+    from dpfed.cluster.submit import _follow
 
     class Client:
         async def tail_job_logs(self, job):
@@ -246,7 +246,7 @@ def test_a_head_that_dies_while_a_job_is_followed_is_a_sentence_that_says_how_to
     "address", ["head:8265", "http://", "http://:8265", "http://head:99999", "http://head:0", "http://head:x"]
 )
 def test_what_is_no_address_is_refused_before_ray_is_loaded(monkeypatch, address):
-    from cluster.submit import main
+    from dpfed.cluster.submit import main
 
     monkeypatch.setitem(sys.modules, "ray.job_submission", None)
     with pytest.raises(UserError, match="expected where the cluster's dashboard listens"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cluster import collective
+from dpfed.cluster import collective
 from dpfed.config import load_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.records import RecordStore

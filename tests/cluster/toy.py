@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from cluster.collective import Collective, Replicas
-from cluster.link import Link
-from cluster.torchrun import process_group
 from dpfed.bounding.bounded_sum import BoundedSum
+from dpfed.cluster.collective import Collective, Replicas
+from dpfed.cluster.link import Link
+from dpfed.cluster.torchrun import process_group
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger

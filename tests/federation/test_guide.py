@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import importlib
 import io
 import os
 import re
@@ -86,16 +85,14 @@ def parse(monkeypatch):
 
     def parse(words):
         program, arguments = words[0], [re.sub(r"^(RUN|NODE)_ID$", "4711", word) for word in words[1:]]
-        if program == "dpfed":
+        if words[:3] == ["dpfed", "site", "supernode"]:
+            program, arguments = "flower-supernode", words[3:]
+        elif program == "dpfed":
             return parse_with(typer.main.get_command(app), arguments)
         pytest.importorskip("flwr")
         monkeypatch.setattr("flwr.supercore.telemetry.FLWR_TELEMETRY_ENABLED", "0")
-        if program == "python":
-            assert arguments[0] == "-m"
-            main, arguments = importlib.import_module(arguments[1]).main, arguments[2:]
-        else:
-            (entry,) = entry_points(group="console_scripts", name=program)
-            main = entry.load()
+        (entry,) = entry_points(group="console_scripts", name=program)
+        main = entry.load()
         if program == "flwr":
             return parse_with(typer.main.get_command(main), arguments)
         monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
@@ -128,9 +125,9 @@ def test_an_unknown_option_is_noticed(program, parse):
 
 
 def test_what_keeps_a_site_and_the_control_interface_safe_is_in_the_commands(parse):
-    node = parse(command("python", "-m", "clients.supernode"))
+    node = parse(command("dpfed", "site", "supernode"))
     assert node["isolation"] == "process" and not node["insecure"] and node["host"] == "127.0.0.1"
-    resident = parse(command("python", "-m", "clients.resident"))
+    resident = parse(command("dpfed", "site", "app"))
     assert str(resident["superexec_auth_secret_file"]) == node["superexec_auth_secret_file"]
     assert resident["runtime_api_address"] == f"{node['host']}:{node['port']}"
     link = parse(command("flower-superlink"))
@@ -146,10 +143,7 @@ def test_what_keeps_a_site_and_the_control_interface_safe_is_in_the_commands(par
 def carry_out(words, folder):
     """Runs one of the project's own commands in a folder; what it prints."""
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as output:
-        if words[0] == "dpfed":
-            app(words[1:], standalone_mode=False)
-        else:
-            importlib.import_module(words[2]).main(words[3:])
+        app(words[1:], standalone_mode=False)
     return output.getvalue()
 
 
@@ -232,7 +226,7 @@ def test_the_files_are_those_of_the_table_with_their_permissions(parties):
     folder, _ = parties
     coordinator, north = folder / "coordinator", folder / "north"
     for where, place in (("certificates", coordinator), ("keys", north)):
-        carry_out(command("python", "-m", "server.certificates", where), place)
+        carry_out(command("dpfed", "federation", "certificates", where), place)
     rows = re.findall(r"^\| `([\w/.]+)` \| (site|coordinator) \| (0\d+) \|", GUIDE, re.MULTILINE)
     assert len(rows) == 17
     for path, whose, mode in rows:

@@ -16,6 +16,7 @@ from dpfed.cli import main
 from dpfed.config import parse_config
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder, site_of_records
 from dpfed.errors import UserError
+from dpfed.federation.coordinator.coordination import coordinate
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.simulation import Simulation, simulate
@@ -26,7 +27,6 @@ from dpfed.runs import assembly as session
 from dpfed.runs.assembly import Share, assemble
 from dpfed.runs.resolution import resolve
 from dpfed.training.trainer import InProcess, train
-from server.coordination import coordinate
 from tests.cluster.processes import Processes, pretrain
 from tests.federation.lab import Wire
 
@@ -122,7 +122,7 @@ def test_institutions_release_the_same(locally, config, shapes, tmp_path):
 
 @pytest.mark.slow
 def test_institutions_with_flower_between_them_release_the_same(locally, config, shapes, tmp_path):
-    from server.loopback import RUN, loopback
+    from dpfed.federation.demo.loopback import RUN, loopback
 
     sites, made = institutions(config, shapes, tmp_path)
     with tempfile.TemporaryDirectory(prefix="dpfed-") as place:
@@ -174,10 +174,10 @@ def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
 
 def test_the_coordinator_holds_the_run_and_a_site_its_folder(config, shapes, tmp_path, monkeypatch):
     """A second one would ask, or answer, for the same steps again."""
+    from dpfed.federation.coordinator import coordination
     from dpfed.federation.site import serving
     from dpfed.progress import Silent
     from dpfed.runs.directory import RunDirectory
-    from server import coordination
 
     sites, made = institutions(config, shapes, tmp_path)
     held = []

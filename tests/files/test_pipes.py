@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from cluster.cost import _measured
+from dpfed.cluster.cost import _measured
 from dpfed.config import ModelConfig, load_config
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.records import RecordStore

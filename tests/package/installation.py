@@ -15,7 +15,7 @@ import matplotlib
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
-FOLDERS = ("dpfed", "cluster", "clients", "server", "configs", "benchmarks", "tests")
+FOLDERS = ("dpfed", "configs", "benchmarks", "tests")
 DEPENDENCIES = sysconfig.get_path("purelib")  # what the tests themselves run with
 
 # Whoever reads a file of the checkout, imports included, is noticed; only the dependencies may lie there.

@@ -20,7 +20,7 @@ import dpfed
 from dpfed.config.shipped import config_names
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PACKAGES = ("dpfed", "cluster", "clients", "server")
+PACKAGES = ("dpfed",)
 SHORT = ("privacy.steps=2", "privacy.batch=64", "data.records=300", "evaluation.records=50")
 TINY = (*SHORT, "model.width=4", "model.text_width=16", "model.text_layers=1")
 # No home, no UTF-8, no colours, and a narrow terminal.
@@ -97,21 +97,21 @@ def test_it_runs_in_an_empty_folder(guarded):
 
 EVERYTHING = """
 import contextlib, io, sys
-import clients.app, cluster.plan, cluster.pretrain, cluster.work, server.app, server.app_folder, server.demo
+import dpfed.cluster.cost, dpfed.cluster.work, dpfed.federation.demo.one_machine
+import dpfed.federation.flower.client_app, dpfed.federation.flower.server_app
 from dpfed.cli import app
 from dpfed.reproduce.published import PAPERS, published
 import dpfed
-print(*sorted({module.__file__.rpartition(name)[0] for name in ("clients", "cluster", "dpfed", "server")
-    for module in [sys.modules[name]]}))
+print(dpfed.__file__.rpartition("dpfed")[0])
 print(sum(len(published(paper)) for paper in PAPERS))
 print(dpfed.load_config("adapt/shapes-public").model.architecture)
 app(["reproduce", "--list"], standalone_mode=False)
-server.app_folder.main(["flower-app"])
+app(["federation", "app", "flower-app"], standalone_mode=False)
 """
 
 
 @pytest.mark.slow
-def test_cluster_clients_server_and_published_figures_are_there(guarded):
+def test_cluster_federation_and_published_figures_are_there(guarded):
     from dpfed.reproduce.published import PAPERS, published
 
     lines = guarded.run("python", "-c", EVERYTHING, check=0).stdout.splitlines()
@@ -223,7 +223,9 @@ def test_institutions_need_no_checkout(guarded):
             program.chmod(0o755)
     words = (
         "-m",
-        "server.demo",
+        "dpfed",
+        "federation",
+        "demo",
         "federation",
         "--run",
         "runs/federation",

@@ -2,7 +2,7 @@
 
 Documented are `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and Flower's commands. Beyond these, dpfed takes:
 
-- the Runtime API of a SuperNode (`SuperNode`, `Task`): one process that stays then handles all messages (`clients.resident`).
+- the Runtime API of a SuperNode (`SuperNode`, `Task`): one process that stays handles all messages (`resident.py`).
   Its counterpart in Flower is ``flwr/supernode/runtime/run_clientapp.py``.
 - the waits that `shorten_fetching` changes, which are a large part of a round of 45 MB: the defaults of two functions in
   ``flwr/supercore/inflatable/inflatable_utils.py``.

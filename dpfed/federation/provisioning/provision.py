@@ -238,7 +238,7 @@ class _Office:
         self._key.unlink(missing_ok=True)
 
     def keep_node_keys(self, replies: dict[str, Reply]) -> None:
-        """Writes the SuperNodes' public keys to where `server.operate` looks for them; those of who left go."""
+        """Writes the SuperNodes' public keys to where `dpfed federation run` looks for them; those of who left go."""
         wanted = {
             f"{site}-{slot}.pub": line.strip().encode() + b"\n"
             for site, reply in replies.items()

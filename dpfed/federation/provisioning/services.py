@@ -42,7 +42,7 @@ def worker_command(folder: str, group: str | None = None) -> list[str]:
 def node_command(folder: str, slot: str, superlink: str, port: str) -> list[str]:
     """A SuperNode: talks to the coordinator, reaches no record."""
     return [
-        *("python", "-m", "clients.supernode", "--root-certificates", f"{folder}/ca.crt", "--superlink", superlink),
+        *("dpfed", "site", "supernode", "--root-certificates", f"{folder}/ca.crt", "--superlink", superlink),
         *("--auth-supernode-private-key", f"{folder}/keys/{slot}", "--host", _HERE, "--port", port),
         *("--node-config", f'socket="{folder}/door/socket"', "--isolation", "process"),
         *("--superexec-auth-secret-file", f"{folder}/keys/runtime.secret"),
@@ -52,7 +52,7 @@ def node_command(folder: str, slot: str, superlink: str, port: str) -> list[str]
 def app_command(folder: str, port: str) -> list[str]:
     """The resident app: hands messages from a SuperNode to the worker, and back."""
     secret = ["--superexec-auth-secret-file", f"{folder}/keys/runtime.secret"]
-    return ["python", "-m", "clients.resident", "--runtime-api-address", f"{_HERE}:{port}", *secret]
+    return ["dpfed", "site", "app", "--runtime-api-address", f"{_HERE}:{port}", *secret]
 
 
 def link_command(folder: str) -> list[str]:
@@ -67,7 +67,7 @@ def link_command(folder: str) -> list[str]:
 
 def run_command(folder: str) -> list[str]:
     """Registers the SuperNodes' keys and starts the run, or goes on with it."""
-    return ["python", "-m", "server.operate", folder]
+    return ["dpfed", "federation", "run", folder]
 
 
 def site_files(federation: str, site: str, superlink: str, image: str, coordinator: str) -> dict[str, str]:

@@ -225,7 +225,7 @@ def test_an_image_is_not_root_and_holds_only_what_is_named(file):
     assert ("USER", "1000:1000") in words and last.index("USER") < last.index("RUN")  # nothing is done as root after it
     copied = {source for word, rest in words if word == "COPY" and "--from" not in rest for source in rest.split()[:-1]}
     assert all((ROOT / source).exists() for source in copied) and not copied & {".", "runs", "stores"}
-    assert {"dpfed", "clients", "server", "cluster", "configs"} <= copied
+    assert {"dpfed", "configs"} <= copied
     (install,) = [rest for word, rest in words if word == "RUN" and "uv pip install" in rest]
     assert "--compile-bytecode" in install  # the root is read-only when it runs
     assert "--verify-hashes" in install and "--constraint requirements.lock" in install

@@ -1,0 +1,31 @@
+"""Groups of commands whose modules are imported when a command is given, so that help is there at once."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+import click
+import typer
+from typer.core import TyperGroup
+
+
+def lazy_group(modules: Mapping[str, str]) -> type[TyperGroup]:
+    """A class of group whose commands are in modules of their own.
+
+    Args:
+        modules: by the command's name, the module; its ``app`` is a `typer.Typer` with one command.
+    """
+
+    class Lazy(TyperGroup):
+        def list_commands(self, ctx: click.Context) -> list[str]:
+            return list(modules)
+
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+            if cmd_name not in modules:
+                return None
+            command = typer.main.get_command(importlib.import_module(modules[cmd_name]).app)
+            command.name = cmd_name
+            return command
+
+    return Lazy

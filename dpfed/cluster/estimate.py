@@ -1,0 +1,290 @@
+"""What a run with many workers costs: time, bytes and dollars, by arithmetic from a handful of measured or assumed figures.
+
+A step has three parts, one after the other. Every worker draws its records, reads them, makes their views and computes the
+clipped gradients of its groups; all wait for the one that drew most. The sums go to the coordinator, and the new parameters
+come back. In between the coordinator adds the noise, writes its books and takes the optimizer's step. Of long sums each worker
+does this for its own slice. Now and then the coordinator writes a checkpoint. When a worker dies, all start again at the last
+checkpoint and repeat the releases that were kept since. Evaluation is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpfed.errors import UserError
+from dpfed.privacy.blocks import Blocks, block_length
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.samplers import PoissonSampler
+
+CHECKPOINT_EVERY = 50  # steps, where no configuration says it
+_FLOAT_BYTES = 4
+_ORDERS = 6  # small messages there and back of a step whose sum all workers share (`dpfed.cluster.sharing`)
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The figures that an estimate rests on.
+
+    What is zero by default is left out of the estimate.
+
+    Args:
+        throughput: records per second whose clipped group gradients one GPU computes.
+        bandwidth: bytes per second over the slowest link between two workers.
+        latency: seconds that a message takes beside its bytes.
+        noise: seconds of the coordinator per million parameters, for the noise.
+        bookkeeping: seconds of the coordinator per million parameters, for digests, kept release, ledger and optimizer.
+        price: dollars per GPU and hour.
+        gpus_per_node: GPUs that are rented together.
+        keys: seconds in which a worker draws a million of its records, for a block of steps in which each is drawn once.
+        drawn: seconds in which a worker puts a million drawn records into groups.
+        decoding: seconds in which a worker reads and decodes a record's image.
+        ahead: whether it does so while gradients are computed.
+        views: seconds in which a worker makes a record's views.
+        each_step: seconds of the coordinator alone in a step, whatever is trained: ledger, keys, digest over the digests.
+        checkpoint: seconds per million parameters in which the coordinator writes a checkpoint.
+        failures: deaths of one worker per hour.
+        restart: seconds from a death until all workers are at work again.
+
+    Raises:
+        UserError: if a figure is impossible.
+    """
+
+    throughput: float
+    bandwidth: float
+    latency: float
+    noise: float
+    bookkeeping: float
+    price: float
+    gpus_per_node: int = 1
+    keys: float = 0.0
+    drawn: float = 0.0
+    decoding: float = 0.0
+    ahead: bool = True
+    views: float = 0.0
+    each_step: float = 0.0
+    checkpoint: float = 0.0
+    failures: float = 0.0
+    restart: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("throughput", "bandwidth", "gpus_per_node"):
+            _check(getattr(self, name) > 0, f"{name.replace('_', ' ')} must be positive, got {getattr(self, name)}")
+        for name, value in vars(self).items():
+            _check(not value < 0, f"{name.replace('_', ' ')} must not be negative, got {value}")
+            _check(math.isfinite(value), f"{name.replace('_', ' ')} must be finite, got {value}")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run costs with a given number of workers.
+
+    Attributes:
+        workers: W, one GPU each.
+        gpus: paid for: whole nodes.
+        largest_shard: records that the busiest worker of a step is expected to draw.
+        sampling: seconds of a step in which the busiest worker draws; a block's are shared out over its steps.
+        decoding: seconds of a step in which it waits for images.
+        views: seconds of a step in which it makes views.
+        gradients: seconds of a step in which the busiest worker computes.
+        transport: seconds of a step for reduce and broadcast.
+        coordinator: seconds of a step for noise, bookkeeping and optimizer, whether one worker does it or all share it.
+        own: seconds of these in which all wait for the coordinator.
+        checkpoints: seconds of a step, on average, for checkpoints.
+        bytes_per_step: what a worker's own sum and the new parameters add up to.
+        bytes_per_run: the same over all steps.
+        restarts: hours of the whole run that deaths of workers are expected to cost.
+        hours: of the whole run, these included.
+        dollars: hours x GPUs x price.
+        efficiency: seconds of one worker's step over the seconds that W workers spend on one; 1 is perfect.
+    """
+
+    workers: int
+    gpus: int
+    largest_shard: float
+    sampling: float
+    decoding: float
+    views: float
+    gradients: float
+    transport: float
+    coordinator: float
+    own: float
+    checkpoints: float
+    bytes_per_step: int
+    bytes_per_run: int
+    restarts: float
+    hours: float
+    dollars: float
+    efficiency: float
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step, without checkpoints."""
+        return self.data + self.gradients + self.transport + self.coordinator
+
+    @property
+    def data(self) -> float:
+        """Seconds of a step until the views of all its records are there."""
+        return self.sampling + self.decoding + self.views
+
+    def figures(self) -> dict[str, Any]:
+        """All figures under their names, the step's seconds included."""
+        return {**vars(self), "step": self.step}
+
+
+def estimate(
+    plan: PrivacyPlan,
+    machines: Machines,
+    parameters: int,
+    workers: int,
+    checkpoint_every: int = CHECKPOINT_EVERY,
+    shared: bool = True,
+) -> Estimate:
+    """The cost of a run.
+
+    Args:
+        plan: batch, steps, how records are drawn, and what a drawn unit adds to the work.
+        machines: speeds and price.
+        parameters: P, what is trained.
+        workers: W.
+        checkpoint_every: steps between two checkpoints.
+        shared: whether workers share the coordinator's work where the sum is long.
+
+    Raises:
+        UserError: if there are no parameters, more workers than groups, or workers that die faster than they start again.
+    """
+    _check(parameters >= 1, f"parameters must be at least 1, got {parameters}")
+    _check(
+        1 <= workers <= plan.groups,
+        f"workers must lie in 1..{plan.groups} (the groups of a step, of which each worker needs one), got {workers}",
+    )
+    step, alone = (_seconds(plan, machines, parameters, count, shared) for count in (workers, 1))
+    checkpoints = machines.checkpoint * parameters / 1e6 / checkpoint_every
+    payload = 0 if workers == 1 else 2 * _FLOAT_BYTES * parameters
+    gpus = math.ceil(workers / machines.gpus_per_node) * machines.gpus_per_node
+    undisturbed = plan.steps * (sum(step.values()) + checkpoints) / 3600
+    repeated = alone["coordinator"]  # the coordinator reads and checks a kept release whole
+    hours = undisturbed / _productive(machines, workers, sum(step.values()), repeated, checkpoint_every)
+    return Estimate(
+        workers=workers,
+        gpus=gpus,
+        largest_shard=largest_shard(_records(plan) / workers, workers),
+        **step,
+        own=step["coordinator"] if held_numbers(plan, parameters, workers, shared) == parameters else machines.each_step,
+        checkpoints=checkpoints,
+        bytes_per_step=payload,
+        bytes_per_run=payload * plan.steps,
+        restarts=hours - undisturbed,
+        hours=hours,
+        dollars=hours * gpus * machines.price,
+        efficiency=sum(alone.values()) / (workers * sum(step.values())),
+    )
+
+
+def largest_shard(mean: float, workers: int) -> float:
+    """Expected largest of W independent Poisson draws: ``sum over k >= 0 of 1 - P(X <= k)^W``.
+
+    A record is drawn, and belongs to a worker, independently of all others, so a worker's records of a step are Poisson as long
+    as it holds a small part of them.
+
+    Args:
+        mean: B/W, records that a worker expects to draw.
+        workers: W.
+    """
+    if workers == 1:
+        return mean
+    k = np.arange(1, math.ceil(mean + 12 * math.sqrt(mean) + 40))
+    log_probability = np.concatenate([[0.0], np.cumsum(np.log(mean / k))]) - mean  # of 0, 1, 2, ... records
+    at_most = np.cumsum(np.exp(log_probability)).clip(max=1.0)
+    return float(np.sum(1.0 - at_most**workers))
+
+
+def transport_seconds(size: int, workers: int, bandwidth: float, latency: float) -> float:
+    """Reduce, then broadcast, along a ring in pieces: ``2 ((W - 1) latency + size / bandwidth)``; nothing for one worker.
+
+    Args:
+        size: bytes of the vector, the same both ways.
+        workers: W, hence W - 1 hops, each of which delays the first piece.
+        bandwidth: bytes per second over the slowest link, which every piece crosses once.
+        latency: seconds per hop.
+    """
+    return 0.0 if workers == 1 else 2 * ((workers - 1) * latency + size / bandwidth)
+
+
+def bottleneck(one: Estimate) -> str:
+    """One sentence: which part of a step takes most of its time, and what would shorten it."""
+    remedies = {
+        "data": "drawing, reading and augmenting records: more workers, more cores, or images stored in their size help",
+        "gradients": "computing gradients: more or faster GPUs help",
+        "transport": "sending sums and parameters: a faster network, fewer workers or fewer trained parameters (adapters) help",
+        "coordinator": "noise and bookkeeping on the coordinator: train fewer parameters (all share those of a long sum)",
+    }
+    part = max(remedies, key=lambda name: getattr(one, name))
+    share = getattr(one, part) / one.step
+    noun = "worker" if one.workers == 1 else "workers"
+    return f"Bottleneck with {one.workers} {noun}: {share:.0%} of a step is {remedies[part]}."
+
+
+def held_numbers(plan: PrivacyPlan, parameters: int, workers: int, shared: bool = True) -> int:
+    """Of how many trained parameters the busiest worker does the coordinator's work: all, or its slice of a long sum."""
+    size = parameters + plan.statistics_count
+    length = block_length(size) if shared else None
+    if length is None:
+        return parameters
+    return min(parameters, length * math.ceil(Blocks(size, length).count / workers))
+
+
+def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int, shared: bool) -> dict[str, float]:
+    """Of a step, by part."""
+    per_million = machines.bookkeeping + (machines.noise if plan.private else 0.0)
+    records = largest_shard(_records(plan) / workers, workers)
+    gradients, decoding = records / machines.throughput, records * machines.decoding
+    held = held_numbers(plan, parameters, workers, shared)
+    orders = 0.0 if held == parameters else _ORDERS * 2 * machines.latency * math.ceil(math.log2(workers))
+    return {
+        "sampling": _drawing(plan, machines, workers) + machines.drawn * records / 1e6,
+        "decoding": max(0.0, decoding - gradients) if machines.ahead else decoding,
+        "views": records * machines.views,
+        "gradients": gradients,
+        "transport": transport_seconds(_FLOAT_BYTES * parameters, workers, machines.bandwidth, machines.latency),
+        "coordinator": machines.each_step + per_million * held / 1e6 + orders,
+    }
+
+
+def _drawing(plan: PrivacyPlan, machines: Machines, workers: int) -> float:
+    """Seconds of a step in which a worker finds out who takes part: a block's are shared out over its steps."""
+    if not isinstance(plan.sampler, PoissonSampler):
+        return 0.0
+    millions, block = plan.records / workers / 1e6, plan.sampler.block
+    # Keys' figure is of a block in which each record is drawn once: its first gap, and one for each draw.
+    once = 0.5 * (1 + plan.sampling_rate * block)
+    return machines.keys * millions * once * math.ceil(plan.steps / block) / plan.steps
+
+
+def _productive(machines: Machines, workers: int, step: float, coordinator: float, checkpoint_every: int) -> float:
+    """The share of the hours in which the run gets on.
+
+    A death costs the time until all are at work again, half a step, and the releases since the last checkpoint, which the
+    coordinator repeats: half as many as lie between two, each at most as long as its own part of a step.
+    """
+    lost = machines.restart + step / 2 + checkpoint_every / 2 * coordinator
+    share = 1 - machines.failures * workers * lost / 3600
+    _check(
+        share > 0,
+        f"{workers} workers die {machines.failures * workers:,.6g} times an hour, and each death costs {lost:,.0f} s: the run "
+        "would never end",
+    )
+    return share
+
+
+def _records(plan: PrivacyPlan) -> int:
+    """Records of a step; where units are protected, each is taken to bring as many as it may."""
+    return plan.batch * plan.per_unit
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(f"impossible estimate: {message}.")

@@ -1,0 +1,286 @@
+"""Starting the processes of a cluster with Ray Train."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import logging
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpfed.cluster.admission import require_admission
+from dpfed.cluster.reach import ray_folder, require_cluster
+from dpfed.cluster.relay import Relay, relayed
+from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, process_group
+from dpfed.cluster.waiting import WAIT, last_line, patiently
+from dpfed.cluster.work import Task, work
+from dpfed.errors import UserError
+from dpfed.places import is_url
+from dpfed.progress import Watcher
+from dpfed.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from ray.train.torch import TorchTrainer
+
+# Ray's workers are niced by 15 otherwise, so that whatever else runs on the machine comes before them.
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # not 60: on a busy machine, loading PyTorch alone takes that long
+}
+_JOB_COPY = "working_dir_files"  # a part of the path of the copy in which `ray job submit` runs a command
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the workers are given.
+
+    Attributes:
+        workers: how many; 0: this very process, without any of Ray's.
+        least: go on with as few when machines are lost, and grow again when they come back; ``None``: always `workers`.
+        gpus: per worker; ``None``: one if the cluster has any.
+        cpus: per worker; ``None``: an equal share of all.
+        restarts: how often workers that died are started again.
+
+    Raises:
+        UserError: for numbers that make no sense.
+    """
+
+    workers: int = 1
+    least: int | None = None
+    gpus: int | None = None
+    cpus: int | None = None
+    restarts: int = 3
+
+    def __post_init__(self) -> None:
+        _check(self.least is None or 1 <= self.least <= self.workers, f"--workers {self.least}-{self.workers} is no range")
+        _check(self.gpus in (None, 0, 1), f"--gpus-per-worker must be 0 or 1, got {self.gpus}")
+        _check(self.cpus is None or self.cpus >= 1, f"--cpus-per-worker must be at least 1, got {self.cpus}")
+        _check(self.restarts >= 0, f"--restarts must not be negative, got {self.restarts}")
+
+
+def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
+    """Carries out a task on a Ray cluster: the one that RAY_ADDRESS or this machine names, or a new one on this machine.
+
+    Args:
+        task: what to do.
+        resources: with how many workers.
+        watcher: sees the stages, in this process.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: for what the user can mend, or when workers died more often than they may.
+    """
+    task.check()
+    _refuse_job_copy(task)
+    if resources.workers and "ray" not in sys.modules:  # otherwise this process may be connected already
+        require_cluster(watcher)
+        require_admission()
+    watcher.note("loading Ray")
+    os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
+    try:
+        from ray.train import ScalingConfig, TrainingFailedError, WorkerGroupError
+        from ray.train.torch import TorchTrainer
+    except ImportError as error:
+        raise UserError("--cluster ray needs Ray: pip install 'dpfed[ray]'.") from error
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    if resources.workers == 0:
+        settings = {"task": task, "watcher": watcher}
+        TorchTrainer(_alone, train_loop_config=settings, scaling_config=ScalingConfig(num_workers=0)).fit()
+        return RunDirectory.open(task.folder)
+    watcher.note("connecting to Ray")
+    with _connected(watcher) as own, _storage(task) as storage, relayed(watcher) as queue:
+        settled = _settled(resources, _machines(), own, watcher)
+        task = dataclasses.replace(task, resume=True, beside=storage)  # workers may be started again
+        watcher.note(f"starting {settled.workers} worker{'s' if settled.workers > 1 else ''}, each of which loads PyTorch")
+        try:
+            refusal = _trainer(task, settled, storage, queue).fit().return_value  # type: ignore[attr-defined]  # Ray types Train v1
+        except WorkerGroupError as error:
+            reasons = (
+                f"worker {rank}: {str(reason).strip().splitlines()[-1]}" for rank, reason in error.worker_failures.items()
+            )
+            raise UserError(
+                f"workers died {settled.restarts + 1} times, the last time with: {'; '.join(reasons)}. No step is lost: "
+                f"`dpfed resume {task.folder} --cluster ray` goes on."
+            ) from error
+        except TrainingFailedError as error:
+            raise UserError(
+                f"Ray gave up: {last_line(error)}. No step is lost: `dpfed resume {task.folder} --cluster ray` goes on."
+            ) from error
+    if refusal:
+        raise UserError(refusal)
+    return RunDirectory.open(task.folder)
+
+
+def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> TorchTrainer:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    each = {"CPU": resources.cpus} | ({"GPU": 1} if resources.gpus else {})
+    workers: Any = (resources.least, resources.workers) if resources.least else resources.workers
+    return TorchTrainer(
+        _in_worker,  # type: ignore[arg-type]  # Ray types Train v1
+        train_loop_config={"task": task, "queue": queue},
+        torch_config=TorchConfig(BACKEND_OF[bool(resources.gpus)], timeout_s=TIMEOUT),
+        scaling_config=ScalingConfig(
+            num_workers=workers,
+            use_gpu=bool(resources.gpus),
+            resources_per_worker=each,
+        ),
+        run_config=RunConfig(  # type: ignore[call-arg]  # the same
+            name=task.folder.name,
+            storage_path=str(storage),
+            failure_config=FailureConfig(max_failures=resources.restarts),
+            # Ray leaves all GPUs in sight of workers that get none.
+            worker_runtime_env=None if resources.gpus else {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}},
+        ),
+    )
+
+
+def _in_worker(settings: dict[str, Any]) -> str | None:
+    """Runs in each of Ray's workers. A refusal is returned by rank 0, for after an exception Ray would try again."""
+    try:
+        work(settings["task"], Relay(settings["queue"]))
+    except UserError as error:
+        return error.public
+    return None
+
+
+def _alone(settings: dict[str, Any]) -> None:
+    """Runs in this very process: Ray Train's local mode."""
+    with process_group():
+        work(settings["task"], settings["watcher"])
+
+
+@contextlib.contextmanager
+def _connected(watcher: Watcher, wait: float = WAIT) -> Iterator[bool]:
+    """A connection to a Ray cluster; whether it is one that was started here, for this run alone.
+
+    Args:
+        watcher: is told why it takes long.
+        wait: seconds for a head that is starting.
+    """
+    import ray
+
+    if ray.is_initialized():
+        yield False
+        return
+    named = "RAY_ADDRESS" in os.environ
+    where = f" at RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}" if named else ""
+    remedy = (
+        "Start it (`ray start --head`), or set RAY_ADDRESS=local for one on this machine alone."
+        if where
+        else f"Ray's own logs are in {ray_folder() / 'session_latest' / 'logs'}; `ray stop` ends what is left of a cluster."
+    )
+    try:
+        yield patiently(_connection, f"connecting to Ray{where}", watcher, _hopeless, remedy, wait)
+    finally:
+        ray.shutdown()
+
+
+def _connection() -> bool:
+    """Connects this process; whether to a cluster that was started just now."""
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        try:
+            ray.init(address="auto", **quiet)
+            return os.environ.get("RAY_ADDRESS") == "local"
+        except ConnectionError:
+            if "RAY_ADDRESS" in os.environ:
+                raise
+            ray.init(address="local", include_dashboard=False, **quiet)
+            return True
+    except BaseException:
+        ray.shutdown()  # of a cluster that came up in part
+        raise
+
+
+def _hopeless(error: Exception) -> bool:
+    """Whether Ray will refuse another attempt, too: a wrong address, token or version."""
+    from ray.exceptions import AuthenticationError
+
+    return isinstance(error, (AuthenticationError, ValueError)) or "version mismatch" in str(error).lower()
+
+
+@contextlib.contextmanager
+def _storage(task: Task) -> Iterator[Path]:
+    """A folder for Ray's own notes, on the storage that all machines share; what a run resumes from is in its directory."""
+    names = f".{task.folder.name}.ray-"
+    folder = task.folder.parent / f"{names}{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if RunDirectory(task.folder).finished:  # what drivers that were killed left behind
+            for left in task.folder.parent.glob(f"{glob.escape(names)}*"):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _machines() -> list[dict[str, float]]:
+    """What each machine of the cluster has."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _settled(resources: Resources, machines: list[dict[str, float]], own: bool, watcher: Watcher) -> Resources:
+    """The resources with nothing left to choose.
+
+    Args:
+        resources: what the user asked for.
+        machines: what each machine has, now.
+        own: it is this machine alone, and will not grow.
+        watcher: is told that the run waits for machines.
+
+    Raises:
+        UserError: if there will never be enough.
+    """
+    gpus = int(any(machine.get("GPU", 0) for machine in machines)) if resources.gpus is None else resources.gpus
+
+    def places(cpus: int) -> int:
+        """How many workers with so many CPUs, and a GPU each where they want one, there is room for."""
+        room = [(int(machine.get("CPU", 0)) // cpus, int(machine.get("GPU", 0))) for machine in machines]
+        return sum(min(pair) if gpus else pair[0] for pair in room)
+
+    most = max(int(machine.get("CPU", 0)) for machine in machines)
+    cpus = resources.cpus or next((count for count in range(most, 1, -1) if places(count) >= resources.workers), 1)
+    if places(cpus) < (resources.least or resources.workers):
+        wanted = f"{resources.workers} workers with {cpus} CPU{'s' if cpus > 1 else ''}{' and a GPU' if gpus else ''} each"
+        if own:
+            raise UserError(f"there is no room for {wanted} on this machine, but for {places(cpus)}: use fewer.")
+        watcher.note(f"waiting for machines: the cluster has room for {places(cpus)}, not for {wanted}")
+    return dataclasses.replace(resources, gpus=gpus, cpus=cpus)
+
+
+def _refuse_job_copy(task: Task) -> None:
+    """Refuses paths in the temporary copy in which a submitted job runs: it is deleted, and other machines do not see it."""
+    places: dict[str, str | Path | None] = {"--run": task.folder}
+    if task.config is not None:
+        data, model = task.config.data, task.config.model
+        places |= {"data.path": data.path, "model.weights": model.weights, "model.architecture": model.architecture}
+        if data.source != "store" or is_url(data.path or ""):  # otherwise nothing is put there
+            places["data.stores"] = data.stores
+    lost = [name for name, place in places.items() if place and _JOB_COPY in Path(place).parts]
+    if lost:
+        raise UserError(
+            f"a submitted job runs in a temporary copy of its working directory: give {' and '.join(lost)} as absolute paths "
+            "on storage that all machines share."
+        )
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(f"{message}.")

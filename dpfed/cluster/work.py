@@ -1,0 +1,151 @@
+"""What each process of a cluster does, whoever started it: Ray Train, torchrun, or nobody (one process alone)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from dpfed.cluster.collective import Collective, Replicas
+from dpfed.cluster.link import MARK_BYTES, Link
+from dpfed.config import Config, read_back
+from dpfed.errors import UserError
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Watcher
+from dpfed.runs.assembly import Components, assemble
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.job import Job, begin, check, refuse, take_up
+from dpfed.runs.making import make_start_if_wanted
+from dpfed.runs.resolution import resolve
+from dpfed.runs.running import run_job
+from dpfed.training.worker import GroupObserver
+
+_ENDING = 150.0  # seconds that a rank 0 of before may still hold the run; a dead machine's locks on NFS last 90
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the processes of a cluster are asked to do.
+
+    They may be started again after a fault, so they begin the run if it is not there, and otherwise go on with it.
+
+    Attributes:
+        folder: the run's directory, absolute, the same on every machine where rank 0 may start.
+        config: of the run, with absolute paths; ``None``: the run is there.
+        resume: whether to go on with a run that is there.
+        beside: a folder that the launcher made beside the run's; who does not see it is on other storage.
+    """
+
+    folder: Path
+    config: Config | None = None
+    resume: bool = True
+    beside: Path | None = None
+
+    def check(self) -> None:
+        """Refuses a run that is not there, or one that nobody asked to go on with.
+
+        Raises:
+            UserError: saying what is there.
+        """
+        if self.config is None:
+            RunDirectory.open(self.folder)
+        else:
+            check(self.config, self.folder, self.resume)
+
+
+def work(task: Task, watcher: Watcher) -> None:
+    """Carries out a task together with the other processes of the default process group.
+
+    Args:
+        task: the same on every rank.
+        watcher: sees the stages, on rank 0.
+
+    Raises:
+        UserError: on rank 0, for what the user can mend; the other ranks then just return.
+    """
+    link = Link()
+    if link.rank == 0:
+        _lead(link, task, watcher)
+    else:
+        _follow(link, task.folder)
+
+
+def _lead(link: Link, task: Task, watcher: Watcher) -> None:
+    configured = False
+
+    def end() -> None:
+        if configured:
+            link.announce(None)
+        else:
+            link.broadcast()  # no configuration: nothing to do
+
+    try:
+        with contextlib.ExitStack() as stack:
+            job = _take(task, link.size, watcher, stack)
+            if job is not None:
+                link.broadcast(job.parts.config.dump().encode())
+                configured = True
+                link.broadcast(job.run.identity.encode())
+                link.broadcast(job.randomness.for_owners().master)
+                link.agree(_mark(job.parts))
+                run_job(job, watcher, lambda job: _join(link, job.parts, job.randomness.for_owners(), job.observe))
+    except UserError:
+        end()
+        raise
+    end()
+
+
+def _follow(link: Link, folder: Path) -> None:
+    text = link.broadcast()
+    if not text:
+        return
+    identity, randomness = link.broadcast().decode(), Randomness(link.broadcast())
+    parts, trouble = None, ""
+    try:
+        if RunDirectory(folder).identity != identity:  # as rank 0 after a fault, this process would begin the run once more
+            raise UserError(f"the run at {folder} is not what worker 0 has there: use storage that all machines share.")
+        parts = assemble(resolve(read_back(tomllib.loads(text.decode()), "worker 0")), owner=link.rank, owners=link.size)
+    except UserError as error:
+        trouble = error.public
+    with contextlib.suppress(UserError):  # rank 0 knows it, too, says it, and announces the end
+        link.agree(_mark(parts) if parts else b"", trouble)
+        if link.announce(None) is None or parts is None:
+            return
+        return _join(link, parts, randomness).serve()
+    link.announce(None)
+
+
+def _mark(parts: Components) -> bytes:
+    """What must be the same everywhere, or a record could have two owners or be drawn at another rate: plan and store."""
+    return hashlib.blake2b(f"{parts.plan.fingerprint}/{parts.store.fingerprint}".encode(), digest_size=MARK_BYTES).digest()
+
+
+def _join(link: Link, parts: Components, randomness: Randomness, observe: GroupObserver | None = None) -> Collective:
+    """This rank's place among the others, with rank 0's weights, frozen ones and buffers included."""
+    if link.rank == 0:
+        link.announce(0)  # all is loaded, and the others may come in
+    for value in parts.model.state_dict().values():
+        dist.broadcast(value, 0)
+    return Collective(link, Replicas(parts.model), parts.worker(randomness, observe), parts)
+
+
+def _take(task: Task, owners: int, watcher: Watcher, stack: contextlib.ExitStack) -> Job | None:
+    """The run, begun or taken up, and locked until the stack closes; ``None`` if it is finished."""
+    if task.beside is not None and not task.beside.is_dir():
+        raise UserError(f"worker 0 does not see {task.folder.parent}, where the run goes: use storage that all machines share.")
+    task.check()
+    if task.config is not None and RunDirectory.unused(task.folder):
+        make_start_if_wanted(task.config, watcher, lambda without: refuse(without, task.folder, watcher, owners))
+        job = begin(task.config, task.folder, watcher, owners)
+        stack.enter_context(job.run.locked())
+        return job
+    run = RunDirectory.open(task.folder)
+    stack.enter_context(run.locked(_ENDING))
+    if run.finished:
+        run.forget_key()
+        return None
+    return take_up(run, watcher, owners)

@@ -1,0 +1,1 @@
+"""All parties of a federation on one machine, as processes of their own: `dpfed federation demo`."""

@@ -1,0 +1,123 @@
+"""All parties of a federation on one machine, each a process of its own: a SuperLink, a SuperNode and a site worker for each
+site, and the operator's `flwr run`, over TLS on the loopback interface.
+
+Only the records are not several institutions' own, but one store divided among them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dpfed.config import Config
+from dpfed.console.terminal import console, say, watching
+from dpfed.data.store.division import EVALUATION, divide_store, site_folder
+from dpfed.errors import UserError
+from dpfed.federation.coordinator.folder import CoordinatorFolder
+from dpfed.federation.demo.loopback import RUN, Loopback, loopback
+from dpfed.federation.flower.app_folder import make_app_folder
+from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.site.folder import SiteFolder
+from dpfed.progress import import_progress, signs_of_life
+from dpfed.runs.directory import RunDirectory
+from dpfed.runs.records import records_of
+from dpfed.runs.resolution import settle
+
+_READY = "ready"  # a file that says that all parties have signed up
+_FLOWERS = ("\x1b", "DEBUG:", "INFO:", "Using SuperLink", "Successfully")  # lines of Flower's own, also in the processes' logs
+_START = 300.0  # seconds that a site may take to load, on a busy machine
+
+
+def federate(config: Config, place: Path, sites: int, skew: float, options: dict[str, Any]) -> RunDirectory:
+    """Trains with several institutions on this machine; again after an interruption, to go on.
+
+    Args:
+        config: what to train; its records are divided among the sites.
+        place: absolute, where the run goes; what the parties keep goes beside it.
+        sites: institutions.
+        skew: how unlike their records are, 0 to 1.
+        options: of the terms: ``trust``, ``drops``, ``colluders``, ``deadline``.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: for a place in use, or a run that did not finish.
+    """
+    goes_on = not RunDirectory.unused(place)
+    config, parties = settle(config), place.with_name(f"{place.name}-parties")
+    if not (parties / _READY).exists():
+        if parties.exists():  # an attempt that was cut short, before anything was spent
+            ours = {"stores", "coordinator", *map(site_folder, range(sites))}
+            if not RunDirectory.unused(place) or {path.name for path in parties.iterdir()} - ours:
+                raise UserError(f"{parties} is in use: choose another --run.")
+            shutil.rmtree(parties)
+        _found(config, parties, sites, skew, options)
+        (parties / _READY).touch()
+    with tempfile.TemporaryDirectory(prefix="dpfed-") as folder:
+        doors = {site_folder(number): Path(folder) / site_folder(number) / "door" for number in range(sites)}
+        starting = contextlib.ExitStack()  # until the coordinator says its first line
+        starting.enter_context(signs_of_life(say, "starting the federation"))
+        with starting, _refusing(), loopback(Path(folder) / "loopback", doors, say) as federation:
+            _serve(federation, parties, doors)
+            app_folder = make_app_folder(Path(folder) / "app")
+            say(f"the coordinator {'goes on with' if goes_on else 'begins'} the run; it loads PyTorch and the held-out records")
+            federation.submit(app_folder, {"federation": str(parties / "coordinator"), "run": str(place)})
+            for line in federation.members.follow(RUN):
+                if not line.startswith(_FLOWERS):
+                    starting.close()
+                    console.print(line, end="", markup=False, highlight=False, soft_wrap=True)
+    if RunDirectory.unused(place) or not RunDirectory.open(place).finished:
+        raise UserError(f"the run did not finish; the same command goes on with it. {parties} has what the parties keep.")
+    return RunDirectory(place)
+
+
+def _found(config: Config, parties: Path, sites: int, skew: float, options: dict[str, Any]) -> None:
+    """Divides the records, makes the sites, and has them join: five commands for each institution (docs/federation.md)."""
+    with watching() as watcher:
+        store = records_of(config, import_progress(watcher))
+        stores = parties / "stores"
+        if not stores.exists():
+            watcher.note(f"dividing the records among {sites} institutions")
+            divide_store(store.path, stores, sites, skew, progress=import_progress(watcher, "records divided"))
+    say(f"making {sites} institutions, and the coordinator's terms: noise for the sum of their records")
+    own = [
+        SiteFolder.create(parties / site_folder(number), site_folder(number), stores / site_folder(number))
+        for number in range(sites)
+    ]
+    data = config.data.model_copy(update={"source": "store", "path": str(stores / EVALUATION)})
+    config = config.model_copy(update={"data": data})
+    with watching() as watcher:
+        cards = [site.card for site in own]
+        coordinator = CoordinatorFolder.create(parties / "coordinator", config, cards, watcher, **options)
+    for site in own:
+        site.join(Terms.load(coordinator.terms))
+    say(f"every institution has joined the terms {parties / 'coordinator' / 'terms.json'}")
+
+
+def _serve(federation: Loopback, parties: Path, doors: dict[str, Path]) -> None:
+    """Starts the sites' workers; they share this machine, so each gets one thread."""
+    say(f"starting {len(doors)} site workers; each loads PyTorch, its records and the model")
+    for name, door in doors.items():
+        command = ["dpfed", "site", "serve", parties / name, "--socket", door]
+        federation.members.start(f"{name}-worker", command, {"OMP_NUM_THREADS": "1"})
+    for name in doors:
+        federation.members.wait_for(f"{name}-worker", "ready", _START)
+        say(f"{name} is ready: its records and the model are loaded")
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """A party that does not come up is a sentence with the end of its log, which goes with this process."""
+    try:
+        yield
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        raise UserError(
+            f"a party of the federation did not come up: {error}\nThis machine may be busy; the same command tries again, and "
+            "goes on with a run that has begun."
+        ) from error

@@ -1,0 +1,66 @@
+"""The Flower ClientApp of a site: hands each packet to the site worker through its local socket, and the answer back.
+
+Flower starts a process for every message, so this imports neither torch nor anything else that takes time.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from dpfed.federation.flower.content import content_of, packet_in
+from dpfed.federation.protocol.messages import alleged
+from dpfed.federation.protocol.packets import Failure, Packet, PacketError, failed
+from dpfed.federation.site.local_socket import ask
+
+_RESTART, _PAUSE = 60.0, 0.2  # seconds that a worker may take to be restarted; between looks for it
+
+app = ClientApp()
+
+
+@app.query("packet")
+def forward(message: Message, context: Context) -> Message:
+    """Answers a message with what the site worker says, or with one word about why it says nothing."""
+    return Message(content_of(_reply(message, context)), reply_to=message)
+
+
+def is_greeting(message: Message) -> bool:
+    """Whether the coordinator only asks who is here. A step would cost the site's budget, a greeting costs nothing."""
+    try:
+        return alleged(packet_in(message.content)).get("kind") == "hello"
+    except PacketError:
+        return False
+
+
+def unreachable(message: Message) -> Message:
+    """The answer that there is no site behind this SuperNode."""
+    return Message(content_of(failed(Failure.UNREACHABLE)), reply_to=message)
+
+
+def _reply(message: Message, context: Context) -> Packet:
+    # An exception that escaped would reach the server with its text, which may name a path or worse.
+    try:
+        return _ask(Path(str(context.node_config["socket"])), packet_in(message.content), message.metadata.ttl)
+    except TimeoutError:
+        return failed(Failure.TIMEOUT)
+    except PacketError:
+        return failed(Failure.GARBLED)
+    except OSError:
+        return failed(Failure.UNREACHABLE)
+    except Exception:
+        return failed(Failure.INTERNAL)
+
+
+def _ask(socket: Path, packet: Packet, seconds: float) -> Packet:
+    """The worker's answer. A step waits for a worker that is being restarted: the coordinator counts on this site already."""
+    end = time.monotonic() + min(_RESTART, seconds / 2)
+    while True:
+        try:
+            return ask(socket, packet, seconds)
+        except (ConnectionRefusedError, FileNotFoundError):
+            if alleged(packet).get("kind") != "step" or time.monotonic() > end:
+                raise
+            time.sleep(_PAUSE)

@@ -1,0 +1,206 @@
+"""The operator's part of a provisioned federation: registers the SuperNodes' keys, and starts the run, or goes on with it.
+
+    dpfed federation run FOLDER
+
+FOLDER is what `dpfed federation provision` made. The SuperLink may come later, and is on this machine, on loopback. While the
+run goes on, keys that come into FOLDER/nodes are registered, and the SuperNodes of those that go are unregistered: so keys are
+rotated, and sites leave, in mid-run. The same command after a crash goes on with the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from dpfed.errors import UserError
+from dpfed.federation.coordinator.folder import CoordinatorFolder
+from dpfed.federation.flower.app_folder import make_app_folder
+from dpfed.federation.provisioning.services import FLOWER, LINK_PORT
+from dpfed.files.atomic import write_atomically
+from dpfed.files.reading import read_text
+
+_CONNECTION = "federation"  # what the operator's Flower configuration calls the SuperLink
+_START = 120.0  # seconds that a SuperLink may take to start
+_LOOK = 2.0  # seconds between looks at the folder of keys
+_HOST = "127.0.0.1"
+_GONE = ("unregistered", "deleted")
+
+
+class Unavailable(UserError):
+    """The SuperLink is not there, or not yet: whoever starts this program tries again."""
+
+
+class Operator:
+    """Gives the operator's commands.
+
+    Args:
+        folder: of the coordinator, as it was provisioned.
+        port: of the SuperLink, on loopback.
+    """
+
+    def __init__(self, folder: Path, port: int = LINK_PORT) -> None:
+        self._folder, self._port = folder.absolute(), port
+        CoordinatorFolder.open(self._folder / "federation")
+        home = self._folder / "flower" / "operator"
+        home.mkdir(parents=True, exist_ok=True)
+        self._registered = home / "registered.json"
+        authority = self._folder / "certificates" / "inner" / "ca.crt"
+        connection = {"address": f"{_HOST}:{port}", "root-certificates": str(authority)}
+        (home / "config.toml").write_text(tomli_w.dumps({"superlink": {_CONNECTION: connection}}))
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        self._environment = {**os.environ, **FLOWER, "FLWR_HOME": str(home), "PATH": path, "PYTHONUNBUFFERED": "1"}
+
+    def wait_for_link(self) -> None:
+        """Returns when the SuperLink listens.
+
+        Raises:
+            Unavailable: if it does not come.
+        """
+        deadline = time.monotonic() + _START
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex((_HOST, self._port)) == 0:
+                    return
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"no SuperLink listens on {_HOST}:{self._port}: start dpfed-superlink, and give this command again."
+                )
+            time.sleep(0.5)
+
+    def register(self) -> None:
+        """Brings the SuperLink's list of SuperNodes up to date with the folder of keys: new keys come, old ones go."""
+        if not (self._folder / "nodes").is_dir():  # nobody is shown out because a folder is not there
+            raise UserError(f"{self._folder / 'nodes'} is missing: `dpfed federation provision` makes it from the replies.")
+        wanted = {key.read_text(): key for key in sorted((self._folder / "nodes").glob("*.pub"))}
+        listed = self._json("supernode", "list", _CONNECTION)["nodes"]
+        there = {str(node["node-id"]) for node in listed if node["status"] not in _GONE}
+        # A SuperLink that was started anew has forgotten all of them.
+        known = {key: node for key, node in self._known().items() if node in there}
+        for key in known.keys() - wanted.keys():
+            node = known.pop(key)
+            self._flwr("supernode", "unregister", node, _CONNECTION)
+            print(f"the SuperNode {node}, whose key is no longer in use, is unregistered", flush=True)
+        for key in wanted.keys() - known.keys():
+            file = wanted[key]
+            known[key] = str(self._json("supernode", "register", str(file), _CONNECTION, "--name", file.stem)["node-id"])
+            print(f"the SuperNode {file.stem} is registered, as {known[key]}", flush=True)
+        write_atomically(self._registered, json.dumps(known, indent=1) + "\n")
+
+    def _known(self) -> dict[str, str]:
+        return json.loads(read_text(self._registered)) if self._registered.exists() else {}
+
+    def run(self) -> int:
+        """Starts the run, or follows the one that goes on, and shows what it says.
+
+        Returns:
+            The exit code of this command.
+        """
+        if going := self._going():
+            self._call("log", str(going), _CONNECTION, "--stream")
+            return _told(self._status(going))
+        with tempfile.TemporaryDirectory(prefix="dpfed-") as drafts:
+            config = Path(drafts) / "run.toml"
+            config.write_text(tomli_w.dumps({"federation": str(self._folder / "federation"), "run": str(self._folder / "run")}))
+            app = make_app_folder(Path(drafts) / "app")
+            self._call("run", str(app), _CONNECTION, "--stream", "--run-config", str(config))
+        newest = max(self._runs(), key=lambda run: str(run["pending-at"]), default=None)
+        return _told(str(newest["status"]) if newest else "")
+
+    def watch(self, stop: threading.Event) -> None:
+        """Registers keys as they come and go, until told to stop."""
+        before: set[str] | None = None
+        while not stop.wait(_LOOK):
+            names = {key.name for key in (self._folder / "nodes").glob("*.pub")}
+            if names != before:
+                try:
+                    self.register()
+                    before = names
+                except UserError as error:
+                    print(f"cannot register: {error}", flush=True)
+
+    def _going(self) -> int | None:
+        return next((int(run["run-id"]) for run in self._runs() if not str(run["status"]).startswith("finished")), None)
+
+    def _status(self, run: int) -> str:
+        return next((str(one["status"]) for one in self._runs() if int(one["run-id"]) == run), "")
+
+    def _runs(self) -> list[dict[str, Any]]:
+        return self._json("list", _CONNECTION)["runs"]
+
+    def _json(self, *words: str) -> dict[str, Any]:
+        output = self._flwr(*words, "--format", "json")
+        try:
+            said = json.loads(output[output.index("{") :])
+        except ValueError as error:
+            raise Unavailable(f"flwr {' '.join(words)} says: {output.strip()[-500:]}") from error
+        if not said.get("success", True):  # it ends with 0 all the same
+            raise Unavailable(f"flwr {' '.join(words)} says: {said.get('error-message', output.strip()[-500:])}")
+        return said
+
+    def _flwr(self, *words: str) -> str:
+        try:
+            done = subprocess.run(
+                [self._program(), *words], env=self._environment, capture_output=True, text=True, timeout=_START, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Unavailable(f"flwr {' '.join(words)} did not end within {_START:.0f} s: the SuperLink hangs.") from error
+        if done.returncode:
+            raise Unavailable(f"flwr {' '.join(words)} says: {(done.stdout + done.stderr).strip()[-500:]}")
+        return done.stdout
+
+    def _call(self, *words: str) -> None:
+        """A command whose output the operator sees; the end of this process ends it."""
+        with subprocess.Popen([self._program(), *words], env=self._environment, stdin=subprocess.DEVNULL) as process:
+            try:
+                process.wait()
+            except BaseException:
+                process.terminate()
+                raise
+
+    def _program(self) -> str:
+        return shutil.which("flwr", path=self._environment["PATH"]) or "flwr"
+
+
+def _told(status: str) -> int:
+    """The exit code for a run's last status; what is not the end of it, is said."""
+    if status == "finished:completed":
+        return 0
+    print(f"the run stopped before its end ({status or 'no run'}): this command, given again, goes on with it", flush=True)
+    return 1
+
+
+def operate(folder: Path, port: int = LINK_PORT, register_only: bool = False) -> int:
+    """Registers the SuperNodes' keys, then starts the run or goes on with it, and follows it.
+
+    Args:
+        folder: what `dpfed federation provision` made.
+        port: of the SuperLink, on loopback.
+        register_only: end when the keys are registered.
+
+    Returns:
+        The exit code of the command.
+
+    Raises:
+        Unavailable: if the SuperLink is not there.
+        UserError: for what the operator must mend.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    operator = Operator(folder, port)
+    operator.wait_for_link()
+    operator.register()
+    if register_only:
+        return 0
+    threading.Thread(target=operator.watch, args=(threading.Event(),), daemon=True).start()
+    return operator.run()

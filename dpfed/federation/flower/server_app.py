@@ -1,0 +1,40 @@
+"""The Flower ServerApp: the coordinator of a federation. It carries out a run like any other, with another transport."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from dpfed.console import logs
+from dpfed.console.terminal import console, show_run, watching
+from dpfed.errors import UserError
+from dpfed.federation.coordinator.coordination import coordinate
+from dpfed.federation.flower.channel import FlowerChannel
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Trains with the sites of a federation; `run` goes on where it was if it is there.
+
+    Run-config keys: ``federation``, the coordinator's folder (`dpfed federation create`), and ``run``, the run's directory;
+    both absolute, on the machine of the SuperLink.
+    """
+    try:
+        given = {name: str(context.run_config.get(name, "")) for name in ("federation", "run")}
+        for name, value in given.items():
+            if not Path(value).is_absolute():
+                raise UserError(f"run-config {name} = {value!r}: expected an absolute path on the SuperLink's machine.")
+        logs.set_up()  # as DPFED_LOG_FORMAT and DPFED_LOG_FILE say
+        with watching() as watcher:
+            run = coordinate(Path(given["federation"]), Path(given["run"]), FlowerChannel(grid), watcher)
+        show_run(run)
+    except UserError as error:
+        if logs.active():
+            logs.write("error", "error", text=str(error))
+        else:
+            console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise  # Flower marks the run as failed; a process that just ended would be missed a minute later

@@ -1,0 +1,120 @@
+"""Certificates hold in a real TLS handshake; keys are what Flower and OpenSSH read."""
+
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+import threading
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from dpfed.cli import app
+from dpfed.errors import UserError
+from dpfed.federation.provisioning.certificates import make_certificates, make_node_key
+
+
+def handshake(folder, host, authority=None):
+    """The peer's certificate as a client sees it."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "server.pem", folder / "server.key")
+    client = ssl.create_default_context(cafile=(authority or folder) / "ca.crt")
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    ours, theirs = socket.socketpair()
+
+    def accept():
+        with ours:
+            try:
+                server.wrap_socket(ours, server_side=True).close()
+            except (ssl.SSLError, OSError):
+                pass
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        with theirs, client.wrap_socket(theirs, server_hostname=host) as tls:
+            return tls.getpeercert()
+    finally:
+        thread.join(10)
+
+
+def test_a_client_that_knows_the_authority_trusts_the_server(tmp_path):
+    make_certificates(tmp_path, ["superlink.example.org", "127.0.0.1", "::1"])
+    for host in ("superlink.example.org", "127.0.0.1", "::1"):
+        assert handshake(tmp_path, host)["issuer"] == ((("commonName", "dpfed federation authority"),),)
+
+
+def test_another_host_or_authority_is_not_trusted(tmp_path):
+    make_certificates(tmp_path / "ours", ["127.0.0.1"])
+    make_certificates(tmp_path / "other", ["127.0.0.1"])
+    with pytest.raises(ssl.SSLCertVerificationError, match="IP address mismatch"):
+        handshake(tmp_path / "ours", "127.0.0.2")
+    with pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer|signature failure"):
+        handshake(tmp_path / "ours", "127.0.0.1", tmp_path / "other")
+
+
+def test_an_expired_certificate_is_not_trusted(tmp_path):
+    make_certificates(tmp_path, ["127.0.0.1"], days=0)
+    assert handshake  # valid_after is now: a moment later it has passed
+    with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+        handshake(tmp_path, "127.0.0.1")
+
+
+def test_private_keys_are_private_and_nothing_is_overwritten(tmp_path):
+    make_certificates(tmp_path, ["localhost"])
+    make_node_key(tmp_path, "north")
+    for name in ("ca.key", "server.key", "north"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for again in (lambda: make_certificates(tmp_path, ["localhost"]), lambda: make_node_key(tmp_path, "north")):
+        with pytest.raises(UserError, match="is not overwritten"):
+            again()
+    assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_a_server_certificate_is_renewed_by_the_same_authority(tmp_path):
+    make_certificates(tmp_path, ["localhost"])
+    authority, old = (tmp_path / "ca.crt").read_bytes(), (tmp_path / "server.pem").read_bytes()
+    for name in ("server.pem", "server.key"):
+        (tmp_path / name).unlink()
+    make_certificates(tmp_path, ["localhost"])
+    assert (tmp_path / "ca.crt").read_bytes() == authority
+    assert (tmp_path / "server.pem").read_bytes() != old
+    assert handshake(tmp_path, "localhost")
+
+
+def test_half_an_authority_is_refused(tmp_path):
+    make_certificates(tmp_path, ["localhost"])
+    for name in ("ca.key", "server.pem", "server.key"):
+        (tmp_path / name).unlink()
+    with pytest.raises(UserError, match="but not .*ca.key"):
+        make_certificates(tmp_path, ["localhost"])
+
+
+def test_a_node_key_is_what_ssh_keygen_makes(tmp_path):
+    make_node_key(tmp_path, "north")
+    private = load_ssh_private_key((tmp_path / "north").read_bytes(), None)
+    public = load_ssh_public_key((tmp_path / "north.pub").read_bytes())
+    assert isinstance(private.curve, ec.SECP384R1)
+    assert private.public_key() == public
+    if shutil.which("ssh-keygen"):
+        derived = subprocess.run(["ssh-keygen", "-y", "-f", tmp_path / "north"], capture_output=True, text=True, check=True)
+        assert derived.stdout.split()[:2] == (tmp_path / "north.pub").read_text().split()[:2]
+
+
+def test_the_command_line(tmp_path):
+    command = ["federation", "certificates"]
+    app([*command, str(tmp_path), "--host", "localhost", "--node", "a", "--node", "b"], standalone_mode=False)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("ca.crt", "ca.key", "server.pem", "server.key", "a", "a.pub", "b", "b.pub")
+    }
+    for arguments, message in (
+        ([], "give --host"),
+        (["--host", "https://x:1"], "leave out scheme and port"),
+        (["--node", "../b"], "is no name"),
+        (["--node", "b"], "is not overwritten"),
+    ):
+        with pytest.raises(UserError, match=message):
+            app([*command, str(tmp_path / ("new" if "--host" in arguments else "")), *arguments], standalone_mode=False)

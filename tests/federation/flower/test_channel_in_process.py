@@ -1,0 +1,156 @@
+"""The channel and the client app against each other, without a network."""
+
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, Message, RecordDict  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
+
+from dpfed.federation.flower.channel import FlowerChannel  # noqa: E402
+from dpfed.federation.flower.client_app import app  # noqa: E402
+from dpfed.federation.flower.content import content_of, packet_in  # noqa: E402
+from dpfed.federation.protocol.packets import Packet, PacketError  # noqa: E402
+from tests.federation.flower.in_process_grid import InProcessGrid  # noqa: E402
+from tests.federation.flower.sites import Sites  # noqa: E402
+
+
+@pytest.fixture
+def sites():
+    with Sites("abc") as sites:
+        yield sites
+
+
+@pytest.fixture
+def grid(sites):
+    return InProcessGrid(app, {number: {"socket": str(path)} for number, path in enumerate(sites.sockets.values(), 11)})
+
+
+def test_packets_are_carried_both_ways(grid, sites):
+    sites.handle["a"] = lambda packet: Packet(b"reply to " + packet.header, b"hers", bytes(packet.vector) * 2)
+    channel = FlowerChannel(grid)
+    assert channel.sites() == ["11", "12", "13"]
+    packets = {address: Packet(f"for {address}".encode(), b"mine", b"abc") for address in channel.sites()}
+    answers = dict(channel.exchange(packets, 10))
+    assert answers == {
+        "11": Packet(b"reply to for 11", b"hers", b"abcabc"),
+        "12": Packet(b"for 12", b"mine", b"abc"),
+        "13": Packet(b"for 13", b"mine", b"abc"),
+    }
+
+
+def test_why_there_is_no_answer_is_said_once_and_again_when_it_was_there(grid, sites, caplog):
+    channel = FlowerChannel(grid)
+
+    def ask():
+        return dict(channel.exchange({"11": Packet(b"q", b"")}, 10))
+
+    sites.handle["a"] = lambda packet: 1 / 0
+    for _ in range(3):
+        assert ask() == {"11": None}
+    said = [record.getMessage() for record in caplog.records if record.name == "dpfed.federation.flower.channel"]
+    assert len(said) == 1 and said[0].startswith("SuperNode 11: no answer (")
+    sites.handle["a"] = lambda packet: packet
+    assert ask() == {"11": Packet(b"q", b"")}
+    sites.handle["a"] = lambda packet: 1 / 0
+    ask()
+    assert sum(record.name == "dpfed.federation.flower.channel" for record in caplog.records) == 2
+
+
+def test_a_vector_for_all_is_stored_once(grid):
+    vector = b"v" * 1000
+    list(FlowerChannel(grid).exchange({"11": Packet(b"1", b"", vector), "12": Packet(b"2", b"", vector)}, 10))
+    chunks = [content for content in grid.sent if content.startswith(b"ArrayChunk")]
+    assert len(chunks) == 4
+    assert len(set(chunks)) == 1
+
+
+def test_no_answer_is_said_at_once_and_to_nobody_else(grid, sites):
+    sites.stop("a")
+    sites.handle["b"] = lambda packet: 1 / 0
+    start = time.monotonic()
+    answers = dict(FlowerChannel(grid).exchange({a: Packet(b"q", b"") for a in ("11", "12", "13", "99")}, 30))
+    assert answers == {"11": None, "12": None, "13": Packet(b"q", b""), "99": None}
+    assert time.monotonic() - start < 5
+
+
+def test_what_is_late_is_never_seen(grid, sites):
+    sites.handle["a"] = lambda packet: (time.sleep(1.5), packet)[1]
+    channel = FlowerChannel(grid)
+    start = time.monotonic()
+    assert dict(channel.exchange({"11": Packet(b"first", b""), "12": Packet(b"first", b"")}, 1)) == {
+        "12": Packet(b"first", b"")
+    }
+    assert 0.9 < time.monotonic() - start < 1.4
+    time.sleep(1)
+    sites.handle.pop("a")
+    assert dict(channel.exchange({"11": Packet(b"second", b"")}, 10)) == {"11": Packet(b"second", b"")}
+
+
+def test_answers_come_as_they_are_ready(grid, sites):
+    released = threading.Event()
+    sites.handle["a"] = lambda packet: (released.wait(10), packet)[1]
+    answers = FlowerChannel(grid).exchange({"11": Packet(b"q", b""), "12": Packet(b"q", b"")}, 10)
+    assert next(answers)[0] == "12"
+    released.set()
+    assert next(answers)[0] == "11"
+
+
+def test_an_answer_that_is_too_long_is_none(grid, sites):
+    sites.handle["a"] = lambda packet: Packet(b"reply", b"", bytes(5000))
+    packets = {"11": Packet(b"q", b""), "12": Packet(b"q", b"")}
+    assert dict(FlowerChannel(grid).exchange(packets, 10, 4000)) == {"11": None, "12": Packet(b"q", b"")}
+    assert len(dict(FlowerChannel(grid).exchange(packets, 10, 6000))["11"].vector) == 5000
+
+
+def test_no_exchange_with_nobody(grid):
+    assert list(FlowerChannel(grid).exchange({}, 1)) == []
+
+
+def test_a_failure_at_a_site_leaves_no_trace_in_what_travels(grid, sites):
+    def fail(packet):
+        raise ValueError("patient 4711")
+
+    sites.handle["a"] = fail
+    sites.stop("b")
+    grid.nodes[14] = {}  # a SuperNode without its setting
+    list(FlowerChannel(grid).exchange({a: Packet(b"q", b"") for a in ("11", "12", "14")}, 10))
+    travelled = b"\n".join(grid.sent)
+    assert travelled.count(b'"kind": "failure"') == 3
+    for secret in ("4711", "ValueError", "Traceback", "KeyError", *map(str, sites.sockets.values())):
+        assert secret.encode() not in travelled
+
+
+def strange(content):
+    """A client app that replies with a content of its own."""
+    hostile = ClientApp()
+
+    @hostile.query("packet")
+    def reply(message, context):
+        return Message(content, reply_to=message)
+
+    return hostile
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({"packet": ConfigRecord({"header": "text", "signature": b""})}),
+        RecordDict({"packet": ConfigRecord({"header": b"h"})}),
+        RecordDict({"packet": ConfigRecord({"header": b"h", "signature": b""}), "vector": ConfigRecord({"vector": b"v"})}),
+    ],
+)
+def test_a_strange_reply_is_no_answer(content):
+    channel = FlowerChannel(InProcessGrid(strange(content), {11: {}}))
+    assert dict(channel.exchange({"11": Packet(b"q", b"")}, 10)) == {"11": None}
+    with pytest.raises(PacketError):
+        packet_in(content)
+
+
+@pytest.mark.parametrize("vector", [b"", b"x", bytearray(b"xyz"), memoryview(b"xyz")])
+def test_content_holds_the_packet(vector):
+    assert packet_in(content_of(Packet(b"h", b"s", vector))) == Packet(b"h", b"s", bytes(vector))

@@ -1,0 +1,98 @@
+"""The operator's program: what a service manager starts again, and what it leaves to the operator."""
+
+import shutil
+import subprocess
+import threading
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from dpfed.errors import UserError  # noqa: E402
+from dpfed.federation.flower import operator as operate  # noqa: E402
+from dpfed.federation.flower.operator import Operator, main  # noqa: E402
+from tests.federation.provisioning.office import Office  # noqa: E402
+
+LOST = '{"success": false, "error-message": "Connection to the SuperLink is unavailable."}'
+
+
+@pytest.fixture
+def chest(shapes, tmp_path, monkeypatch):
+    """A coordinator's folder with terms, and a SuperLink that is there."""
+    monkeypatch.setenv("DPFED_BUDGETS", str(tmp_path / "shelf"))
+    Office(tmp_path, shapes.path).joined()
+    monkeypatch.setattr(Operator, "wait_for_link", lambda self: None)
+    monkeypatch.setattr(operate.signal, "signal", lambda *_: None)  # of this process
+    return tmp_path / "chest"
+
+
+def ended(chest, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([str(chest)])
+    return end.value.code, capsys.readouterr()
+
+
+def test_a_superlink_that_is_lost_is_a_sentence_and_tried_again(chest, monkeypatch, capsys):
+    # Flower's command says so in JSON, and ends with 0.
+    monkeypatch.setattr(Operator, "_flwr", lambda self, *words: LOST)
+    code, said = ended(chest, capsys)
+    assert code == 1 and said.err.count("\n") == 1  # units do not start again what ends with 2
+    assert said.err.endswith("flwr supernode list federation says: Connection to the SuperLink is unavailable.\n")
+
+
+def test_a_superlink_that_hangs_is_a_sentence_and_tried_again(chest, monkeypatch, capsys):
+    def run(words, *, timeout, **_):
+        raise subprocess.TimeoutExpired(words, timeout)
+
+    monkeypatch.setattr(operate.subprocess, "run", run)
+    code, said = ended(chest, capsys)
+    assert code == 1 and "did not end within 120 s: the SuperLink hangs" in said.err
+
+
+def test_keys_are_looked_after_when_the_superlink_is_back(chest, monkeypatch, capsys):
+    monkeypatch.setattr(operate, "_LOOK", 0.01)
+    there, stop = [False], threading.Event()
+
+    def flwr(self, *words):
+        if not there[0]:
+            there[0] = True
+            raise operate.Unavailable("flwr says: gone.")
+        if words[1] == "list":
+            return '{"success": true, "nodes": []}'
+        done.append(words[2])
+        if len(done) == 2:
+            stop.set()
+        return '{"success": true, "node-id": 7}'
+
+    done = []
+    monkeypatch.setattr(Operator, "_flwr", flwr)
+    Operator(chest).watch(stop)
+    said = capsys.readouterr().out
+    assert "cannot register: flwr says: gone." in said and "the SuperNode north-a is registered, as 7" in said
+
+
+def test_nobody_is_shown_out_because_the_folder_of_keys_is_not_there(chest, monkeypatch):
+    monkeypatch.setattr(Operator, "_flwr", lambda *words: pytest.fail(f"{words}"))
+    operator = Operator(chest)
+    shutil.rmtree(chest / "nodes")
+    with pytest.raises(UserError, match="nodes is missing"):
+        operator.register()
+
+
+def test_a_run_that_stopped_before_its_end_is_said(chest, monkeypatch, capsys):
+    monkeypatch.setattr(Operator, "register", lambda self: None)
+    monkeypatch.setattr(Operator, "watch", lambda self, stop: None)
+    monkeypatch.setattr(Operator, "_call", lambda self, *words: None)
+    states = iter(["finished:failed", "finished:completed"])
+    monkeypatch.setattr(Operator, "_going", lambda self: None)
+    runs = lambda self: [{"run-id": 1, "status": next(states), "pending-at": "1"}]  # noqa: E731
+    monkeypatch.setattr(Operator, "_runs", runs)
+    code, said = ended(chest, capsys)
+    assert code == 1 and "the run stopped before its end (finished:failed)" in said.out
+    code, said = ended(chest, capsys)
+    assert code == 0 and said.out == ""
+
+
+def test_a_folder_that_was_not_provisioned_is_for_the_operator_to_mend(tmp_path, capsys):
+    code, said = ended(tmp_path, capsys)
+    assert code == 2 and said.err.count("\n") == 1

@@ -1,0 +1,88 @@
+"""The resident app retires without losing a step, and a step outlasts a worker that is being restarted."""
+
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Message, RecordDict  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+
+from dpfed.federation.flower import client_app as module  # noqa: E402
+from dpfed.federation.flower.content import MESSAGE_TYPE, content_of, packet_in  # noqa: E402
+from dpfed.federation.flower.resident import Retirement  # noqa: E402
+from dpfed.federation.protocol.identity import Identity  # noqa: E402
+from dpfed.federation.protocol.messages import sign  # noqa: E402
+from dpfed.federation.protocol.packets import Failure, Packet, failure_of  # noqa: E402
+from tests.federation.flower.sites import Sites  # noqa: E402
+
+KEY = Identity(bytes(32))
+
+
+class Node:
+    """What a SuperNode gives its app."""
+
+    def __init__(self, socket):
+        self.node_config = {"socket": str(socket)}
+
+
+@pytest.fixture(autouse=True)
+def task():
+    """Messages are made in a task of a run."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+
+@pytest.fixture
+def message(monkeypatch):
+    """Makes messages of a kind; replies are what the app says."""
+    monkeypatch.setattr(module, "Message", lambda content, reply_to: content)
+
+    def make(kind, seconds=30.0):
+        return Message(content_of(sign(KEY, "t", kind)), 1, MESSAGE_TYPE, ttl=seconds)
+
+    return make
+
+
+def answer(retirement, message, node, monkeypatch):
+    monkeypatch.setattr("dpfed.federation.flower.resident.app", lambda message, node: module.forward(message, node))
+    return packet_in(retirement.answer(message, node))
+
+
+def test_an_app_that_retires_answers_steps_until_it_is_greeted(message, monkeypatch):
+    with Sites(["north"]) as sites:
+        node, retirement = Node(sites.sockets["north"]), Retirement()
+        assert not failure_of(answer(retirement, message("hello"), node, monkeypatch))
+        retirement.wanted.set()
+        for kind in ("step", "confirm", "reveal"):
+            assert not failure_of(answer(retirement, message(kind), node, monkeypatch))
+            assert not retirement.over.is_set()
+        assert failure_of(answer(retirement, message("hello"), node, monkeypatch)) == Failure.UNREACHABLE
+        assert retirement.over.is_set()
+
+
+def test_nonsense_does_not_end_an_app(monkeypatch):
+    assert not module.is_greeting(Message(RecordDict(), 1, MESSAGE_TYPE))
+    assert not module.is_greeting(Message(content_of(Packet(b"[" * 10_000, b"")), 1, MESSAGE_TYPE))
+
+
+def test_a_step_waits_for_a_worker_that_comes_back_and_a_greeting_does_not(message, monkeypatch):
+    with Sites(["north"]) as sites:
+        node = Node(sites.sockets["north"])
+        sites.stop("north")
+        started = time.monotonic()
+        assert failure_of(packet_in(module.forward(message("hello"), node))) == Failure.UNREACHABLE
+        assert time.monotonic() - started < 1
+        threading.Timer(0.7, sites.start, ["north"]).start()
+        assert not failure_of(packet_in(module.forward(message("step"), node)))
+        assert time.monotonic() - started > 0.5
+
+
+def test_a_step_does_not_wait_for_ever(message):
+    started = time.monotonic()
+    with Sites(["north"]) as sites:
+        node = Node(sites.sockets["north"])
+        sites.stop("north")
+        assert failure_of(packet_in(module.forward(message("step", 1.0), node))) == Failure.UNREACHABLE
+    assert time.monotonic() - started < 3
