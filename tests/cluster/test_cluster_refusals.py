@@ -20,7 +20,7 @@ REFUSED = {
         "pretrain C --run F --cluster torchrun --resume --set optimizer.learning_rate=0.5",
         "optimizer.learning_rate",
     ),
-    "no torchrun": (without_torchrun, "pretrain C --run N --cluster torchrun", "torchrun did not start this process"),
+    "no torchrun": (without_torchrun, "pretrain C --run N --cluster torchrun", "torchrun did not start this"),
     "workers alone": (without_torchrun, "pretrain C --run N --workers 2", "--workers 2 is for --cluster ray"),
     "workers of torchrun": (command, "pretrain C --run N --cluster torchrun --workers 2", "--workers 2 is for --cluster ray"),
     "range upside down": (without_torchrun, "pretrain C --run N --cluster ray --workers 3-2", "--workers 3-2 is no range"),

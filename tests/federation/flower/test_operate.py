@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from dpfed.cli import main  # noqa: E402
 from dpfed.errors import UserError  # noqa: E402
 from dpfed.federation.flower import operator as operate  # noqa: E402
-from dpfed.federation.flower.operator import Operator, main  # noqa: E402
+from dpfed.federation.flower.operator import Operator  # noqa: E402
 from tests.federation.provisioning.office import Office  # noqa: E402
 
 LOST = '{"success": false, "error-message": "Connection to the SuperLink is unavailable."}'
@@ -27,8 +28,9 @@ def chest(shapes, tmp_path, monkeypatch):
 
 
 def ended(chest, capsys):
-    with pytest.raises(SystemExit) as end:
-        main([str(chest)])
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr("sys.argv", ["dpfed", "federation", "run", str(chest)])
+        main()
     return end.value.code, capsys.readouterr()
 
 
