@@ -188,7 +188,7 @@ def steps_of(parties: Path) -> list[dict[str, Any]]:
         figures = {"step": step, "fault": faults.get(step, ""), "outcome": outcome["event"]}
         figures |= {name: outcome.get(name) for name in ("arrived", "missing")}
         if outcome["event"] == "collected":
-            noisy = Releases(parties / "releases").load(step, ledger.release_of(step).digest)
+            noisy = Releases(parties / "releases").load(step, coordinator.blocks, ledger.release_of(step).digest)
             clean = torch.zeros(parameters.numel(), dtype=torch.float64)
             for number, (worker, vector, _) in enumerate(workers):
                 if site_folder(number) in outcome["arrived"]:

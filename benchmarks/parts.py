@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -24,8 +23,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.draws import draws
-from benchmarks.throughput import transport
-from dpfed.bounding.bounded_sum import BoundedSum
+from benchmarks.throughput import seconds_of, transport
 from dpfed.config import Config, load_config
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ViewMaker
@@ -35,8 +33,6 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.resolution import resolve
-from dpfed.training.checkpoint import Checkpoints, Progress
-from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker
 
@@ -79,31 +75,15 @@ def of_run(config: Config, steps: int = STEPS) -> dict[str, Any]:
         "parameters": parameters,
         "engine": engine,
     }
-    return {"gradients": {config.name: one}, "coordinator": _coordinator(parts, randomness, steps), "worker": draws()}
+    return {"gradients": {config.name: one}, "coordinator": _coordinator(parts, randomness), "worker": draws()}
 
 
-def _coordinator(parts: Components, randomness: Randomness, steps: int) -> dict[str, float]:
+def _coordinator(parts: Components, randomness: Randomness) -> dict[str, float]:
     """Noise, books and checkpoints, per million of the parameters that this run trains."""
-    millions = TrainableVector(parts.model).numel / 1e6
-    plan = parts.plan
-    with tempfile.TemporaryDirectory() as folder, _Timers() as timers:
-        ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan)
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger.create(Path(folder) / "ledger.jsonl", parts.plan)
         coordinator = parts.coordinator(randomness, ledger, Releases(Path(folder) / "releases"))
-        size = TrainableVector(parts.model).numel + plan.statistics_count
-        every = []
-        for step in range(min(steps + 1, plan.steps)):
-            timers.seconds.clear()
-            coordinator.apply(step, BoundedSum(torch.zeros(size, device=parts.device), plan.sensitivity, plan.groups))
-            every.append((timers.seconds["noise"], timers.seconds["books"]))
-        started = time.perf_counter()
-        Checkpoints(Path(folder) / "checkpoints", 1).save(Progress(0, 0, plan.fingerprint), parts.model, coordinator)
-        checkpoint = time.perf_counter() - started
-    noise, whole = (statistics.median(column) for column in zip(*every[1:], strict=True))
-    return {
-        "noise_seconds_per_million": noise / millions,
-        "bookkeeping_seconds_per_million": max(0.0, whole - noise) / millions,
-        "checkpoint_seconds_per_million": checkpoint / millions,
-    }
+        return seconds_of(coordinator, parts.model, parts.plan, parts.device)
 
 
 class _Timers:
@@ -113,16 +93,13 @@ class _Timers:
         engine: the class of the engine, if gradients are timed, too.
     """
 
-    def __init__(self, engine: type | None = None) -> None:
+    def __init__(self, engine: type) -> None:
         places: dict[str, tuple[type, str]] = {
             "images": (RecordStore, "images"),
             "views": (ViewMaker, "__call__"),
             "draws": (Worker, "_drawn"),
-            "noise": (Randomness, "add_normal_"),
-            "books": (Coordinator, "apply"),
+            "gradients": (engine, "add_clipped"),
         }
-        if engine is not None:
-            places["gradients"] = (engine, "add_clipped")
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._patches = [patch.object(*where, self._timed(part, getattr(*where))) for part, where in places.items()]
 

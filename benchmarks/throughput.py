@@ -35,6 +35,7 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.images import ImageViews
 from dpfed.models.building import build_model, tokenizer_for
 from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.blocks import block_length
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
@@ -131,35 +132,35 @@ def _jpeg(number: int, size: int) -> bytes:
 
 
 def coordinator(device: torch.device) -> dict[str, float]:
-    """Seconds per million parameters: the noise, everything else that a coordinator does in a step, and a checkpoint."""
-    randomness = Randomness.from_seed(0)
+    """What `seconds_of` a coordinator finds, for a model of `COORDINATED` parameters."""
     model = nn.ParameterList([nn.Parameter(torch.zeros(COORDINATED, device=device))])
     plan = PrivacyPlan(records=100_000, batch=1024, group_size=16, clip_norm=1.0, steps=100, noise_multiplier=1.0, delta=1e-6)
-    noisy = torch.zeros(COORDINATED, device=device)
-    steps = iter(range(plan.steps))
-
-    def noise() -> None:
-        randomness.add_normal_(noisy, 1.0, "benchmark", next(steps))
-        noisy.sum().item()
-
-    noise_seconds = median_seconds(noise)
     with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan)
-        runs = Coordinator(plan, model, OptimizerConfig(), randomness, ledger, Releases(Path(folder) / "releases"))
-        steps = iter(range(plan.steps))
+        ledger = Ledger.create(Path(folder) / "ledger.jsonl", plan, block=block_length(COORDINATED))
+        releases = Releases(Path(folder) / "releases")
+        runs = Coordinator(plan, model, OptimizerConfig(), Randomness.from_seed(0), ledger, releases)
+        return seconds_of(runs, model, plan, device)
 
-        def apply() -> None:
-            runs.apply(next(steps), BoundedSum(torch.zeros(COORDINATED, device=device), plan.sensitivity, plan.groups))
 
-        whole_seconds = median_seconds(apply)
-        checkpoints = Checkpoints(Path(folder) / "checkpoints", keep=1)
-        written = itertools.count()
+def seconds_of(runs: Coordinator, model: nn.Module, plan: PrivacyPlan, device: torch.device) -> dict[str, float]:
+    """Seconds per million parameters: noise and optimizer; what happens beside the next sum; a checkpoint."""
+    numel = TrainableVector(model).numel
+    ahead, whole = [], []
+    for number in range(min(REPEATS + 1, plan.steps)):
+        total = BoundedSum(torch.zeros(numel + plan.statistics_count, device=device), plan.sensitivity, plan.groups)
+        started = time.perf_counter()
+        runs.apply(number, total, ahead=True)  # it asks the device whether the parameters are finite
+        ahead.append(time.perf_counter() - started)
+        runs.commit()
+        whole.append(time.perf_counter() - started)
+    noise, both = statistics.median(ahead[1:]), statistics.median(whole[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints, written = Checkpoints(Path(folder), keep=1), itertools.count()
         checkpoint = median_seconds(lambda: checkpoints.save(Progress(next(written), 0, plan.fingerprint), model, runs))
-    millions = COORDINATED / 1e6
     return {
-        "noise_seconds_per_million": round(noise_seconds / millions, 5),
-        "bookkeeping_seconds_per_million": round(max(0.0, whole_seconds - noise_seconds) / millions, 5),
-        "checkpoint_seconds_per_million": round(checkpoint / millions, 5),
+        "noise_seconds_per_million": round(noise / numel * 1e6, 5),
+        "bookkeeping_seconds_per_million": round((both - noise) / numel * 1e6, 5),
+        "checkpoint_seconds_per_million": round(checkpoint / numel * 1e6, 5),
     }
 
 

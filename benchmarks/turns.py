@@ -25,7 +25,6 @@ import dpfed.cluster.launch
 import dpfed.runs.pretraining
 import dpfed.runs.running
 from benchmarks.memory import anonymous_mb
-from dpfed.cluster.collective import Replicas
 from dpfed.cluster.launch import Resources
 from dpfed.cluster.link import Link
 from dpfed.cluster.relay import Relay
@@ -43,8 +42,8 @@ _PATIENCE = 1200.0  # seconds that a run waits for its turn
 PARTS = {
     "gradients": (Worker, "bounded_sum"),
     "waiting": (Link, "gather"),
-    "broadcast": (Replicas, "hand_out"),
-    "reduce": (Replicas, "bring_in"),
+    "broadcast": (dist, "broadcast"),
+    "reduce": (dist, "reduce"),
     "noise": (Randomness, "add_normal_"),
     "books": (Coordinator, "apply"),
 }

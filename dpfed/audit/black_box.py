@@ -82,7 +82,7 @@ def black_box(
     coordinator = parts.coordinator(Randomness.fresh(), Ledger.create(folder / "ledger.jsonl", parts.plan), Kept())
     advance = watcher.stage("steps", parts.plan.steps)
     worker = parts.worker(owners, share=Share(0, present, parts.plan.groups))
-    train(InProcess([worker]), coordinator, range(parts.plan.steps), [lambda summary: advance(summary.done)])
+    train(InProcess([worker]), coordinator, range(parts.plan.steps), advance=advance)
     rows = np.arange(canaries)
     closer = _closeness(parts, parts.model, rows, views) - _closeness(parts, untrained, rows, views)
     return parts.plan, coins, closer

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.blocks import Blocks
 from dpfed.privacy.ledger import Release
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
@@ -31,7 +32,7 @@ class Kept(Releases):
         """See `Releases`."""
         self._last = noisy.detach().cpu().double().clone()
 
-    def load(self, step: int, digest: str | None = None) -> Tensor | None:
+    def load(self, step: int, blocks: Blocks, digest: str | None = None) -> Tensor | None:
         """Nothing is ever repeated."""
         return None
 

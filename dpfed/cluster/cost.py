@@ -44,9 +44,9 @@ def plan(
     model: Annotated[str | None, typer.Option(help="Which model of the measured file.")] = None,
     throughput: Annotated[float | None, typer.Option(help="Records/s of one GPU, clipped group gradients only.")] = None,
     latency: Annotated[float | None, typer.Option(help="Microseconds of a message beside its bytes.")] = None,
-    noise_seconds_per_million: Annotated[float | None, typer.Option(help="Noise, per million parameters.")] = None,
+    noise_seconds_per_million: Annotated[float | None, typer.Option(help="Noise, optimizer, per million parameters.")] = None,
     bookkeeping_seconds_per_million: Annotated[
-        float | None, typer.Option(help="Digests, kept release, ledger, optimizer, per million parameters.")
+        float | None, typer.Option(help="Digest, kept release and ledger, per million parameters.")
     ] = None,
     draws_seconds_per_million: Annotated[
         float | None, typer.Option(help="A worker's draws for a block of steps, per million of its records.")
@@ -104,19 +104,11 @@ def plan(
     )
     trained = _trained(wanted, config) if parameters is None else parameters
     every = CHECKPOINT_EVERY if config is None else wanted.training.checkpoint_every
-    shared = config is None or _shared(wanted)
-    rows = [estimate(promise, machines, trained, count, every, shared) for count in workers]
+    rows = [estimate(promise, machines, trained, count, every) for count in workers]
     if as_json:
         print(json.dumps(_as_json(promise, machines, trained, rows)))
     else:
         _show(promise, machines, trained, rows)
-
-
-def _shared(config: Config) -> bool:
-    """Whether workers share the coordinator's work of long sums (`dpfed.training.update`)."""
-    from dpfed.training.optimizers import by_number
-
-    return by_number(config.optimizer) and not config.objective.loss.target_network
 
 
 def _config(path: Path | None, assignments: list[str], given: dict[str, float | None], further: dict[str, str]) -> Config:

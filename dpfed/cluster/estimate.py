@@ -2,8 +2,8 @@
 
 A step has three parts, one after the other. Every worker draws its records, reads them, makes their views and computes the
 clipped gradients of its groups; all wait for the one that drew most. The sums go to the coordinator, and the new parameters
-come back. In between the coordinator adds the noise, writes its books and takes the optimizer's step. Of long sums each worker
-does this for its own slice. Now and then the coordinator writes a checkpoint. When a worker dies, all start again at the last
+come back. In between the coordinator adds the noise and takes the optimizer's step. It writes its books while the next sum is
+computed. Now and then it writes a checkpoint. When a worker dies, all start again at the last
 checkpoint and repeat the releases that were kept since. Evaluation is left out.
 """
 
@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 
 from dpfed.errors import UserError
-from dpfed.privacy.blocks import Blocks, block_length
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.samplers import PoissonSampler
 
 CHECKPOINT_EVERY = 50  # steps, where no configuration says it
 _FLOAT_BYTES = 4
-_ORDERS = 6  # small messages there and back of a step whose sum all workers share (`dpfed.cluster.sharing`)
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,8 @@ class Machines:
         throughput: records per second whose clipped group gradients one GPU computes.
         bandwidth: bytes per second over the slowest link between two workers.
         latency: seconds that a message takes beside its bytes.
-        noise: seconds of the coordinator per million parameters, for the noise.
-        bookkeeping: seconds of the coordinator per million parameters, for digests, kept release, ledger and optimizer.
+        noise: seconds of the coordinator per million parameters, for noise and optimizer: all wait for them.
+        bookkeeping: seconds of the coordinator per million parameters, for digest, kept release, ledger: beside the next sum.
         price: dollars per GPU and hour.
         gpus_per_node: GPUs that are rented together.
         keys: seconds in which a worker draws a million of its records, for a block of steps in which each is drawn once.
@@ -44,7 +42,7 @@ class Machines:
         decoding: seconds in which a worker reads and decodes a record's image.
         ahead: whether it does so while gradients are computed.
         views: seconds in which a worker makes a record's views.
-        each_step: seconds of the coordinator alone in a step, whatever is trained: ledger, keys, digest over the digests.
+        each_step: seconds of the coordinator in a step, whatever is trained.
         checkpoint: seconds per million parameters in which the coordinator writes a checkpoint.
         failures: deaths of one worker per hour.
         restart: seconds from a death until all workers are at work again.
@@ -91,8 +89,7 @@ class Estimate:
         views: seconds of a step in which it makes views.
         gradients: seconds of a step in which the busiest worker computes.
         transport: seconds of a step for reduce and broadcast.
-        coordinator: seconds of a step for noise, bookkeeping and optimizer, whether one worker does it or all share it.
-        own: seconds of these in which all wait for the coordinator.
+        coordinator: seconds of a step in which all wait for noise, optimizer, or bookkeeping that takes longer than a sum.
         checkpoints: seconds of a step, on average, for checkpoints.
         bytes_per_step: what a worker's own sum and the new parameters add up to.
         bytes_per_run: the same over all steps.
@@ -111,7 +108,6 @@ class Estimate:
     gradients: float
     transport: float
     coordinator: float
-    own: float
     checkpoints: float
     bytes_per_step: int
     bytes_per_run: int
@@ -141,7 +137,6 @@ def estimate(
     parameters: int,
     workers: int,
     checkpoint_every: int = CHECKPOINT_EVERY,
-    shared: bool = True,
 ) -> Estimate:
     """The cost of a run.
 
@@ -151,7 +146,6 @@ def estimate(
         parameters: P, what is trained.
         workers: W.
         checkpoint_every: steps between two checkpoints.
-        shared: whether workers share the coordinator's work where the sum is long.
 
     Raises:
         UserError: if there are no parameters, more workers than groups, or workers that die faster than they start again.
@@ -161,19 +155,19 @@ def estimate(
         1 <= workers <= plan.groups,
         f"workers must lie in 1..{plan.groups} (the groups of a step, of which each worker needs one), got {workers}",
     )
-    step, alone = (_seconds(plan, machines, parameters, count, shared) for count in (workers, 1))
+    step, alone = (_seconds(plan, machines, parameters, count) for count in (workers, 1))
     checkpoints = machines.checkpoint * parameters / 1e6 / checkpoint_every
     payload = 0 if workers == 1 else 2 * _FLOAT_BYTES * parameters
     gpus = math.ceil(workers / machines.gpus_per_node) * machines.gpus_per_node
     undisturbed = plan.steps * (sum(step.values()) + checkpoints) / 3600
-    repeated = alone["coordinator"]  # the coordinator reads and checks a kept release whole
+    noise = machines.noise if plan.private else 0.0
+    repeated = machines.each_step + (noise + machines.bookkeeping) * parameters / 1e6  # a kept release is read and checked
     hours = undisturbed / _productive(machines, workers, sum(step.values()), repeated, checkpoint_every)
     return Estimate(
         workers=workers,
         gpus=gpus,
         largest_shard=largest_shard(_records(plan) / workers, workers),
         **step,
-        own=step["coordinator"] if held_numbers(plan, parameters, workers, shared) == parameters else machines.each_step,
         checkpoints=checkpoints,
         bytes_per_step=payload,
         bytes_per_run=payload * plan.steps,
@@ -220,7 +214,7 @@ def bottleneck(one: Estimate) -> str:
         "data": "drawing, reading and augmenting records: more workers, more cores, or images stored in their size help",
         "gradients": "computing gradients: more or faster GPUs help",
         "transport": "sending sums and parameters: a faster network, fewer workers or fewer trained parameters (adapters) help",
-        "coordinator": "noise and bookkeeping on the coordinator: train fewer parameters (all share those of a long sum)",
+        "coordinator": "noise, optimizer and bookkeeping on the coordinator: train fewer parameters (adapters)",
     }
     part = max(remedies, key=lambda name: getattr(one, name))
     share = getattr(one, part) / one.step
@@ -228,29 +222,22 @@ def bottleneck(one: Estimate) -> str:
     return f"Bottleneck with {one.workers} {noun}: {share:.0%} of a step is {remedies[part]}."
 
 
-def held_numbers(plan: PrivacyPlan, parameters: int, workers: int, shared: bool = True) -> int:
-    """Of how many trained parameters the busiest worker does the coordinator's work: all, or its slice of a long sum."""
-    size = parameters + plan.statistics_count
-    length = block_length(size) if shared else None
-    if length is None:
-        return parameters
-    return min(parameters, length * math.ceil(Blocks(size, length).count / workers))
-
-
-def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int, shared: bool) -> dict[str, float]:
+def _seconds(plan: PrivacyPlan, machines: Machines, parameters: int, workers: int) -> dict[str, float]:
     """Of a step, by part."""
-    per_million = machines.bookkeeping + (machines.noise if plan.private else 0.0)
-    records = largest_shard(_records(plan) / workers, workers)
+    records, millions = largest_shard(_records(plan) / workers, workers), parameters / 1e6
     gradients, decoding = records / machines.throughput, records * machines.decoding
-    held = held_numbers(plan, parameters, workers, shared)
-    orders = 0.0 if held == parameters else _ORDERS * 2 * machines.latency * math.ceil(math.log2(workers))
+    sampling = _drawing(plan, machines, workers) + machines.drawn * records / 1e6
+    waiting = max(0.0, decoding - gradients) if machines.ahead else decoding
+    transport = transport_seconds(_FLOAT_BYTES * parameters, workers, machines.bandwidth, machines.latency)
+    meanwhile = sampling + waiting + records * machines.views + gradients + transport
+    books = max(0.0, machines.bookkeeping * millions - meanwhile)
     return {
-        "sampling": _drawing(plan, machines, workers) + machines.drawn * records / 1e6,
-        "decoding": max(0.0, decoding - gradients) if machines.ahead else decoding,
+        "sampling": sampling,
+        "decoding": waiting,
         "views": records * machines.views,
         "gradients": gradients,
-        "transport": transport_seconds(_FLOAT_BYTES * parameters, workers, machines.bandwidth, machines.latency),
-        "coordinator": machines.each_step + per_million * held / 1e6 + orders,
+        "transport": transport,
+        "coordinator": machines.each_step + (machines.noise * millions if plan.private else 0.0) + books,
     }
 
 

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dpfed.cluster.orders import Order
 from dpfed.errors import UserError
 
 MARK_BYTES = 16  # of what ranks compare
@@ -37,33 +36,10 @@ class Link:
         return message.numpy().tobytes()
 
     def announce(self, step: int | None) -> int | None:
-        """Hands rank 0's next step to all; ``None``: there is none."""
-        kind, number = self.order(Order.END if step is None else Order.STEP, step or 0)
-        return number if kind is Order.STEP else None
-
-    def order(self, kind: Order = Order.END, number: int = 0) -> tuple[Order, int]:
-        """Hands what rank 0 asks for next to all, and a number with it; what other ranks pass in is ignored."""
-        header = torch.tensor([kind, number])
-        dist.broadcast(header, 0)
-        kind, number = header.tolist()
-        return Order(kind), number
-
-    def scatter(self, contents: list[bytes] | None, length: int) -> bytes:
-        """Hands each rank its own bytes, which no other rank sees.
-
-        Args:
-            contents: by rank, on rank 0; ignored elsewhere.
-            length: of each.
-        """
-        own = torch.empty(length, dtype=torch.uint8)
-        dist.scatter(own, [_bytes(content) for content in contents or ()] if self.rank == 0 else None, 0)
-        return own.numpy().tobytes()
-
-    def report(self, own: Tensor) -> list[Tensor]:
-        """Every rank's numbers, as many from each, by rank: on rank 0, and nothing elsewhere."""
-        everyone = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(own, everyone, 0)
-        return everyone or []
+        """Hands rank 0's next step to all; ``None``: there is none. What other ranks pass in is ignored."""
+        number = torch.tensor(-1 if step is None else step)
+        dist.broadcast(number, 0)
+        return int(number) if number >= 0 else None
 
     def share(self, number: float) -> float:
         """Hands rank 0's number to all; what other ranks pass in is ignored."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from dpfed.cluster.collective import Collective, Replicas
+from dpfed.cluster.collective import Collective
 from dpfed.cluster.link import MARK_BYTES, Link
 from dpfed.config import Config, read_back
 from dpfed.errors import UserError
@@ -130,7 +130,7 @@ def _join(link: Link, parts: Components, randomness: Randomness, observe: GroupO
         link.announce(0)  # all is loaded, and the others may come in
     for value in parts.model.state_dict().values():
         dist.broadcast(value, 0)
-    return Collective(link, Replicas(parts.model), parts.worker(randomness, observe), parts)
+    return Collective(link, parts.model, parts.worker(randomness, observe))
 
 
 def _take(task: Task, owners: int, watcher: Watcher, stack: contextlib.ExitStack) -> Job | None:

@@ -1,7 +1,7 @@
 """A long sum in blocks: each block has noise from a key of its own, and a digest of its own.
 
-So several parties can add the noise, each on its own blocks, and none can derive another's; and what comes out does not depend
-on how many they are. The blocks follow from the number of numbers alone. A short sum is one block, with the coordinator's own
+So threads can make them beside each other, and what comes out does not depend on how many they are. The blocks follow from the
+number of numbers alone. A short sum is one block, with the coordinator's own
 key and the digest of its bits. docs/guarantee.md says why each number gets its noise exactly once.
 """
 

@@ -142,7 +142,7 @@ class Randomness:
         exact = torch.device("cpu") if out.device.type == "mps" else out.device  # mps has no float64
         for start in range(0, out.numel(), _CHUNK):
             part = out[start : start + _CHUNK]
-            words = np.frombuffer(stream(16 * -(-part.numel() // 2)), dtype=np.uint64)
+            words = np.frombuffer(stream(16 * -(-part.numel() // 2)), dtype=np.int64)
             noise = _box_muller(words, exact)[: part.numel()]
             part.copy_(part.to(exact, torch.float64).add_(noise, alpha=scale))
 
@@ -150,7 +150,7 @@ class Randomness:
 def _box_muller(words: np.ndarray, device: torch.device) -> torch.Tensor:
     import torch
 
-    uniform = torch.from_numpy((words >> np.uint64(11)).astype(np.int64)).to(device)
+    uniform = (torch.from_numpy(words.copy()).to(device) >> 11) & (2**53 - 1)  # the upper 53 bits
     u, v = uniform.double().add_(0.5).mul_(2.0**-53).view(2, -1)  # strictly inside (0, 1): the logarithm is finite
     radius, angle = u.log_().mul_(-2).sqrt_(), v.mul_(2 * math.pi)
     return torch.cat([radius * angle.cos(), radius * angle.sin()])

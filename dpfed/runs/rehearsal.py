@@ -214,7 +214,7 @@ def _trained(
     advance = watcher.stage(f"{name}: steps", plan.steps)
     with tempfile.TemporaryDirectory() as place:  # a ledger of no privacy: nothing private was read
         coordinator = parts.coordinator(randomness, Ledger.create(Path(place) / "ledger.jsonl", parts.plan))
-        train(ScaledUp(worker, plan, share), coordinator, range(plan.steps), [lambda summary: advance(summary.done)])
+        train(ScaledUp(worker, plan, share), coordinator, range(plan.steps), advance=advance)
         with serving(parts.model, coordinator.post_processors):
             after = [figure.compared(before) for figure in parts.evaluate("trained", plan.steps)]
     watcher.evaluated(after)

@@ -29,7 +29,7 @@ from dpfed.training.checkpoint import Checkpoints, DamagedCheckpoint, Progress, 
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.post_processing import serving
 from dpfed.training.releases import Releases
-from dpfed.training.trainer import Shared, Transport, train
+from dpfed.training.trainer import Observer, Transport, train
 
 _CURVE_POINTS = 50  # epsilon over steps is computed at about so many steps
 
@@ -90,35 +90,36 @@ def _carry_out(
     def keep_metrics(summary: StepSummary) -> None:
         if summary.phase is not None:
             watcher.note(str(summary.phase))
-        if summary.phase is not None or _due(summary, plan, max(1, plan.steps // _CURVE_POINTS)):
-            spent = ledger.epsilon if plan.promises else None
-            _add(run, {"step": summary.done, "epsilon": spent, **summary.figures()}, watcher)
+        spent = ledger.epsilon if plan.promises else None
+        _add(run, {"step": summary.done, "epsilon": spent, **summary.figures()}, watcher)
 
     def keep_checkpoint(summary: StepSummary) -> None:
-        if _due(summary, plan, config.training.checkpoint_every):
-            coordinator.settle()
-            checkpoints.save(Progress(summary.done, ledger.charged, plan.fingerprint), parts.model, coordinator)
-            # Should the newest checkpoint be damaged, steps since the one before are taken again, bit for bit, on any machine.
-            # A process can also compute older ones again where it computed them first; institutions do not answer twice.
-            reserves = checkpoints.reserves()
-            Releases(run.releases).forget(before=reserves[0] if parts.terms else reserves[-2:][0])
+        checkpoints.save(Progress(summary.done, ledger.charged, plan.fingerprint), parts.model, coordinator)
+        # Should the newest checkpoint be damaged, steps since the one before are taken again, bit for bit, on any machine.
+        # A process can also compute older ones again where it computed them first; institutions do not answer twice.
+        reserves = checkpoints.reserves()
+        Releases(run.releases).forget(before=reserves[0] if parts.terms else reserves[-2:][0])
 
     def evaluate_on_the_way(summary: StepSummary) -> None:
-        if config.evaluation.every and summary.done < plan.steps and _due(summary, plan, config.evaluation.every):
-            coordinator.settle()
-            with serving(parts.model, coordinator.post_processors):
-                _record(run, parts.evaluate("trained", summary.done), watcher)
+        with serving(parts.model, coordinator.post_processors):
+            _record(run, parts.evaluate("trained", summary.done), watcher)
 
-    def show_progress(summary: StepSummary) -> None:
-        advance(summary.done)
+    def is_measured(summary: StepSummary) -> bool:
+        every = config.evaluation.every
+        return bool(every) and summary.done < plan.steps and _due(summary, plan, every)
 
-    own = [keep_metrics, evaluate_on_the_way, keep_checkpoint, show_progress]
+    # Sites get the parameters in every step, and whoever observes groups writes what follows from them: both wait.
+    ahead = parts.terms is None and job.observe is None
+    points = max(1, plan.steps // _CURVE_POINTS)
+    own = [
+        Observer(keep_metrics, lambda summary: summary.phase is not None or _due(summary, plan, points)),
+        Observer(evaluate_on_the_way, is_measured),
+        Observer(keep_checkpoint, lambda summary: _due(summary, plan, config.training.checkpoint_every)),
+    ]
     with TensorBoard(run) as board:
-        transport = connect(job)
-        if isinstance(transport, Shared):
-            transport.share_out(coordinator, run.releases)
-        train(transport, coordinator, range(start, plan.steps), [*own, board, *observers])
-        coordinator.settle()
+        copies = Observer(board, lambda summary: not ahead or _due(summary, plan, points))
+        every_step = map(Observer, observers)
+        train(connect(job), coordinator, range(start, plan.steps), [*own, copies, *every_step], advance, ahead)
         with serving(parts.model, coordinator.post_processors):
             watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
             trained = parts.evaluate("trained", plan.steps)

@@ -34,7 +34,6 @@ class Curve(PostProcessor):
     """
 
     name = "progress"
-    by_number = True
 
     def __init__(self, plan: PrivacyPlan, noise_std: float | None = None) -> None:
         assert plan.statistics is not None  # otherwise there is no curve

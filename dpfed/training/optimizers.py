@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpfed.config import OptimizerConfig
 
@@ -27,9 +28,21 @@ def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> 
             return Lars(parameters, momentum=config.momentum, **common)
 
 
-def by_number(config: OptimizerConfig) -> bool:
-    """Whether the optimizer looks at one number at a time: LARS takes norms of layers only where weights decay."""
-    return config.name != "lars" or config.weight_decay == 0
+def take_step(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], parts: Iterable[Tensor], rate: float) -> None:
+    """One step of an optimizer.
+
+    Args:
+        optimizer: over the parameters.
+        parameters: those of the model.
+        parts: the gradient of each.
+        rate: learning rate.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:

@@ -16,7 +16,6 @@ from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
 from dpfed.models.contract import method_of
 from dpfed.models.parameters import TrainableVector
-from dpfed.training.slices import SlicedVector
 
 
 class PostProcessor:
@@ -24,12 +23,9 @@ class PostProcessor:
 
     Attributes:
         name: under which a checkpoint keeps the state: a word.
-        by_number: whether `gradient` and `updated` look at each number by itself, so that processes can share the work
-            (`dpfed.training.update`, which knows those that say so).
     """
 
     name: str
-    by_number = False
 
     def gradient(self, step: int, gradient: Tensor) -> Tensor:
         """The gradient ``(P,)`` for the optimizer, in place of the noisy one ``(P,)``."""
@@ -69,14 +65,12 @@ class MovingAverage(PostProcessor):
     Args:
         model: whose trainable parameters are averaged.
         decay: of the average. Its own warm-up keeps it from holding on to the untrained weights.
-        own: a slice of the parameters, which alone is averaged; default: all.
     """
 
     name = "moving_average"
-    by_number = True
 
-    def __init__(self, model: nn.Module, decay: float, own: SlicedVector | None = None) -> None:
-        self._vector, self._decay = own or TrainableVector(model), decay
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._vector, self._decay = TrainableVector(model), decay
         self._weights = self._vector.gather()
 
     def updated(self, step: int) -> None:

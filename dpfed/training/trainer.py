@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.training.coordinator import Coordinator, StepSummary
@@ -21,17 +21,17 @@ class Transport(Protocol):
         """The norm about which the next steps ask: all owners must know it (`Worker.threshold`)."""
 
 
-@runtime_checkable
-class Shared(Protocol):
-    """A transport whose processes can hold a slice of each sum, and do the coordinator's work on it."""
+@dataclass(frozen=True)
+class Observer:
+    """What may write or show something of a step.
 
-    def share_out(self, coordinator: Coordinator, releases: Path) -> None:
-        """Has them do so from now on, where that is possible and worth it.
+    Attributes:
+        see: is called with the step's public summary, when its release is on disk and paid for.
+        due: whether it has anything to do with a step.
+    """
 
-        Args:
-            coordinator: of the run, as a checkpoint left it.
-            releases: the folder of kept releases, the same for all processes.
-        """
+    see: Callable[[StepSummary], None]
+    due: Callable[[StepSummary], bool] = lambda summary: True
 
 
 class InProcess:
@@ -57,7 +57,9 @@ def train(
     transport: Transport,
     coordinator: Coordinator,
     steps: Iterable[int],
-    observers: Iterable[Callable[[StepSummary], None]] = (),
+    observers: Iterable[Observer] = (),
+    advance: Callable[[int], None] = lambda done: None,
+    ahead: bool = False,
 ) -> None:
     """Runs the private steps.
 
@@ -65,15 +67,24 @@ def train(
         transport: collects the owners' sums.
         coordinator: adds the noise, pays, updates.
         steps: the steps to take, in order.
-        observers: called after each step with its public summary: checkpoints, metrics, evaluation, progress.
+        observers: called after each step that they are due at: checkpoints, metrics, evaluation.
+        advance: is told after each step how many are done, and nothing else.
+        ahead: compute the next sum while a release is being kept and paid for. Only where all that sees parameters before
+            ends with this process, and writes nothing: observers wait.
     """
     observers = list(observers)
-    for step in steps:
-        summary = coordinator.replay(step)
-        if summary is None:
-            if coordinator.threshold is not None:
-                transport.tell(coordinator.threshold)
-            total = transport.collect(step)
-            summary = coordinator.discard(step) if total is None else coordinator.apply(step, total)
-        for observe in observers:
-            observe(summary)
+    try:
+        for step in steps:
+            summary = coordinator.replay(step)
+            if summary is None:
+                if coordinator.threshold is not None:
+                    transport.tell(coordinator.threshold)
+                total = transport.collect(step)
+                summary = coordinator.discard(step) if total is None else coordinator.apply(step, total, ahead)
+            advance(summary.done)
+            for observer in observers:
+                if observer.due(summary):
+                    coordinator.commit()
+                    observer.see(summary)
+    finally:  # also what an error says may depend on the last release
+        coordinator.commit()

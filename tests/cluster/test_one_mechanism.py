@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfed.cluster.collective import Collective, Replicas
+from dpfed.cluster.collective import Collective
 from dpfed.cluster.link import Link
 from dpfed.cluster.torchrun import process_group, take_part
 from dpfed.cluster.work import Task
@@ -271,7 +271,7 @@ def remove(rank, config, folder, gone):
             share = dataclasses.replace(share, indices=indices[indices != missing])
             worker = parts.worker(Randomness.from_seed(SEED).for_owners(), share=share)
             own = worker.bounded_sum(STEP).values
-            collective = Collective(link, Replicas(parts.model), worker)
+            collective = Collective(link, parts.model, worker)
             if link.rank == 0:
                 found.append((own, collective.collect(STEP).values))
                 link.announce(None)

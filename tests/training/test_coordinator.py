@@ -177,7 +177,7 @@ def test_a_release_that_a_crash_left_unpaid_is_paid_and_used_whatever_the_sum_wo
     model, again, ledger = make(releases=releases)
     assert again.replay(0) is not None
     assert Ledger.open(ledger.path).charged == 1 and ledger.replays == 0
-    assert torch.equal(model.weight.detach().flatten(), -PLAIN.learning_rate * releases.load(0) / PLAN.groups)
+    assert torch.equal(model.weight.detach().flatten(), -PLAIN.learning_rate * releases.load(0, again.blocks) / PLAN.groups)
 
 
 def test_a_release_beyond_the_budget_is_never_kept(make, tmp_path):

@@ -15,6 +15,7 @@ from dpfed.errors import UserError
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.models.adapter_file import adapter_bytes, apply_adapters
 from dpfed.models.folder import describe
+from dpfed.privacy.blocks import Blocks
 from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import digest_of
 from dpfed.privacy.plan import PrivacyPlan
@@ -161,7 +162,7 @@ def test_a_kept_release_with_any_byte_changed_is_not_taken(tmp_path):
     content = path.read_bytes()
     for damaged in (*(damaged for _, damaged in each_byte(path, 1)), content[:-1], content + b"\0\0\0\0"):
         path.write_bytes(damaged)
-        assert releases.load(3) is None and releases.load(3, release.digest) is None
+        assert releases.load(3, Blocks(4)) is None and releases.load(3, Blocks(4), release.digest) is None
 
 
 def test_adapters_with_any_byte_changed_are_noticed(tmp_path):

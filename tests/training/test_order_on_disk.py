@@ -1,13 +1,15 @@
 """Keep, charge, use: each is on the disk, file and name, before the next begins. A power cut in between loses no payment."""
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 from dpfed.config import OptimizerConfig
+from dpfed.errors import UserError
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.privacy.blocks import Blocks
 from dpfed.privacy.ledger import Ledger
@@ -15,7 +17,8 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.checkpoint import Checkpoints, Progress
 from dpfed.training.coordinator import Coordinator
-from dpfed.training.releases import Part, Releases
+from dpfed.training.releases import Releases
+from dpfed.training.trainer import Observer, train
 from tests.files.disk import recorded
 from tests.training.test_coordinator import zeros
 
@@ -66,20 +69,6 @@ def test_a_noisy_sum_is_kept_then_paid_for_then_used(step, number):
     ]
 
 
-def test_a_part_of_a_release_is_on_disk_under_its_name_when_it_is_kept(tmp_path, monkeypatch):
-    """A rank says that its part is kept, and rank 0 pays when all have said so."""
-    blocks, noisy = Blocks(10, 4), torch.arange(10.0)
-    events, part = recorded(monkeypatch), Part(3, "ab", 0, 3, blocks)
-    Releases(tmp_path / "releases").save_part(part, noisy, blocks.digests(noisy))
-    [path] = (tmp_path / "releases").iterdir()
-    assert events == [
-        ("sync", tmp_path.name, None),
-        ("sync", f".{path.name}.partial", noisy.numpy().tobytes()),
-        ("name", path.name),
-        ("sync", "releases", None),
-    ]
-
-
 def test_a_long_noisy_sum_of_one_process_is_kept_then_paid_for_then_used(tmp_path, monkeypatch):
     model, folder = nn.Linear(SIZE, 1, bias=False), tmp_path / "run"
     folder.mkdir()
@@ -91,6 +80,60 @@ def test_a_long_noisy_sum_of_one_process_is_kept_then_paid_for_then_used(tmp_pat
     [path] = (folder / "releases").iterdir()
     kept = [("sync", f".{path.name}.partial", path.read_bytes()), ("name", path.name), ("sync", "releases", None)]
     assert events == [("sync", "run", None), *kept, ("sync", "ledger.jsonl", ledger.path.read_bytes()), "use"]
+
+
+class Sums:
+    """A transport whose sums are there at once; says what is on disk when one is asked for."""
+
+    def __init__(self, events):
+        self._events = events
+
+    def collect(self, step):
+        self._events.append(f"collect {step}")
+        return zeros(size=SIZE)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_looks_at_a_step_waits_until_it_is_paid_for(step, monkeypatch, ahead):
+    """Output commit: parameters may go on to the next sum, and an observer sees nothing that is not on disk."""
+    _, folder, ledger, model, coordinator = step
+    events, charge, slow = [], ledger.charge, threading.Event()
+    monkeypatch.setattr(ledger, "charge", lambda release: (slow.wait(0.3), charge(release), events.append("paid")))
+    seen = []
+
+    def look(summary):
+        events.append("seen")
+        seen.append((summary.done, ledger.charged, len(list((folder / "releases").iterdir()))))
+
+    train(Sums(events), coordinator, range(4), [Observer(look, lambda summary: summary.done % 2 == 0)], ahead=ahead)
+    assert seen == [(2, 2, 2), (4, 4, 4)] and ledger.charged == 4
+    first = ["collect 0", "collect 1", "paid"] if ahead else ["collect 0", "paid", "collect 1"]
+    assert events[:3] == first and events.count("paid") == 4
+
+
+def test_an_error_is_said_when_the_release_before_it_is_paid_for(step, monkeypatch):
+    *_, ledger, _, coordinator = step
+    charge = ledger.charge
+    monkeypatch.setattr(ledger, "charge", lambda release: (time.sleep(0.1), charge(release)))
+
+    class Failing(Sums):
+        def collect(self, step):
+            if step == 1:
+                raise UserError("a message that may depend on the parameters")
+            return super().collect(step)
+
+    with pytest.raises(UserError, match="may depend"):
+        train(Failing([]), coordinator, range(4), ahead=True)
+    assert ledger.charged == 1
+
+
+def test_a_payment_that_failed_stops_the_run_before_anything_is_seen(step, monkeypatch):
+    *_, ledger, _, coordinator = step
+    monkeypatch.setattr(ledger, "charge", lambda release: (_ for _ in ()).throw(OSError(28, "No space left")))
+    seen = []
+    with pytest.raises(OSError, match="No space"):
+        train(Sums([]), coordinator, range(4), [Observer(seen.append)], ahead=True)
+    assert not seen and ledger.charged == 0
 
 
 def test_a_checkpoint_is_on_disk_under_its_name_before_older_ones_go(step, monkeypatch):
@@ -125,7 +168,7 @@ def test_a_release_whose_writing_a_crash_cut_short_is_none_and_goes_with_the_oth
     folder.mkdir()
     (folder / ".00000002-abc.f32.partial").write_bytes(b"1234")
     releases = Releases(folder)
-    assert releases.load(2) is None and releases.latest() is None
+    assert releases.load(2, Blocks(1)) is None and releases.latest() is None
     releases.forget(before=2)
     assert len(list(folder.iterdir())) == 1
     releases.forget(before=3)
