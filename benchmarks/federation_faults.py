@@ -23,6 +23,7 @@ import torch
 
 from benchmarks.hostile_site import done_in
 from benchmarks.record import write_result
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import load_config, parse_config
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
@@ -35,7 +36,6 @@ from dpfed.federation.site.own_config import site_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs.assembly import Share, assemble
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.releases import Releases

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import write_result
-from dpfed.runs.directory import RunDirectory
+from dpfed.artifacts.directory import RunDirectory
 
 CONFIG = "configs/federation.toml"
 _PRETRAIN = ("-m", "dpfed", "pretrain", CONFIG, "--run")

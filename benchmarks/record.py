@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import dpfed
-from dpfed.runs.provenance import hardware
+from dpfed.artifacts.provenance import hardware
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -145,11 +145,11 @@ def coordinator(device: torch.device) -> dict[str, float]:
 def seconds_of(runs: Coordinator, model: nn.Module, plan: PrivacyPlan, device: torch.device) -> dict[str, float]:
     """Seconds per million parameters: noise and optimizer; what happens beside the next sum; a checkpoint."""
     numel = TrainableVector(model).numel
-    ahead, whole = [], []
+    ahead, whole, runs.ahead = [], [], True
     for number in range(min(REPEATS + 1, plan.steps)):
         total = BoundedSum(torch.zeros(numel + plan.statistics_count, device=device), plan.sensitivity, plan.groups)
         started = time.perf_counter()
-        runs.apply(number, total, ahead=True)  # it asks the device whether the parameters are finite
+        runs.apply(number, total)  # it asks the device whether the parameters are finite
         ahead.append(time.perf_counter() - started)
         runs.commit()
         whole.append(time.perf_counter() - started)

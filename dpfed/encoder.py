@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import ViewsConfig
 from dpfed.data.views.images import ImageViews
 from dpfed.data.views.preprocessing import Preprocessing
@@ -18,7 +19,6 @@ from dpfed.models.description import describe
 from dpfed.models.folder import load_encoder, model_config, preprocessing_in
 from dpfed.models.inputs import Pictures, square_images, texts
 from dpfed.places import path_of
-from dpfed.runs.directory import RunDirectory
 
 
 class Encoder:

@@ -10,6 +10,7 @@ from test_library import Mine
 from torch import nn
 
 import dpfed
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.data.views.images import ImageViews
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import Encoder
@@ -18,7 +19,6 @@ from dpfed.models.validation import check_independence, random_group
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import Components
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.reevaluation import evaluate_run
 
 PLAN = {"records": 600, "batch": 60, "steps": 5, "epsilon": 8.0, "group_size": 4, "clip_norm": 1.0}

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.peers.environment import versions
 from benchmarks.record import RESULTS, commit, figures, provenance, write_result
-from dpfed.runs.provenance import hardware
+from dpfed.artifacts.provenance import hardware
 
 NAME = "peers"
 

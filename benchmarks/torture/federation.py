@@ -19,6 +19,7 @@ from benchmarks.torture.followed import follow
 from benchmarks.torture.machine import filled, small_disk
 from benchmarks.torture.undisturbed import outcome_of, wrong_at_the_end
 from benchmarks.torture.wire import Wire
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import load_config, parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
@@ -29,7 +30,6 @@ from dpfed.federation.demo.processes import processes
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.privacy.ledger import Ledger
-from dpfed.runs.directory import RunDirectory
 from dpfed.training.checkpoint import Checkpoints
 
 SITES, DEADLINE = 3, 8.0

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.coordinator.journal import Journal
@@ -24,7 +25,6 @@ from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs.assembly import Share, assemble
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, begin
 from dpfed.runs.resolution import resolve
 from dpfed.runs.running import run_job

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.verification import verify
 from dpfed.privacy.ledger import Ledger, Release
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.verification import verify
 from dpfed.training.checkpoint import steps_of
 
 

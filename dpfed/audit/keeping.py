@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.disclosures import AUDITED
 from dpfed.files.atomic import make_folder, write_atomically
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.disclosures import AUDITED
 
 
 def keep(run: RunDirectory, name: str, result: dict[str, Any]) -> Path:

@@ -15,6 +15,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.view import results_in
 from dpfed.audit import RECORDS
 from dpfed.audit.attacks import ATTACKS, Attack
 from dpfed.audit.keeping import keep
@@ -28,10 +30,8 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher
 from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.outcome import rewrite_papers
 from dpfed.runs.resolution import resolve
-from dpfed.runs.view import results_in
 from dpfed.training.checkpoint import Checkpoints
 
 Weights = Literal["trained", "untrained"]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.view import results_in
 from dpfed.audit.findings import CERTAINTY, CONFIDENCE, Effort, PrivacyAudit
 from dpfed.audit.privacy import audit_claim
 from dpfed.config import Config
@@ -25,11 +27,9 @@ from dpfed.progress import Silent, Watcher
 from dpfed.report.audit_plot import audit_plot
 from dpfed.report.style import png_bytes
 from dpfed.runs.assembly import assemble
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.foresight import foresee, refuse_many_owners
 from dpfed.runs.outcome import rewrite_papers
+from dpfed.runs.preflight import foresee, refuse_many_owners
 from dpfed.runs.resolution import resolve
-from dpfed.runs.view import results_in
 
 _WAIT = 30.0  # seconds for another process to write what it found
 _PICTURE = "privacy_audit.png"

@@ -42,7 +42,7 @@ def membership(
     from dpfed.console.terminal import console, say, watching
 
     say(f"attacking {run}", as_json)
-    from dpfed.runs.directory import RunDirectory
+    from dpfed.artifacts.directory import RunDirectory
 
     RunDirectory.open(run)  # before torch, which takes seconds to import
     with watching(as_json) as watcher:

@@ -12,9 +12,9 @@ from dpfed.cli.lazy import lazy_group
 from dpfed.errors import UserError
 
 if TYPE_CHECKING:
+    from dpfed.artifacts.directory import RunDirectory
     from dpfed.config import Config
     from dpfed.progress import Watcher
-    from dpfed.runs.directory import RunDirectory
 
 cluster = typer.Typer(
     cls=lazy_group({"submit": "dpfed.cluster.submit", "cost": "dpfed.cluster.cost"}),

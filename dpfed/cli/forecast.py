@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from dpfed.runs.forecast import Forecast
-    from dpfed.runs.rehearsal import Rehearsal
+    from dpfed.planning.forecast import Forecast
+    from dpfed.planning.rehearsal import Rehearsal
 
 ConfigFile = Annotated[
     Path, typer.Argument(help="A TOML file, or a name such as quickstart (see `dpfed config list`).", show_default=False)
@@ -49,13 +49,13 @@ def forecast(
 
     loaded = chosen_config(config, assignments)
     say(f"{loaded.name}: a forecast; no private record is read", as_json)
-    from dpfed.runs.stand_in import chosen, declared_plan
+    from dpfed.planning.proxy import chosen, declared_plan
 
     with watching(as_json) as watcher:
         plan = declared_plan(loaded, records, watcher)
         stand = chosen(public, loaded, plan)
         watcher.note("loading PyTorch")
-        from dpfed.runs.forecast import forecast as made
+        from dpfed.planning.forecast import forecast as made
 
         found = made(loaded, plan, stand, watcher)
     if as_json:
@@ -90,12 +90,12 @@ def rehearse(
     loaded = chosen_config(config, assignments)
     folder = out or Path("rehearsals") / loaded.name
     say(f"{loaded.name}: a rehearsal on public records, in {folder}; no private record is read", as_json)
-    from dpfed.runs.stand_in import chosen, declared_plan
+    from dpfed.planning.proxy import chosen, declared_plan
 
     with watching(as_json) as watcher:
         stand = chosen(public, loaded, declared_plan(loaded, records, watcher))
         watcher.note("loading PyTorch")
-        from dpfed.runs.rehearsal import rehearse as carry_out
+        from dpfed.planning.rehearsal import rehearse as carry_out
 
         found = carry_out(loaded, stand, folder, records, public_records, sweep, watcher)
     if as_json:
@@ -107,8 +107,8 @@ def rehearse(
 def _show_forecast(found: Forecast, given: str) -> None:
     from rich.table import Table
 
+    from dpfed.planning.forecast import TRAININGS
     from dpfed.privacy.promise import round_up
-    from dpfed.runs.forecast import TRAININGS
 
     row, plan = found.configured, found.configured.plan
     whose = "units" if plan.unit == "user" else "records"
@@ -142,7 +142,7 @@ def _show_forecast(found: Forecast, given: str) -> None:
 
 
 def _suits(found: Forecast) -> str:
-    from dpfed.runs.forecast import TRAININGS
+    from dpfed.planning.forecast import TRAININGS
 
     own, other = found.rows[:2]
     figures = f"as configured {own.reach:,.1f}, {other.what} {other.reach:,.1f}"
@@ -151,8 +151,8 @@ def _suits(found: Forecast) -> str:
 
 def _verdict(found: Forecast) -> str:
     """One sentence that a user can act on."""
+    from dpfed.planning.forecast import ENOUGH
     from dpfed.privacy.promise import round_up
-    from dpfed.runs.forecast import ENOUGH
 
     row, plan = found.configured, found.configured.plan
     what = f"Epsilon {round_up(found.epsilon)} {found.verdict} with {plan.records:,} records"

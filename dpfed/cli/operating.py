@@ -80,7 +80,7 @@ def demo(
 ) -> None:
     """Train with several institutions, all on this machine; again after an interruption, to go on."""
     say(f"reading {config}")
-    from dpfed.runs.directory import RunDirectory
+    from dpfed.artifacts.directory import RunDirectory
 
     loaded, place = chosen_config(config, assignments), run.absolute()
     if not RunDirectory.unused(place) and RunDirectory.open(place).finished:

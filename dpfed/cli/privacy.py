@@ -61,11 +61,11 @@ def ledger(
     from dpfed.console.terminal import say
 
     say(f"reading the ledger of {run}", as_json)
+    from dpfed.artifacts.directory import RunDirectory
+    from dpfed.artifacts.spent import ledger_of
     from dpfed.budgets.refusals import shown, told
     from dpfed.privacy.promise import round_up
     from dpfed.runs.budgeting import reservations, stated
-    from dpfed.runs.directory import RunDirectory
-    from dpfed.runs.spent import ledger_of
 
     folder = RunDirectory.open(run)
     book = ledger_of(folder)
@@ -119,8 +119,8 @@ def verify(
     from dpfed.console.terminal import say
 
     say(f"holding {card} against {run}")
+    from dpfed.artifacts.verification import verify
     from dpfed.errors import UserError
-    from dpfed.runs.verification import verify
 
     checks = verify(card, run)
     for check in checks:

@@ -15,9 +15,9 @@ from dpfed.cli.cluster import carry_out as on_cluster
 from dpfed.cli.simulation import Colluders, Drops, Federated, Skew, TrustMode, simulated
 
 if TYPE_CHECKING:
+    from dpfed.artifacts.directory import RunDirectory
     from dpfed.config import Config
     from dpfed.progress import Watcher
-    from dpfed.runs.directory import RunDirectory
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
@@ -73,8 +73,8 @@ def pretrain(
 
 def _refuse_early(config: Config, folder: Path, resume: bool, watcher: Watcher, owners: int) -> None:
     """Answers what is wrong with a new run, as far as it shows now, before torch is imported; that takes seconds."""
-    from dpfed.runs.directory import RunDirectory
-    from dpfed.runs.foresight import foresee, refuse_place
+    from dpfed.artifacts.directory import RunDirectory
+    from dpfed.runs.preflight import foresee, refuse_place
     from dpfed.runs.starts import refuse_start
 
     refuse_place(folder, resume)
@@ -97,7 +97,7 @@ def resume(
     from dpfed.console.terminal import say
 
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
-    from dpfed.runs.directory import RunDirectory
+    from dpfed.artifacts.directory import RunDirectory
 
     finished = RunDirectory.open(run).finished
     if finished and not another_process(cluster):
@@ -119,7 +119,7 @@ def resume(
 
 def _finished(folder: Path) -> bool:
     """Whether a finished run is there."""
-    from dpfed.runs.directory import RunDirectory
+    from dpfed.artifacts.directory import RunDirectory
 
     return not RunDirectory.unused(folder) and RunDirectory.open(folder).finished
 
@@ -174,7 +174,7 @@ def evaluate(
     from dpfed.report.results import shown
 
     say(f"measuring {run} again", as_json)
-    from dpfed.runs.directory import RunDirectory
+    from dpfed.artifacts.directory import RunDirectory
 
     RunDirectory.open(run)  # before torch, which takes seconds to import
     with watching(as_json) as watcher:
@@ -203,8 +203,8 @@ def report(
     from dpfed.errors import UserError
 
     say(f"writing the report of {', '.join(map(str, run))}")
+    from dpfed.artifacts.view import RunView
     from dpfed.report.html import write_report
-    from dpfed.runs.view import RunView
 
     views = [RunView.read(folder) for folder in run]
     path = out or (run[0] / "report.html" if len(run) == 1 else Path("comparison.html"))
@@ -232,8 +232,8 @@ def export(
     from dpfed.console.terminal import console, say
 
     say(f"copying the model of {run} to {dest}")
-    from dpfed.runs.directory import RunDirectory
-    from dpfed.runs.export import export_model
+    from dpfed.artifacts.directory import RunDirectory
+    from dpfed.artifacts.export import export_model
 
     for file in export_model(run, dest, adapters, hub, license, transformers):
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)

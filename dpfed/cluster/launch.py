@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster.admission import require_admission
 from dpfed.cluster.reach import ray_folder, require_cluster
 from dpfed.cluster.relay import Relay, relayed
@@ -24,7 +25,6 @@ from dpfed.cluster.work import Task, work
 from dpfed.errors import UserError
 from dpfed.places import is_url
 from dpfed.progress import Watcher
-from dpfed.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer

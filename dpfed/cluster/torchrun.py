@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster.work import Task, work
 from dpfed.errors import UserError
 from dpfed.progress import Watcher
-from dpfed.runs.directory import RunDirectory
 
 # Seconds that a process waits for the others: rank 0 may import or evaluate for hours. The end of one is noticed at once.
 TIMEOUT = 86_400

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster.collective import Collective
 from dpfed.cluster.link import MARK_BYTES, Link
 from dpfed.config import Config, read_back
@@ -17,7 +18,6 @@ from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, begin, check, refuse, take_up
 from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.resolution import resolve

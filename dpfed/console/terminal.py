@@ -31,9 +31,9 @@ from dpfed.console import logs
 from dpfed.data.reasons import visible
 
 if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do without
+    from dpfed.artifacts.directory import RunDirectory
     from dpfed.config import Config
     from dpfed.evaluation.suite import Evaluation
-    from dpfed.runs.directory import RunDirectory
 
 console = Console()
 beside = Console(stderr=True)  # for what is no part of a command's output, such as progress where the output is JSON
@@ -172,10 +172,10 @@ def watching(as_json: bool = False) -> Iterator[TerminalWatcher | logs.JsonWatch
 
 def show_run(run: RunDirectory) -> None:
     """The short table at the end of a run: what was promised, what was learned, where things are."""
+    from dpfed.artifacts.view import results_in
     from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
     from dpfed.report.card import lead
     from dpfed.report.results import results_of, shown
-    from dpfed.runs.view import results_in
 
     results = results_in(run.results)
     privacy = results["privacy"]

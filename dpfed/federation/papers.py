@@ -9,8 +9,8 @@ from dpfed.federation.protocol.statement import of_federation
 from dpfed.federation.protocol.terms import Terms
 
 if TYPE_CHECKING:
+    from dpfed.artifacts.directory import RunDirectory
     from dpfed.report.facts import CardFacts
-    from dpfed.runs.directory import RunDirectory
 
 
 def terms_of(run: RunDirectory) -> Terms | None:

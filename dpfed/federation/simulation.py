@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config
 from dpfed.data.sampling import unit_keys
 from dpfed.data.store.division import site_of_records
@@ -32,10 +33,9 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress
 from dpfed.runs.assembly import Share
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.foresight import foresee, guarded
 from dpfed.runs.job import Job, begin, check, refuse, secret_of, take_up
 from dpfed.runs.making import make_start_if_wanted
+from dpfed.runs.preflight import foresee, guarded
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
 from dpfed.runs.running import run_job

@@ -105,8 +105,8 @@ class Retrieval:
         return self._kept[1]
 
     def _store(self, run: Path) -> RecordStore:
+        from dpfed.artifacts.directory import RunDirectory
         from dpfed.data.store.records import RecordStore
-        from dpfed.runs.directory import RunDirectory
         from dpfed.runs.records import records_of
 
         if self._pictures is not None:

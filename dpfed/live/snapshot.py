@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.budgets.book import Book
 from dpfed.budgets.refusals import shown
 from dpfed.budgets.shelf import known_by
@@ -27,7 +28,6 @@ from dpfed.privacy.promise import meaning, round_up
 from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.marks import FIXED_SEED, RAW_DIAGNOSTICS, Mark
 from dpfed.report.results import Result, results_of
-from dpfed.runs.directory import RunDirectory
 
 POINTS = 16  # of the planned curve of epsilon
 SITE = "site.toml"

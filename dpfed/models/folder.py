@@ -53,7 +53,7 @@ def save_encoder(
         folder: made if missing; a model that is there is replaced.
         model: built by `build_model` from `config`.
         config: the run's, resolved, of which the model, the objective and the image size are kept.
-        trained: the runs that made it, oldest first, for those that start from it (`dpfed.runs.origin`).
+        trained: the runs that made it, oldest first, for those that start from it (`dpfed.runs.starts`).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ from dpfed.report.results import Result, headlines, label, shown, within
 from dpfed.report.style import inline_svg, palette, uri
 
 if TYPE_CHECKING:  # whoever has a run makes one
-    from dpfed.runs.view import RunView
+    from dpfed.artifacts.view import RunView
 
 PIXEL_ART = 64  # pictures smaller than this are enlarged with hard edges
 NO_LOSS = (

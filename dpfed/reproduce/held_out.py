@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.bounding.engines import LossOfViews
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import subset
 from dpfed.objectives import loss_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints
 

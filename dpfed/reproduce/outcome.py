@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.view import RunView
 from dpfed.config import Config
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.promise import round_up
@@ -17,9 +19,7 @@ from dpfed.reproduce.held_out import relative_losses
 from dpfed.reproduce.published import beside
 from dpfed.reproduce.runs import Planned, Request, differences, plan_runs, require_public, require_right_data, train
 from dpfed.reproduce.timing import seconds_per_step
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.sweep import joint_promise
-from dpfed.runs.view import RunView
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, PublicConfig, read_back
 from dpfed.config.dotted_keys import put
 from dpfed.config.effects import effective
@@ -22,8 +23,7 @@ from dpfed.privacy.method import method_named
 from dpfed.progress import Watcher, import_progress
 from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import WITHOUT_PRIVACY, DataSet, Scale
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.foresight import foresee, refuse_place
+from dpfed.runs.preflight import foresee, refuse_place
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle

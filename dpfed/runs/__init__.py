@@ -1,1 +1,1 @@
-"""What a run is from beginning to end: its directory, the job, what is refused first, what it leaves behind."""
+"""A run from beginning to end: what is refused first, how it is assembled, carried out and resumed."""

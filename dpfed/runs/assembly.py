@@ -36,7 +36,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress, signs_of_life
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
-from dpfed.runs.foresight import foresee, guarded, refuse_many_owners, refuse_uncaptioned
+from dpfed.runs.preflight import foresee, guarded, refuse_many_owners, refuse_uncaptioned
 from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.starts import starting_weights
 from dpfed.training.checkpoint import load_weights
@@ -223,7 +223,7 @@ def assemble(
         owner: which of the data owners this process is.
         owners: how many share the plan's groups.
         terms: of the federation that this process is a party of: they hold the plan.
-        plan: that other records were counted for, where these records stand in for them (`dpfed.runs.stand_in`).
+        plan: that other records were counted for, where these records stand in for them (`dpfed.planning.proxy`).
 
     Raises:
         UserError: for an impossible plan, more owners than groups, starting weights that are not there or do not fit,

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.disclosures import uses_labelled_bank
+from dpfed.artifacts.spent import ledger_of
 from dpfed.budgets.book import Book, Entry
 from dpfed.budgets.claims import Claim
 from dpfed.budgets.refusals import percent, shown
@@ -26,9 +29,6 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.disclosures import uses_labelled_bank
-from dpfed.runs.spent import ledger_of
 
 _ID = 16  # letters of a run's identity, as its card shows them
 _NONE = "none was set (`dpfed budget set STORE`): other runs on the same records are not counted here"

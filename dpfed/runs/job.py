@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.provenance import began, environment
 from dpfed.config import Config
 from dpfed.config.effects import refuse_unmeasured, refuse_without_effect
 from dpfed.errors import UserError
@@ -14,13 +16,10 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
 from dpfed.runs.budgeting import foresee_budget
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.foresight import foresee
-from dpfed.runs.origin import origin_of
-from dpfed.runs.provenance import began, environment
+from dpfed.runs.preflight import foresee
 from dpfed.runs.remarks import say_what_is_trained
 from dpfed.runs.resolution import resolve, settle
-from dpfed.runs.starts import refuse_start
+from dpfed.runs.starts import origin_of, refuse_start
 from dpfed.training.trainer import InProcess, Transport
 from dpfed.training.worker import GroupObserver
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config
 from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
 from dpfed.models.starting import MissingStart
 from dpfed.privacy.method import method_named
 from dpfed.progress import Silent, Watcher
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import begin, take_up
 from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.resolution import settle_model

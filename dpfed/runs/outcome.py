@@ -11,6 +11,12 @@ from typing import Any
 import torch
 
 from dpfed import __version__
+from dpfed.artifacts import provenance
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.disclosures import AUDITED, LABELLED_FIGURES, uses_labelled_bank
+from dpfed.artifacts.provenance import with_origin
+from dpfed.artifacts.spent import ledger_of
+from dpfed.artifacts.view import RunView
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.federation.papers import facts_of_federation, terms_of
 from dpfed.models.folder import weights_digest
@@ -39,14 +45,8 @@ from dpfed.report.marks import (
     Mark,
     shared_unit,
 )
-from dpfed.runs import provenance
 from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import stated
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES, uses_labelled_bank
-from dpfed.runs.origin import with_origin
-from dpfed.runs.spent import ledger_of
-from dpfed.runs.view import RunView
 
 _IMAGE = "one record: an image"
 _CAPTIONED = "one record: an image with all its captions, of which each step draws one"
@@ -202,7 +202,7 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
     Args:
         parts: of the run.
         ledger: of the run.
-        disclosed: what was made of the records beside the model, see `dpfed.runs.disclosures`.
+        disclosed: what was made of the records beside the model, see `dpfed.artifacts.disclosures`.
     """
     plan, config = parts.plan, parts.config
     other = plan.other_accountant

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, load_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent, Watcher
 from dpfed.runs import resuming
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import begin, check, refuse
 from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.running import run_job

@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.disclosures import LABELLED_FIGURES, uses_labelled_bank
+from dpfed.artifacts.spent import ledger_of
+from dpfed.artifacts.view import results_in
 from dpfed.config import read_back
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
@@ -14,12 +18,8 @@ from dpfed.federation.papers import terms_of
 from dpfed.progress import Silent, Watcher
 from dpfed.runs import budgeting
 from dpfed.runs.assembly import assemble
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.disclosures import LABELLED_FIGURES, uses_labelled_bank
 from dpfed.runs.outcome import rewrite_papers
 from dpfed.runs.resolution import resolve
-from dpfed.runs.spent import ledger_of
-from dpfed.runs.view import results_in
 from dpfed.training.checkpoint import Checkpoints
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.progress import Silent, Watcher
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import take_up
 from dpfed.runs.running import run_job
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.tensorboard import TensorBoard, scalars
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation
 from dpfed.evaluation.tasks import tasks_of
@@ -20,11 +22,9 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import hold, settle_at_end
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, alone
-from dpfed.runs.origin import runs_of
 from dpfed.runs.outcome import write_outcome
-from dpfed.runs.tensorboard import TensorBoard, scalars
+from dpfed.runs.starts import runs_of
 from dpfed.training.checkpoint import Checkpoints, DamagedCheckpoint, Progress, steps_of
 from dpfed.training.coordinator import Coordinator, StepSummary
 from dpfed.training.post_processing import serving
@@ -109,7 +109,7 @@ def _carry_out(
         return bool(every) and summary.done < plan.steps and _due(summary, plan, every)
 
     # Sites get the parameters in every step, and whoever observes groups writes what follows from them: both wait.
-    ahead = parts.terms is None and job.observe is None
+    coordinator.ahead = ahead = parts.terms is None and job.observe is None
     points = max(1, plan.steps // _CURVE_POINTS)
     own = [
         Observer(keep_metrics, lambda summary: summary.phase is not None or _due(summary, plan, points)),
@@ -119,7 +119,7 @@ def _carry_out(
     with TensorBoard(run) as board:
         copies = Observer(board, lambda summary: not ahead or _due(summary, plan, points))
         every_step = map(Observer, observers)
-        train(connect(job), coordinator, range(start, plan.steps), [*own, copies, *every_step], advance, ahead)
+        train(connect(job), coordinator, range(start, plan.steps), [*own, copies, *every_step], advance)
         with serving(parts.model, coordinator.post_processors):
             watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
             trained = parts.evaluate("trained", plan.steps)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.view import RunView
 from dpfed.config import Config, parse_config
 from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import without_effect
@@ -30,14 +32,12 @@ from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
 from dpfed.progress import Silent, Watcher
 from dpfed.report.html import write_report
 from dpfed.runs.budgeting import foresee_budget, hold_sweep, may_have_budget
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.foresight import foresee, refuse_place
+from dpfed.runs.preflight import foresee, refuse_place
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
 from dpfed.runs.resuming import resume
 from dpfed.runs.starts import refuse_start
-from dpfed.runs.view import RunView
 from dpfed.schema.wording import has_control_characters, shown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,99}")  # the name of a folder

@@ -70,6 +70,8 @@ class Coordinator:
         optimizer: torch's.
         post_processors: what is done with every noisy sum beside the optimizer's step, in order.
         curve: the one of them that takes in the groups' statistics, where the plan releases any.
+        ahead: whether to update while the release is being kept and paid for; whoever sets it calls `commit` before anything
+            that depends on a release leaves the process, as `dpfed.training.trainer.train` does.
 
     Args:
         plan: the noise, the divisor and the number of steps.
@@ -102,6 +104,7 @@ class Coordinator:
         self.optimizer = build_optimizer(config, self._vector.parameters)
         self.curve = Curve(plan, noise_std) if plan.statistics else None
         self.post_processors: list[PostProcessor] = [*filter(None, [self.curve]), *post_processors(config, model)]
+        self.ahead = False
         self._pool = ThreadPoolExecutor(1, "commit")
         self._committing: Future[None] | None = None
 
@@ -121,14 +124,12 @@ class Coordinator:
         if pending is not None:
             pending.result()
 
-    def apply(self, step: int, total: BoundedSum, ahead: bool = False) -> StepSummary:
+    def apply(self, step: int, total: BoundedSum) -> StepSummary:
         """One step: noise once, keep, charge, divide by the public divisor, update.
 
         Args:
             step: 0 .. T - 1.
             total: the sum over all K groups; its values are overwritten.
-            ahead: update while the release is being kept and paid for; whoever asks for that calls `commit` before anything
-                that depends on it leaves the process.
 
         Returns:
             Public figures of the step.
@@ -138,7 +139,7 @@ class Coordinator:
                 came out differently.
         """
         noisy = self._release(step, total)
-        if not ahead:
+        if not self.ahead:
             self.commit()
         return self._update(step, noisy)
 

@@ -59,7 +59,6 @@ def train(
     steps: Iterable[int],
     observers: Iterable[Observer] = (),
     advance: Callable[[int], None] = lambda done: None,
-    ahead: bool = False,
 ) -> None:
     """Runs the private steps.
 
@@ -69,8 +68,6 @@ def train(
         steps: the steps to take, in order.
         observers: called after each step that they are due at: checkpoints, metrics, evaluation.
         advance: is told after each step how many are done, and nothing else.
-        ahead: compute the next sum while a release is being kept and paid for. Only where all that sees parameters before
-            ends with this process, and writes nothing: observers wait.
     """
     observers = list(observers)
     try:
@@ -80,7 +77,7 @@ def train(
                 if coordinator.threshold is not None:
                     transport.tell(coordinator.threshold)
                 total = transport.collect(step)
-                summary = coordinator.discard(step) if total is None else coordinator.apply(step, total, ahead)
+                summary = coordinator.discard(step) if total is None else coordinator.apply(step, total)
             advance(summary.done)
             for observer in observers:
                 if observer.due(summary):

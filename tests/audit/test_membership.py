@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.audit import membership
 from dpfed.audit.membership import audit_membership
 from dpfed.audit.sides import Sides
@@ -19,7 +20,6 @@ from dpfed.errors import UserError
 from dpfed.privacy.accounting import epsilon as accounted
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.resolution import resolve
 
 

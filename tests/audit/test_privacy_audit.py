@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.verification import verify
 from dpfed.audit import privacy, publishing
 from dpfed.audit.findings import Effort, Finding, PrivacyAudit
 from dpfed.audit.lower_bounds import Shown
@@ -22,8 +24,6 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.audit import is_audit, verdict
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.verification import verify
 from tests.audit import sabotage
 
 QUICK = Effort(canaries=32, steps=2, experiments=800)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.data import opening
 from dpfed.data.store.counting import known_count
@@ -17,8 +18,7 @@ from dpfed.data.store.record import RecordInput
 from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.foresight import foresee, guarded, refuse_place
+from dpfed.runs.preflight import foresee, guarded, refuse_place
 from dpfed.runs.pretraining import pretrain
 
 GOOD = {"epsilon": 8.0, "batch": 60, "steps": 4}

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
-from dpfed.runs.directory import RunDirectory
 from tests.sparing import sparing
 
 

@@ -12,13 +12,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from dpfed.artifacts.view import RunView
 from dpfed.cli import runs as run_commands
 from dpfed.cli import sweep as sweep_command
 from dpfed.config import Config, load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs.sweep import joint_promise, read_sweep, sweep
-from dpfed.runs.view import RunView
 from dpfed.training.coordinator import Coordinator
 
 CONFIGS = Path(__file__).parents[2] / "configs"

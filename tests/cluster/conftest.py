@@ -2,8 +2,8 @@
 
 import pytest
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
-from dpfed.runs.directory import RunDirectory
 from tests.cluster.processes import Processes, command, pretrain
 
 STEPS = 6

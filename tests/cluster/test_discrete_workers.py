@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster.torchrun import take_part
 from dpfed.cluster.work import Task
 from dpfed.config import parse_config
@@ -10,7 +11,6 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.runs.directory import RunDirectory
 from dpfed.training.coordinator import Coordinator
 from tests.cluster.processes import Processes
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster.launch import Resources, _refuse_job_copy, _settled
 from dpfed.cluster.work import Task
 from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.resolution import resolve, settle
 
 CPU, GPU = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}

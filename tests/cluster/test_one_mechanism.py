@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster.collective import Collective
 from dpfed.cluster.link import Link
 from dpfed.cluster.torchrun import process_group, take_part
@@ -21,7 +22,6 @@ from dpfed.privacy.noise import digest_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs.assembly import assemble
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 from dpfed.training.coordinator import Coordinator

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dpfed.artifacts.view import RunView
 from dpfed.cluster.torchrun import take_part
 from dpfed.cluster.work import Task
 from dpfed.config import parse_config
@@ -12,7 +13,6 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve
-from dpfed.runs.view import RunView
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.trainer import InProcess
 from dpfed.training.worker import Worker

@@ -16,6 +16,7 @@ import torch
 from ray_head import ROOT, ray_head
 from safetensors.torch import load_file
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster.launch import Resources, launch
 from dpfed.cluster.work import Task
 from dpfed.config import load_config
@@ -26,7 +27,6 @@ from dpfed.data.store.writing import StoreWriter
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.pretraining import pretrain
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster import collective
 from dpfed.config import load_config
 from dpfed.data.generated.shapes import write_shapes
@@ -16,7 +17,6 @@ from dpfed.errors import UserError
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs import assembly as session
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.resolution import resolve
 from dpfed.training.releases import Releases
 from dpfed.training.worker import Worker

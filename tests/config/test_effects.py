@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, load_config, parse_config, read_back
 from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, refuse_without_effect, without_effect
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import begin
 from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.pretraining import pretrain

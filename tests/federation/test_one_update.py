@@ -174,10 +174,10 @@ def test_a_simulation_that_was_interrupted_goes_on(config, tmp_path):
 
 def test_the_coordinator_holds_the_run_and_a_site_its_folder(config, shapes, tmp_path, monkeypatch):
     """A second one would ask, or answer, for the same steps again."""
+    from dpfed.artifacts.directory import RunDirectory
     from dpfed.federation.coordinator import coordination
     from dpfed.federation.site import serving
     from dpfed.progress import Silent
-    from dpfed.runs.directory import RunDirectory
 
     sites, made = institutions(config, shapes, tmp_path)
     held = []

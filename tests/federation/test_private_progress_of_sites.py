@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dpfed.artifacts.view import RunView
 from dpfed.config import parse_config
 from dpfed.federation.protocol.answers import Reason
 from dpfed.federation.protocol.messages import alleged, sign
@@ -12,7 +13,6 @@ from dpfed.federation.simulation import simulate
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.view import RunView
 from tests.federation.lab import SITES, Lab
 
 

@@ -6,6 +6,9 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
+from dpfed.artifacts import export
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.view import results_in
 from dpfed.cluster.cost import _measured
 from dpfed.config import ModelConfig, load_config
 from dpfed.data.store.layout import HEADER
@@ -22,10 +25,7 @@ from dpfed.models.folder import ADAPTERS, DESCRIPTION, describe
 from dpfed.models.weight_files import reading_weights
 from dpfed.privacy.ledger import Ledger
 from dpfed.report.gallery import INDEX, Gallery, _tile
-from dpfed.runs import export
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.running import _has_header
-from dpfed.runs.view import results_in
 from dpfed.training.checkpoint import load_weights
 from tests.fuzz.profiles import answered_in_time
 

@@ -15,14 +15,14 @@ import dpfed
 import dpfed.runs.pretraining
 import dpfed.runs.resuming
 import dpfed.runs.running
+from dpfed.artifacts.export import export_model
+from dpfed.artifacts.view import RunView
 from dpfed.config import parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.report.html import write_report
-from dpfed.runs.export import export_model
 from dpfed.runs.reevaluation import evaluate_run
-from dpfed.runs.view import RunView
 from tests.fuzz.profiles import answer, answered_in_time, efforts
 
 

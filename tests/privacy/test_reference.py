@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dpfed.artifacts.view import RunView
 from dpfed.bounding.bounded_sum import BoundedSum, clip_factors
 from dpfed.config import BoundingConfig, Config, OptimizerConfig, PrivacyConfig, parse_config
 from dpfed.console import terminal
@@ -23,7 +24,6 @@ from dpfed.runs.assembly import assemble
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 from dpfed.runs.resuming import resume
-from dpfed.runs.view import RunView
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from dpfed.artifacts.disclosures import AUDITED, LABELLED_FIGURES
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
@@ -15,7 +16,6 @@ from dpfed.report.card import is_void, lead, privacy_card
 from dpfed.report.facts import CardFacts
 from dpfed.report.marks import AUDITS, FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS, UNSOUND, Mark
 from dpfed.runs.assembly import assemble
-from dpfed.runs.disclosures import AUDITED, LABELLED_FIGURES
 from dpfed.runs.outcome import card_facts
 from dpfed.runs.resolution import resolve
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from dp_accounting.pld import PLDAccountant
 
+from dpfed.artifacts import provenance
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import factor, guess, percent_up
 from dpfed.report.card import privacy_card, table_rows
-from dpfed.runs import provenance
 
 ROOT = Path(__file__).resolve().parents[2]
 BOARDS = (ROOT / "docs" / "for-ethics-boards.md").read_text(encoding="utf-8")

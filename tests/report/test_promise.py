@@ -82,11 +82,11 @@ def test_no_line_of_the_code_rounds_an_epsilon_by_itself():
 def test_an_epsilon_of_7_9951_is_shown_as_8_everywhere(run_folder, tmp_path, monkeypatch):
     import json
 
+    from dpfed.artifacts.directory import RunDirectory
+    from dpfed.artifacts.view import RunView
     from dpfed.console.terminal import console, show_run
     from dpfed.report import plots
     from dpfed.report.html import write_report
-    from dpfed.runs.directory import RunDirectory
-    from dpfed.runs.view import RunView
 
     drawn = []
     annotate = plots.Axes.annotate

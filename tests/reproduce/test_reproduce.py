@@ -13,6 +13,7 @@ import tomli_w
 import typer
 from typer.testing import CliRunner
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.cli import reproduce as command
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
@@ -24,7 +25,6 @@ from dpfed.reproduce.held_out import relative_losses
 from dpfed.reproduce.outcome import reproduce
 from dpfed.reproduce.page import write
 from dpfed.reproduce.runs import Request, plan_runs
-from dpfed.runs.directory import RunDirectory
 from dpfed.training.coordinator import Coordinator
 
 BASE = Variant("Base", {"bounding.method": "group"}, untrained=True)

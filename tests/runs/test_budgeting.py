@@ -11,6 +11,7 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.budgets.copies import read
 from dpfed.budgets.shelf import BOOK, budgets_of, shelf
 from dpfed.budgets.spending import set_budget
@@ -21,7 +22,6 @@ from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs import running
 from dpfed.runs.budgeting import settle_run
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resuming import resume

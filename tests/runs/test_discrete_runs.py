@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import table_rows
 from dpfed.runs.assembly import assemble
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.foresight import foresee
+from dpfed.runs.preflight import foresee
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 from dpfed.runs.resuming import resume

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.audit.membership import audit_membership
 from dpfed.config import parse_config
 from dpfed.data.store.layout import HEADER
@@ -14,7 +15,6 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.report.marks import LABELLED_BANK
 from dpfed.runs import reevaluation
 from dpfed.runs.assembly import Components
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resuming import resume

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation import simulation
@@ -21,7 +22,6 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs import pretraining, resuming
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import settle
 from dpfed.runs.resuming import resume

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.budgets.spending import set_budget
 from dpfed.config import parse_config
 from dpfed.config.shipped import shipped_file
@@ -18,7 +19,6 @@ from dpfed.federation.simulation import simulate
 from dpfed.models.starting import MissingStart
 from dpfed.progress import Silent
 from dpfed.runs import starts
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.making import make_start
 from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.pretraining import pretrain
@@ -228,7 +228,7 @@ def test_a_run_whose_start_was_deleted_goes_on_by_its_command_when_it_is_made_ag
     ],
 )
 def test_what_is_wrong_with_the_records_is_said_before_a_start_is_trained(tree, tmp_path, monkeypatch, changes, said):
-    monkeypatch.setattr("dpfed.runs.foresight.SIZE", 16)
+    monkeypatch.setattr("dpfed.runs.preflight.SIZE", 16)
     for section, values in changes.items():
         tree[section] = values if section == "bounding" else {**tree.get(section, {}), **values}
     config, notes = parse_config(tree), Notes()

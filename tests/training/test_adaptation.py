@@ -9,10 +9,10 @@ from PIL import Image
 from safetensors import safe_open
 
 import dpfed
+from dpfed.artifacts.export import export_model
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.runs.assembly import assemble
-from dpfed.runs.export import export_model
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resolution import resolve

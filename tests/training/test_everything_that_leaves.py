@@ -14,6 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 from safetensors.torch import load_file
 from torch import nn
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.config import OptimizerConfig, parse_config
 from dpfed.errors import UserError
@@ -23,7 +24,6 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import round_up
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 from dpfed.training.checkpoint import Checkpoints, Progress

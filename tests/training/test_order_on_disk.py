@@ -105,7 +105,8 @@ def test_what_looks_at_a_step_waits_until_it_is_paid_for(step, monkeypatch, ahea
         events.append("seen")
         seen.append((summary.done, ledger.charged, len(list((folder / "releases").iterdir()))))
 
-    train(Sums(events), coordinator, range(4), [Observer(look, lambda summary: summary.done % 2 == 0)], ahead=ahead)
+    coordinator.ahead = ahead
+    train(Sums(events), coordinator, range(4), [Observer(look, lambda summary: summary.done % 2 == 0)])
     assert seen == [(2, 2, 2), (4, 4, 4)] and ledger.charged == 4
     first = ["collect 0", "collect 1", "paid"] if ahead else ["collect 0", "paid", "collect 1"]
     assert events[:3] == first and events.count("paid") == 4
@@ -122,17 +123,18 @@ def test_an_error_is_said_when_the_release_before_it_is_paid_for(step, monkeypat
                 raise UserError("a message that may depend on the parameters")
             return super().collect(step)
 
+    coordinator.ahead = True
     with pytest.raises(UserError, match="may depend"):
-        train(Failing([]), coordinator, range(4), ahead=True)
+        train(Failing([]), coordinator, range(4))
     assert ledger.charged == 1
 
 
 def test_a_payment_that_failed_stops_the_run_before_anything_is_seen(step, monkeypatch):
     *_, ledger, _, coordinator = step
     monkeypatch.setattr(ledger, "charge", lambda release: (_ for _ in ()).throw(OSError(28, "No space left")))
-    seen = []
+    seen, coordinator.ahead = [], True
     with pytest.raises(OSError, match="No space"):
-        train(Sums([]), coordinator, range(4), [Observer(seen.append)], ahead=True)
+        train(Sums([]), coordinator, range(4), [Observer(seen.append)])
     assert not seen and ledger.charged == 0
 
 

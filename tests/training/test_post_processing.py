@@ -5,10 +5,10 @@ import contextlib
 import pytest
 import torch
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.runs import assembly as session
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resuming import resume

@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.view import RunView
 from dpfed.bounding.bounded_sum import BoundedSum, Clip
 from dpfed.config import OptimizerConfig, parse_config
 from dpfed.errors import UserError
@@ -19,11 +21,9 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import table_rows
 from dpfed.runs.assembly import assemble
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 from dpfed.runs.resuming import resume
-from dpfed.runs.view import RunView
 from dpfed.training import worker as worker_room
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.curve import Curve

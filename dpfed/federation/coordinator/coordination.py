@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.federation.coordinator.arrivals import Arrivals
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.coordinator.journal import Journal
@@ -12,7 +13,6 @@ from dpfed.federation.coordinator.rounds import Federation
 from dpfed.federation.protocol.terms import Terms
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Watcher
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.job import Job, begin, take_up
 from dpfed.runs.running import run_job
 

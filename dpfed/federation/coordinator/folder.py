@@ -15,7 +15,7 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.files.atomic import create_file
 from dpfed.places import local_path
 from dpfed.progress import Silent, Watcher, import_progress
-from dpfed.runs.foresight import refuse_impossible
+from dpfed.runs.preflight import refuse_impossible
 from dpfed.runs.starts import refuse_start
 
 

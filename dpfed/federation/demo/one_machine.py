@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config
 from dpfed.console.terminal import console, say, watching
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
@@ -24,7 +25,6 @@ from dpfed.federation.flower.app_folder import make_app_folder
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.progress import import_progress, signs_of_life
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 
@@ -101,7 +101,7 @@ def test_a_cap_below_the_expected_batch_is_refused(name):
 def test_an_unsound_run_stays_without_a_card_when_it_is_shown(tmp_path):
     config = config_for("dpcl", data={"records": 200, "size": 16, "stores": str(tmp_path / "stores")})
     run = pretrain(config, tmp_path / "run")
-    from dpfed.runs.view import RunView
+    from dpfed.artifacts.view import RunView
 
     assert RunView.read(run.path).void and not RunDirectory.open(run.path).card.exists()
 

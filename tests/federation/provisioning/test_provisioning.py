@@ -465,7 +465,7 @@ def test_terms_are_only_in_the_second_kit(invited):
     ],
 )
 def test_what_is_wrong_with_the_configuration_is_said_before_any_site_is_asked(office, monkeypatch, changes, said):
-    monkeypatch.setattr("dpfed.runs.foresight.SIZE", 16)
+    monkeypatch.setattr("dpfed.runs.preflight.SIZE", 16)
     plan = tomllib.loads((office.folder / "plan.toml").read_text())
     for section, values in changes.items():
         plan[section] = {key: value for key, value in {**plan[section], **values}.items() if value is not None}

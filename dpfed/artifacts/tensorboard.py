@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dpfed.runs.directory import RunDirectory
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.training.coordinator import StepSummary
 
 if TYPE_CHECKING:

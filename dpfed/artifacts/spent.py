@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.errors import UserError
 from dpfed.files.reading import read_text
 from dpfed.privacy.ledger import Ledger
-from dpfed.runs.directory import RunDirectory
 
 
 def ledger_of(run: RunDirectory) -> Ledger:

@@ -9,17 +9,17 @@ import torch
 
 from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
+from dpfed.planning import gradient_signal
+from dpfed.planning.gradient_signal import _response, _square_of_mean, measured
+from dpfed.planning.proxy import Proxy, declared_plan
+from dpfed.planning.simulated import SimulatedRun
 from dpfed.progress import Silent
-from dpfed.runs import gradient_signal
-from dpfed.runs.gradient_signal import _response, _square_of_mean, measured
-from dpfed.runs.imitation import Imitation
-from dpfed.runs.stand_in import StandIn, declared_plan
 
 
 @pytest.fixture
 def imitation(tiny_config, shapes):
     plan = declared_plan(tiny_config, None, Silent())
-    return Imitation.of(tiny_config, plan, StandIn("store", shapes.path, 600), 200, Silent())
+    return SimulatedRun.of(tiny_config, plan, Proxy("store", shapes.path, 600), 200, Silent())
 
 
 def test_chance_adds_nothing_to_the_length_on_average():
@@ -81,7 +81,7 @@ def test_the_gradient_is_measured_through_the_runs_own_clipping(tiny, shapes):
         tiny["bounding"]["clip_norm"] = clip
         config = parse_config(tiny)
         plan = declared_plan(config, None, Silent())
-        imitation = Imitation.of(config, plan, StandIn("store", shapes.path, 600), 200, Silent())
+        imitation = SimulatedRun.of(config, plan, Proxy("store", shapes.path, 600), 200, Silent())
         before = TrainableVector(imitation.parts.model).gather()
         found[clip] = measured(imitation, plan, budget=1e9)
         assert torch.equal(TrainableVector(imitation.parts.model).gather(), before)

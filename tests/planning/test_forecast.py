@@ -6,13 +6,13 @@ import math
 import pytest
 
 from dpfed.config import parse_config
+from dpfed.planning import forecast as forecasting
+from dpfed.planning.forecast import ENOUGH, _records_needed, forecast
+from dpfed.planning.gradient_signal import Signal
+from dpfed.planning.plan_grid import Row, same_promise
+from dpfed.planning.proxy import Proxy, declared_plan
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent
-from dpfed.runs import forecast as forecasting
-from dpfed.runs.forecast import ENOUGH, _records_needed, forecast
-from dpfed.runs.gradient_signal import Signal
-from dpfed.runs.plan_grid import Row, same_promise
-from dpfed.runs.stand_in import StandIn, declared_plan
 
 SIGNAL = Signal(group_size=4, groups=64, numbers=10_000, length=0.5, error=0.1, response=0.01, seconds=1e-3)
 
@@ -66,7 +66,7 @@ def test_the_quick_sigma_is_about_that_of_the_accountant(batch, steps, factor):
 
 def test_a_forecast_has_the_plan_its_neighbours_and_the_best_that_takes_no_more_than_twice_the_time(tiny_config, shapes):
     plan = declared_plan(tiny_config, None, Silent())
-    found = forecast(tiny_config, plan, StandIn("store", shapes.path, 600))
+    found = forecast(tiny_config, plan, Proxy("store", shapes.path, 600))
     names = [row.what for row in found.rows]
     assert names[:7] == ["as configured", "group size 2", "group size 8", "batch 30", "batch 120", "batch 240", "3 steps"]
     assert names[7:-1] == ["12 steps", "epsilon 4.00", "epsilon 16.00"] and names[-1].startswith("best: B ")
@@ -93,7 +93,7 @@ def test_adapters_and_full_training_are_compared_where_a_model_can_have_either(t
     del tiny["privacy"]["epsilon"]
     config = parse_config({**tiny, "adaptation": {"image": "lora", "text": "lora", "rank": 2}})
     monkeypatch.setattr(forecasting, "grid", lambda *_: [])
-    found = forecast(config, declared_plan(config, None, Silent()), StandIn("store", shapes.path, 600))
+    found = forecast(config, declared_plan(config, None, Silent()), Proxy("store", shapes.path, 600))
     lora, full = found.rows[:2]
     assert full.what == "full training" and full.numbers > 10 * lora.numbers
     ratio = lora.reach / full.reach

@@ -6,13 +6,13 @@ import os
 import shutil
 from pathlib import Path
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.model_card import model_card
 from dpfed.errors import UserError
 from dpfed.files.atomic import new_folder, write_atomically
 from dpfed.files.reading import read_bytes
 from dpfed.models.folder import ADAPTERS
 from dpfed.places import path_of
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.model_card import model_card
 
 
 def export_model(
@@ -29,7 +29,7 @@ def export_model(
         folder: a run directory.
         dest: a folder to make; with `adapters`, a file.
         adapters: only what was trained; `dpfed.apply_adapters` adds it to the weights that the run started from.
-        hub: with a page for the Hugging Face hub, ``README.md`` (`dpfed.runs.model_card`).
+        hub: with a page for the Hugging Face hub, ``README.md`` (`dpfed.artifacts.model_card`).
         license: of the weights, for that page.
         transformers: as Hugging Face `transformers` reads it (`dpfed.models.transformers_clip`).
 

@@ -11,8 +11,8 @@ from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
+from dpfed.planning.proxy import LEAST_GROUPS, chosen, declared_plan
 from dpfed.progress import Silent
-from dpfed.runs.stand_in import LEAST_GROUPS, chosen, declared_plan
 
 
 def plan_of(config, records=None):

@@ -10,12 +10,12 @@ import torch
 
 from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
+from dpfed.planning.proxy import Proxy, chosen, declared_plan
+from dpfed.planning.rehearsal import RESULTS, ScaledUp, rehearse
+from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.runs.imitation import Imitation
-from dpfed.runs.rehearsal import RESULTS, ScaledUp, rehearse
-from dpfed.runs.stand_in import StandIn, chosen, declared_plan
 
 GIVEN = {"epsilon": 8.0, "batch": 120, "steps": 4}
 
@@ -28,7 +28,7 @@ def config(tiny):
 
 
 def imitation_of(config, plan, store, records):
-    return Imitation.of(config, plan, StandIn("store", store.path, 600), records, Silent())
+    return SimulatedRun.of(config, plan, Proxy("store", store.path, 600), records, Silent())
 
 
 def transport_of(imitation, plan, seed=1):
@@ -101,7 +101,7 @@ def test_a_rehearsal_goes_on_writes_the_choice_and_makes_no_promise(config, publ
     def trained(*_, **__):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("dpfed.runs.rehearsal._trained", trained)
+    monkeypatch.setattr("dpfed.planning.rehearsal._trained", trained)
     lines = (tmp_path / RESULTS).read_text().splitlines()
     assert rehearse(config, stand, tmp_path, most=200).best == found.best
     (tmp_path / RESULTS).write_text("\n".join(lines) + "\n" + lines[0][:20])  # a crash cut a line short
@@ -113,7 +113,7 @@ def test_a_rehearsal_goes_on_writes_the_choice_and_makes_no_promise(config, publ
 
 def test_a_sweep_file_says_what_is_tried_and_may_not_change_the_promise(config, shapes, tmp_path):
     sweep = tmp_path / "rates.toml"
-    stand = StandIn("store", shapes.path, 600)
+    stand = Proxy("store", shapes.path, 600)
 
     def asked(changes):
         sweep.write_text(f'name = "rates"\n[[run]]\nname = "one"\nset = {{ {changes} }}\n')
@@ -128,9 +128,9 @@ def test_a_sweep_file_says_what_is_tried_and_may_not_change_the_promise(config, 
 
 def test_too_few_public_records_and_records_without_a_measure_are_refused(config, shapes, public_store, tmp_path):
     with pytest.raises(UserError, match=r"a step draws 4.0 \(q = 0.2\): fewer than two groups of 4. Give at least 40"):
-        rehearse(config, StandIn("store", shapes.path, 600), tmp_path / "few", most=20)
+        rehearse(config, Proxy("store", shapes.path, 600), tmp_path / "few", most=20)
     with pytest.raises(UserError, match="no held-out records to measure"):
-        rehearse(config, StandIn("store", public_store.path, 60), tmp_path / "none")
+        rehearse(config, Proxy("store", public_store.path, 60), tmp_path / "none")
 
 
 def test_public_contrast_is_rehearsed_as_well(tiny_public, shapes, tmp_path):

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.tensorboard import TensorBoard
 from dpfed.config import parse_config
 from dpfed.evaluation.measured import Evaluation
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.tensorboard import TensorBoard
 
 pytest.importorskip("tensorboardX")
 

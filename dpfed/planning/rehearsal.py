@@ -2,7 +2,7 @@
 
 A store of n public records is trained as the share n/N of the private run: it draws every record with the private rate q, in
 the same share of the K groups. The sum is then scaled up to K groups, and gets the noise of the private plan. So the noise is
-to the gradient what it will be in the private run. It protects nobody here: it is an imitation, and nothing is promised.
+to the gradient what it will be in the private run. It protects nobody here: it is a simulation, and nothing is promised.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dpfed.data.store.layout import read_layout
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
 from dpfed.files.json_lines import DamagedLine, append_line, drop_torn_line, read_lines
+from dpfed.planning.proxy import Proxy, declared_plan
+from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher
 from dpfed.report.results import Result, headlines, results_of, shown
-from dpfed.runs.imitation import Imitation
 from dpfed.runs.making import make_start_if_wanted
-from dpfed.runs.stand_in import StandIn, declared_plan
 from dpfed.runs.sweep import read_sweep
 from dpfed.training.post_processing import serving
 from dpfed.training.trainer import train
@@ -135,7 +135,7 @@ class Rehearsal:
 
 def rehearse(
     config: Config,
-    stand: StandIn,
+    stand: Proxy,
     folder: str | Path,
     records: int | None = None,
     most: int = 5_000,
@@ -164,7 +164,7 @@ def rehearse(
 
     def imitated(without: Config) -> None:
         plan = declared_plan(without, records, Silent())
-        Imitation.of(without, plan, stand, stand.at_most(min(most, plan.records)), watcher, measured=True)
+        SimulatedRun.of(without, plan, stand, stand.at_most(min(most, plan.records)), watcher, measured=True)
 
     make_start_if_wanted(config, watcher, imitated)
     kept = _Kept(folder)
@@ -190,7 +190,7 @@ def rehearse(
 
 
 def _trained(
-    name: str, changes: dict[str, Any], config: Config, plan: PrivacyPlan, stand: StandIn, most: int, watcher: Watcher
+    name: str, changes: dict[str, Any], config: Config, plan: PrivacyPlan, stand: Proxy, most: int, watcher: Watcher
 ) -> Rehearsed:
     """Trains and measures one configuration on the public records."""
     count, rate = stand.at_most(min(most, plan.records)), plan.sampling_rate
@@ -201,14 +201,14 @@ def _trained(
             f"{rate:.3g}): fewer than two groups of {plan.group_size}. Give at least {least:,} (--public, --public-records)."
         )
     started = time.perf_counter()
-    imitation = Imitation.of(config, plan, stand, count, watcher, measured=True)
-    parts, groups = imitation.parts, plan.groups * imitation.protected / plan.records
+    simulated = SimulatedRun.of(config, plan, stand, count, watcher, measured=True)
+    parts, groups = simulated.parts, plan.groups * simulated.protected / plan.records
     if groups < ENOUGH_GROUPS:
         watcher.note(f"{groups:.0f} groups a step are few: they scatter more than the private run's {plan.groups:,}")
     before = parts.evaluate("untrained", 0)
     whole = max(1, round(groups))
     randomness = Randomness.from_seed(1)
-    worker = imitation.worker(parts.plan, randomness, whole)
+    worker = simulated.worker(parts.plan, randomness, whole)
     # Where records make groups of their own, the number of groups goes by the records; otherwise they are shared out.
     share = groups if plan.method.public_records else whole
     advance = watcher.stage(f"{name}: steps", plan.steps)
@@ -286,7 +286,7 @@ def _in_words(changes: dict[str, Any]) -> str:
     return ", ".join(f"{_SHORT.get(key, key)} = {value}" for key, value in changes.items()) or _AS_IT_IS
 
 
-def _key(config: Config, plan: PrivacyPlan, stand: StandIn, most: int) -> str:
+def _key(config: Config, plan: PrivacyPlan, stand: Proxy, most: int) -> str:
     """Of everything that a result depends on."""
     fingerprint = None if stand.path is None else read_layout(stand.path).header["contents"]
     parts = [dpfed.__version__, config.dump(), plan.fingerprint, stand.source, str(stand.path), fingerprint, most]

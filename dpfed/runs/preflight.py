@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config
 from dpfed.config.sections import SIZE
 from dpfed.data.public_store import given_public
@@ -19,7 +20,6 @@ from dpfed.evaluation.tasks import tasks_of
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher
-from dpfed.runs.directory import RunDirectory
 
 Progress = Callable[[int, int | None], None]
 

@@ -14,13 +14,13 @@ from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
 from dpfed.models.starting import MissingStart
 from dpfed.models.summary import trained_part
+from dpfed.planning.gradient_signal import Signal, measured
+from dpfed.planning.plan_grid import Row, finite, grid, group_sizes
+from dpfed.planning.proxy import Proxy
+from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher
-from dpfed.runs.gradient_signal import Signal, measured
-from dpfed.runs.imitation import Imitation
-from dpfed.runs.plan_grid import Row, finite, grid, group_sizes
 from dpfed.runs.resolution import settle
-from dpfed.runs.stand_in import StandIn
 from dpfed.runs.starts import starting_weights
 from dpfed.training.memory import memory_of, needs_of
 
@@ -98,13 +98,13 @@ class Forecast:
         }
 
 
-def forecast(config: Config, plan: PrivacyPlan, stand: StandIn, watcher: Watcher | None = None) -> Forecast:
+def forecast(config: Config, plan: PrivacyPlan, stand: Proxy, watcher: Watcher | None = None) -> Forecast:
     """Measures gradients on public records, and says what the private run will come to.
 
     Args:
         config: of the private run.
-        plan: of the private run (`dpfed.runs.stand_in.declared_plan`).
-        stand: the public records (`dpfed.runs.stand_in.chosen`).
+        plan: of the private run (`dpfed.planning.proxy.declared_plan`).
+        stand: the public records (`dpfed.planning.proxy.chosen`).
         watcher: is told what is done.
 
     Raises:
@@ -113,22 +113,22 @@ def forecast(config: Config, plan: PrivacyPlan, stand: StandIn, watcher: Watcher
     watcher = watcher or Silent()
     config, remarks = _with_a_start(config)
     watcher.note(f"opening {stand.title}")
-    imitation = Imitation.of(config, plan, stand, stand.at_most(_RECORDS), watcher)
-    parts = imitation.parts
+    simulated = SimulatedRun.of(config, plan, stand, stand.at_most(_RECORDS), watcher)
+    parts = simulated.parts
     if plan.unit == "user" and parts.plan.unit == "record":
         remarks.append(f"{stand.title} name no units: each of their records counts as a unit of its own")
-    sizes = group_sizes(plan, imitation.protected)
+    sizes = group_sizes(plan, simulated.protected)
     other = _other_training(config)
     budget = _BUDGET / (len(sizes) + bool(other))
     watcher.note(f"measuring gradients of groups of {', '.join(map(str, sizes))}")
-    signals = {size: measured(imitation, dataclasses.replace(plan, group_size=size), budget) for size in sizes}
+    signals = {size: measured(simulated, dataclasses.replace(plan, group_size=size), budget) for size in sizes}
     signal = signals[plan.group_size]
     rows = [Row.of("as configured", plan, signal)]
     suits: Literal["lora", "full"] | None = None
     if other is not None:
         kind, changed = other
         watcher.note(f"measuring the same with {TRAININGS[kind]}")
-        elsewhere = measured(Imitation.of(changed, plan, stand, stand.at_most(_RECORDS), watcher), plan, budget)
+        elsewhere = measured(SimulatedRun.of(changed, plan, stand, stand.at_most(_RECORDS), watcher), plan, budget)
         rows.append(Row.of(TRAININGS[kind], plan, elsewhere))
         if max(rows, key=lambda row: row.reach).reach > _CLEARLY * min(rows, key=lambda row: row.reach).reach:
             suits = kind if rows[1].reach > rows[0].reach else "full" if kind == "lora" else "lora"

@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.verification import verify
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.ledger import Ledger
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.reevaluation import evaluate_run
-from dpfed.runs.verification import verify
 
 
 @pytest.fixture(scope="module")

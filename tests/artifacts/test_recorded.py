@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from dpfed.artifacts import provenance
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.errors import UserError
-from dpfed.runs import provenance
-from dpfed.runs.directory import RunDirectory
 
 FACTS: dict[str, Any] = {
     "began": "2026-01-01",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.view import results_in
 from dpfed.errors import UserError
 from dpfed.models.description import describe
 from dpfed.report.results import results_of
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.view import results_in
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _LOADING = {

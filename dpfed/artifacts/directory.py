@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from dpfed.artifacts.provenance import wrong_provenance
 from dpfed.config import Config, read_back
 from dpfed.config.dotted_keys import leaves
 from dpfed.config.effects import without_effect
@@ -26,7 +27,6 @@ from dpfed.places import path_of
 from dpfed.privacy.phase import Phase
 from dpfed.privacy.randomness import KEY_BYTES, Randomness
 from dpfed.report.audit import is_audit
-from dpfed.runs.recorded import wrong_provenance
 
 
 class RunDirectory:
@@ -196,7 +196,7 @@ class RunDirectory:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Which run this is and what it was made with, see `dpfed.runs.provenance`."""
+        """Which run this is and what it was made with, see `dpfed.artifacts.provenance`."""
         facts: dict[str, Any] | None = _json_of(self._provenance)
         if facts is None:
             raise UserError(f"{self._provenance} is missing: every run writes it when it begins; restore it.")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.provenance import wrong_provenance
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.reading import read_text
@@ -16,8 +18,6 @@ from dpfed.privacy.phase import Phase
 from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.gallery import Gallery
 from dpfed.report.results import Result, results_of
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.recorded import wrong_provenance
 
 _NUMBER = (int, float)
 _SPENT = (int, float, type(None))  # JSON has no infinity

@@ -1,7 +1,7 @@
 """Plans beside the configured one, and how far each goes along the gradient.
 
 One noisy step goes in the gradient's direction with a cosine of r / sqrt(1 + r^2), where r is signal over noise
-(`dpfed.runs.gradient_signal`). The optimizers of private training normalise their steps, so T noisy steps go about as far along
+(`gradient_signal.py`). The optimizers of private training normalise their steps, so T noisy steps go about as far along
 the gradient as T cosines of steps without noise: the reach of the plan. It orders plans; it is no figure of accuracy
 (docs/forecast.md holds it against runs).
 """
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpfed.errors import UserError
+from dpfed.planning.gradient_signal import Signal
 from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
-from dpfed.runs.gradient_signal import Signal
 
 _LONGER = 2.0  # times as long as configured: as long as the best of the grid may take
 _ROUNDS = 4  # of a search for sigma

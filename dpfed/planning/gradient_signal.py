@@ -19,9 +19,9 @@ from torch.nn.functional import normalize
 
 from dpfed.models.contract import embeddings_of
 from dpfed.models.parameters import TrainableVector
+from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.imitation import Imitation
 
 _SUMS = 8  # that are measured apart from each other: what they agree on is the gradient
 _MOST_GROUPS, _LEAST_GROUPS = 16, 2  # of a sum
@@ -56,19 +56,19 @@ class Signal:
     seconds: float
 
 
-def measured(imitation: Imitation, plan: PrivacyPlan, budget: float) -> Signal:
+def measured(simulated: SimulatedRun, plan: PrivacyPlan, budget: float) -> Signal:
     """Measures the gradient on public records.
 
     Args:
-        imitation: the run's own parts over public records; their parameters stay as they are.
+        simulated: the run's own parts over public records; their parameters stay as they are.
         plan: of the private run; its group size counts, and what it clips.
         budget: seconds that the gradients may take, or longer where the machine is slow.
     """
-    size, seconds = plan.group_size, _seconds_of_a_group(imitation, plan)
+    size, seconds = plan.group_size, _seconds_of_a_group(simulated, plan)
     groups = int(min(_MOST_GROUPS, max(_LEAST_GROUPS, budget / (_SUMS * seconds))))
-    groups = max(1, min(groups, imitation.protected // size))
-    worker = imitation.worker(_of_groups(imitation, plan, groups), Randomness.from_seed(2), groups)
-    numbers = TrainableVector(imitation.parts.model).numel  # figures of the groups may stand behind them
+    groups = max(1, min(groups, simulated.protected // size))
+    worker = simulated.worker(_of_groups(simulated, plan, groups), Randomness.from_seed(2), groups)
+    numbers = TrainableVector(simulated.parts.model).numel  # figures of the groups may stand behind them
     sums, times = [], []
     for number in range(_SUMS):
         started = time.perf_counter()
@@ -80,18 +80,18 @@ def measured(imitation: Imitation, plan: PrivacyPlan, budget: float) -> Signal:
     halves = means[0::2].mean(0), means[1::2].mean(0)
     length = math.sqrt(max(square, 0.0))
     relative = error / (2 * square) if square > 0 else math.inf
-    response = _response(imitation, halves)
+    response = _response(simulated, halves)
     return Signal(size, _SUMS * groups, numbers, length, relative, response, seconds)
 
 
-def _of_groups(imitation: Imitation, plan: PrivacyPlan, groups: int) -> PrivacyPlan:
+def _of_groups(simulated: SimulatedRun, plan: PrivacyPlan, groups: int) -> PrivacyPlan:
     """The same plan for a step of so few groups; nothing is released by it."""
-    records = max(2, imitation.protected)
+    records = max(2, simulated.protected)
     return dataclasses.replace(plan, records=records, batch=min(records, groups * plan.group_size), target_epsilon=None)
 
 
-def _seconds_of_a_group(imitation: Imitation, plan: PrivacyPlan) -> float:
-    worker = imitation.worker(_of_groups(imitation, plan, _LEAST_GROUPS), Randomness.from_seed(1), _LEAST_GROUPS)
+def _seconds_of_a_group(simulated: SimulatedRun, plan: PrivacyPlan) -> float:
+    worker = simulated.worker(_of_groups(simulated, plan, _LEAST_GROUPS), Randomness.from_seed(1), _LEAST_GROUPS)
     worker.bounded_sum(0)  # the first one is slow
     started = time.perf_counter()
     worker.bounded_sum(1)
@@ -111,11 +111,11 @@ def _square_of_mean(means: Tensor) -> tuple[float, float]:
     return each.mean().item(), 2 * each.std().item() / math.sqrt(len(means))
 
 
-def _response(imitation: Imitation, halves: tuple[Tensor, Tensor]) -> float:
+def _response(simulated: SimulatedRun, halves: tuple[Tensor, Tensor]) -> float:
     """See `Signal`; two independent halves of the gradient, so that what they do not share adds nothing on average."""
-    parts = imitation.parts
+    parts = simulated.parts
     count = min(_RECORDS, max(_FEWEST, _RECORDS * _SIDE**2 // (parts.config.data.size or _SIDE) ** 2))
-    views = parts.view_maker()(imitation.indices[:count], Randomness.from_seed(3), 0, parts.device)
+    views = parts.view_maker()(simulated.indices[:count], Randomness.from_seed(3), 0, parts.device)
     vector, generator = TrainableVector(parts.model), torch.Generator().manual_seed(0)
     here = vector.gather()
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.provenance import LEDGER, MODEL
+from dpfed.artifacts.spent import ledger_of
+from dpfed.artifacts.view import results_in
 from dpfed.errors import UserError
 from dpfed.files.reading import read_bytes
 from dpfed.models.folder import weights_digest
 from dpfed.places import local_path
 from dpfed.privacy.ledger import Ledger, Papers
 from dpfed.report.card import card_digest, table_rows
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.provenance import LEDGER, MODEL
-from dpfed.runs.spent import ledger_of
-from dpfed.runs.view import results_in
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from dpfed.errors import UserError
 from dpfed.places import is_url, local_path
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Watcher
-from dpfed.runs.foresight import refuse_inexact
+from dpfed.runs.preflight import refuse_inexact
 
 PROCEDURAL, SHAPES = "procedural", "shapes"
 LEAST_GROUPS = 8  # that a gradient is measured on
 
 
 @dataclass(frozen=True)
-class StandIn:
+class Proxy:
     """Which public records stand in.
 
     Attributes:
@@ -85,7 +85,7 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
     return plan
 
 
-def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> StandIn:
+def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> Proxy:
     """The public records that a user names, checked as far as a store's header and index tell.
 
     Args:
@@ -97,7 +97,7 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> StandIn:
         UserError: for records that are not public, of another kind than the model reads, or too few.
     """
     if public in (None, PROCEDURAL, SHAPES):
-        return StandIn(public or PROCEDURAL)
+        return Proxy(public or PROCEDURAL)
     if is_url(public):
         raise UserError(f"--public {public}: give a record store on this machine, '{PROCEDURAL}' or '{SHAPES}'.")
     path = local_path(public, "--public")
@@ -125,4 +125,4 @@ def chosen(public: str | None, config: Config, plan: PrivacyPlan) -> StandIn:
             f"--public: {path} has {count:,} training records, and gradients are measured on at least {LEAST_GROUPS} groups "
             f"of {max(2, plan.group_size)}, so {least:,} records: give more, or '{PROCEDURAL}'."
         )
-    return StandIn("store", path, count)
+    return Proxy("store", path, count)

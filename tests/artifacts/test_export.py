@@ -10,11 +10,11 @@ import yaml
 from huggingface_hub import ModelCard
 
 import dpfed
+from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.export import export_model
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
-from dpfed.runs.directory import RunDirectory
-from dpfed.runs.export import export_model
 from dpfed.runs.pretraining import pretrain
 from tests.models.conftest import SMALL
 
@@ -77,7 +77,7 @@ class TestHub:
         assert ModelCard(content).data.to_dict()["privacy"] == metadata["privacy"]  # the hub's own reading of the page
 
     def test_the_page_says_how_to_prepare_what_the_model_reads(self):
-        from dpfed.runs.model_card import _LOADING
+        from dpfed.artifacts.model_card import _LOADING
 
         assert 'get_tokenizer("hf-hub:OWNER/NAME")' in _LOADING["open_clip"] and "create_transform" in _LOADING["timm"]
         for code in _LOADING.values():

@@ -15,12 +15,12 @@ from dpfed.data.sampling import unit_keys
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.evaluation.tasks import tasks_of
+from dpfed.planning.proxy import SHAPES, Proxy
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress
 from dpfed.runs.assembly import Components, Share, assemble
 from dpfed.runs.resolution import resolve
-from dpfed.runs.stand_in import SHAPES, StandIn
 from dpfed.training.worker import Worker
 
 _SEED = 2**32 - 3  # of generated records: others than those that a run, or its public set, is made of
@@ -28,7 +28,7 @@ _HELD_OUT = 500
 
 
 @dataclass(frozen=True)
-class Imitation:
+class SimulatedRun:
     """A run's parts under the private run's plan, over public records.
 
     Attributes:
@@ -41,8 +41,8 @@ class Imitation:
 
     @classmethod
     def of(
-        cls, config: Config, plan: PrivacyPlan, stand: StandIn, records: int, watcher: Watcher, measured: bool = False
-    ) -> Imitation:
+        cls, config: Config, plan: PrivacyPlan, stand: Proxy, records: int, watcher: Watcher, measured: bool = False
+    ) -> SimulatedRun:
         """Opens the public records and assembles the run over them.
 
         Args:
@@ -83,7 +83,7 @@ class Imitation:
         return parts.worker(randomness.for_owners(), share=Share(0, self.indices, groups))
 
 
-def _opened(stand: StandIn, records: int, stores: str, size: int, watcher: Watcher) -> RecordStore:
+def _opened(stand: Proxy, records: int, stores: str, size: int, watcher: Watcher) -> RecordStore:
     """The store of the records that stand in, generated if need be."""
     if stand.path is not None:
         return RecordStore.open(stand.path)

@@ -1,0 +1,1 @@
+"""What a plan would give, asked of public records before any budget is spent."""
