@@ -7,10 +7,13 @@ key and the digest of its bits. docs/guarantee.md says why each number gets its 
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpfed.privacy.noise import KeyedNoise, Noise, digest_of
 from dpfed.privacy.randomness import Randomness
@@ -60,7 +63,7 @@ class Blocks:
 
     def digests(self, values: Tensor) -> list[str]:
         """A hash of each block; see `cut`."""
-        return [digest_of(block) for block in self.cut(values)]
+        return _beside(digest_of, self.cut(values.detach().cpu()))
 
     def joined(self, digests: Sequence[str]) -> str:
         """The digest of a sum.
@@ -135,5 +138,18 @@ def add_to_blocks_(blocks: Blocks, values: Tensor, noise: Noise, keys: Sequence[
         context: see `SumNoise.context_of`.
         step: training step.
     """
-    for block, key in zip(blocks.cut(values), keys, strict=True):
-        noise.add_(block, Randomness(key), PURPOSE, step, 0, context)
+    _beside(lambda block, key: noise.add_(block, Randomness(key), PURPOSE, step, 0, context), blocks.cut(values), keys)
+
+
+def _beside(work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+    """What `work` gives for each row, in order; hashes and AES let other threads run."""
+    rows = list(zip(*columns, strict=True))
+    return [work(*row) for row in rows] if len(rows) == 1 else list(_threads().map(lambda row: work(*row), rows))
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "blocks")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a fork has none of these threads
