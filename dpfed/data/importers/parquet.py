@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
-import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import pyarrow.parquet as pq
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.naming import CONTENT
+from dpfed.data.importers.parquet_columns import TEXT_FIELDS, Columns, settle
 from dpfed.data.importers.source import (
     FileRecord,
     Importer,
@@ -27,10 +26,6 @@ from dpfed.data.importers.source import (
     Piece,
     Source,
     Unreadable,
-    known_columns,
-    number_classes,
-    plain,
-    unit_column,
     unit_of,
 )
 from dpfed.data.importers.splits import holds, split_files
@@ -38,34 +33,14 @@ from dpfed.data.store.record import RecordInput, record_key
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
-_IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes")
-_CAPTION = re.compile(r"(text|txt|captions?|sentences?|description|title|alt|alttext)\d*")
-_TEXT_FIELDS = ("raw", "text", "caption")  # of a struct, the first that holds something
-# Columns that name a record, the first one that all files have. Whether one is used follows from the schema alone: a choice by
-# what the rows hold could change for all records with one of them.
-_IDS = ("id", "image_id", "record_id", "sample_id", "uid", "uuid", "key", "filename", "filepath", "image_path", "path", "file")
-_LABELS = ("label", "labels", "fine_label", "coarse_label", "cls")
 _ROWS_AT_ONCE = 256
 _PIECE_BYTES = 16 << 20
-
-
-@dataclass(frozen=True)
-class _Columns:
-    image: str
-    captions: list[str]
-    unit: str | None
-    unit_name: str | None
-    labels: dict[str, dict[object, int] | None]  # None: the stored integers are the class numbers
-    id: str | None  # the column of the records' names; None: they are named by what they hold
-
-    def needed(self) -> list[str]:
-        return list(dict.fromkeys([self.image, *self.captions, *filter(None, (self.unit, self.id))]))
 
 
 class ParquetImporter(Importer):
     """A Parquet file (training records), or a folder of them whose names start with, or lie in, train, validation or test.
 
-    ``image`` is ``struct<bytes, path>`` or binary; ``label`` an integer (named by ClassLabel metadata) or text;
+    ``image`` is ``struct<bytes, path>`` or binary; ``label`` a number (named by its file's ClassLabel metadata) or text;
     ``text``, ``caption``, ``sentences``, ``alt_text`` and the like, numbered or not, hold texts, structs with a text in
     ``raw``, ``text`` or ``caption``, or lists of these: all of a row are captions of one record. ``unit``, ``person_id``,
     ``patient_id`` or ``pid`` is the unit. The id of a record is its split and what a column ``id``, ``file_name`` or the like
@@ -90,94 +65,34 @@ class ParquetImporter(Importer):
             id: the column of the records' names, or ``"content"``; ``None``: as the schema says.
         """
         found = split_files(path, ".parquet", self.layout, access or Access.to(path))
-        files = found.files
         try:
-            opened = [pq.ParquetFile(file) for _, file in files]
-            columns, names = _columns([file.schema_arrow for file in opened], [file for _, file in files], id)
-            used = {*columns.needed(), *columns.labels}
-            unused = dict.fromkeys(name for file in opened for name in file.schema_arrow.names if name not in used)
-            total = sum(file.metadata.num_rows for file in opened)
-            if columns.id is not None:
-                _refuse_repeated(files, columns.id)
-            by_path = functools.cache(lambda: any(_lacks_bytes(file, columns.image) for file in opened))
-            pieces = list(_pieces(files, columns))
+            opened = [(split, file, pq.ParquetFile(file)) for split, file in found.files]
+            opened = [entry for entry in opened if entry[2].metadata.num_rows] or opened  # an empty file says nothing
+            files = [(split, file) for split, file, _ in opened]
+            settled = settle([(file, content.schema_arrow) for _, file, content in opened], id)
+            total = sum(content.metadata.num_rows for _, _, content in opened)
+            first = settled.columns[0]
+            if first.id is not None:
+                _refuse_repeated(files, first.id)
+            by_path = functools.cache(lambda: any(_lacks_bytes(content, first.image) for _, _, content in opened))
+            pieces = list(_pieces(files, settled.columns))
             unread = found.unread(lambda file: suffix(file) in EXTENSIONS and by_path())
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the Parquet files of {path} ({_first_line(error)}); are they complete?") from error
         return Source(
-            kind="image-text" if columns.captions else "image",
+            kind="image-text" if settled.captioned else "image",
             records=itertools.chain.from_iterable(piece.records() for piece in pieces),
-            label_names=names,
+            label_names=settled.label_names,
             splits=frozenset(split for split, _ in files),
             total=total,
-            unit_name=columns.unit_name,
-            unused=tuple(unused),
-            named=columns.id is not None,
-            unread=unread,
+            unit_name=settled.unit_name,
+            unused=settled.unused,
+            named=first.id is not None,
+            unread=[*unread, *settled.unread],
             passed_over=found.passed_over,
             pieces=pieces,
+            notice=settled.notice,
         )
-
-
-def _columns(schemas: list[pa.Schema], files: list[Path], id: str | None) -> tuple[_Columns, dict[str, list[str]]]:
-    """Which columns hold what, and the names of the classes; later files may lack labels, as many test splits do."""
-    schema = schemas[0]
-    image = next((name for name in known_columns(schema.names, _IMAGES) if _holds_images(schema.field(name).type)), None)
-    if image is None:
-        raise UserError(
-            f"{files[0]} has no column of images, only {', '.join(schema.names)}; "
-            "expected 'image' as struct<bytes, path> or binary."
-        )
-    captions = [field.name for field in schema if _CAPTION.fullmatch(plain(field.name)) and _holds_texts(field.type)]
-    unit, unit_name = unit_column(schema.names)
-    named = _class_labels(schema)
-    labels: dict[str, dict[object, int] | None] = {name: None for name in named}
-    for name in known_columns(schema.names, _LABELS):
-        if name not in named and _holds_classes(schema.field(name).type):
-            having = [file for file, other in zip(files, schemas, strict=True) if name in other.names]
-            labels[name], named[name] = number_classes(_distinct(having, name))
-    columns = _Columns(image, captions, unit, unit_name, labels, _id_column(schemas, files, id))
-    for other, file in zip(schemas, files, strict=True):
-        for needed in columns.needed():
-            if needed not in other.names:
-                raise UserError(f"{file} lacks the column {needed!r} that {files[0]} has; all files must have it.")
-    return columns, named
-
-
-def _class_labels(schema: pa.Schema) -> dict[str, list[str]]:
-    """Integer columns whose class names stand in the Hugging Face metadata."""
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        classes = {name: feature for name, feature in features.items() if feature.get("_type") == "ClassLabel"}
-        columns = [name for name in classes if schema.names.count(name) == 1 and pa.types.is_integer(schema.field(name).type)]
-        return {name: list(map(str, classes[name]["names"])) for name in columns}
-    except (KeyError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _distinct(files: list[Path], name: str) -> set[object]:
-    found: set[object] = set()
-    for file in files:
-        found.update(pc.unique(pq.ParquetFile(file).read(columns=[name])[name]).to_pylist())
-    return found
-
-
-def _id_column(schemas: list[pa.Schema], files: list[Path], id: str | None) -> str | None:
-    """The column of the records' names: the one that was asked for, or the first known one that all files have."""
-    if id == CONTENT:
-        return None
-    if id is None:
-        shared = [name for name in schemas[0].names if all(_names_records(schema, name) for schema in schemas)]
-        return next(iter(known_columns(shared, _IDS)), None)
-    for schema, file in zip(schemas, files, strict=True):
-        if not _names_records(schema, id):
-            why = "whose type is no text or number" if id in schema.names else f"only {', '.join(schema.names)}"
-            raise UserError(f"{file} has no column {id!r} that could name its records, {why}; correct --id.")
-    return id
-
-
-def _names_records(schema: pa.Schema, name: str) -> bool:
-    return schema.names.count(name) == 1 and _holds_classes(schema.field(name).type)
 
 
 def _refuse_repeated(files: list[tuple[str, Path]], column: str) -> None:
@@ -230,7 +145,7 @@ class _RowGroups(Piece):
     """
 
     split: str
-    columns: _Columns
+    columns: Columns
     groups: tuple[int, int]
     first: int
 
@@ -244,8 +159,7 @@ class _RowGroups(Piece):
         row = self.first
         try:
             file = pq.ParquetFile(self.file)
-            present = [name for name in (*self.columns.needed(), *self.columns.labels) if name in file.schema_arrow.names]
-            for batch in file.iter_batches(_ROWS_AT_ONCE, range(*self.groups), columns=present):
+            for batch in file.iter_batches(_ROWS_AT_ONCE, range(*self.groups), columns=self.columns.used()):
                 for cells in batch.to_pylist():
                     yield _record(f"{self.split}/{row}", cells, self.columns, self.split, self.file.parent)
                     row += 1
@@ -253,27 +167,30 @@ class _RowGroups(Piece):
             raise UserError(f"{self.file} is damaged after row {row:,} of {self.split} ({_first_line(error)}).") from error
 
 
-def _pieces(files: list[tuple[str, Path]], columns: _Columns) -> Iterator[_RowGroups]:
+def _pieces(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> Iterator[_RowGroups]:
     """The row groups of all files, some megabytes of them in a piece."""
     rows = dict.fromkeys((split for split, _ in files), 0)
-    for split, path in files:
+    for (split, path), own in zip(files, columns, strict=True):
         metadata, size = pq.ParquetFile(path).metadata, path.stat().st_size
         each = max(1, _PIECE_BYTES * metadata.num_row_groups // max(size, 1))  # row groups of a file are of about one size
         for start in range(0, metadata.num_row_groups, each):
             end = min(start + each, metadata.num_row_groups)
             share = size * (end - start) // metadata.num_row_groups
-            yield _RowGroups(path, share, split, columns, (start, end), rows[split])
+            yield _RowGroups(path, share, split, own, (start, end), rows[split])
             rows[split] += sum(metadata.row_group(group).num_rows for group in range(start, end))
 
 
-def _record(place: str, row: dict[str, Any], columns: _Columns, split: str, folder: Path) -> Item:
+def _record(place: str, row: dict[str, Any], columns: Columns, split: str, folder: Path) -> Item:
     captions = tuple(dict.fromkeys(text for name in columns.captions for text in _texts(row[name])))
     unit = unit_of(row[columns.unit]) if columns.unit else None
     labels = {}
-    for name, numbers in columns.labels.items():
-        value = row.get(name)
-        number = value if numbers is None else numbers.get(value, -1)
-        labels[name] = -1 if number is None else number
+    for name, classes in columns.labels.items():
+        if (number := classes.number(row[name])) is None:
+            raise UserError(
+                f"record {place!r} has {name} = {row[name]}, and its file names only {len(classes.names or ()):,} classes; "
+                "correct it."
+            )
+        labels[name] = number
     image, path = row[columns.image], ""
     if isinstance(image, dict):
         path = str(image.get("path") or "")
@@ -291,38 +208,10 @@ def _record(place: str, row: dict[str, Any], columns: _Columns, split: str, fold
 
 def _texts(cell: object) -> list[str]:
     if isinstance(cell, dict):
-        return next((texts for name in _TEXT_FIELDS if (texts := _texts(cell.get(name)))), [])
+        return next((texts for name in TEXT_FIELDS if (texts := _texts(cell.get(name)))), [])
     if isinstance(cell, list):
         return [text for part in cell for text in _texts(part)]
     return [cell] if isinstance(cell, str) and cell else []
-
-
-def _holds_images(type: pa.DataType) -> bool:
-    if pa.types.is_struct(type):
-        fields = map(type.field, range(type.num_fields))
-        return any(field.name == "bytes" and _holds_images(field.type) for field in fields)
-    return pa.types.is_binary(type) or pa.types.is_large_binary(type)
-
-
-def _is_text(type: pa.DataType) -> bool:
-    return pa.types.is_string(type) or pa.types.is_large_string(type)
-
-
-def _holds_texts(type: pa.DataType) -> bool:
-    if pa.types.is_struct(type):
-        fields = map(type.field, range(type.num_fields))
-        return any(field.name in _TEXT_FIELDS and _holds_texts(field.type) for field in fields)
-    if _is_list(type):
-        return not _is_list(type.value_type) and _holds_texts(type.value_type)  # lists in a list are tokens
-    return _is_text(type)
-
-
-def _is_list(type: pa.DataType) -> bool:
-    return pa.types.is_list(type) or pa.types.is_large_list(type)
-
-
-def _holds_classes(type: pa.DataType) -> bool:
-    return pa.types.is_integer(type) or _is_text(type.value_type if pa.types.is_dictionary(type) else type)
 
 
 def _first_line(error: Exception) -> str:

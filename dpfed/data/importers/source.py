@@ -13,8 +13,6 @@ from dpfed.data.importers.access import Access, NotRead
 from dpfed.data.store.record import RecordInput
 from dpfed.errors import UserError
 
-_MOST_NUMBERED = 10_000  # integers up to this are taken for class numbers as they are
-
 SPLIT_NAMES = {
     "train": "train",
     "training": "train",
@@ -196,32 +194,3 @@ def unit_of(value: object) -> str | None:
         value = int(value)
     text = str(value).strip()
     return re.sub(r"^([+-]?\d+)\.0+$", r"\1", text) or None
-
-
-def number_classes(values: Iterable[object]) -> tuple[dict[object, int], list[str]]:
-    """Gives each class a number that depends on the set of classes only.
-
-    Args:
-        values: the distinct classes: text or integers; missing ones (``None``, ``""``, -1) are left out.
-
-    Returns:
-        Class -> number, and the names in the order of the numbers. Small non-negative integers keep their own number.
-    """
-    present = {value for value in values if value not in (None, "", -1, "-1")}
-    integers = {value: number for value in present if (number := _integer(value)) is not None}
-    if len(integers) == len(present):
-        if all(0 <= number < _MOST_NUMBERED for number in integers.values()):
-            return integers, [str(number) for number in range(max(integers.values(), default=-1) + 1)]
-        ordered = sorted(present, key=integers.__getitem__)
-    else:
-        ordered = sorted(present, key=str)
-    return {value: number for number, value in enumerate(ordered)}, [str(value) for value in ordered]
-
-
-def _integer(value: object) -> int | None:
-    try:
-        if isinstance(value, int):
-            return int(value)
-        return int(value) if isinstance(value, str) and str(int(value)) == value else None
-    except (TypeError, ValueError):
-        return None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dpfed.data.importers.access import Access
+from dpfed.data.importers.classes import class_of, number_classes, without_class
 from dpfed.data.importers.folder import TABLES, captions_advice, table_command
 from dpfed.data.importers.listing import Listing, list_files, suffix
 from dpfed.data.importers.source import (
@@ -22,7 +23,6 @@ from dpfed.data.importers.source import (
     Unreadable,
     known_columns,
     not_utf8,
-    number_classes,
     unit_column,
     unit_of,
 )
@@ -40,7 +40,7 @@ class _Row:
     table: Path
     line: int
     split: str
-    label: str
+    label: str | None
     unit: str | None
     titles: list[str] = field(default_factory=list)
 
@@ -64,11 +64,13 @@ class _Tables:
         rows: by file.
         columns: of each table.
         nameless: rows that name no file.
+        classes: as the tables write them.
     """
 
     rows: dict[str, _Row] = field(default_factory=dict)
     columns: list[_Columns] = field(default_factory=list)
     nameless: list[Unreadable] = field(default_factory=list)
+    classes: set[str] = field(default_factory=set)
 
 
 class TableImporter(Importer):
@@ -134,12 +136,12 @@ class TableImporter(Importer):
             raise UserError(
                 f"some tables of {folder} have a column of captions or of units that others lack; all must have it."
             )
-        numbers, names = number_classes(row.label for row in tables.rows.values())
+        numbers, names = number_classes(tables.classes)
 
         def records() -> Iterator[Item]:
             yield from tables.nameless
             for filepath, row in tables.rows.items():
-                labels = {"label": numbers[row.label]} if row.label in numbers else {}
+                labels = {"label": numbers[row.label]} if row.label is not None else {}
                 yield FileRecord(filepath, folder / filepath, tuple(row.titles), labels, row.split, row.unit)
 
         unread, passed_over = _beside(listing, paths, tables) if listing else ([], {})
@@ -153,6 +155,7 @@ class TableImporter(Importer):
             unused=tuple(dict.fromkeys(name for columns in tables.columns for name in columns.unused)),
             unread=unread,
             passed_over=passed_over,
+            notice=without_class("label", tables.classes),
         )
 
 
@@ -196,7 +199,7 @@ def _read(path: Path, split: str | None, tables: _Tables, access: Access, layout
                 _refuse_torn(cells, path, reader)
                 given = _cell(cells, columns.file)
                 if given:
-                    _add(tables.rows, _normal(given, path.parent), cells, columns, (path, reader.line_num), split)
+                    _add(tables, _normal(given, path.parent), cells, columns, (path, reader.line_num), split)
                 else:
                     tables.nameless.append(Unreadable(f"{path.name}:{reader.line_num}", f"no {columns.file}"))
     except UnicodeDecodeError as error:
@@ -254,7 +257,7 @@ def _cell(cells: dict[str, str | None], column: str | None) -> str:
 
 
 def _add(
-    rows: dict[str, _Row],
+    tables: _Tables,
     filepath: str,
     cells: dict[str, str | None],
     columns: _Columns,
@@ -268,9 +271,10 @@ def _add(
     split = SPLIT_NAMES[given]
     if of_table is not None and split != of_table:
         raise UserError(f"{where}: the column {columns.split} says {split}, and the table's name says {of_table}; correct one.")
-    label = _cell(cells, columns.label)
+    tables.classes.add(written := _cell(cells, columns.label))
+    label = class_of(written)
     unit = unit_of(cells[columns.unit]) if columns.unit else None
-    row = rows.setdefault(filepath, _Row(*place, split, label, unit))
+    row = tables.rows.setdefault(filepath, _Row(*place, split, label, unit))
     if (row.split, row.label, row.unit) != (split, label, unit):
         what = f"split, label or {columns.unit}" if columns.unit else "split or label"
         raise UserError(

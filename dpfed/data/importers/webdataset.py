@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from dpfed.data.importers.access import Access
+from dpfed.data.importers.classes import class_of, number_classes, without_class
 from dpfed.data.importers.listing import harmless, suffix
-from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Piece, Source, Unreadable, number_classes, unit_of
+from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Piece, Source, Unreadable, unit_of
 from dpfed.data.importers.splits import holds, split_files
 from dpfed.data.store.record import RecordInput
 from dpfed.data.views.pixels import EXTENSIONS
@@ -166,8 +167,7 @@ class WebDatasetImporter(Importer):
             reason = f" ({survey.damaged[0]})" if survey.damaged else ""
             raise UserError(f"there are no samples in the archives of {path}{reason}; expected {self.layout}.")
         numbers, names = number_classes(survey.classes)
-        classes = {str(value): number for value, number in numbers.items()}
-        pieces = [_Archive(file, file.stat().st_size, split, classes) for split, file in shards]
+        pieces = [_Archive(file, file.stat().st_size, split, numbers) for split, file in shards]
         return Source(
             kind="image-text" if survey.captioned else "image",
             records=itertools.chain.from_iterable(piece.records() for piece in pieces),
@@ -180,6 +180,7 @@ class WebDatasetImporter(Importer):
             passed_over=survey.passed_over + Counter(found.passed_over),
             pieces=pieces,
             linkable=True,
+            notice=without_class("label", survey.classes),
         )
 
 
@@ -249,7 +250,8 @@ def _record(id: str, sample: _Sample, split: str, numbers: dict[str, int], archi
     fault = sample.fault or (f"no image{only}" if not sample.images else "several images" if len(sample.images) > 1 else None)
     if fault:
         return Unreadable(id, fault)
-    labels = {"label": numbers[sample.label]} if sample.label in numbers else {}
+    label = class_of(sample.label)
+    labels = {"label": numbers[label]} if label is not None else {}
     [(image, offset)] = sample.images
     return RecordInput(id, image, tuple(sample.captions), labels, split, sample.unit, origin=(archive, offset))
 

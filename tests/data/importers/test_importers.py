@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dpfed.data.importers import detect, import_records, importers
-from dpfed.data.importers.source import number_classes
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 
@@ -82,21 +81,6 @@ def test_broken_files_are_counted_and_named(tmp_path: Path, pictures) -> None:
     report = import_records(source, tmp_path / "s", skip_broken=True, validation=4)
     assert sorted(id for id, _ in report.skipped) == ["cat/3.jpg", "dog/4.jpg"]
     assert report.counts == {"train": 6, "validation": 4, "test": 0}
-
-
-@pytest.mark.parametrize(
-    ("values", "numbers", "names"),
-    [
-        ([2, 0, None, -1], {0: 0, 2: 2}, ["0", "1", "2"]),
-        (["2", "10", ""], {"2": 2, "10": 10}, [str(number) for number in range(11)]),
-        ([123456, 99], {99: 0, 123456: 1}, ["99", "123456"]),
-        (["dog", "cat"], {"cat": 0, "dog": 1}, ["cat", "dog"]),
-        (["01", "1"], {"01": 0, "1": 1}, ["01", "1"]),
-        ([], {}, []),
-    ],
-)
-def test_classes_are_numbered_by_the_set_of_classes(values: list, numbers: dict, names: list[str]) -> None:
-    assert number_classes(values) == (numbers, names)
 
 
 @pytest.mark.slow

@@ -1,0 +1,84 @@
+"""Classes as sources write them: which cells name one class, and which number it has."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable
+
+from dpfed.errors import UserError
+
+_MOST_NUMBERED = 10_000  # integers up to this are taken for class numbers as they are
+# What pandas reads as an empty cell, in its capitals; -1 is what many data sets write for "no class".
+_NO_CLASS = frozenset(
+    {"", "-1", "#N/A", "#NA", "<NA>", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"}
+)
+_SILENT = frozenset({"", "-1", "NaN", "nan"})  # nobody means these as the name of a class
+_TRUTH = {"True": "1", "False": "0"}
+_WHOLE = re.compile(r"([+-]?\d+)\.0*")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+
+
+def class_of(value: object) -> str | None:
+    """The class that a cell names, in one spelling however it was written: 1, 1.0 and ``"1.0"`` are ``"1"``.
+
+    Returns:
+        ``None`` for a cell without a class: empty, not a number, -1, or a word that pandas reads as an empty cell.
+    """
+    if isinstance(value, float) and not value.is_integer():
+        value = f"{value:.7g}" if math.isfinite(value) else None  # 0.1 of 32 bits is 0.1 of 64 bits
+    text = _text(value)
+    return None if text in _NO_CLASS else text
+
+
+def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]:
+    """Gives each class a number that depends on the set of classes only.
+
+    Args:
+        values: cells, as `class_of` takes them.
+
+    Returns:
+        Class -> number, and the names in the order of the numbers. Small non-negative integers keep their own number.
+
+    Raises:
+        UserError: when two classes are one number in two spellings, or truth values stand among other numbers.
+    """
+    present = {found for value in values if (found := class_of(value)) is not None}
+    same = _truth_as_numbers(present)
+    present = {same.get(name, name) for name in present}
+    by_value: dict[float, str] = {}
+    for name in sorted(filter(_NUMBER.fullmatch, present)):
+        if (other := by_value.setdefault(float(name), name)) != name:
+            raise UserError(f"the classes {other!r} and {name!r} are the same number: write them alike, or give them names.")
+    if all(name.isdecimal() and str(int(name)) == name and int(name) < _MOST_NUMBERED for name in present):
+        names = [str(number) for number in range(max(map(int, present), default=-1) + 1)]
+    else:
+        names = sorted(present, key=float if len(by_value) == len(present) else str)
+    numbers = {name: number for number, name in enumerate(names) if name in present}
+    return numbers | {name: numbers[other] for name, other in same.items()}, names
+
+
+def without_class(label: str, values: Iterable[object]) -> str:
+    """A sentence about words that count as no class, though somebody may mean them as one; empty without such words."""
+    words = sorted({text for value in values if (text := _text(value)) in _NO_CLASS - _SILENT})
+    return f"{label}: {', '.join(map(repr, words))} counts as no class; rename it if it is one." if words else ""
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = "" if value is None else unicodedata.normalize("NFC", str(value)).strip()
+    if whole := _WHOLE.fullmatch(text):
+        return whole[1]
+    return text.capitalize() if text.lower() in ("true", "false") else text
+
+
+def _truth_as_numbers(present: set[str]) -> dict[str, str]:
+    """Truth values -> numbers, where one file has these and another those."""
+    truths, numbers = present & _TRUTH.keys(), set(filter(_NUMBER.fullmatch, present))
+    if not truths or not numbers:
+        return {}
+    if present - truths - {"0", "1"}:
+        raise UserError(f"{', '.join(sorted(truths))} stand among other classes that are numbers; write all of them alike.")
+    return {truth: _TRUTH[truth] for truth in truths}

@@ -1,0 +1,318 @@
+"""Which columns of some Parquet files hold what: settled over all files at once, so that their order means nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dpfed.data.importers.classes import class_of, number_classes, without_class
+from dpfed.data.importers.naming import CONTENT
+from dpfed.data.importers.source import Unreadable, known_columns, plain, unit_column
+from dpfed.errors import UserError
+
+TEXT_FIELDS = ("raw", "text", "caption")  # of a struct, the first that holds something
+_IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes")
+_CAPTION = re.compile(r"(text|txt|captions?|sentences?|description|title|alt|alttext)\d*")
+# Columns that name a record, the first one that all files have. Whether one is used follows from the schema alone: a choice by
+# what the rows hold could change for all records with one of them.
+_IDS = ("id", "image_id", "record_id", "sample_id", "uid", "uuid", "key", "filename", "filepath", "image_path", "path", "file")
+_LABELS = ("label", "labels", "fine_label", "coarse_label", "cls")
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a label as one file writes them.
+
+    Attributes:
+        names: of the file's class numbers, as its metadata say; ``None``: the cells are the classes.
+        numeric: the cells are numbers.
+        numbers: class -> its number over all files.
+    """
+
+    names: tuple[str, ...] | None
+    numeric: bool
+    numbers: dict[str, int]
+
+    def number(self, cell: object) -> int | None:
+        """The class number of a cell, -1 without a class; ``None``: the metadata name no such class."""
+        found = _named(cell, self.names, self.numeric)
+        return -1 if found is None else self.numbers.get(found)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which column of one file holds what.
+
+    Attributes:
+        image: the column of images.
+        captions: the columns of captions.
+        unit: the column of units; ``None``: there are none.
+        labels: by column.
+        id: the column of the records' names; ``None``: they are named by what they hold.
+    """
+
+    image: str
+    captions: list[str]
+    unit: str | None
+    labels: dict[str, Classes]
+    id: str | None
+
+    def used(self) -> list[str]:
+        """All of them."""
+        return list(dict.fromkeys([self.image, *self.captions, *filter(None, (self.unit, self.id)), *self.labels]))
+
+
+@dataclass
+class Settled:
+    """What the schemas of all files say together.
+
+    Attributes:
+        columns: of each file.
+        captioned: whether the records have captions.
+        label_names: what the class numbers of each label mean.
+        unit_name: what units are called.
+        unused: columns that hold nothing that was recognised.
+        unread: columns of labels that cannot be read.
+        notice: what whoever imports the records should know.
+    """
+
+    columns: list[Columns] = field(default_factory=list)
+    captioned: bool = False
+    label_names: dict[str, list[str]] = field(default_factory=dict)
+    unit_name: str | None = None
+    unused: tuple[str, ...] = ()
+    unread: list[Unreadable] = field(default_factory=list)
+    notice: str = ""
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    schema: pa.Schema
+
+    def type(self, name: str) -> pa.DataType | None:
+        return _bare(self.schema.field(name).type) if name in self.schema.names else None
+
+
+def settle(files: Sequence[tuple[Path, pa.Schema]], id: str | None) -> Settled:
+    """Settles which columns of some files hold what.
+
+    Args:
+        files: one data set.
+        id: the column of the records' names, or ``"content"``; ``None``: as the schemas say.
+
+    Raises:
+        UserError: when two files disagree, or a file has no images.
+    """
+    given = [_File(path, schema) for path, schema in files]
+    names = list(dict.fromkeys(name for file in given for name in file.schema.names))
+    settled = Settled()
+    image = _image_column(given, names)
+    captions = _columns_of(given, [name for name in names if _CAPTION.fullmatch(plain(name))], _holds_texts, "texts")
+    unit, settled.unit_name = _unit_column(given)
+    named = _id_column(given, id)
+    labels = _labels(given, names, settled)
+    settled.captioned = bool(captions)
+    for file in given:
+        own = [name for name in captions if name in file.schema.names]
+        missing = [name for name in (image, *captions[:1]) if name not in file.schema.names and (name == image or not own)]
+        if missing:
+            raise UserError(f"{file.path} lacks the column {missing[0]!r} that other files have; all files must have it.")
+        classes = {name: by_file[file.path] for name, by_file in labels.items() if file.path in by_file}
+        settled.columns.append(Columns(image, own, unit, classes, named))
+    used = {name for columns in settled.columns for name in columns.used()}
+    for file in given:
+        if twice := next((name for name in file.schema.names if file.schema.names.count(name) > 1 and name in used), None):
+            raise UserError(f"{file.path} has several columns {twice!r}; rename those that are not meant.")
+    settled.unused = tuple(name for name in names if name not in used)
+    return settled
+
+
+def _columns_of(files: Sequence[_File], names: Sequence[str], holds: Callable[[pa.DataType], bool], what: str) -> list[str]:
+    """Those of some columns that hold something of a kind in one file, and in no file something else."""
+    found = []
+    for name in names:
+        types = {file.path: of for file in files if (of := file.type(name)) is not None and not pa.types.is_null(of)}
+        fitting = [path for path, of in types.items() if holds(of)]
+        other = next((path for path in types if path not in fitting), None)
+        if fitting and other is not None:
+            raise UserError(
+                f"the column {name!r} holds {what} in {fitting[0]}, and {types[other]} in {other}; all files must agree."
+            )
+        found += [name] if fitting else []
+    return found
+
+
+def _image_column(files: Sequence[_File], names: Sequence[str]) -> str:
+    found = next((name for name in known_columns(names, _IMAGES) if _columns_of(files, [name], _holds_images, "images")), None)
+    if found is None:
+        raise UserError(
+            f"{files[0].path} has no column of images, only {', '.join(f'{f.name} ({f.type})' for f in files[0].schema)}; "
+            "expected 'image' as struct<bytes, path> or binary."
+        )
+    return found
+
+
+def _unit_column(files: Sequence[_File]) -> tuple[str | None, str | None]:
+    """The column of units, the same in all files, and what units are called."""
+    found = {unit_column(file.schema.names): file for file in files}
+    if len(found) > 1:
+        wanted = next(name for name, _ in found if name is not None)
+        lacking = next(file for (name, _), file in found.items() if name != wanted)
+        raise UserError(f"{lacking.path} lacks the column {wanted!r} that other files have; all files must have it.")
+    return next(iter(found))
+
+
+def _id_column(files: Sequence[_File], id: str | None) -> str | None:
+    """The column of the records' names: the one that was asked for, or the first known one that all files have."""
+    if id == CONTENT:
+        return None
+    if id is None:
+        shared = [name for name in files[0].schema.names if all(_names_records(file, name) for file in files)]
+        return next(iter(known_columns(shared, _IDS)), None)
+    for file in files:
+        if not _names_records(file, id):
+            why = "whose type is no text or number" if id in file.schema.names else f"only {', '.join(file.schema.names)}"
+            raise UserError(f"{file.path} has no column {id!r} that could name its records, {why}; correct --id.")
+    return id
+
+
+def _names_records(file: _File, name: str) -> bool:
+    if file.schema.names.count(name) != 1:
+        return False
+    type = _bare(file.schema.field(name).type)
+    return pa.types.is_integer(type) or _is_text(type)
+
+
+def _labels(files: Sequence[_File], names: Sequence[str], settled: Settled) -> dict[str, dict[Path, Classes]]:
+    """Label -> file -> its classes; also notes down the names of the classes, and labels that are not read."""
+    metadata = {file.path: _class_labels(file.schema) for file in files}
+    of_metadata = [name for name in names if any(name in named for named in metadata.values())]
+    known = list(dict.fromkeys([*of_metadata, *known_columns(names, _LABELS)]))
+    found: dict[str, dict[Path, Classes]] = {}
+    notices = []
+    for name in known:
+        having = [file for file in files if name in file.schema.names]
+        if odd := [file for file in having if not _holds_classes(file.schema.field(name).type)]:
+            kind = f"labels of the type {odd[0].type(name)} are not read: a label is one number or text"
+            settled.unread.append(Unreadable(f"{odd[0].path.name}, column {name}", kind))
+            continue
+        other = next((other for other in found if plain(other) == plain(name) and not _both(files, name, other)), None)
+        if other is not None:
+            raise UserError(f"the column {other!r} is called {name!r} in {having[0].path}; give it one name in all files.")
+        found[name], settled.label_names[name], notice = _classes_of(name, having, metadata)
+        notices.append(notice)
+    settled.notice = " ".join(filter(None, notices))
+    return found
+
+
+def _both(files: Sequence[_File], first: str, second: str) -> bool:
+    return any({first, second} <= set(file.schema.names) for file in files)
+
+
+def _classes_of(
+    name: str, files: Sequence[_File], metadata: dict[Path, dict[str, tuple[str, ...]]]
+) -> tuple[dict[Path, Classes], list[str], str]:
+    """The classes of one label in each file, their names over all files, and a notice.
+
+    Class numbers mean what their own file's metadata say. Where these are silent, they mean what all other files agree on.
+    """
+    lists = list(dict.fromkeys(metadata[file.path][name] for file in files if name in metadata[file.path]))
+    agreed = lists[0] if len(lists) == 1 else None
+    cells: dict[Path, set[object]] = {}
+    written: dict[Path, tuple[tuple[str, ...] | None, bool]] = {}
+    for file in files:
+        type = file.schema.field(name).type
+        own, numeric = metadata[file.path].get(name, agreed), not _is_text(_bare(type))
+        if len(lists) > 1 and numeric and own is None and not pa.types.is_null(type):
+            raise UserError(
+                f"the numbers in {name!r} mean other classes from file to file, and {file.path} does not say what they mean: "
+                "write the names of the classes instead."
+            )
+        written[file.path] = own, numeric
+        if own is None or not numeric:
+            cells[file.path] = _distinct(file.path, name)
+    met = [found for path, own in cells.items() for cell in own if (found := _named(cell, *written[path])) is not None]
+    if lists:
+        named = list(dict.fromkeys([*(one for names in lists for one in names), *sorted(met)]))
+        numbers = {one: number for number, one in enumerate(named)}
+    else:
+        numbers, named = number_classes(met)
+    notice = without_class(name, (cell for own in cells.values() for cell in own))
+    return {path: Classes(*own, numbers) for path, own in written.items()}, named, notice
+
+
+def _named(cell: object, names: tuple[str, ...] | None, numeric: bool) -> str | None:
+    """The class that a cell means; one beyond all numbers is called by its number."""
+    if names is not None and not numeric and str(cell) in names:
+        return str(cell)
+    found = class_of(cell)
+    if found is None or names is None:
+        return found
+    number = {"False": "0", "True": "1"}.get(found, found)
+    within = number.isdecimal() and int(number) < len(names)
+    return names[int(number)] if within else f"{found} (no class)" if numeric else found
+
+
+def _class_labels(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """Columns whose class names stand in the Hugging Face metadata."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        classes = {name: feature["names"] for name, feature in features.items() if feature.get("_type") == "ClassLabel"}
+        return {name: tuple(map(str, names)) for name, names in classes.items() if name in schema.names}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _distinct(file: Path, name: str) -> set[object]:
+    found: set[object] = set()
+    for batch in pq.ParquetFile(file).iter_batches(columns=[name]):
+        found.update(pc.unique(batch.column(0)).to_pylist())
+    return found
+
+
+def _holds_images(type: pa.DataType) -> bool:
+    type = _bare(type)
+    if pa.types.is_struct(type):
+        fields = map(type.field, range(type.num_fields))
+        return any(field.name == "bytes" and _holds_images(field.type) for field in fields)
+    return pa.types.is_binary(type) or pa.types.is_large_binary(type) or pa.types.is_binary_view(type)
+
+
+def _is_text(type: pa.DataType) -> bool:
+    return pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_string_view(type)
+
+
+def _holds_texts(type: pa.DataType) -> bool:
+    type = _bare(type)
+    if pa.types.is_struct(type):
+        fields = map(type.field, range(type.num_fields))
+        return any(field.name in TEXT_FIELDS and _holds_texts(field.type) for field in fields)
+    if _is_list(type):
+        return not _is_list(_bare(type.value_type)) and _holds_texts(type.value_type)  # lists in a list are tokens
+    return _is_text(type)
+
+
+def _is_list(type: pa.DataType) -> bool:
+    kinds = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view
+    return any(is_kind(type) for is_kind in (*kinds, pa.types.is_large_list_view))
+
+
+def _holds_classes(type: pa.DataType) -> bool:
+    type = _bare(type)
+    kinds = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null
+    return any(is_kind(type) for is_kind in kinds) or _is_text(type)
+
+
+def _bare(type: pa.DataType) -> pa.DataType:
+    """The type of the values themselves, without dictionary and extension."""
+    while pa.types.is_dictionary(type) or isinstance(type, pa.BaseExtensionType):
+        type = type.value_type if pa.types.is_dictionary(type) else type.storage_type
+    return type
