@@ -65,6 +65,14 @@ def import_(
             show_default=False,
         ),
     ] = None,
+    splits: Annotated[
+        int | None,
+        typer.Option(
+            help="Which folder below SOURCE is an image's split, from 1; 0: none is, a class may be called train. Default: as "
+            "the names say.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Import a data set into a record store; an interrupted import of archives or Parquet files goes on where it stopped."""
     from dpfed.console.terminal import say, watching
@@ -96,6 +104,7 @@ def import_(
             say=watcher.note,
             surveyed=import_progress(watcher, "archives read"),
             window=None if window is None else parsed_window(window),
+            splits=splits,
         )
     counts = ", ".join(f"{count:,} {split}" for split, count in report.counts.items())
     _say(f"{report.path}: {report.kind} records from {report.format}: {counts}")

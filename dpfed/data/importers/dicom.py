@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dpfed.data.importers.access import Access, NotRead
 from dpfed.data.importers.dicom_pixels import MAGIC, PREAMBLE, READ, picture, quiet, transfer_syntax
+from dpfed.data.importers.folder_splits import class_numbers, place
 from dpfed.data.importers.listing import list_files, suffix
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source, Unreadable, unit_of
 from dpfed.data.importers.splits import holds, refuse_outside
@@ -26,7 +27,7 @@ _TAGS = ["PatientID"]
 
 
 class DicomImporter(Importer):
-    """``root/class/x.dcm``: a record is one file of one frame; its class is the first folder below the root, if there is one.
+    """``root/class/x.dcm``, also below split folders, as images of other kinds: a record is one file of one frame.
 
     A file's values go through the modality's rescaling and one window to eight bits: the window of the import, or the first of
     the file, or the whole range of its values. The unit is the PatientID.
@@ -39,13 +40,20 @@ class DicomImporter(Importer):
         """Whether there are DICOM files by their suffix, and no images of other kinds."""
         return path.is_dir() and holds(path, _ENDINGS, access) and not holds(path, EXTENSIONS, access)
 
-    def open(self, path: Path, access: Access | None = None, window: tuple[float, float] | None = None) -> Source:
+    def open(
+        self,
+        path: Path,
+        access: Access | None = None,
+        window: tuple[float, float] | None = None,
+        level: int | None = None,
+    ) -> Source:
         """Reads every file's PatientID, and streams the records.
 
         Args:
             path: the folder.
             access: what may be read.
             window: centre and width for all files, in the modality's units (of a CT: Hounsfield); ``None``: each file's own.
+            level: which folder below it is the split; see `dpfed.data.importers.folder_splits.place`.
         """
         require_pydicom()
         if not path.is_dir():
@@ -63,24 +71,23 @@ class DicomImporter(Importer):
         units = {file: _patient(file) for file in files}
         named = any(units.values())
         nobodys = [file for file in files if named and not units[file] and units[file] is not None]
-        folders = {file: file.relative_to(path).parts[:-1] for file in files}
-        classes = sorted({parts[0] for parts in folders.values() if parts})
-        numbers = {name: number for number, name in enumerate(classes)}
+        placed = place(path, files, listing.files, level)
+        names, labels = class_numbers(placed)
 
         def records() -> Iterator[Item]:
-            for file in files:
-                if file in lost:
+            for one in placed:
+                if one.file in lost:
                     continue
-                labels = {"label": numbers[folders[file][0]]} if folders[file] else {}
-                id = file.relative_to(path).as_posix()
-                yield DicomFile(id, file, (), labels, "train", units[file] or None, window=window)
+                id = one.file.relative_to(path).as_posix()
+                yield DicomFile(id, one.file, (), labels(one), one.split, units[one.file] or None, window=window)
 
         lost = set(nobodys)
         without = [Unreadable(file.relative_to(path).as_posix(), "no PatientID, which other files have") for file in nobodys]
         return Source(
             kind="image",
             records=records(),
-            label_names={"label": classes} if classes else {},
+            label_names=names,
+            splits=frozenset(one.split for one in placed),
             total=len(files) - len(lost),
             unit_name="patient" if named else None,
             unread=[*listing.others([*files, *contents]), *without],

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dpfed.data.importers.access import Access
+from dpfed.data.importers.folder_splits import class_numbers, place
 from dpfed.data.importers.listing import Listing, list_files, suffix
-from dpfed.data.importers.source import SPLIT_NAMES, FileRecord, Importer, Item, Source
+from dpfed.data.importers.source import FileRecord, Importer, Item, Source
 from dpfed.data.importers.splits import holds, refuse_outside, split_of
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
@@ -22,6 +23,8 @@ _TABLES_SHOWN = 4
 class FolderImporter(Importer):
     """``root/class/x.jpg``, or the same under ``root/train``, ``root/val`` and ``root/test`` (ImageNet's layout too).
 
+    `dpfed.data.importers.folder_splits` says which folders are splits.
+
     The id of a record is its path below the root; images that lie outside a class folder have no label. Every other file is
     accounted for: what is harmless by its name is passed over, the rest would be lost, and is refused.
     """
@@ -33,8 +36,14 @@ class FolderImporter(Importer):
         """Whether there is an image somewhere below."""
         return path.is_dir() and holds(path, EXTENSIONS, access)
 
-    def open(self, path: Path, access: Access | None = None) -> Source:
-        """Lists the images (names only) and streams them."""
+    def open(self, path: Path, access: Access | None = None, level: int | None = None) -> Source:
+        """Lists the images (names only) and streams them.
+
+        Args:
+            path: the folder.
+            access: what may be read.
+            level: which folder below it is the split; see `dpfed.data.importers.folder_splits.place`.
+        """
         if not path.is_dir():
             raise UserError(f"{path} is not a folder; the 'folder' importer expects {self.layout}.")
         listing = list_files(path, access or Access.to(path))
@@ -42,14 +51,12 @@ class FolderImporter(Importer):
         if not images:
             refuse_outside(listing)
             raise UserError(f"there are no images in {path}; the 'folder' importer expects {self.layout}.")
-        files = _by_split(path, images)
-        classes = sorted({name for _, _, name in files if name is not None})
-        numbers = {name: number for number, name in enumerate(classes)}
+        placed = place(path, images, listing.files, level)
+        names, labels = class_numbers(placed)
 
         def records() -> Iterator[Item]:
-            for split, file, name in files:
-                labels = {} if name is None else {"label": numbers[name]}
-                yield FileRecord(file.relative_to(path).as_posix(), file, (), labels, split)
+            for one in placed:
+                yield FileRecord(one.file.relative_to(path).as_posix(), one.file, (), labels(one), one.split)
 
         for folder in _without_images(path, images):
             listing.passed_over[f"folder {folder} without an image"] += 1
@@ -58,9 +65,9 @@ class FolderImporter(Importer):
         return Source(
             kind="image",
             records=records(),
-            label_names={"label": classes} if classes else {},
-            splits=frozenset(split for split, _, _ in files),
-            total=len(files),
+            label_names=names,
+            splits=frozenset(one.split for one in placed),
+            total=len(placed),
             unread=unread,
             passed_over=listing.passed_over,
             advice=advice,
@@ -75,7 +82,7 @@ def _without_images(path: Path, images: list[Path]) -> list[str]:
     for folder in _folders(path):
         if folder.name not in filled:
             empty.append(folder.name)
-        elif folder.name.lower() in SPLIT_NAMES:
+        elif split_of(Path(folder.name)):
             below = (f"{folder.name}/{inner.name}" for inner in _folders(folder))
             empty.extend(name for name in below if name not in filled)
     return empty
@@ -109,30 +116,3 @@ def table_command(root: Path, tables: Sequence[Path]) -> str:
     named = [root] if by_folder else [*tables[:_TABLES_SHOWN]]
     more = " ..." * (len(tables) > _TABLES_SHOWN and not by_folder)
     return f"dpfed data import {' '.join(shlex.quote(str(place)) for place in named)}{more} DEST --format table"
-
-
-def _by_split(path: Path, images: list[Path]) -> list[tuple[str, Path, str | None]]:
-    """(split, file, class) of each image: the split folders when there is a training one, else everything is for training."""
-    folders = [folder.name for folder in _folders(path) if folder.name.lower() in SPLIT_NAMES]
-    splits = {name: SPLIT_NAMES[name.lower()] for name in folders}
-    if "train" not in splits.values():
-        _refuse_splits_alone(path, images, splits)
-        splits = {}
-    files = []
-    for file in images:
-        parts = file.relative_to(path).parts
-        if splits and parts[0] not in splits:
-            where = path / parts[0] if len(parts) > 1 else file
-            holds = "holds images but is no split" if len(parts) > 1 else "lies"
-            raise UserError(f"{where} {holds} beside the split folders; move it, or name its folder train, val or test.")
-        split, within = (splits[parts[0]], parts[1:]) if splits else ("train", parts)
-        files.append((split, file, within[0] if len(within) > 1 else None))
-    return files
-
-
-def _refuse_splits_alone(path: Path, images: list[Path], splits: dict[str, str]) -> None:
-    if splits and {file.relative_to(path).parts[0] for file in images} <= splits.keys():
-        names = ", ".join(sorted(splits))
-        raise UserError(
-            f"{path} holds images in {names} and none for training; add train/, or import one of these folders itself."
-        )

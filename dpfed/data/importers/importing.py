@@ -37,6 +37,8 @@ from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
 from dpfed.places import local_path
 
+_DEEPEST = 32  # folders below a source
+
 
 @dataclass(frozen=True)
 class ImportReport:
@@ -91,6 +93,7 @@ def import_records(
     say: Callable[[str], None] | None = None,
     surveyed: Progress | None = None,
     window: tuple[float, float] | None = None,
+    splits: int | None = None,
 ) -> ImportReport:
     """Imports a data set into a new record store.
 
@@ -120,6 +123,8 @@ def import_records(
         say: told what the user should know.
         surveyed: called now and then with how many archives were looked through, and of how many, before records are stored.
         window: centre and width through which DICOM files become pictures, in the modality's units; ``None``: each file's own.
+        splits: which folder below the source is the split of an image, from 1; 0: none is, so a class may be called train;
+            ``None``: as the folders' names say.
 
     Raises:
         UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for;
@@ -141,7 +146,7 @@ def import_records(
     held_out = [(count, split) for count, split in held_out if count]
     try:
         with workplace(dest, workers, wait, say, surveyed) as place:
-            chosen, opened = _open(paths, format, id, window, Access.to(paths[0], allow_outside, watch, place))
+            chosen, opened = _open(paths, format, id, window, splits, Access.to(paths[0], allow_outside, watch, place))
             if opened.notice and say is not None:
                 say(opened.notice)
             path = paths[0] if len(paths) == 1 else paths[0].parent
@@ -151,9 +156,9 @@ def import_records(
                 _refuse_links(opened, chosen, size)
             if not decode:
                 _refuse_undecoded(opened, chosen, size)
-            splits = tuple(split for _, split in held_out)
             name = path.stem if path.is_file() else path.name
-            form = Form(name, opened.kind, size, public, opened.label_names, opened.unit_name, splits, link, decode)
+            of_import = tuple(split for _, split in held_out)
+            form = Form(name, opened.kind, size, public, opened.label_names, opened.unit_name, of_import, link, decode)
             access, by_content = Access.to(path, allow_outside), id == CONTENT or not opened.named
             if opened.pieces:
                 plan = VolumesPlan(place, opened, form, access, by_content)
@@ -182,7 +187,12 @@ def import_records(
 
 
 def _open(
-    paths: list[Path], format: str | None, id: str | None, window: tuple[float, float] | None, access: Access
+    paths: list[Path],
+    format: str | None,
+    id: str | None,
+    window: tuple[float, float] | None,
+    level: int | None,
+    access: Access,
 ) -> tuple[str, Source]:
     """The name of the importer, and the opened source."""
     known = importers()
@@ -202,8 +212,14 @@ def _open(
         )
     if window is not None and format != DicomImporter.name:
         raise UserError(f"--window is for DICOM files, and the format is {format!r}: leave it out.")
+    if level is not None and format not in (FolderImporter.name, DicomImporter.name):
+        raise UserError(f"--splits is for folders of image files, and the format is {format!r}: leave it out.")
+    if level is not None:
+        whole_number(level, "--splits", 0, _DEEPEST)
     if format == DicomImporter.name:
-        return format, DicomImporter().open(paths[0], access, window)
+        return format, DicomImporter().open(paths[0], access, window, level)
+    if format == FolderImporter.name:
+        return format, FolderImporter().open(paths[0], access, level)
     if format == ParquetImporter.name:
         return format, ParquetImporter().open(paths[0], access, id)
     if len(paths) > 1:

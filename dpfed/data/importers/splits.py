@@ -14,6 +14,9 @@ from dpfed.data.reasons import OUTSIDE
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError
 
+_WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_JOINED = re.compile(f"({'|'.join(SPLIT_NAMES)})(?:set|data|images?|imgs?|split|folder)")
+
 
 @dataclass(frozen=True)
 class SplitFiles:
@@ -107,10 +110,16 @@ def refuse_outside(listing: Listing) -> None:
 def split_of(file: Path) -> str | None:
     """The split that a file's name or its nearest folder speaks of; ``None``: neither does, or it speaks of several."""
     for part in reversed(file.parts):
-        named = {SPLIT_NAMES[word] for word in re.findall("[a-z]+", part.lower()) if word in SPLIT_NAMES}
+        named = {SPLIT_NAMES[word] for word in words_of(part) if word in SPLIT_NAMES}
         if len(named) == 1:
             return named.pop()
     return None
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a file's name, in small letters: ``TrainData-2`` and ``trainset`` hold ``train``."""
+    words = {word.lower() for word in _WORD.findall(name)} | set(re.findall("[a-z]+", name.lower()))
+    return words | {found[1] for word in words if (found := _JOINED.fullmatch(word))}
 
 
 def _configuration(file: Path) -> str:

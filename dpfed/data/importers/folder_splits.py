@@ -1,0 +1,174 @@
+"""Which folders above images are splits, which are classes, and which are neither."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpfed.data.importers.splits import split_of, words_of
+from dpfed.errors import UserError
+
+_SAYS_NOTHING = frozenset({"image", "images", "img", "imgs", "jpegimages", "photos", "pictures", "data", "dataset", "files"})
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An image file.
+
+    Attributes:
+        file: where it is.
+        split: that it belongs to.
+        label: its class, the name of a folder; ``None``: it has none.
+    """
+
+    file: Path
+    split: str
+    label: str | None
+
+
+def place(root: Path, files: Sequence[Path], others: Sequence[Path] = (), level: int | None = None) -> list[Placed]:
+    """Finds the split and the class of each image from the folders above it.
+
+    Folders that all images share are neither. Where all folders of the next level speak of splits, they are splits, and the
+    folders below them are classes. ``cats/train/x.jpg`` is understood, too. Otherwise all is for training.
+
+    Args:
+        root: the source.
+        files: its images.
+        others: all files below the root: a folder may be a split though its files are no images.
+        level: which folder below the root is the split, from 1; 0: none is; ``None``: as the names say.
+
+    Raises:
+        UserError: where folders may be splits or classes, or none is for training.
+    """
+    folders = [file.relative_to(root).parts[:-1] for file in files]
+    if level:
+        return _at_level(root, files, folders, level)
+    outer = _shared(folders, stop_at_splits=level is None)
+    inner = [parts[outer:] for parts in folders]
+    spoken = [[_spoken(part) for part in parts] for parts in inner] if level is None else [[] for _ in inner]
+    if not any(map(any, spoken)):
+        if level is None:
+            _refuse_names(root, files)
+        return [Placed(file, "train", _first(parts)) for file, parts in zip(files, inner, strict=True)]
+    if not all(map(any, spoken)):
+        raise _beside(root, next(file for file, splits in zip(files, spoken, strict=True) if not any(splits)))
+    if all(splits[0] for splits in spoken):
+        first = [str(splits[0]) for splits in spoken]
+        if "train" not in first and not any(_trains(file.relative_to(root).parts[outer:-1]) for file in others):
+            named = ", ".join(sorted({parts[0] for parts in inner}))
+            raise UserError(
+                f"{root} holds images in {named} and none for training; add train/, or import one of these folders itself."
+                f" {_commands(root, 0)}"
+            )
+        return _below_splits(files, inner, first)
+    if all(len(splits) == 2 and splits[1] and not splits[0] for splits in spoken):
+        return [Placed(file, str(splits[1]), parts[0]) for file, parts, splits in zip(files, inner, spoken, strict=True)]
+    depth = next(at for splits in spoken for at, split in enumerate(splits) if split and at)
+    unclear = next(file for file, splits in zip(files, spoken, strict=True) if not splits[0])
+    raise UserError(
+        f"{unclear.relative_to(root).parent} may be a split, and which folder above it or below it is the class is not clear. "
+        f"{_commands(root, 0, outer + depth + 1)} Or import one folder alone."
+    )
+
+
+def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Callable[[Placed], dict[str, int]]]:
+    """The names of the classes, and a function that gives the labels of an image.
+
+    One class in two Unicode forms, as two systems write the name of its folder, is one class.
+    """
+    classes = {one.label: unicodedata.normalize("NFC", one.label) for one in placed if one.label is not None}
+    names = sorted(set(classes.values()))
+    numbers = {name: number for number, name in enumerate(names)}
+
+    def labels(one: Placed) -> dict[str, int]:
+        return {} if one.label is None else {"label": numbers[classes[one.label]]}
+
+    return {"label": names} if names else {}, labels
+
+
+def _at_level(root: Path, files: Sequence[Path], folders: Sequence[tuple[str, ...]], level: int) -> list[Placed]:
+    for file, parts in zip(files, folders, strict=True):
+        if len(parts) < level or _spoken(parts[level - 1]) is None:
+            raise UserError(
+                f"{file}: folder {level} below {root} is not there, or does not speak of train, validation or test; correct "
+                "--splits."
+            )
+    rest = [parts[: level - 1] + parts[level:] for parts in folders]
+    outer = _shared(rest)
+    splits = (str(_spoken(parts[level - 1])) for parts in folders)
+    return [Placed(file, split, _first(parts[outer:])) for file, parts, split in zip(files, rest, splits, strict=True)]
+
+
+def _below_splits(files: Sequence[Path], inner: Sequence[tuple[str, ...]], splits: Sequence[str]) -> list[Placed]:
+    """Images in split folders: below ``train/`` there may be another ``train/``, or ``images/``, before the classes."""
+    below: dict[str, set[str | None]] = {}
+    for parts in inner:
+        below.setdefault(parts[0], set()).add(_first(parts[1:]))
+    again = {top: len(names) == 1 and _spoken(next(iter(names)) or "") == _spoken(top) for top, names in below.items()}
+    rest = [parts[1 + again[parts[0]] :] for parts in inner]
+    outer = _shared(rest)
+    return [Placed(file, split, _first(parts[outer:])) for file, parts, split in zip(files, rest, splits, strict=True)]
+
+
+def _shared(folders: Sequence[tuple[str, ...]], stop_at_splits: bool = False) -> int:
+    """How many folders are above all classes: each holds all that is below the one before it, and is no class itself."""
+    depth = 0
+    while True:
+        names = {parts[depth] if len(parts) > depth else None for parts in folders}
+        name = names.pop()
+        if names or name is None or (stop_at_splits and _spoken(name)):
+            return depth
+        if any(len(parts) == depth + 1 for parts in folders):  # a class, if it is one: it holds images
+            return depth + (words_of(name) <= _SAYS_NOTHING)
+        depth += 1
+
+
+def _first(parts: tuple[str, ...]) -> str | None:
+    return parts[0] if parts else None
+
+
+@functools.lru_cache(maxsize=65536)
+def _spoken(folder: str) -> str | None:
+    return split_of(Path(folder))
+
+
+def _trains(parts: tuple[str, ...]) -> bool:
+    return bool(parts) and _spoken(parts[0]) == "train"
+
+
+def _refuse_names(root: Path, files: Sequence[Path]) -> None:
+    """Refuses images whose own names, all of them, speak of training and of another split."""
+    splits = set()
+    for file in files:
+        if (split := split_of(Path(file.stem))) is None:
+            return
+        splits.add(split)
+    if "train" in splits and len(splits) > 1:
+        raise UserError(
+            f"the images in {root} are named after splits, as {files[0].name} is: move them into folders train, val and test. "
+            f"{_commands(root, 0)}"
+        )
+
+
+def _beside(root: Path, file: Path) -> UserError:
+    top = root / file.relative_to(root).parts[0]
+    what = "lies" if top == file else "holds images but is no split"
+    return UserError(
+        f"{top} {what} beside the split folders; move it, or name its folder train, val or test. {_commands(root, 0)}"
+    )
+
+
+def _commands(root: Path, *levels: int) -> str:
+    """The commands that say which folders are splits."""
+    told = {0: "takes every folder for a class, and all images for training"}
+    each = (
+        f"`dpfed data import {shlex.quote(str(root))} DEST --splits {level}` "
+        + told.get(level, f"takes folder {level} below it for the split, and the first other folder for the class")
+        for level in levels
+    )
+    return "; ".join(each) + "."
