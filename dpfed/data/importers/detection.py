@@ -28,6 +28,7 @@ from dpfed.data.importers.wilds import WildsImporter
 from dpfed.errors import UserError
 from dpfed.places import is_store, local_path
 
+_PACKED = frozenset({".zip", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst", ".lz4"})
 # The most particular first: a folder of anything is recognised last.
 _IMPORTERS: tuple[type[Importer], ...] = (
     WildsImporter,
@@ -78,6 +79,8 @@ def detect(source: str | Path, access: Access | None = None) -> str:
                 f"{source} holds tables and no images, and which tables are meant is not clear: name them after train, val and "
                 f"test, or import them with `{table_command(source, tables)}`."
             )
+    if source.suffix.lower() in _PACKED:
+        raise UserError(f"{source} is a packed file of a kind that is not read: unpack it, and import the folder.")
     raise UserError(f"nothing at {source} looks like a known data set. Known: {known}.")
 
 

@@ -22,6 +22,8 @@ _HARMLESS_FILE = re.compile(
     | (md5|sha1|sha256|sha512)sums?(\.txt)? | (dataset_infos?|dataset_dict|state)\.json | .*\.(md|rst|py|ipynb|sh)""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
+# Endings of archives -> how they are compressed.
+ARCHIVES = {".tar": "", ".tar.gz": "gz", ".tgz": "gz", ".tar.bz2": "bz2", ".tbz2": "bz2", ".tar.xz": "xz", ".txz": "xz"}
 _WATCHED = 1000  # files between two calls of a watcher
 _HARMLESS_FOLDER = re.compile(r"\..*|__MACOSX|__pycache__", re.DOTALL)
 
@@ -61,8 +63,14 @@ class Listing:
 
 
 def suffix(file: Path) -> str:
-    """The last suffix in small letters, with its dot; empty without one."""
-    return os.path.splitext(file.name)[1].lower()
+    """The last suffix in small letters, with its dot; empty without one. That of every tar archive is ``.tar``."""
+    return ".tar" if archive_ending(file) else os.path.splitext(file.name)[1].lower()
+
+
+def archive_ending(file: Path) -> str:
+    """The ending of a tar archive's name, compressed or not; empty for other files."""
+    name = file.name.lower()
+    return next((ending for ending in ARCHIVES if name.endswith(ending)), "")
 
 
 def harmless(name: str) -> bool:

@@ -15,6 +15,7 @@ from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError
 
 _WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_PART = re.compile(r"(?:(?:part|shard|chunk|batch|subset|group|folder)[-_. ]?)?\d+", re.IGNORECASE)
 _JOINED = re.compile(f"({'|'.join(SPLIT_NAMES)})(?:set|data|images?|imgs?|split|folder)")
 
 
@@ -122,5 +123,11 @@ def words_of(name: str) -> set[str]:
     return words | {found[1] for word in words if (found := _JOINED.fullmatch(word))}
 
 
+def is_part(folder: str) -> bool:
+    """Whether a folder is one of several that a data set was cut into, by its name: ``part-0``, ``00012``."""
+    return _PART.fullmatch(folder) is not None
+
+
 def _configuration(file: Path) -> str:
-    return "/".join(part for part in file.parts[:-1] if part != "data" and part.lower() not in SPLIT_NAMES) or "."
+    folders = (part for part in file.parts[:-1] if part != "data" and not is_part(part) and not split_of(Path(part)))
+    return "/".join(folders) or "."

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any
 
 from dpfed.data.importers.access import Access
+from dpfed.data.importers.archives import DamagedArchive, is_compressed, members, name_of
 from dpfed.data.importers.classes import class_of, number_classes, without_class
 from dpfed.data.importers.listing import harmless, suffix
 from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Piece, Source, Unreadable, unit_of
-from dpfed.data.importers.splits import holds, split_files
+from dpfed.data.importers.splits import holds, is_part, split_files
 from dpfed.data.store.record import RecordInput
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
@@ -26,30 +27,8 @@ _NAME = re.compile(r"(?:\./)?((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)  # key, and 
 _IMAGES = frozenset(extension.removeprefix(".") for extension in EXTENSIONS)
 _TEXTS = frozenset({"txt", "json", "cls"})
 _OF_TOOLS = re.compile(r"\d+(\.parquet|_stats\.json)")  # img2dataset writes figures about each archive beside it
-_OCTAL = re.compile(rb"[0-7]+").fullmatch
-_BUFFER = 1 << 18  # bytes that are read at a time: most members are smaller
-_MOST_BYTES = 1 << 30  # of one member; a larger one would not be decoded anyway
 _CAPTION_KEYS = ("caption", "captions", "text", "title")
-
-
-class _Header(tarfile.TarInfo):
-    """What the header of a member says; of plain files only what is needed is read, which is most of the time of a survey."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """See `tarfile.TarInfo`."""
-        said, size = buf[148:156].rstrip(b"\0 "), buf[124:136].rstrip(b"\0 ")
-        name, prefix = buf[:100].partition(b"\0")[0], buf[345:500].partition(b"\0")[0]
-        plain = len(buf) == tarfile.BLOCKSIZE and buf[156:157] == tarfile.REGTYPE and not name.endswith(b"/")
-        if not plain or not _OCTAL(said) or not _OCTAL(size) or int(said, 8) != sum(buf) - sum(buf[148:156]) + 8 * 32:
-            return super().frombuf(buf, encoding, errors)
-        header = cls((prefix + b"/" + name if prefix else name).decode(encoding, errors))
-        header.size, header.type = int(size, 8), tarfile.REGTYPE
-        return header
-
-
-class _DamagedArchive(Exception):
-    """An archive that ends too early; the message is the reason, in a few words."""
+_LABEL_KEYS = ("label", "cls", "class")
 
 
 @dataclass
@@ -93,6 +72,12 @@ class _Sample:
             return
         for name in _CAPTION_KEYS:
             self._add_captions(value.get(name))
+        for name in _LABEL_KEYS:
+            label = value.get(name)
+            if isinstance(label, list | dict):
+                self.unused.append(f".json: {name}")
+            elif not self.label:
+                self.label = label if isinstance(label, str) else class_of(label) or ""
         self.unit_key = next((name for name in UNIT_NAMES if unit_of(value.get(name))), None)
         self.unit = unit_of(value[self.unit_key]) if self.unit_key else None
 
@@ -137,9 +122,9 @@ class WebDatasetImporter(Importer):
     """A .tar archive, or a folder of them whose names, or whose folders' names, speak of train, validation or test.
 
     Files that share a name up to its first dot are a sample: an image (any of `EXTENSIONS`), captions (.txt, one in a
-    line; .json with ``caption``, ``captions``, ``text`` or ``title``, or a list), a class (.cls) and, in the JSON, perhaps a
-    ``unit``, ``person_id``, ``patient_id`` or ``pid``. The archives are read twice, front to back, and never unpacked. The
-    id of a record is its split, archive and name.
+    line; .json with ``caption``, ``captions``, ``text`` or ``title``, or a list), a class (.cls; in the JSON ``label``, ``cls``
+    or ``class``) and, in the JSON, perhaps a ``unit``, ``person_id``, ``patient_id`` or ``pid``. The archives are read twice,
+    front to back, and never unpacked. The id of a record is its split, archive and name.
     """
 
     name = "webdataset"
@@ -167,7 +152,7 @@ class WebDatasetImporter(Importer):
             reason = f" ({survey.damaged[0]})" if survey.damaged else ""
             raise UserError(f"there are no samples in the archives of {path}{reason}; expected {self.layout}.")
         numbers, names = number_classes(survey.classes)
-        pieces = [_Archive(file, file.stat().st_size, split, numbers) for split, file in shards]
+        pieces = [_Archive(file, file.stat().st_size, split, _called(file, path), numbers) for split, file in shards]
         return Source(
             kind="image-text" if survey.captioned else "image",
             records=itertools.chain.from_iterable(piece.records() for piece in pieces),
@@ -179,7 +164,7 @@ class WebDatasetImporter(Importer):
             unread=[*found.unread(lambda file: _OF_TOOLS.fullmatch(file.name) is not None), *survey.unread],
             passed_over=survey.passed_over + Counter(found.passed_over),
             pieces=pieces,
-            linkable=True,
+            linkable=not any(is_compressed(file) for _, file in shards),
             notice=without_class("label", survey.classes),
         )
 
@@ -190,10 +175,12 @@ class _Archive(Piece):
 
     Attributes:
         split: that its records belong to.
+        name: what its records' names begin with.
         classes: class -> number.
     """
 
     split: str
+    name: str
     classes: dict[str, int]
 
     @property
@@ -203,17 +190,24 @@ class _Archive(Piece):
 
     def records(self) -> Iterator[Item]:
         """See `Piece`."""
-        name, seen = f"{self.split}/{self.file.stem}", set()
+        name, seen = f"{self.split}/{self.name}", set()
         try:
             for sample in _samples(self.file, _IMAGES | _TEXTS):
                 if sample.key in seen:
                     raise UserError(
-                        f"{self.file}: the files of the sample {sample.key!r} do not stand together; sort the archive by name."
+                        f"{self.file}: the files of the sample {sample.key!r} do not stand together, or two samples are called "
+                        "so; sort the archive by name, or rename one."
                     )
                 seen.add(sample.key)
                 yield _record(f"{name}/{sample.key}", sample, self.split, self.classes, str(self.file))
-        except _DamagedArchive as error:
-            yield Unreadable(name, f"archive {error} (after {len(seen):,} samples)")
+        except DamagedArchive as error:
+            yield Unreadable(name, f"archive {error} (after {len(seen):,} samples, at byte {error.at:,})")
+
+
+def _called(archive: Path, source: Path) -> str:
+    """What the names of an archive's records begin with, behind the split: the numbered folders above it, and its name."""
+    folders = archive.relative_to(source).parts[:-1] if source.is_dir() else ()
+    return "/".join([*(folder for folder in folders if is_part(folder)), name_of(archive)])
 
 
 def _survey(split_and_file: tuple[str, Path], tell: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
@@ -221,13 +215,13 @@ def _survey(split_and_file: tuple[str, Path], tell: Callable[[int], None] = lamb
     split, shard = split_and_file
     survey = _Survey()
     try:
-        for sample in _samples(shard, _TEXTS, functools.partial(_stray, place=f"{split}/{shard.stem}", survey=survey)):
+        for sample in _samples(shard, _TEXTS, functools.partial(_stray, place=f"{split}/{name_of(shard)}", survey=survey)):
             survey.samples += 1
             survey.unused.update(kind for kind in sample.unused if kind.removeprefix(".") not in _IMAGES)
             survey.captioned |= bool(sample.captions)
             survey.classes.add(sample.label)
             survey.unit_keys.update([sample.unit_key] if sample.unit_key else [])
-    except _DamagedArchive as error:  # it is met again, and counted, when the records are read
+    except DamagedArchive as error:  # it is met again, and counted, when the records are read
         survey.damaged.append(f"{shard.name} {error}")
     return survey.facts()
 
@@ -280,39 +274,12 @@ def _samples(
 def _members(
     shard: Path, extensions: Collection[str], stray: Callable[[tarfile.TarInfo], None]
 ) -> Iterator[tuple[str, str, bytes | str | None, int]]:
-    """Yields (key, extension, content, where it begins) and raises `_DamagedArchive` where the archive is not whole.
-
-    The content is why a file is not read, or ``None``, where it is not read.
-    """
-    try:
-        with shard.open("rb", buffering=_BUFFER) as file, tarfile.open(fileobj=file, mode="r:", tarinfo=_Header) as archive:
-            while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # public, and untyped; tarfile would remember every member
-                named = _NAME.fullmatch(member.name)
-                if not named or not member.isreg():
-                    stray(member)
-                    continue
-                extension, content = named[2].lower(), None
-                if extension in extensions:
-                    content = "larger than 1 GiB" if member.size > _MOST_BYTES else _content(file, archive, member)
-                yield named[1], extension, content, member.offset_data
-            end = archive.offset
-        # tarfile takes a header that it cannot read for the end; the real end is a block of zeros.
-        with shard.open("rb") as file:
-            file.seek(end)
-            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise _DamagedArchive("is cut off or damaged")
-    except (tarfile.TarError, OSError, ValueError, RecursionError, OverflowError) as error:
-        raise _DamagedArchive(f"cannot be read ({error})") from error
-
-
-def _content(file: BinaryIO, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    """The bytes of a member."""
-    if member.type != tarfile.REGTYPE:  # a sparse file, say
-        opened = archive.extractfile(member)
-        return b"" if opened is None else opened.read()
-    file.seek(member.offset_data)
-    content = file.read(member.size)
-    if len(content) < member.size:
-        raise tarfile.ReadError("unexpected end of data")
-    return content
+    """Yields (key, extension, content, where it begins) of the files of samples; see `members`."""
+    for member, content in members(
+        shard, lambda member: (named := _NAME.fullmatch(member.name)) is not None and named[2].lower() in extensions
+    ):
+        named = _NAME.fullmatch(member.name)
+        if not named or not member.isreg():
+            stray(member)
+            continue
+        yield named[1], named[2].lower(), content, member.offset_data

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import re
 import tarfile
 from collections.abc import Sequence
@@ -237,3 +240,58 @@ def test_nothing_is_unpacked(tmp_path: Path, pictures) -> None:
     source = write(tmp_path / "in" / "x.tar", sample("../../escaped", pictures) + sample("/escaped", pictures))
     imported(source, tmp_path / "s")
     assert {path.name for path in tmp_path.iterdir()} == {"in", "s"} and list(source.parent.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("between", [b"", bytes(512), bytes(1024), bytes(20_480)])
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".TAR.XZ"])
+def test_what_stands_behind_the_end_of_an_archive_is_read(tmp_path: Path, pictures, ending: str, between: bytes) -> None:
+    """Two archives in one file, or a block of zeros among the members; compressed as a whole, or one after the other."""
+    first = b"".join(by_hand(name, content) for name, content in sample("a", pictures) + sample("b", pictures)) + between
+    second = write(tmp_path / "second", [("c.jpg", pictures.png() + bytes(7)), ("c.txt", b"c")]).read_bytes()
+    packed = {"ar": bytes, "gz": gzip.compress, "z2": bz2.compress, "XZ": lzma.compress}[ending[-2:]]
+    for number, content in enumerate((packed(first + second), packed(first) + packed(second))):
+        source = tmp_path / f"x{ending}"
+        source.write_bytes(content)
+        assert set(captions(imported(source, tmp_path / f"s{number}"))) == {"train/x/a", "train/x/b", "train/x/c"}
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
+def test_an_archive_that_goes_on_as_something_else_is_refused_with_the_place(tmp_path: Path, pictures, ending: str) -> None:
+    whole = write(tmp_path / "x.tar", sample("a", pictures) + sample("b", pictures)).read_bytes()
+    junk = whole + b"more" * 300
+    (tmp_path / f"x{ending}").write_bytes(junk if ending == ".tar" else gzip.compress(junk))
+    reason = broken_reasons(tmp_path / f"x{ending}", tmp_path / "s")["train/x"]
+    assert reason == f"archive is cut off or damaged (after 1 samples, at byte {len(whole):,})"
+
+
+def test_a_compressed_archive_that_is_cut_off_is_refused_and_none_is_linked(tmp_path: Path, pictures) -> None:
+    whole = gzip.compress(write(tmp_path / "x.tar", sample("a", pictures) + sample("b", pictures)).read_bytes())
+    (tmp_path / "x.tgz").write_bytes(whole)
+    with pytest.raises(UserError, match="--link"):
+        import_records(tmp_path / "x.tgz", tmp_path / "s", link=True)
+    for end in (len(whole) // 2, len(whole) - 4):
+        (tmp_path / "x.tgz").write_bytes(whole[:end])
+        with pytest.raises(UserError, match="archive cannot be read|no samples"):
+            import_records(tmp_path / "x.tgz", tmp_path / "s")
+
+
+def test_archives_in_numbered_folders_are_one_data_set(tmp_path: Path, pictures) -> None:
+    for folder in ("part-0", "part-1", "00002"):
+        write(tmp_path / "in" / folder / "00000.tar", sample("0", pictures))
+    names = {f"train/{folder}/00000/0" for folder in ("part-0", "part-1", "00002")}
+    assert set(captions(imported(tmp_path / "in", tmp_path / "s"))) == names
+    write(tmp_path / "in" / "other" / "0.tar", sample("0", pictures))
+    with pytest.raises(UserError, match="several data sets"):
+        import_records(tmp_path / "in", tmp_path / "t")
+
+
+@pytest.mark.parametrize("key", ["label", "cls", "class"])
+@pytest.mark.parametrize(("values", "names"), [([1, 0.0, None], ["1", "0", None]), (["cat", " dog", -1], ["cat", "dog", None])])
+def test_classes_in_json(tmp_path: Path, pictures, key: str, values: list, names: list) -> None:
+    members = [
+        entry
+        for number, value in enumerate(values)
+        for entry in sample(str(number), pictures, None, json=json.dumps({key: value, "labels": [1]}).encode())
+    ]
+    store = imported(write(tmp_path / "x.tar", members), tmp_path / "s")
+    assert [[*store.label_names["label"], None][number] for number in store.labels["label"].tolist()] == names

@@ -1,0 +1,164 @@
+"""The files of a tar archive, front to back, to its very end: it may be compressed, and several may have become one file."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, Self
+
+from dpfed.data.importers.listing import ARCHIVES, archive_ending
+
+_OCTAL = re.compile(rb"[0-7]+").fullmatch
+_BUFFER = 1 << 18  # bytes that are read at a time: most members are smaller
+_MOST_BYTES = 1 << 30  # of one member; a larger one would not be decoded anyway
+_BLOCK = tarfile.BLOCKSIZE
+_UNPACKED: dict[str, Callable[..., Any]] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+
+
+class DamagedArchive(Exception):
+    """An archive that is not whole.
+
+    Args:
+        reason: in a few words.
+        at: byte of its content up to which it is.
+    """
+
+    def __init__(self, reason: str, at: int) -> None:
+        super().__init__(reason)
+        self.at = at
+
+
+class _Header(tarfile.TarInfo):
+    """What the header of a member says; of plain files only what is needed is read, which is most of the time of a survey."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """See `tarfile.TarInfo`."""
+        said, size = buf[148:156].rstrip(b"\0 "), buf[124:136].rstrip(b"\0 ")
+        name, prefix = buf[:100].partition(b"\0")[0], buf[345:500].partition(b"\0")[0]
+        plain = len(buf) == _BLOCK and buf[156:157] == tarfile.REGTYPE and not name.endswith(b"/")
+        if not plain or not _OCTAL(said) or not _OCTAL(size) or int(said, 8) != sum(buf) - sum(buf[148:156]) + 8 * 32:
+            return super().frombuf(buf, encoding, errors)
+        header = cls((prefix + b"/" + name if prefix else name).decode(encoding, errors))
+        header.size, header.type = int(size, 8), tarfile.REGTYPE
+        return header
+
+
+class _Content(io.RawIOBase):
+    """The content of an archive. What is compressed is read forwards only.
+
+    Attributes:
+        last: what was read last.
+    """
+
+    def __init__(self, file: IO[bytes], seekable: bool) -> None:
+        self._file, self._seekable, self._at, self._ahead, self.last = file, seekable, 0, b"", b""
+
+    def read(self, size: int = -1) -> bytes:
+        """Reads, first of all what was put back."""
+        ahead, self._ahead = self._ahead, b""
+        self.last = ahead if ahead and size == len(ahead) else ahead + self._file.read(size - len(ahead))
+        self._at += len(self.last)
+        return self.last
+
+    def put_back(self) -> None:
+        """Has what was read last read again."""
+        self._ahead, self._at = self.last, self._at - len(self.last)
+
+    def tell(self) -> int:
+        """The place in the content."""
+        return self._at
+
+    def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
+        """Goes to a place, or as near as the content reaches."""
+        if place == self._at:
+            return place
+        if self._seekable:
+            self._ahead, self._at = b"", self._file.seek(place)
+            return place
+        if place < self._at:
+            raise tarfile.ReadError("its members do not stand in order")
+        while place > self._at and self.read(min(place - self._at, _BUFFER)):
+            pass
+        return self._at
+
+
+def is_compressed(file: Path) -> bool:
+    """Whether the content of an archive is not as it stands in its file."""
+    return bool(ARCHIVES[archive_ending(file)])
+
+
+def name_of(file: Path) -> str:
+    """An archive's name without its ending."""
+    return file.name[: len(file.name) - len(archive_ending(file))]
+
+
+def members(file: Path, wanted: Callable[[tarfile.TarInfo], bool]) -> Iterator[tuple[tarfile.TarInfo, bytes | str | None]]:
+    """Gives the members of an archive, with their content.
+
+    Behind an end-of-archive mark it is read on: what stands there is the next archive, and part of the data set.
+
+    Args:
+        file: the archive.
+        wanted: whether a member's content is read.
+
+    Yields:
+        A member, and its content, or why it is not read; ``None``: it was not wanted.
+
+    Raises:
+        DamagedArchive: where the archive is not whole.
+    """
+    kind, at = ARCHIVES[archive_ending(file)], 0
+    try:
+        with file.open("rb", buffering=_BUFFER) as plain:
+            content = _Content(_UNPACKED[kind](plain) if kind else plain, seekable=not kind)
+            while True:
+                archive = tarfile.TarFile(fileobj=content, tarinfo=_Header)
+                first = archive.firstmember  # type: ignore[attr-defined]  # without one, to ask again would read backwards
+                member = archive.next() if first else None
+                while member is not None:
+                    archive.members.clear()  # type: ignore[attr-defined]  # public, untyped; it would remember every member
+                    found: bytes | str | None = None
+                    if member.isreg() and wanted(member):
+                        found = "larger than 1 GiB" if member.size > _MOST_BYTES else _content(content, archive, member)
+                    yield member, found
+                    at = member.offset_data + member.size
+                    member = archive.next()
+                # tarfile takes a header that it cannot read for the end; the real end is a block of zeros.
+                if content.last != bytes(_BLOCK):
+                    raise DamagedArchive("is cut off or damaged", archive.offset)
+                while content.last and not any(content.last):
+                    content.read(_BLOCK)
+                if not content.last:
+                    return
+                content.put_back()
+    except (
+        tarfile.TarError,
+        OSError,
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        ValueError,
+        RecursionError,
+        OverflowError,
+    ) as error:
+        raise DamagedArchive(f"cannot be read ({error})", at) from error
+
+
+def _content(source: _Content, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    """The bytes of a member."""
+    if member.type != tarfile.REGTYPE:  # a sparse file, say
+        opened = archive.extractfile(member)
+        return b"" if opened is None else opened.read()
+    source.seek(member.offset_data)
+    content = source.read(member.size)
+    if len(content) < member.size:
+        raise tarfile.ReadError("unexpected end of data")
+    return content
