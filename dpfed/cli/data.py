@@ -207,9 +207,7 @@ def _what_was_not_read(report: ImportReport) -> list[str]:
     if report.passed_over:
         named = [f"{name} ({count:,})" for name, count in report.passed_over.items()]
         sentences.append(f"Passed over: {_some(named, _PASSED_OVER_NAMED)}.")
-    if report.unused:
-        what = "Files of samples" if report.format == "webdataset" else "Columns"
-        sentences.append(f"{what} that were not used: {', '.join(report.unused)}.")
+    sentences.extend(report.ignored())
     for label, names in report.empty_classes.items():
         sentences.append(f"Classes of {label} without a record ({len(names):,}): {_some(names, _CLASSES_NAMED)}.")
     return sentences

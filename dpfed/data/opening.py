@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from dpfed.config import DataConfig
@@ -30,6 +31,7 @@ def open_records(
     owner: int = 0,
     owners: int = 1,
     interpolation: str = "bicubic",
+    say: Callable[[str], None] | None = None,
 ) -> RecordStore:
     """Opens the records that a configuration names, after generating, importing or copying them if need be.
 
@@ -44,6 +46,7 @@ def open_records(
         owner: whose shards of a sharded store are opened, 0 .. owners - 1; all other stores are opened whole.
         owners: how many data owners share the records.
         interpolation: how the model wants images scaled.
+        say: told what an import did not use.
 
     Raises:
         UserError: for an unknown source, a missing path, a source or store that cannot be read, more owners than shards, or a
@@ -59,13 +62,13 @@ def open_records(
         from dpfed.data.generated.scenes import scenes_store
 
         labelled = DataConfig(source="scenes", path=config.path, stores=config.stores, public=config.public)
-        return scenes_store(config, lambda: _from_path(labelled, None, progress, 0, 1))
+        return scenes_store(config, lambda: _from_path(labelled, None, progress, 0, 1, say=say))
     known = importers()
     if config.source != "store" and config.source not in known:
         sources = ["shapes", "scenes", "procedural", "store", *known]
         raise UserError(f"unknown data.source {config.source!r}; {nearest(config.source, sources)}")
     size = _stored_size(config) if interpolation == _SQUARED[1] else None
-    store = _from_path(config, config.source, progress, owner, owners, size)
+    store = _from_path(config, config.source, progress, owner, owners, size, say)
     refuse_other_squares(store, config.resize, interpolation)
     return store
 
@@ -90,7 +93,13 @@ def refuse_other_squares(store: RecordStore, resize: str, interpolation: str) ->
 
 
 def _from_path(
-    config: DataConfig, format: str | None, progress: Progress | None, owner: int, owners: int, size: int | None = None
+    config: DataConfig,
+    format: str | None,
+    progress: Progress | None,
+    owner: int,
+    owners: int,
+    size: int | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> RecordStore:
     """Opens ``data.path``, after importing it if it is no store; without a format the importer is found by looking at it."""
     if is_url(given := given_path(config)):
@@ -108,7 +117,7 @@ def _from_path(
 
     def write(target: Path) -> None:
         try:
-            import_records(
+            report = import_records(
                 path,
                 target,
                 format=format,
@@ -119,7 +128,10 @@ def _from_path(
                 progress=progress,
                 workers=cores(),
                 wait=True,
+                say=say,
             )
+            for sentence in report.ignored():
+                (say or (lambda text: None))(sentence)
         except UserError as error:  # it may name records
             public = f"the records at {path} cannot be imported: `dpfed data import {path} DEST` says why."
             raise UserError(str(error), public) from error

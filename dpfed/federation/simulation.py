@@ -101,7 +101,7 @@ def _agreed(config: Config, simulation: Simulation, parties: list[Identity], wat
     """The settled configuration, and terms for the sites that its records are divided among."""
     config = settle(config)
     watcher.note("opening the records, and dividing them among the sites")
-    store = records_of(config, guarded(import_progress(watcher), config))
+    store = records_of(config, guarded(import_progress(watcher), config), say=watcher.note)
     indices, units = _divided(store, simulation), unit_keys(store, config.privacy)
     cards = [
         SiteCard(

@@ -140,7 +140,7 @@ def require_right_data(request: Request, planned: list[Planned], watcher: Watche
     """
     if request.data.classes is None:
         return
-    store = records_of(planned[0].config, import_progress(watcher))
+    store = records_of(planned[0].config, import_progress(watcher), say=watcher.note)
     found = {name: len(classes) for name, classes in store.label_names.items()}
     if request.data.classes not in found.values():
         words = ", ".join(f"{count} classes of '{name}'" for name, count in found.items()) or "no labels"
@@ -156,7 +156,7 @@ def require_public(planned: list[Planned], watcher: Watcher) -> None:
     Raises:
         UserError: if the store of the records is not marked as public.
     """
-    store = records_of(planned[0].config, import_progress(watcher))
+    store = records_of(planned[0].config, import_progress(watcher), say=watcher.note)
     if not store.public:
         raise UserError(
             f"the records of {store.name} are not marked as public, and raw figures of single steps give them away: import "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dpfed.config import Config
 from dpfed.data.importers import Progress
 from dpfed.data.opening import open_records
@@ -11,7 +13,13 @@ from dpfed.models.building import preprocessing_of
 from dpfed.privacy.method import method_named
 
 
-def records_of(config: Config, progress: Progress | None = None, owner: int = 0, owners: int = 1) -> RecordStore:
+def records_of(
+    config: Config,
+    progress: Progress | None = None,
+    owner: int = 0,
+    owners: int = 1,
+    say: Callable[[str], None] | None = None,
+) -> RecordStore:
     """Opens the records of a configuration, with images as its model wants them; see `open_records`.
 
     Args:
@@ -19,8 +27,9 @@ def records_of(config: Config, progress: Progress | None = None, owner: int = 0,
         progress: called while records are imported.
         owner: whose records are wanted, of a store that is divided.
         owners: how many share the records.
+        say: told what an import did not use.
     """
-    return open_records(config.data, progress, owner, owners, preprocessing_of(config).interpolation)
+    return open_records(config.data, progress, owner, owners, preprocessing_of(config).interpolation, say)
 
 
 def public_records_of(config: Config, private: RecordStore, progress: Progress | None = None) -> RecordStore | None:

@@ -104,3 +104,11 @@ def test_mistakes_are_named(tmp_path: Path, options: dict[str, str], named: str)
     with pytest.raises(UserError, match=named):
         open_records(DataConfig(**options, stores=str(tmp_path / "stores")))
     assert not (tmp_path / "stores").exists()
+
+
+def test_a_run_that_imports_its_own_records_says_what_it_does_not_use(tmp_path: Path, pictures) -> None:
+    pictures.file(tmp_path / "a.png")
+    (tmp_path / "t.csv").write_text("filepath,note,label\na.png,x,NA\n")
+    said: list[str] = []
+    open_records(DataConfig(source="table", path=str(tmp_path / "t.csv"), stores=str(tmp_path / "stores")), say=said.append)
+    assert said == ["label: 'NA' counts as no class; rename it if it is one.", "Columns that were not used: note."]

@@ -18,6 +18,7 @@ from dpfed.data.importers.folder import TABLES
 from dpfed.data.importers.listing import harmless
 from dpfed.data.store.new_directory import check_destination
 from dpfed.errors import UserError
+from dpfed.places import proxy_hint
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -239,5 +240,6 @@ def _answering(address: Address) -> Iterator[None]:
             detail = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             raise UserError(
                 f"{where} cannot be fetched: the hub does not answer ({detail}). The same command goes on with what is there."
+                f"{proxy_hint()}"
             ) from error
         raise

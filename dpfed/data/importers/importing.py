@@ -72,6 +72,11 @@ class ImportReport:
     converted: dict[str, int]
     bytes_read: int = 0
 
+    def ignored(self) -> list[str]:
+        """A sentence about what the source says of its records and the store does not."""
+        what = "Files of samples" if self.format == WebDatasetImporter.name else "Columns"
+        return [f"{what} that were not used: {', '.join(self.unused)}."] if self.unused else []
+
 
 def import_records(
     source: str | Path | Sequence[str | Path],

@@ -98,7 +98,8 @@ class _File:
     schema: pa.Schema
 
     def type(self, name: str) -> pa.DataType | None:
-        return _bare(self.schema.field(name).type) if name in self.schema.names else None
+        """Of the first column of a name; ``None``: there is none."""
+        return _bare(self.schema.types[self.schema.names.index(name)]) if name in self.schema.names else None
 
 
 def settle(files: Sequence[tuple[Path, pa.Schema]], id: str | None) -> Settled:
@@ -187,7 +188,7 @@ def _id_column(files: Sequence[_File], id: str | None) -> str | None:
 def _names_records(file: _File, name: str) -> bool:
     if file.schema.names.count(name) != 1:
         return False
-    type = _bare(file.schema.field(name).type)
+    type = file.type(name)
     return pa.types.is_integer(type) or _is_text(type)
 
 
@@ -200,7 +201,7 @@ def _labels(files: Sequence[_File], names: Sequence[str], settled: Settled) -> d
     notices = []
     for name in known:
         having = [file for file in files if name in file.schema.names]
-        if odd := [file for file in having if not _holds_classes(file.schema.field(name).type)]:
+        if odd := [file for file in having if not _holds_classes(file.type(name))]:
             kind = f"labels of the type {odd[0].type(name)} are not read: a label is one number or text"
             settled.unread.append(Unreadable(f"{odd[0].path.name}, column {name}", kind))
             continue
@@ -229,8 +230,8 @@ def _classes_of(
     cells: dict[Path, set[object]] = {}
     written: dict[Path, tuple[tuple[str, ...] | None, bool]] = {}
     for file in files:
-        type = file.schema.field(name).type
-        own, numeric = metadata[file.path].get(name, agreed), not _is_text(_bare(type))
+        type = file.type(name)
+        own, numeric = metadata[file.path].get(name, agreed), not _is_text(type)
         if len(lists) > 1 and numeric and own is None and not pa.types.is_null(type):
             raise UserError(
                 f"the numbers in {name!r} mean other classes from file to file, and {file.path} does not say what they mean: "

@@ -68,7 +68,8 @@ class CoordinatorFolder:
             config = settle(config)
             terms = Terms.agree(config, read, own.signing_key, **options)
             # Where the run is measured, and what no record of it may be among.
-            public_records_of(config, records_of(config, import_progress(watcher)), import_progress(watcher, "public records"))
+            store = records_of(config, import_progress(watcher), say=watcher.note)
+            public_records_of(config, store, import_progress(watcher, "public records"))
             return config, terms
 
         make_start_if_wanted(config, watcher, agreed)

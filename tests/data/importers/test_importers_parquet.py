@@ -238,3 +238,71 @@ def test_a_column_whose_name_is_no_text_is_refused(tmp_path: Path, pictures) -> 
     file.write_bytes(file.read_bytes().replace(b"qzqzqz", b"\x80zqzqz"))
     with pytest.raises(UserError, match="cannot read the Parquet files"):
         import_records(file, tmp_path / "s")
+
+
+def typed(values: list, type: pa.DataType) -> pa.Array:
+    return pa.array(values, type) if not pa.types.is_dictionary(type) else pa.array(values, type.value_type).dictionary_encode()
+
+
+TEXTS = ["a cat", None]
+LISTS = [["a cat", "a pet"], ["a dog", None]]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"text": typed(TEXTS, pa.string())}, {"text": pa.nulls(0)}),
+        ({"text": typed(TEXTS, pa.string())}, {}),  # an empty file may lack the column
+        ({"text": typed(TEXTS, pa.dictionary(pa.int32(), pa.string()))}, {"text": typed(["b"], pa.string())}),
+        ({"text": typed(TEXTS, pa.large_string())}, {"text": typed(["b"], pa.string_view())}),
+        ({"text": typed(LISTS, pa.list_(pa.string(), 2))}, {"text": typed([["b"]], pa.large_list(pa.large_string()))}),
+        ({"text": typed(LISTS, pa.list_view(pa.string_view()))}, {"text": typed(["b"], pa.string())}),
+        ({"text": typed(["b"], pa.string())}, {"text": typed(["a"], pa.string()), "text_2": typed(["c"], pa.string())}),
+        ({"text": typed(["b"], pa.string())}, {"Caption": typed(["a"], pa.string())}),
+    ],
+)
+def test_whether_there_are_captions_follows_from_all_files_in_any_order(tmp_path: Path, pictures, order, one, other) -> None:
+    expected = []
+    for number, columns in zip(order, (one, other), strict=True):
+        rows = max((len(column) for column in columns.values()), default=0)
+        images = pa.array([pictures.png() for _ in range(rows)], pa.binary())
+        (tmp_path / "in").mkdir(exist_ok=True)
+        table = pa.table({"image": images, **columns} if rows or columns else {})
+        pq.write_table(table, tmp_path / "in" / f"train-{number}.parquet")
+        for row in range(rows):
+            cells = [column[row].as_py() for column in columns.values()]
+            expected.append([text for cell in cells if cell for text in ([cell] if isinstance(cell, str) else cell) if text])
+    store = imported(tmp_path / "in", tmp_path / "s", skip_broken=True)
+    assert store.kind == "image-text"
+    assert sorted(store.captions(np.arange(len(store)))) == sorted(texts for texts in expected if texts)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"text": [1]}, "the column 'text' holds texts in .*train-.*, and int64 in .*train-"),
+        ({"pid": [1], "text": ["a"]}, "lacks the column 'pid' that other files have"),
+        ({"note": ["a"]}, "lacks the column 'text' that other files have"),
+    ],
+)
+def test_files_that_disagree_are_refused_in_any_order(tmp_path: Path, pictures, order, columns: dict, said: str) -> None:
+    write(tmp_path / "in" / f"train-{order[0]}.parquet", pictures, 1, text=["a"])
+    write(tmp_path / "in" / f"train-{order[1]}.parquet", pictures, 1, **columns)
+    with pytest.raises(UserError, match=said):
+        import_records(tmp_path / "in", tmp_path / "s")
+
+
+@pytest.mark.parametrize("type", [pa.binary_view(), pa.large_binary(), pa.struct([("bytes", pa.binary_view())])])
+def test_images_of_every_binary_type_are_read(tmp_path: Path, pictures, type: pa.DataType) -> None:
+    image = {"bytes": pictures.png()} if pa.types.is_struct(type) else pictures.png()
+    pq.write_table(pa.table({"image": pa.array([image], type)}), tmp_path / "x.parquet")
+    assert len(imported(tmp_path / "x.parquet", tmp_path / "s")) == 1
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, pictures) -> None:
+    columns = [pa.array([pictures.png()]), pa.array(["a cat"]), pa.array(["a dog"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["image", "text", "text"]), tmp_path / "x.parquet")
+    with pytest.raises(UserError, match="several columns 'text'"):
+        import_records(tmp_path / "x.parquet", tmp_path / "s")
