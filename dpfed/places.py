@@ -1,13 +1,16 @@
-"""Places on this machine, as people write them."""
+"""Places on this machine, as people write them, and how it is reached: never through a proxy."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from dpfed.errors import UserError
 
+_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 STORE_HEADER = "store.json"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/")  # a Path of it has one slash
 _LONGEST, _LONGEST_PART = 4095, 255  # bytes of a path and of each name in it, on common file systems
@@ -57,6 +60,33 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 def is_store(path: str | os.PathLike[str]) -> bool:
     """Whether a path looks like a record store (it may still be damaged)."""
     return (Path(path) / STORE_HEADER).is_file()
+
+
+def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings to add to an environment that names a proxy: connections within this machine must not go through it.
+
+    gRPC, which Flower and Ray use, reads ``no_grpc_proxy`` or else ``no_proxy``, in small letters only.
+    """
+    if not proxy_names(environment):
+        return {}
+    wanted = [name for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy") if name in environment or name != "no_grpc_proxy"]
+    settings = {}
+    for name in wanted:
+        given = environment.get(name) or environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+        hosts = [host.strip() for host in given.split(",") if host.strip()]
+        settings[name] = ",".join(dict.fromkeys([*hosts, *_LOOPBACK] if "*" not in hosts else ["*"]))
+    return settings
+
+
+def proxy_names(environment: Mapping[str, str]) -> list[str]:
+    """The variables that name a proxy; their values may hold a password."""
+    return sorted(name for name, value in environment.items() if value and name.lower() in _PROXIES)
+
+
+def proxy_hint() -> str:
+    """The end of a message about a connection that failed; empty where no proxy is set."""
+    names = proxy_names(os.environ)
+    return f" A proxy is set ({', '.join(names)}): if the address needs none, add its host to no_proxy." if names else ""
 
 
 def _is_utf8(text: str) -> bool:

@@ -54,11 +54,19 @@ class Found:
 
 
 def shelf() -> Path:
-    """The folder in which this user's budgets are known."""
-    if given := os.environ.get(_FOLDER):
-        return Path(given).expanduser().absolute()
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser().absolute() / "dpfed" / "budgets"
+    """The folder in which this user's budgets are known.
+
+    Raises:
+        UserError: where this user has no home, as a container's random user: no budget may be overlooked.
+    """
+    given, state = os.environ.get(_FOLDER), os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    try:
+        return (Path(given) if given else Path(state, "dpfed", "budgets")).expanduser().absolute()
+    except RuntimeError as error:
+        raise UserError(
+            f"the user {os.getuid()} has no home directory, and records' budgets are kept there: set HOME, or {_FOLDER} to a "
+            "folder that outlives this machine's runs."
+        ) from error
 
 
 def possible(store: Path) -> bool:

@@ -21,6 +21,7 @@ from dpfed.cluster.admission import NOT_TAKEN
 from dpfed.cluster.waiting import WAIT, last_line, patiently
 from dpfed.console.terminal import say, watching
 from dpfed.errors import UserError
+from dpfed.places import proxy_hint
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -94,7 +95,7 @@ def submit(
 
     os.environ["RAY_API_SERVER_ADDRESS"] = address  # Ray prefers it, and RAY_ADDRESS, to what it is told
     job = f"dpfed-{secrets.token_hex(6)}"  # the same for each attempt, so that two of them are one job
-    remedy = "Look at `ray status` and at the head's logs, or give --address, or more time with --wait."
+    remedy = "Look at `ray status` and at the head's logs, or give --address, or more time with --wait." + proxy_hint()
 
     def attempt() -> JobSubmissionClient:
         try:

@@ -18,7 +18,9 @@ import typer
 
 from dpfed.console import logs
 from dpfed.errors import Notice, UserError
+from dpfed.places import without_proxy
 
+_NO_HOME = "Could not determine home directory"  # what pathlib says
 _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")  # what torch says, on a CPU and on a GPU
 
 
@@ -30,6 +32,7 @@ def run(app: typer.Typer) -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal does not know must not end a run
         sys.stdout.reconfigure(errors="replace")
+    os.environ.update(without_proxy(os.environ))
     warnings.showwarning = functools.partial(_note, warnings.showwarning)
     try:
         for number, word in enumerate(sys.argv[1:], start=1):
@@ -57,6 +60,8 @@ def run(app: typer.Typer) -> None:
     except MemoryError:
         _end(_memory(""))
     except RuntimeError as error:
+        if _NO_HOME in str(error):
+            _end("a path begins with ~, and it is not known whose home that is: set HOME, or write the path out.")
         if not any(phrase in str(error).lower() for phrase in _NO_MEMORY):
             _crash(error)
         _end(_memory(f" ({str(error).splitlines()[0].strip()})"))

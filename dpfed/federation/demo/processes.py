@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from dpfed.places import without_proxy
+
 _MARK = "DPFED_PROCESSES"  # in the environment of all of them and of what they start
 _GRACE = 10.0  # seconds that a process may take to end by itself
 
@@ -62,7 +64,7 @@ class Processes:
         """What a process starts with: programs of this Python environment come first, and no settings of Flower's."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{own.get('PATH', os.defpath)}"
-        return {**own, "PATH": path, "PYTHONUNBUFFERED": "1"}
+        return {**own, **without_proxy(own), "PATH": path, "PYTHONUNBUFFERED": "1"}
 
     def log(self, name: str) -> Path:
         """Where a process writes."""

@@ -1,0 +1,62 @@
+"""What the environment of this machine must not change: loopback stays on this machine, and an unknown user gets a sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dpfed.budgets.shelf import shelf
+from dpfed.errors import UserError
+from dpfed.federation.demo.processes import Processes
+from dpfed.places import proxy_hint, without_proxy
+
+NOWHERE = "http://me:secret@127.0.0.1:9"
+HOSTS = "localhost,127.0.0.1,::1"
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({}, {}),
+        ({"no_proxy": "a"}, {}),
+        ({"HTTP_PROXY": NOWHERE}, {"no_proxy": HOSTS, "NO_PROXY": HOSTS}),
+        ({"https_proxy": NOWHERE, "NO_PROXY": "a, ::1"}, dict.fromkeys(("no_proxy", "NO_PROXY"), "a,::1,localhost,127.0.0.1")),
+        (
+            {"grpc_proxy": NOWHERE, "no_grpc_proxy": "b", "no_proxy": "*"},
+            {"no_proxy": "*", "NO_PROXY": "*", "no_grpc_proxy": f"b,{HOSTS}"},
+        ),
+    ],
+)
+def test_loopback_never_goes_through_a_proxy(given: dict[str, str], added: dict[str, str]) -> None:
+    assert without_proxy(given) == added
+
+
+CONNECT = """
+import grpc
+from concurrent import futures
+server = grpc.server(futures.ThreadPoolExecutor(1))
+port = server.add_insecure_port("127.0.0.1:0")
+server.start()
+grpc.channel_ready_future(grpc.insecure_channel(f"127.0.0.1:{port}")).result(timeout=20)
+"""
+
+
+def test_processes_of_a_local_federation_reach_each_other_where_a_proxy_is_set(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("grpc")
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, NOWHERE)
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    subprocess.run([sys.executable, "-c", CONNECT], env=Processes(tmp_path).environment(), check=True, timeout=60)
+    assert "http_proxy, https_proxy" in proxy_hint() and "secret" not in proxy_hint()
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch) -> None:
+    for name in ("HOME", "XDG_STATE_HOME", "DPFED_BUDGETS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    with pytest.raises(UserError, match="user 54321 has no home directory.*DPFED_BUDGETS"):
+        shelf()
