@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -81,7 +82,7 @@ class Access:
                 raise NotRead("larger than 1 GiB")
             return path.read_bytes()
         except FileNotFoundError as error:
-            raise NotRead("file missing") from error
+            raise NotRead(_why_missing(path)) from error
         except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
             raise NotRead(getattr(error, "strerror", None) or str(error)) from error
 
@@ -99,6 +100,28 @@ class Access:
         if path.exists() and not path.is_file():
             raise UserError(f"{path} is no regular file (a folder, a pipe or a device); copy what it gives into a file.")
         return path
+
+
+def _why_missing(path: Path) -> str:
+    """What to say of a file that is not there: there may be one whose name is written in another way."""
+    if "\\" in str(path) and Path(str(path).replace("\\", "/")).exists():
+        return "file missing: write / instead of \\ in paths"
+    if path.name in _spellings(path.parent):
+        return "file missing"  # a link that leads nowhere
+    name = unicodedata.normalize("NFC", path.name)
+    alike = {unicodedata.normalize("NFC", found): found for found in _spellings(path.parent)}
+    if name in alike:
+        return "file missing: its name is there in another Unicode form (NFC, NFD)"
+    return "file missing: its name is there in other capitals" if name.lower() in map(str.lower, alike) else "file missing"
+
+
+@lru_cache(maxsize=16)
+def _spellings(folder: Path) -> frozenset[str]:
+    """The names in a folder; none if it cannot be read."""
+    try:
+        return frozenset(os.listdir(folder))
+    except OSError:
+        return frozenset()
 
 
 @lru_cache(maxsize=4096)

@@ -9,13 +9,14 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.captioned_people import CuhkPedesImporter, RstpReidImporter
 from dpfed.data.importers.deepfashion import DeepFashionImporter
 from dpfed.data.importers.dicom import DicomImporter
-from dpfed.data.importers.folder import TABLES, FolderImporter, table_command
+from dpfed.data.importers.folder import FolderImporter, table_command
 from dpfed.data.importers.listing import list_files, suffix
 from dpfed.data.importers.parquet import ParquetImporter
 from dpfed.data.importers.roco import RocoImporter
 from dpfed.data.importers.source import Importer
 from dpfed.data.importers.splits import refuse_outside
 from dpfed.data.importers.table import TableImporter
+from dpfed.data.importers.table_rows import TABLES
 from dpfed.data.importers.torchvision_sets import (
     Cifar10Importer,
     EuroSatImporter,

@@ -11,13 +11,14 @@ from dpfed.data.importers.folder_splits import class_numbers, place
 from dpfed.data.importers.listing import Listing, list_files, suffix
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source
 from dpfed.data.importers.splits import holds, refuse_outside, split_of
+from dpfed.data.importers.table_finding import is_text_table
+from dpfed.data.importers.table_rows import TABLES
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
 
-TABLES = frozenset({".csv", ".tsv"})
-_CAPTIONS = TABLES | {".json", ".jsonl", ".txt", ".xml", ".xlsx", ".xls"}  # what may say what the images show
+_CAPTIONS = TABLES | {".json", ".txt", ".token", ".xml", ".xlsx", ".xls"}  # what may say what the images show
 _SETS = frozenset({".tar", ".parquet"})  # a data set of their own
-_TABLES_SHOWN = 4
+_TABLES_SHOWN, _TEXTS_TRIED = 4, 16
 
 
 class FolderImporter(Importer):
@@ -98,7 +99,9 @@ def captions_advice(listing: Listing) -> str:
     if not found:
         return ""
     alone = f"`dpfed data import {shlex.quote(str(listing.root))} DEST --format folder --skip-broken` imports the images alone"
-    tables = [file for file in found if suffix(file) in TABLES]
+    texts = [file for file in found if suffix(file) == ".txt"]
+    texts = [file for file in texts[:_TEXTS_TRIED] if is_text_table(file, Access.to(listing.root))]
+    tables = [file for file in found if suffix(file) in TABLES] + texts
     sets = [file for file in found if suffix(file) in _SETS]
     if sets and not tables:
         return f"`dpfed data import {shlex.quote(str(sets[0]))} DEST` imports what that file holds; {alone}."

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from dpfed.data.importers.folder import TABLES
 from dpfed.data.importers.listing import harmless
+from dpfed.data.importers.table_rows import TABLES
 from dpfed.data.store.new_directory import check_destination
 from dpfed.errors import UserError
 from dpfed.places import proxy_hint

@@ -14,7 +14,7 @@ import numpy as np
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.detection import detect, existing, importers
 from dpfed.data.importers.dicom import DicomImporter
-from dpfed.data.importers.folder import TABLES, FolderImporter
+from dpfed.data.importers.folder import FolderImporter
 from dpfed.data.importers.hub import fetched, is_address
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.naming import CONTENT
@@ -22,7 +22,8 @@ from dpfed.data.importers.parquet import ParquetImporter
 from dpfed.data.importers.pieces import Progress, VolumesPlan, store_records
 from dpfed.data.importers.processes import MOST_WORKERS, Tell
 from dpfed.data.importers.source import Source
-from dpfed.data.importers.table import TableImporter
+from dpfed.data.importers.table import TableImporter, common_folder
+from dpfed.data.importers.table_rows import TABLES
 from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.data.importers.workplace import workplace
 from dpfed.data.limits import stored_side, whole_number
@@ -151,10 +152,10 @@ def import_records(
     held_out = [(count, split) for count, split in held_out if count]
     try:
         with workplace(dest, workers, wait, say, surveyed) as place:
-            chosen, opened = _open(paths, format, id, window, splits, Access.to(paths[0], allow_outside, watch, place))
+            path = paths[0] if len(paths) == 1 else common_folder(paths)
+            chosen, opened = _open(paths, format, id, window, splits, Access.to(path, allow_outside, watch, place))
             if opened.notice and say is not None:
                 say(opened.notice)
-            path = paths[0] if len(paths) == 1 else paths[0].parent
             _refuse_unread(opened, path, chosen, skip_broken, format is not None)
             _refuse_splits(opened, path, held_out)
             if link:
@@ -207,8 +208,8 @@ def _open(
         format not in (None, TableImporter.name) or not all(path.is_file() and suffix(path) in TABLES for path in paths)
     ):
         raise UserError(
-            f"several sources must be .csv or .tsv tables of one data set, and {', '.join(map(str, paths))} were given; import "
-            "others one by one, or give the folder that holds them."
+            f"several sources must be .csv, .tsv or .jsonl tables of one data set; {', '.join(map(str, paths))} were given; "
+            "import others one by one, or give the folder that holds them."
         )
     format = TableImporter.name if len(paths) > 1 else format or detect(paths[0], access)
     if id not in (None, CONTENT) and format != ParquetImporter.name:

@@ -12,6 +12,9 @@ from dpfed.data.importers.source import SPLIT_NAMES, FileRecord, Importer, Item,
 from dpfed.errors import UserError
 
 
+_PEEK = 4096  # bytes of a first line
+
+
 @dataclass(frozen=True)
 class _Figure:
     file: Path
@@ -67,8 +70,19 @@ def _first_version(path: Path) -> list[Path]:
     candidates = [path] + [
         root / split / "radiology" for root in (path, path / "data") for split in ("train", "validation", "test")
     ]
-    found = [folder for folder in candidates if (folder / "captions.txt").is_file() and (folder / "images").is_dir()]
+    found = [folder for folder in candidates if _holds_tabs(folder / "captions.txt") and (folder / "images").is_dir()]
     return found[:1] if found[:1] == [path] else found
+
+
+def _holds_tabs(captions: Path) -> bool:
+    """Whether the first line is an id, a tab and a caption; other data sets call a table captions.txt."""
+    if not captions.is_file():  # a pipe would wait for ever
+        return False
+    try:
+        with captions.open("rb") as file:
+            return b"\t" in file.readline(_PEEK)
+    except OSError:
+        return True  # to be refused in words
 
 
 def _text_captions(folder: Path, access: Access) -> Iterator[_Figure | Unreadable]:

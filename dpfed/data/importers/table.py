@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.classes import class_of, number_classes, without_class
-from dpfed.data.importers.folder import TABLES, captions_advice, table_command
+from dpfed.data.importers.folder import captions_advice, table_command
 from dpfed.data.importers.listing import Listing, list_files, suffix
 from dpfed.data.importers.source import (
     SPLIT_NAMES,
@@ -22,27 +21,29 @@ from dpfed.data.importers.source import (
     Source,
     Unreadable,
     known_columns,
-    not_utf8,
     unit_column,
     unit_of,
 )
 from dpfed.data.importers.splits import split_of
+from dpfed.data.importers.table_finding import FILES, is_captions, is_text_table, names_files, tables_of
+from dpfed.data.importers.table_rows import TABLES, Cells, read_table
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError, nearest
 
-# The first is open_clip's name; it wins. The others are what people write instead.
-_FILES = ("filepath", "image", "image_path", "file", "path", "img", "filename")
-_TITLES = ("title", "caption", "captions", "text", "sentence", "sentences", "description", "alt_text", "alt")
+# The first is open_clip's name; it wins. The others are what people write instead, as in `FILES`.
+_TITLES = ("title", "caption", "captions", "text", "sentence", "sentences", "description", "alt_text", "alt", "comment")
 
 
 @dataclass
 class _Row:
     table: Path
     line: int
+    file: Path
     split: str
     label: str | None
     unit: str | None
     titles: list[str] = field(default_factory=list)
+    says_split: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class _Tables:
     """What some tables say together.
 
     Attributes:
-        rows: by file.
+        rows: by path below the folder of all tables, or absolute.
         columns: of each table.
         nameless: rows that name no file.
         classes: as the tables write them.
@@ -77,72 +78,77 @@ class TableImporter(Importer):
     """A table with the columns ``filepath`` and optionally ``title``, ``split``, ``label`` and ``unit``; or several.
 
     Rows with the same file are the captions of one record. Paths are relative to the table; the path is the record's id.
-    Other usual names, such as ``Image Path`` and ``caption``, are understood where only one column can be meant. Cells are
-    separated by tabs, commas or semicolons: the header decides. A folder is one data set if its tables are named by split:
-    ``train.tsv``, ``val.tsv``, ``test.tsv``.
+    Other usual names, such as ``Image Path`` and ``caption``, are understood where only one column can be meant. A folder is
+    one data set if its tables are named by split, ``train.tsv``, ``val.tsv``, ``test.tsv``, or as Hugging Face, COCO and Flickr
+    name theirs. `dpfed.data.importers.table_rows` says which forms a table may have.
     """
 
     name = "table"
     layout = (
-        "a .csv or .tsv table with the columns filepath and title (optional: split, label, unit), or a folder with such tables "
-        "named train, val or test"
+        "a .csv, .tsv or .jsonl table with the columns filepath and title (optional: split, label, unit), or a folder with "
+        "such tables named train, val or test, with metadata.csv or metadata.jsonl, or with COCO's or Flickr's captions"
     )
 
     def recognises(self, path: Path, access: Access | None = None) -> bool:
-        """Whether it is a .csv or .tsv file, or a folder with such files that are named by split and name image files."""
+        """Whether it is a table, or a folder with tables that are named by split, or as Hugging Face, COCO or Flickr do."""
         if not path.is_dir():
-            return path.is_file() and suffix(path) in TABLES
-        tables = _tables_of(path)
+            return path.is_file() and (
+                suffix(path) in TABLES or is_captions(path) or is_text_table(path, access or Access.to(path))
+            )
         access = access or Access.to(path)
-        return bool(tables) and all(split_of(Path(table.name)) and _names_files(table, access) for table in tables)
+        tables, known = tables_of(path, access)
+        return bool(tables) and (known or all(split_of(Path(table.name)) and names_files(table, access) for table in tables))
 
     def open(self, path: Path, access: Access | None = None) -> Source:
         """Reads the table or tables (not the images) and streams the records."""
         access = access or Access.to(path)
         if not path.is_dir():
+            if path.parent.name == "annotations" and is_captions(path):
+                raise UserError(
+                    f"{path} names images that lie beside its folder: import {path.parent.parent}, which holds both."
+                )
             return self.open_tables([path], access)
-        tables = _tables_of(path)
+        tables, known = tables_of(path, access)
         if not tables:
-            raise UserError(f"there are no .csv or .tsv tables in {path}; expected {self.layout}.")
-        unnamed = [table for table in tables if split_of(Path(table.name)) is None]
+            raise UserError(f"there are no tables in {path}; expected {self.layout}.")
+        unnamed = [table for table in tables if not known and split_of(Path(table.name)) is None]
         if unnamed:
             each = table_command(path, unnamed if len(unnamed) < len(tables) else tables)
             raise UserError(
                 f"{path} holds the table {unnamed[0].name}, and its name speaks of no split; name it after train, val or test, "
                 f"move it away, or import what you mean: `{each}`."
             )
-        training_first = sorted(tables, key=lambda table: SPLITS.index(split_of(Path(table.name)) or "train"))
+        training_first = sorted(tables, key=lambda table: SPLITS.index(split_of(table.relative_to(path)) or "train"))
         return self.open_tables(training_first, access, list_files(path, access))
 
     def open_tables(self, paths: Sequence[Path], access: Access, listing: Listing | None = None) -> Source:
-        """Reads some tables of one folder (not the images) and streams the records.
+        """Reads some tables of one data set (not the images) and streams the records.
 
         Args:
-            paths: the tables. Where there are several, each row belongs to the split that its table's name speaks of, or else
-                to the one in its column ``split``.
+            paths: the tables. Where there are several, each row belongs to the split that its table's name or folder speaks of,
+                or else to the one in its column ``split``, or that the folders in its path speak of.
             access: what may be read.
             listing: what lies in the folder, if that is what is imported.
 
         Raises:
             UserError: when a table cannot be read, two disagree, or none of a folder's tables names any of its images.
         """
-        folder = paths[0].parent
-        if any(path.parent != folder for path in paths):
-            raise UserError("the tables of one import must lie in one folder, which their paths are relative to; move them.")
+        root = listing.root if listing else common_folder(paths)
         tables = _Tables()
         for path in paths:
-            _read(path, split_of(Path(path.name)) if len(paths) > 1 or listing else None, tables, access, self.layout)
+            split = split_of(path.relative_to(root)) if len(paths) > 1 or listing else None
+            _read(path, root, split, tables, access, self.layout)
         if len({(columns.title is None, columns.unit_name) for columns in tables.columns}) > 1:
-            raise UserError(
-                f"some tables of {folder} have a column of captions or of units that others lack; all must have it."
-            )
+            raise UserError(f"some tables of {root} have a column of captions or of units that others lack; all must have it.")
+        _split_by_folders(tables)
+        _find_bare_names(tables, root, access)
         numbers, names = number_classes(tables.classes)
 
         def records() -> Iterator[Item]:
             yield from tables.nameless
-            for filepath, row in tables.rows.items():
+            for id, row in tables.rows.items():
                 labels = {"label": numbers[row.label]} if row.label is not None else {}
-                yield FileRecord(filepath, folder / filepath, tuple(row.titles), labels, row.split, row.unit)
+                yield FileRecord(id, row.file, tuple(row.titles), labels, row.split, row.unit)
 
         unread, passed_over = _beside(listing, paths, tables) if listing else ([], {})
         return Source(
@@ -159,23 +165,15 @@ class TableImporter(Importer):
         )
 
 
-def _tables_of(folder: Path) -> list[Path]:
-    """The tables that lie in a folder itself, in the order of their names."""
-    return sorted(file for file in folder.iterdir() if suffix(file) in TABLES and not file.name.startswith("."))
-
-
-def _names_files(table: Path, access: Access) -> bool:
-    try:
-        with access.file(table).open(encoding="utf-8-sig", newline="") as file:
-            return bool(known_columns(_reader(file).fieldnames or [], _FILES))
-    except (OSError, UserError, csv.Error, UnicodeDecodeError):
-        return False
+def common_folder(paths: Sequence[Path]) -> Path:
+    """The folder that holds all of some tables, perhaps in folders below it."""
+    return Path(os.path.commonpath([path.parent for path in paths]))
 
 
 def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[list[Unreadable], dict[str, int]]:
     """What lies in the tables' folder and is named by none: what would be lost, and what is passed over."""
     root = listing.root
-    named = {root / filepath for filepath in tables.rows}
+    named = {row.file for row in tables.rows.values()}
     images = set(listing.images())
     if images and not any(file in images or file.exists() for file in named):
         raise UserError(
@@ -183,88 +181,76 @@ def _beside(listing: Listing, paths: Sequence[Path], tables: _Tables) -> tuple[l
             f"table, as in {next(iter(tables.rows), 'images/1.jpg')!r}. Correct them, or say what you mean: "
             f"{captions_advice(listing)}"
         )
-    unnamed = sum(file not in named for file in images)
-    note = {"images that no table names": unnamed} if unnamed else {}
-    return listing.others({*paths, *named, *images}), {**listing.passed_over, **note}
+    kin = {path.parent: suffix(path) for path in paths if is_captions(path)}
+    others = {
+        file for file in listing.files if suffix(file) in {kin.get(file.parent), ".txt" if kin.get(file.parent) else None}
+    }
+    note = {
+        "images that no table names": sum(file not in named for file in images),
+        "other annotations": len(others - set(paths)),
+    }
+    passed_over = {**listing.passed_over, **{what: count for what, count in note.items() if count}}
+    return listing.others({*paths, *named, *images, *others}), passed_over
 
 
-def _read(path: Path, split: str | None, tables: _Tables, access: Access, layout: str) -> None:
+def _read(path: Path, root: Path, split: str | None, tables: _Tables, access: Access, layout: str) -> None:
     """Adds the rows of a table, all of them in a split if it is given."""
-    try:
-        with access.file(path).open(encoding="utf-8-sig", newline="") as file:
-            reader = _reader(file)
-            columns = _columns(reader.fieldnames or [], path)
-            tables.columns.append(columns)
-            for cells in reader:
-                _refuse_torn(cells, path, reader)
-                given = _cell(cells, columns.file)
-                if given:
-                    _add(tables, _normal(given, path.parent), cells, columns, (path, reader.line_num), split)
-                else:
-                    tables.nameless.append(Unreadable(f"{path.name}:{reader.line_num}", f"no {columns.file}"))
-    except UnicodeDecodeError as error:
-        raise not_utf8(path) from error
-    except (OSError, csv.Error) as error:
-        raise UserError(f"cannot read the table {path}: {error}; expected {layout}.") from error
-
-
-def _refuse_torn(cells: dict[str | None, Any], path: Path, reader: csv.DictReader[str]) -> None:
-    """Refuses a row whose texts were divided at a separator, or that swallowed the next rows: words would be lost."""
-    if any(map(str.strip, cells.get(None) or ())):
-        raise UserError(
-            f"{path}:{reader.line_num} has more cells than the header; put texts with a separator in quotation marks."
-        )
-    if reader.reader.dialect.delimiter == "\t" and any(
-        "\t" in (cell or "") for name, cell in cells.items() if name is not None
-    ):
-        raise UserError(f"{path}:{reader.line_num} holds a cell with tabs; is there a quotation mark too many before it?")
-
-
-def _reader(file: TextIO) -> csv.DictReader[str]:
-    """Reads the rows of a table that is open; its header decides what separates the cells."""
-    header = file.readline()
-    file.seek(0)
-    delimiter = "\t" if "\t" in header else max(",;", key=header.count)
-    reader = csv.DictReader(file, delimiter=delimiter)
-    reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
-    return reader
+    names, rows = read_table(path, access, layout)
+    columns = _columns(names, path)
+    tables.columns.append(columns)
+    for line, cells in rows:
+        if given := _cell(cells, columns.file):
+            _add(tables, _normal(given, path.parent, root), cells, columns, (path, line, root), split)
+        else:
+            tables.nameless.append(Unreadable(f"{path.name}:{line}", f"no {columns.file}"))
 
 
 def _columns(names: Sequence[str], path: Path) -> _Columns:
     if not any(names):
         raise UserError(f"the table {path} is empty; it needs the columns filepath and title.")
-    file, title = (_choose(names, known, path) for known in (_FILES, _TITLES))
+    file, title = (_choose(names, known, path) for known in (FILES, _TITLES))
     if file is None:
         raise UserError(
-            f"the table {path} has no column of image files, only {', '.join(names)}; call it {_FILES[0]} "
+            f"the table {path} has no column of image files, only {', '.join(names)}; call it {FILES[0]} "
             f"(optional: title, split, label, unit)."
         )
     split, label = (next(iter(known_columns(names, [known])), None) for known in ("split", "label"))
     unit, unit_name = unit_column(names)
-    unused = tuple(name for name in names if name and name not in (file, title, split, label, unit))
+    used = (file, title, split, label, unit)
+    if twice := next((name for name, count in Counter(names).items() if count > 1 and name in used), None):
+        places = " and ".join(str(place) for place, name in enumerate(names, start=1) if name == twice)
+        raise UserError(f"{path}:1 has several columns {twice!r}, the columns {places}; rename those that are not meant.")
+    unused = tuple(dict.fromkeys(name for name in names if name and name not in used))
     return _Columns(file, title, split, label, unit, unit_name, unused)
 
 
 def _choose(names: Sequence[str], known: tuple[str, ...], path: Path) -> str | None:
-    found = known_columns(names, known)
+    found = list(dict.fromkeys(known_columns(names, known)))
     if len(found) > 1 and len(known_columns(names, known[:1])) != 1:
         raise UserError(f"the table {path} has the columns {' and '.join(found)}; call the one that is meant {known[0]}.")
     return next(iter(found), None)
 
 
-def _cell(cells: dict[str, str | None], column: str | None) -> str:
-    return (cells[column] or "").strip() if column else ""
+def _cell(cells: Cells, column: str | None) -> str:
+    cell = cells.get(column, "") if column else ""
+    return cell.strip() if isinstance(cell, str) else ""
+
+
+def _titles(cells: Cells, column: str | None) -> list[str]:
+    cell = cells.get(column, "") if column else ""
+    return [text.strip() for text in ([cell] if isinstance(cell, str) else cell) if text.strip()]
 
 
 def _add(
     tables: _Tables,
-    filepath: str,
-    cells: dict[str, str | None],
+    id: str,
+    cells: Cells,
     columns: _Columns,
-    place: tuple[Path, int],
+    place: tuple[Path, int, Path],
     of_table: str | None,
 ) -> None:
-    where = f"{place[0]}:{place[1]}"
+    table, line, root = place
+    where = f"{table}:{line}"
     given = _cell(cells, columns.split).lower() or of_table or "train"
     if given not in SPLIT_NAMES:
         raise UserError(f"{where}: unknown split {given!r}; {nearest(given, SPLIT_NAMES)}")
@@ -272,20 +258,76 @@ def _add(
     if of_table is not None and split != of_table:
         raise UserError(f"{where}: the column {columns.split} says {split}, and the table's name says {of_table}; correct one.")
     tables.classes.add(written := _cell(cells, columns.label))
-    label = class_of(written)
-    unit = unit_of(cells[columns.unit]) if columns.unit else None
-    row = tables.rows.setdefault(filepath, _Row(*place, split, label, unit))
+    if isinstance(cells.get(columns.label or ""), list):
+        raise UserError(
+            f"{where}: {columns.label} is a list, and a label is one number or text; rename the key to leave it out."
+        )
+    label, unit = class_of(written), unit_of(_cell(cells, columns.unit))
+    row = tables.rows.setdefault(id, _Row(table, line, root / id, split, label, unit))
     if (row.split, row.label, row.unit) != (split, label, unit):
         what = f"split, label or {columns.unit}" if columns.unit else "split or label"
         raise UserError(
-            f"{where}: {filepath} has another {what} than in {row.table.name}, line {row.line}; rows of one file must agree."
+            f"{where}: {id} has another {what} than in {row.table.name}, line {row.line}; rows of one file must agree."
         )
-    if title := _cell(cells, columns.title):
-        row.titles.append(title)
+    row.says_split |= of_table is not None or bool(_cell(cells, columns.split))
+    row.titles.extend(_titles(cells, columns.title))
 
 
-def _normal(given: str, folder: Path) -> str:
-    """One spelling for each file: relative to the table where it lies below it."""
-    if os.path.isabs(given) and Path(given).is_relative_to(folder.absolute()):
-        given = Path(given).relative_to(folder.absolute()).as_posix()
-    return posixpath.normpath(given)
+def _normal(given: str, folder: Path, root: Path) -> str:
+    """One spelling for each file: relative to the folder of all tables where it lies below it."""
+    if root == folder and not os.path.isabs(given):
+        return posixpath.normpath(given)
+    path = posixpath.normpath(posixpath.join(folder.absolute().as_posix(), given))
+    top = root.absolute().as_posix()
+    if os.path.isabs(given) and not Path(path).is_relative_to(top):
+        return posixpath.normpath(given)
+    return posixpath.relpath(path, top)
+
+
+def _split_by_folders(tables: _Tables) -> None:
+    """Where neither table nor row names a split, the folders in the paths may.
+
+    Raises:
+        UserError: where some do and others do not: nobody should train on a test set.
+    """
+    ids = [id for id, row in tables.rows.items() if not row.says_split]
+    outside = [id for id in ids if os.path.isabs(id)]
+    top = len(os.path.commonpath(outside)) if outside else 0
+    rows = {id: split_of(Path(id[top:] if os.path.isabs(id) else id).parent) for id in ids}
+    spoken = set(rows.values())
+    if len(spoken) < 2:
+        return
+    if None in spoken:
+        silent, said = (next(id for id, split in rows.items() if (split is None) == none) for none in (True, False))
+        table = tables.rows[said].table
+        raise UserError(
+            f"{table}: {said} lies in a folder that speaks of a split, and {silent} does not: add a column split, with train, "
+            "validation or test in every row."
+        )
+    for id, split in rows.items():
+        tables.rows[id].split = split or "train"
+
+
+def _find_bare_names(tables: _Tables, root: Path, access: Access) -> None:
+    """Finds images that a table calls by their names alone, though they lie in other folders; they are named by their path."""
+    bare = {id: row for id, row in tables.rows.items() if row.file.parent == row.table.parent and not os.path.lexists(row.file)}
+    if not bare:
+        return
+    by_name: dict[str, list[Path]] = {}
+    for image in list_files(root, access).images():
+        by_name.setdefault(image.name, []).append(image)
+    for id, row in bare.items():
+        scope = root if is_captions(row.table) else row.table.parent
+        found = [file for file in by_name.get(row.file.name, []) if file.is_relative_to(scope)]
+        if len(found) > 1:
+            shown = " and ".join(file.relative_to(root).as_posix() for file in found[:2])
+            raise UserError(f"{row.table}:{row.line}: {row.file.name} may be {shown}; write the path that is meant.")
+        if found:
+            row.file = found[0]
+            del tables.rows[id]
+            id = found[0].relative_to(root).as_posix()
+            if id in tables.rows:
+                raise UserError(
+                    f"{row.table}:{row.line}: {row.file.name} is {id}, which another row names; write it in one way."
+                )
+            tables.rows[id] = row

@@ -216,8 +216,7 @@ def test_a_refusal_speaks_of_the_address_and_says_what_stays(there, tmp_path, pi
 def test_a_table_is_fetched_with_the_images_that_it_names(there, tmp_path, pictures):
     there.files = {f"train/{number}.png": pictures.png() for number in range(3)}
     there.files["train/metadata.csv"] = b"file_name,text\n" + b"".join(b"%d.png,picture %d\n" % (n, n) for n in range(3))
-    with pytest.raises(UserError, match="`dpfed data import hf://owner/pictures/train/metadata.csv DEST --format table`"):
-        import_records("hf://owner/pictures", tmp_path / "s")
+    assert import_records("hf://owner/pictures", tmp_path / "all").kind == "image-text"
     there.files["other/x.png"] = pictures.png()
     report = import_records("hf://owner/pictures/train/metadata.csv", tmp_path / "s", format="table")
     assert report.kind == "image-text" and report.counts["train"] == 3

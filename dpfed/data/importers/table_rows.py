@@ -1,0 +1,204 @@
+"""Rows of tables, in the forms in which data sets describe images: CSV and its kin, JSON lines, captions of COCO and Flickr."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpfed.data.importers.access import Access
+from dpfed.data.importers.listing import suffix
+from dpfed.data.importers.parquet_columns import TEXT_FIELDS
+from dpfed.data.importers.source import not_utf8
+from dpfed.data.views.pixels import EXTENSIONS
+from dpfed.errors import UserError
+
+Cells = dict[str, str | list[str]]  # a list: several captions
+Rows = Iterator[tuple[int, Cells]]  # with the line, or the entry, that each begins in
+
+TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson"})
+LINES_OF_JSON = frozenset({".jsonl", ".ndjson"})
+_TOKEN = re.compile(r"([^\t#]+\.\w+)#\d+\t(.*)", re.DOTALL)  # Flickr8k and Flickr30k
+_SEPARATOR = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE | re.DOTALL)  # what Excel writes into the first line
+_LIST = re.compile(r"(?i:flickr_?\d+k\.(train|dev|test)images\.txt)")
+_PEEK = 4096  # characters of a first line
+_END = "\x1aend of the table"
+_LONGEST = csv.field_size_limit()  # characters of a cell
+
+
+def read_table(path: Path, access: Access, layout: str) -> tuple[list[str], Rows]:
+    """The columns of a table, and its rows, read one after the other.
+
+    Args:
+        path: the table.
+        access: what may be read.
+        layout: what was expected, for messages.
+
+    Raises:
+        UserError: when it cannot be read; also while the rows are read.
+    """
+    rows = _in_words(access.file(path), layout)
+    _, names = next(rows)
+    return names, rows
+
+
+def header_of(path: Path, access: Access) -> list[str]:
+    """The columns of a table; none if it cannot be read."""
+    try:
+        return read_table(path, access, "")[0]
+    except UserError:
+        return []
+
+
+def _in_words(path: Path, layout: str) -> Iterator[Any]:
+    try:
+        yield from _rows(path)
+    except UnicodeDecodeError as error:
+        raise not_utf8(path) from error
+    except (OSError, csv.Error, RecursionError) as error:
+        raise UserError(f"cannot read the table {path}: {error}; expected {layout}.") from error
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Any]]:
+    if suffix(path) in LINES_OF_JSON:
+        return _of_json([*_json_lines(path)])
+    if suffix(path) == ".json":
+        return _of_json([*_of_coco(path)])
+    return _of_tokens(path) if is_flickrs(path) else _of_csv(path)
+
+
+def is_flickrs(path: Path) -> bool:
+    """Whether a file begins as Flickr8k's and Flickr30k's captions do."""
+    if not path.is_file():  # a pipe would wait for ever
+        return False
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            return _TOKEN.fullmatch(file.readline(_PEEK)) is not None
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _of_csv(path: Path) -> Iterator[tuple[int, Any]]:
+    """The header decides what separates the cells, if Excel's first line does not."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        said = _SEPARATOR.fullmatch(header := file.readline())
+        before = 1 if said else 0
+        if said:
+            header = file.readline()
+        delimiter = said[1] if said else "\t" if "\t" in header else max(",;|", key=header.count)
+        reader = csv.reader(_ended(itertools.chain([header], file)), delimiter=delimiter)
+        names: list[str] | None = None
+        last = before
+        try:
+            for cells in reader:
+                line, last = last + 1, reader.line_num + before
+                if not cells or cells == [_END]:
+                    continue
+                if cells[-1].endswith(_END):
+                    raise UserError(
+                        f"{path}:{line} begins a cell whose quotation mark is never closed; close it, or take it away."
+                    )
+                if names is None:
+                    names = [name.strip() for name in cells]
+                    yield line, names
+                else:
+                    _refuse_torn(f"{path}:{line}", names, cells, delimiter)
+                    yield line, {name: cell for name, cell in zip(names, cells, strict=False) if name}
+        except csv.Error as error:
+            if "field larger" not in str(error):
+                raise
+            raise UserError(
+                f"{path}:{last + 1} begins a cell of more than {_LONGEST:,} characters; is the quotation mark missing that "
+                "closes it?"
+            ) from error
+    if names is None:
+        yield 1, []
+
+
+def _ended(lines: Iterable[str]) -> Iterator[str]:
+    """Lines with an end of their own, and a last one that is in no table: a quotation mark that is never closed swallows it."""
+    for line in lines:
+        yield line if line.endswith(("\n", "\r")) else f"{line}\n"
+    yield _END
+
+
+def _refuse_torn(where: str, names: list[str], cells: list[str], delimiter: str) -> None:
+    """Refuses a row whose texts were divided at a separator, or that swallowed the next rows: words would be lost."""
+    if any(map(str.strip, cells[len(names) :])):
+        raise UserError(f"{where} has more cells than the header; put texts with a separator in quotation marks.")
+    if delimiter == "\t" and any("\t" in cell for cell in cells):
+        raise UserError(f"{where} holds a cell with tabs; is there a quotation mark too many before it?")
+    inner = (line.split(delimiter) for cell in cells if "\n" in cell for line in cell.splitlines()[1:])
+    if any(len(row) == len(names) and any(suffix(Path(one.strip())) in EXTENSIONS for one in row) for row in inner):
+        raise UserError(f"{where} begins a cell that holds the next rows; is the quotation mark missing that closes it?")
+
+
+def _of_tokens(path: Path) -> Iterator[tuple[int, Any]]:
+    """Flickr's lines ``FILE#NUMBER<tab>CAPTION``; lists of files beside it, called trainImages, devImages and testImages."""
+    splits = {}
+    for file in sorted(path.parent.iterdir()):
+        if (found := _LIST.fullmatch(file.name)) and file.is_file() and not file.is_symlink():
+            for name in file.read_text(encoding="utf-8-sig").split("\n"):
+                splits[name.strip()] = found[1].lower()
+    yield 1, ["filepath", "title", "split"]
+    with path.open(encoding="utf-8-sig") as file_of_lines:
+        for line, text in enumerate(file_of_lines, start=1):
+            if found := _TOKEN.fullmatch(text):
+                yield line, {"filepath": found[1], "title": found[2].strip(), "split": splits.get(found[1], "")}
+            elif text.strip():
+                raise UserError(f"{path}:{line} is no line of a file, #, a number, a tab and a caption; correct it.")
+
+
+def _of_json(entries: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, Any]]:
+    yield 1, list(dict.fromkeys(name for _, entry in entries for name in entry))
+    for line, entry in entries:
+        yield line, {name: _cell(value) for name, value in entry.items()}
+
+
+def _cell(value: object) -> str | list[str]:
+    if isinstance(value, list):
+        return [text for part in value if isinstance(text := _cell(part), str)]
+    if isinstance(value, dict):
+        return _cell(next((value[name] for name in TEXT_FIELDS if value.get(name)), None))
+    return "" if value is None else str(value)
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for line, text in enumerate(file, start=1):
+            if text.strip():
+                yield line, _object(text, f"{path}:{line}")
+
+
+def _of_coco(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """COCO's captions, ``images`` and ``annotations``, or Karpathy's, ``images`` with ``sentences``."""
+    content = _object(path.read_text(encoding="utf-8-sig"), str(path))
+    try:
+        images = {image.get("id", number): image for number, image in enumerate(content["images"])}
+        captions: dict[Any, list[Any]] = {id: list(image.get("sentences") or ()) for id, image in images.items()}
+        for annotation in content.get("annotations", ()):
+            captions[annotation["image_id"]].append(annotation["caption"])
+        for number, (id, image) in enumerate(images.items(), start=1):
+            file = image["file_name"] if "file_name" in image else image["filename"]
+            split = {"restval": "train"}.get(image.get("split", ""), image.get("split", ""))
+            if captions[id]:
+                yield number, {"filepath": file, "title": captions[id], "split": split}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} is not laid out as COCO's captions ({type(error).__name__} {error}): expected images with file_name and "
+            "id, and annotations with image_id and caption."
+        ) from error
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON ({error}); correct it.") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{where} holds {type(value).__name__}, and not a JSON object; correct it.")
+    return value

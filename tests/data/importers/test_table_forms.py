@@ -1,0 +1,179 @@
+"""Tables as people have them: what Excel, Hugging Face, COCO and Flickr write, and what goes wrong in them."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpfed.data.importers import import_records
+from dpfed.data.store.records import RecordStore
+from dpfed.errors import UserError
+
+
+def found(source: Path | list[Path], dest: Path, **options: object) -> dict[str, tuple[str, list[str]]]:
+    """Name of each record -> its split and its captions."""
+    store = RecordStore.open(import_records(source, dest, **options).path)
+    split = {row: name for name in ("train", "validation", "test") for row in store.split(name).tolist()}
+    rows = np.arange(len(store))
+    return {id: (split[row], texts) for row, (id, texts) in enumerate(zip(store.ids(rows), store.captions(rows), strict=True))}
+
+
+def lay(root: Path, pictures, **files: str) -> Path:
+    """Writes texts and, where a text is empty, images."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8") if text else pictures.file(path)
+    return root
+
+
+LINES = '{"file_name": "a.png", "text": "a cat", "width": 3}\n\n{"file_name": "b.png", "text": ["b", "c"]}\n'
+COCO = {
+    "images": [{"id": 7, "file_name": "7.png"}, {"id": 8, "file_name": "8.png"}],
+    "annotations": [{"image_id": 7, "caption": "a cat"}, {"image_id": 7, "caption": "a pet"}],
+}
+KARPATHY = {
+    "images": [
+        {"filename": "7.png", "split": "restval", "sentences": [{"raw": "a cat", "tokens": ["a"]}, {"raw": "a pet"}]},
+        {"filename": "8.png", "split": "test", "sentences": [{"raw": "a dog"}]},
+    ]
+}
+TOKENS = "1_a.png#0\ta cat\n1_a.png#1\ta pet \n2.png#0\tb\n3.png#0\tc # d\n"
+CAT = ["a cat", "a pet"]
+FORMS = {
+    "metadata.jsonl of each split": (
+        {
+            "train/metadata.jsonl": LINES,
+            "train/a.png": "",
+            "train/b.png": "",
+            "test/metadata.csv": "file_name,text\na.png,d\n",
+            "test/a.png": "",
+        },
+        {"train/a.png": ("train", ["a cat"]), "train/b.png": ("train", ["b", "c"]), "test/a.png": ("test", ["d"])},
+    ),
+    "one metadata.csv for split folders": (
+        {"metadata.csv": "file_name,text\ntrain/a.png,c\ntest/a.png,d\n", "train/a.png": "", "test/a.png": ""},
+        {"train/a.png": ("train", ["c"]), "test/a.png": ("test", ["d"])},
+    ),
+    "COCO": (
+        {
+            "annotations/captions_train2017.json": json.dumps(COCO),
+            "annotations/captions_val2017.json": json.dumps(
+                {"images": [{"id": 1, "file_name": "1.png"}], "annotations": [{"image_id": 1, "caption": "b"}]}
+            ),
+            "annotations/instances_val2017.json": "{}",
+            **dict.fromkeys(("train2017/7.png", "train2017/8.png", "val2017/1.png"), ""),
+        },
+        {"train2017/7.png": ("train", CAT), "val2017/1.png": ("validation", ["b"])},
+    ),
+    "Karpathy": (
+        {"dataset_coco.json": json.dumps(KARPATHY), "images/7.png": "", "images/8.png": ""},
+        {"images/7.png": ("train", CAT), "images/8.png": ("test", ["a dog"])},
+    ),
+    "Flickr8k": (
+        {
+            "text/Flickr8k.token.txt": TOKENS,
+            "text/Flickr8k.lemma.token.txt": TOKENS,
+            "text/ExpertAnnotations.txt": "x",
+            "text/Flickr_8k.trainImages.txt": "1_a.png\n",
+            "text/Flickr_8k.devImages.txt": "2.png\n",
+            "text/Flickr_8k.testImages.txt": "3.png\n",
+            **dict.fromkeys(("Flicker8k_Dataset/1_a.png", "Flicker8k_Dataset/2.png", "Flicker8k_Dataset/3.png"), ""),
+        },
+        {
+            f"Flicker8k_Dataset/{name}.png": value
+            for name, value in {"1_a": ("train", CAT), "2": ("validation", ["b"]), "3": ("test", ["c # d"])}.items()
+        },
+    ),
+    "Flickr30k": (
+        {
+            "results_20130124.token": TOKENS,
+            **dict.fromkeys(("flickr30k-images/1_a.png", "flickr30k-images/2.png", "flickr30k-images/3.png"), ""),
+        },
+        {f"flickr30k-images/{name}.png": ("train", texts) for name, texts in {"1_a": CAT, "2": ["b"], "3": ["c # d"]}.items()},
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "expected"), FORMS.values(), ids=list(FORMS))
+def test_folders_as_they_are_downloaded_are_read(tmp_path: Path, pictures, files: dict, expected: dict) -> None:
+    assert found(lay(tmp_path / "in", pictures, **files), tmp_path / "s") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "captions"),
+    [
+        (
+            "results.csv",
+            "image_name| comment_number| comment\na.png| 0| a cat, black\na.png| 1| a pet\n",
+            ["a cat, black", "a pet"],
+        ),
+        ("captions.txt", 'image,caption\na.png,"a cat, black"\n', ["a cat, black"]),
+        ("t.csv", "sep=;\r\nfilepath;title\r\na.png;a cat, black\r\n", ["a cat, black"]),
+        ("t.csv", '"sep=|"\nfilepath|title\na.png|a; cat\n', ["a; cat"]),
+        ("t.jsonl", '{"image": "a.png", "caption": ["a", "b"]}', ["a", "b"]),
+        ("t.csv", 'filepath,title\na.png,"two\nlines, and more"', ["two\nlines, and more"]),
+    ],
+)
+def test_tables_in_other_forms(tmp_path: Path, pictures, name: str, text: str, captions: list[str]) -> None:
+    lay(tmp_path, pictures, **{"in/images/a.png": "", f"in/{name}": text})
+    assert found(tmp_path / "in" / name, tmp_path / "s") == {"images/a.png": ("train", captions)}
+    with pytest.raises(UserError, match=f"{name} DEST --format table"):
+        import_records(tmp_path / "in", tmp_path / "t")
+
+
+def test_tables_of_several_folders_are_one_data_set_and_the_advice_says_so(tmp_path: Path, pictures) -> None:
+    files = {f"{folder}/captions.csv": f"filepath,title\n1.png,{folder}\n" for folder in ("a", "b")}
+    source = lay(tmp_path / "in", pictures, **files, **{"a/1.png": "", "b/1.png": ""})
+    with pytest.raises(UserError, match=f"{source}/a/captions.csv {source}/b/captions.csv DEST --format table"):
+        import_records(source, tmp_path / "s")
+    expected = {f"{folder}/1.png": ("train", [folder]) for folder in ("a", "b")}
+    assert found([source / "a/captions.csv", source / "b/captions.csv"], tmp_path / "s") == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("filepath,title,title\na.png,x,y\n", r"t.csv:1 has several columns 'title', the columns 2 and 3"),
+        ("filepath,label,x,label\na.png,1,2,3\n", "several columns 'label', the columns 2 and 4"),
+        (f"filepath,title\na.png,x\nb.png,{'x' * 140_000}\n", "t.csv:3 begins a cell of more than 131,072 characters"),
+        ('filepath,title\na.png,x\nb.png,"a cat\nc.png,y\n', "t.csv:3 begins a cell whose quotation mark is never closed"),
+        ('filepath,title\na.png,"a cat\nb.png,a "dog"\nc.png,z\n', "t.csv:2 begins a cell that holds the next rows"),
+        ("sep=;\nfilepath;title\na.png;x;y\n", "t.csv:3 has more cells than the header"),
+        ("filepath,title\nimages\\a.png,x\n", r"write / instead of \\ in paths \(1\): images\\a.png"),
+        ("filepath,title\nimages/A.PNG,x\n", r"other capitals \(1\): images/A.PNG"),
+        (f"filepath,title\nimages/{unicodedata.normalize('NFD', 'é')}.png,x\n", r"another Unicode form \(NFC, NFD\)"),
+        ("filepath,title\ntrain/a.png,x\ntest/b.png,y\nc.png,z\n", "c.png does not: add a column split"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said_with_its_line_and_cause(tmp_path: Path, pictures, rows: str, said: str) -> None:
+    lay(tmp_path, pictures, **{"t.csv": rows, "images/a.png": "", f"images/{unicodedata.normalize('NFC', 'é')}.png": ""})
+    with pytest.raises(UserError, match=said):
+        import_records(tmp_path / "t.csv", tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("t.jsonl", '{"image": "a.png"}\n{"image": ', "t.jsonl:2 is not JSON"),
+        ("t.jsonl", '["a.png"]', "t.jsonl:1 holds list, and not a JSON object"),
+        ("captions_x.json", '{"images": [{"id": 1}]}', "not laid out as COCO's captions .KeyError"),
+        ("captions_x.json", "[1]", "holds list, and not a JSON object"),
+        ("annotations/captions_x.json", json.dumps(COCO), "images that lie beside its folder: import"),
+        ("x.token", "a.png#0\tx\nb.png y\n", "x.token:2 is no line of a file"),
+    ],
+)
+def test_other_forms_are_refused_in_words(tmp_path: Path, pictures, name: str, text: str, said: str) -> None:
+    lay(tmp_path, pictures, **{name: text, "a.png": ""})
+    with pytest.raises(UserError, match=said):
+        import_records(tmp_path / name, tmp_path / "s", format="table")
+
+
+def test_a_bare_name_that_two_images_have_is_refused(tmp_path: Path, pictures) -> None:
+    lay(tmp_path, pictures, **{"t.csv": "filepath,title\na.png,x\n", "one/a.png": "", "two/a.png": ""})
+    with pytest.raises(UserError, match="t.csv:2: a.png may be one/a.png and two/a.png"):
+        import_records(tmp_path / "t.csv", tmp_path / "s")
