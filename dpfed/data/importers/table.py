@@ -25,13 +25,14 @@ from dpfed.data.importers.source import (
     unit_of,
 )
 from dpfed.data.importers.splits import split_of
-from dpfed.data.importers.table_finding import FILES, is_captions, is_text_table, names_files, tables_of
+from dpfed.data.importers.table_finding import FILES, OTHER_FILES, is_captions, is_text_table, names_files, tables_of
 from dpfed.data.importers.table_rows import TABLES, Cells, read_table
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError, nearest
 
 # The first is open_clip's name; it wins. The others are what people write instead, as in `FILES`.
-_TITLES = ("title", "caption", "captions", "text", "sentence", "sentences", "description", "alt_text", "alt", "comment")
+_TITLES = ("title", "caption", "captions", "text", "sentence", "sentences", "description", "alt_text", "alt")
+_OTHER_TITLES = ("comment",)
 
 
 @dataclass
@@ -208,7 +209,8 @@ def _read(path: Path, root: Path, split: str | None, tables: _Tables, access: Ac
 def _columns(names: Sequence[str], path: Path) -> _Columns:
     if not any(names):
         raise UserError(f"the table {path} is empty; it needs the columns filepath and title.")
-    file, title = (_choose(names, known, path) for known in (FILES, _TITLES))
+    file = _choose(names, FILES, path) or _choose(names, OTHER_FILES, path)
+    title = _choose(names, _TITLES, path) or _choose(names, _OTHER_TITLES, path)
     if file is None:
         raise UserError(
             f"the table {path} has no column of image files, only {', '.join(names)}; call it {FILES[0]} "

@@ -11,20 +11,9 @@ from dpfed.data.importers.source import known_columns, plain
 from dpfed.data.importers.splits import split_of
 from dpfed.data.importers.table_rows import TABLES, header_of, is_flickrs
 
-# Names of a column of image files.
-FILES = (
-    "filepath",
-    "image",
-    "image_path",
-    "file",
-    "path",
-    "img",
-    "filename",
-    "image_name",
-    "image_file",
-    "img_path",
-    "img_name",
-)
+# Names of a column of image files; those of the second kind count where there is none of the first.
+FILES = ("filepath", "image", "image_path", "file", "path", "img", "filename")
+OTHER_FILES = ("image_name", "image_file", "img_path", "img_name")
 _COCO = re.compile(r"(captions|dataset)_\w+\.json")  # of COCO itself, and Karpathy's
 
 
@@ -59,4 +48,4 @@ def is_text_table(path: Path, access: Access) -> bool:
 
 def names_files(table: Path, access: Access) -> bool:
     """Whether a table has a column of image files."""
-    return bool(known_columns(header_of(table, access), FILES))
+    return bool(known_columns(header_of(table, access), FILES + OTHER_FILES))
