@@ -80,6 +80,8 @@ def detect(source: str | Path, access: Access | None = None) -> str:
                 f"{source} holds tables and no images, and which tables are meant is not clear: name them after train, val and "
                 f"test, or import them with `{table_command(source, tables)}`."
             )
+        if packed := next((file for file in listing.files if suffix(file) in _PACKED), None):
+            raise UserError(f"{packed} is a packed file of a kind that is not read: unpack it there.")
     if source.suffix.lower() in _PACKED:
         raise UserError(f"{source} is a packed file of a kind that is not read: unpack it, and import the folder.")
     raise UserError(f"nothing at {source} looks like a known data set. Known: {known}.")

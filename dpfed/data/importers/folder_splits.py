@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpfed.data.importers.splits import split_of, words_of
+from dpfed.data.importers.splits import is_part, split_of, words_of
 from dpfed.errors import UserError
 
 _SAYS_NOTHING = frozenset({"image", "images", "img", "imgs", "jpegimages", "photos", "pictures", "data", "dataset", "files"})
+_PART = "part"
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,18 @@ def _shared(folders: Sequence[tuple[str, ...]], stop_at_splits: bool = False) ->
     """How many folders are above all classes: each holds all that is below the one before it, and is no class itself."""
     depth = 0
     while True:
-        names = {parts[depth] if len(parts) > depth else None for parts in folders}
+        names = {_kind(parts[depth]) if len(parts) > depth else None for parts in folders}
         name = names.pop()
         if names or name is None or (stop_at_splits and _spoken(name)):
             return depth
         if any(len(parts) == depth + 1 for parts in folders):  # a class, if it is one: it holds images
-            return depth + (words_of(name) <= _SAYS_NOTHING)
+            return depth + (name != _PART and words_of(name) <= _SAYS_NOTHING)
         depth += 1
+
+
+def _kind(folder: str) -> str:
+    """A folder's name; the same for all numbered parts: ``fold1``, ``fold2``. Numbers alone may be classes."""
+    return _PART if is_part(folder) and not folder.isdecimal() else folder
 
 
 def _first(parts: tuple[str, ...]) -> str | None:

@@ -218,19 +218,27 @@ def _open(
         )
     if window is not None and format != DicomImporter.name:
         raise UserError(f"--window is for DICOM files, and the format is {format!r}: leave it out.")
-    if level is not None and format not in (FolderImporter.name, DicomImporter.name):
-        raise UserError(f"--splits is for folders of image files, and the format is {format!r}: leave it out.")
     if level is not None:
-        whole_number(level, "--splits", 0, _DEEPEST)
+        _refuse_level(level, format)
     if format == DicomImporter.name:
         return format, DicomImporter().open(paths[0], access, window, level)
     if format == FolderImporter.name:
         return format, FolderImporter().open(paths[0], access, level)
     if format == ParquetImporter.name:
         return format, ParquetImporter().open(paths[0], access, id)
+    if format == WebDatasetImporter.name:
+        return format, WebDatasetImporter().open(paths[0], access, level)
     if len(paths) > 1:
         return format, TableImporter().open_tables(paths, access)
     return format, known[format].open(paths[0], access)
+
+
+def _refuse_level(level: int, format: str) -> None:
+    if level == 0 and format == WebDatasetImporter.name:
+        return
+    if format not in (FolderImporter.name, DicomImporter.name):
+        raise UserError(f"--splits is for folders of image files, and the format is {format!r}: leave it out.")
+    whole_number(level, "--splits", 0, _DEEPEST)
 
 
 def _refuse_unread(opened: Source, path: Path, format: str, skip_broken: bool, format_given: bool) -> None:

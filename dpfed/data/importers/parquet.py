@@ -20,18 +20,20 @@ from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.naming import CONTENT
 from dpfed.data.importers.parquet_columns import TEXT_FIELDS, Columns, settle
 from dpfed.data.importers.source import (
+    SPLIT_NAMES,
     FileRecord,
     Importer,
     Item,
     Piece,
     Source,
     Unreadable,
+    captions_in,
     unit_of,
 )
 from dpfed.data.importers.splits import holds, split_files
 from dpfed.data.store.record import RecordInput, record_key
 from dpfed.data.views.pixels import EXTENSIONS
-from dpfed.errors import UserError
+from dpfed.errors import UserError, nearest
 
 _ROWS_AT_ONCE = 256
 _PIECE_BYTES = 16 << 20
@@ -69,7 +71,8 @@ class ParquetImporter(Importer):
             opened = [(split, file, pq.ParquetFile(file)) for split, file in found.files]
             opened = [entry for entry in opened if entry[2].metadata.num_rows] or opened  # an empty file says nothing
             files = [(split, file) for split, file, _ in opened]
-            settled = settle([(file, content.schema_arrow) for _, file, content in opened], id)
+            one_split = len({split for split, _ in files}) == 1
+            settled = settle([(file, content.schema_arrow) for _, file, content in opened], id, one_split)
             total = sum(content.metadata.num_rows for _, _, content in opened)
             first = settled.columns[0]
             if first.id is not None:
@@ -83,7 +86,7 @@ class ParquetImporter(Importer):
             kind="image-text" if settled.captioned else "image",
             records=itertools.chain.from_iterable(piece.records() for piece in pieces),
             label_names=settled.label_names,
-            splits=frozenset(split for split, _ in files),
+            splits=_splits(files, first.split),
             total=total,
             unit_name=settled.unit_name,
             unused=settled.unused,
@@ -93,6 +96,22 @@ class ParquetImporter(Importer):
             pieces=pieces,
             notice=settled.notice,
         )
+
+
+def _splits(files: list[tuple[str, Path]], column: str | None) -> frozenset[str]:
+    """The splits of the files, or those that the rows name."""
+    if column is None:
+        return frozenset(split for split, _ in files)
+    cells = (batch.column(0) for _, file in files for batch in pq.ParquetFile(file).iter_batches(columns=[column]))
+    return frozenset(_split_named(cell, files[0][0]) for column in cells for cell in pc.unique(column).to_pylist())
+
+
+def _split_named(cell: str | None, of_file: str) -> str:
+    """The split that a cell names, or that of its file; Karpathy's restval is for training."""
+    given = (cell or "").strip().lower()
+    if given and given not in SPLIT_NAMES and given != "restval":
+        raise UserError(f"a column split holds {cell!r}; {nearest(given, SPLIT_NAMES)}")
+    return SPLIT_NAMES.get(given, "train" if given else of_file)
 
 
 def _refuse_repeated(files: list[tuple[str, Path]], column: str) -> None:
@@ -181,6 +200,7 @@ def _pieces(files: list[tuple[str, Path]], columns: Sequence[Columns]) -> Iterat
 
 
 def _record(place: str, row: dict[str, Any], columns: Columns, split: str, folder: Path) -> Item:
+    split = split if columns.split is None else _split_named(row[columns.split], split)
     captions = tuple(dict.fromkeys(text for name in columns.captions for text in _texts(row[name])))
     unit = unit_of(row[columns.unit]) if columns.unit else None
     labels = {}
@@ -211,7 +231,7 @@ def _texts(cell: object) -> list[str]:
         return next((texts for name in TEXT_FIELDS if (texts := _texts(cell.get(name)))), [])
     if isinstance(cell, list):
         return [text for part in cell for text in _texts(part)]
-    return [cell] if isinstance(cell, str) and cell else []
+    return captions_in(cell) if isinstance(cell, str) and cell else []
 
 
 def _first_line(error: Exception) -> str:

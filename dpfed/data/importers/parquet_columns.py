@@ -56,6 +56,7 @@ class Columns:
         unit: the column of units; ``None``: there are none.
         labels: by column.
         id: the column of the records' names; ``None``: they are named by what they hold.
+        split: the column of splits; ``None``: they are the files'.
     """
 
     image: str
@@ -63,10 +64,11 @@ class Columns:
     unit: str | None
     labels: dict[str, Classes]
     id: str | None
+    split: str | None = None
 
     def used(self) -> list[str]:
         """All of them."""
-        return list(dict.fromkeys([self.image, *self.captions, *filter(None, (self.unit, self.id)), *self.labels]))
+        return list(dict.fromkeys([self.image, *self.captions, *filter(None, (self.unit, self.id, self.split)), *self.labels]))
 
 
 @dataclass
@@ -102,12 +104,13 @@ class _File:
         return _bare(self.schema.types[self.schema.names.index(name)]) if name in self.schema.names else None
 
 
-def settle(files: Sequence[tuple[Path, pa.Schema]], id: str | None) -> Settled:
+def settle(files: Sequence[tuple[Path, pa.Schema]], id: str | None, one_split: bool = False) -> Settled:
     """Settles which columns of some files hold what.
 
     Args:
         files: one data set.
         id: the column of the records' names, or ``"content"``; ``None``: as the schemas say.
+        one_split: the files' names do not tell splits apart, so a column ``split`` does.
 
     Raises:
         UserError: when two files disagree, or a file has no images.
@@ -120,6 +123,9 @@ def settle(files: Sequence[tuple[Path, pa.Schema]], id: str | None) -> Settled:
     unit, settled.unit_name = _unit_column(given)
     named = _id_column(given, id)
     labels = _labels(given, names, settled)
+    split = next(iter(known_columns(names, ["split"])), None) if one_split else None
+    if split is not None and not all(split in file.schema.names and _is_text(file.type(split)) for file in given):
+        raise UserError(f"some files of {given[0].path.parent} have no texts in a column {split!r}; all must have it, or none.")
     settled.captioned = bool(captions)
     for file in given:
         own = [name for name in captions if name in file.schema.names]
@@ -127,7 +133,7 @@ def settle(files: Sequence[tuple[Path, pa.Schema]], id: str | None) -> Settled:
         if missing:
             raise UserError(f"{file.path} lacks the column {missing[0]!r} that other files have; all files must have it.")
         classes = {name: by_file[file.path] for name, by_file in labels.items() if file.path in by_file}
-        settled.columns.append(Columns(image, own, unit, classes, named))
+        settled.columns.append(Columns(image, own, unit, classes, named, split))
     used = {name for columns in settled.columns for name in columns.used()}
     for file in given:
         if twice := next((name for name in file.schema.names if file.schema.names.count(name) > 1 and name in used), None):

@@ -11,7 +11,6 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.source import SPLIT_NAMES, FileRecord, Importer, Item, Source, Unreadable, not_utf8
 from dpfed.errors import UserError
 
-
 _PEEK = 4096  # bytes of a first line
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +30,7 @@ SPLIT_NAMES = {
 # Columns and keys that say which records belong together, the first one that is there: what their unit is called.
 UNIT_NAMES = {"unit": "unit", "person_id": "person", "patient_id": "patient", "pid": "person"}
 
+_LONGEST_LIST = 100_000  # characters
 _SEPARATORS = re.compile(r"[\W_]+")
 
 
@@ -159,6 +163,16 @@ class Importer(ABC):
         Raises:
             UserError: when `path` is not laid out as expected.
         """
+
+
+def captions_in(text: str) -> list[str]:
+    """The captions that a text holds: itself, or those of a list that was written as text, as pandas and JSON write one."""
+    if text.startswith("[") and text.endswith("]") and len(text) < _LONGEST_LIST:
+        for read in (json.loads, ast.literal_eval):
+            with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                if isinstance(found := read(text), list) and found and all(isinstance(part, str) for part in found):
+                    return found
+    return [text]
 
 
 def not_utf8(path: Path) -> UserError:

@@ -15,7 +15,7 @@ from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError
 
 _WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_PART = re.compile(r"(?:(?:part|shard|chunk|batch|subset|group|folder)[-_. ]?)?\d+", re.IGNORECASE)
+_PART = re.compile(r"(?:(?:part|shard|chunk|batch|subset|group|folder|fold)[-_. ]?)?\d+", re.IGNORECASE)
 _JOINED = re.compile(f"({'|'.join(SPLIT_NAMES)})(?:set|data|images?|imgs?|split|folder)")
 
 

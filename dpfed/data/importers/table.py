@@ -20,6 +20,7 @@ from dpfed.data.importers.source import (
     Item,
     Source,
     Unreadable,
+    captions_in,
     known_columns,
     unit_column,
     unit_of,
@@ -240,7 +241,8 @@ def _cell(cells: Cells, column: str | None) -> str:
 
 def _titles(cells: Cells, column: str | None) -> list[str]:
     cell = cells.get(column, "") if column else ""
-    return [text.strip() for text in ([cell] if isinstance(cell, str) else cell) if text.strip()]
+    texts = captions_in(cell.strip()) if isinstance(cell, str) else cell
+    return [text.strip() for text in texts if text.strip()]
 
 
 def _add(

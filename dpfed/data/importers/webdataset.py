@@ -18,7 +18,7 @@ from dpfed.data.importers.archives import DamagedArchive, is_compressed, members
 from dpfed.data.importers.classes import class_of, number_classes, without_class
 from dpfed.data.importers.listing import harmless, suffix
 from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Piece, Source, Unreadable, unit_of
-from dpfed.data.importers.splits import holds, is_part, split_files
+from dpfed.data.importers.splits import holds, is_part, split_files, split_of
 from dpfed.data.store.record import RecordInput
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError
@@ -99,6 +99,7 @@ class _Survey:
     unused: Counter[str] = field(default_factory=Counter)
     unread: list[Unreadable] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
+    folders: dict[str, str] = field(default_factory=dict)  # split that folders in the archive speak of -> one of them
 
     def facts(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
@@ -116,6 +117,7 @@ class _Survey:
         self.unused.update(facts["unused"])
         self.unread += [Unreadable(*entry) for entry in facts["unread"]]
         self.passed_over.update(facts["passed_over"])
+        self.folders = {**facts.get("folders", {}), **self.folders}
 
 
 class WebDatasetImporter(Importer):
@@ -136,8 +138,14 @@ class WebDatasetImporter(Importer):
             return holds(path, {".tar"}, access) and not holds(path, EXTENSIONS, access)
         return path.is_file() and suffix(path) == ".tar"
 
-    def open(self, path: Path, access: Access | None = None) -> Source:
-        """Reads the texts (not the images) of all archives and streams the records."""
+    def open(self, path: Path, access: Access | None = None, level: int | None = None) -> Source:
+        """Reads the texts (not the images) of all archives and streams the records.
+
+        Args:
+            path: a file or folder.
+            access: what may be read.
+            level: 0: no folder in an archive speaks of a split.
+        """
         access = access or Access.to(path)
         found = split_files(path, ".tar", self.layout, access)
         shards = found.files
@@ -151,6 +159,12 @@ class WebDatasetImporter(Importer):
         if not survey.samples:
             reason = f" ({survey.damaged[0]})" if survey.damaged else ""
             raise UserError(f"there are no samples in the archives of {path}{reason}; expected {self.layout}.")
+        if level is None and len(survey.folders) > 1:
+            raise UserError(
+                f"folders in the archives speak of several splits ({', '.join(survey.folders.values())}), and a split is the "
+                "archive's: unpack them and import the folder, pack an archive for each split, or say --splits 0 if the "
+                "archives' own names are right."
+            )
         numbers, names = number_classes(survey.classes)
         pieces = [_Archive(file, file.stat().st_size, split, _called(file, path), numbers) for split, file in shards]
         return Source(
@@ -213,13 +227,17 @@ def _called(archive: Path, source: Path) -> str:
 def _survey(split_and_file: tuple[str, Path], tell: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
     """What the texts of an archive say, as `_Survey.add` takes it and JSON holds it."""
     split, shard = split_and_file
-    survey = _Survey()
+    survey, last = _Survey(), ""
     try:
         for sample in _samples(shard, _TEXTS, functools.partial(_stray, place=f"{split}/{name_of(shard)}", survey=survey)):
             survey.samples += 1
             survey.unused.update(kind for kind in sample.unused if kind.removeprefix(".") not in _IMAGES)
             survey.captioned |= bool(sample.captions)
             survey.classes.add(sample.label)
+            folder = sample.key.rpartition("/")[0]
+            if folder != last and (spoken := split_of(Path(folder))):
+                survey.folders.setdefault(spoken, f"{shard.name}: {folder}")
+            last = folder
             survey.unit_keys.update([sample.unit_key] if sample.unit_key else [])
     except DamagedArchive as error:  # it is met again, and counted, when the records are read
         survey.damaged.append(f"{shard.name} {error}")

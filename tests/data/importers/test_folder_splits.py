@@ -62,6 +62,9 @@ def test_folders_that_speak_of_splits_are_splits(tmp_path: Path, pictures, place
     [
         (["archive/cats", "archive/dogs"], ["cats", "dogs"]),
         (["cats", "dogs/deep"], ["cats", "dogs"]),
+        (["fold1/cats", "fold1/dogs", "fold_2/cats"], ["cats", "dogs", "cats"]),
+        (["fold1", "fold2"], ["fold1", "fold2"]),
+        (["1/a", "2/b"], ["1", "2"]),
         (["images"], [None]),
         (["cats"], ["cats"]),
         (["cafe\u0301", "caf\u00e9"], ["caf\u00e9"] * 2),

@@ -236,6 +236,16 @@ def test_samples_that_are_torn_apart_are_refused(tmp_path: Path, pictures) -> No
         import_records(write(tmp_path / "x.tar", members[::2] + members[1::2]), tmp_path / "s")
 
 
+def test_folders_in_archives_that_speak_of_several_splits_are_refused(tmp_path: Path, pictures) -> None:
+    write(tmp_path / "in" / "0.tar", sample("train/cats/0", pictures))
+    write(tmp_path / "in" / "1.tar", sample("test/cats/0", pictures))
+    with pytest.raises(UserError, match="speak of several splits .*--splits 0"):
+        import_records(tmp_path / "in", tmp_path / "s")
+    assert import_records(tmp_path / "in", tmp_path / "s", splits=0).counts["train"] == 2
+    (tmp_path / "in" / "1.tar").unlink()
+    assert import_records(tmp_path / "in", tmp_path / "t").counts["train"] == 1
+
+
 def test_nothing_is_unpacked(tmp_path: Path, pictures) -> None:
     source = write(tmp_path / "in" / "x.tar", sample("../../escaped", pictures) + sample("/escaped", pictures))
     imported(source, tmp_path / "s")
