@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import unicodedata
 from collections.abc import Callable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from dpfed.data.importers.listing import Listing
     from dpfed.data.importers.workplace import Workplace
 
+_ELSEWHERE = re.compile(r"/(?:([A-Za-z]):[\\/]|[a-z][a-z0-9+]+:/)")
 _MOST_BYTES = 1 << 30  # of one image file; a larger one would not be decoded anyway
 
 
@@ -106,6 +108,8 @@ def _why_missing(path: Path) -> str:
     """What to say of a file that is not there: there may be one whose name is written in another way."""
     if "\\" in str(path) and Path(str(path).replace("\\", "/")).exists():
         return "file missing: write / instead of \\ in paths"
+    if found := _ELSEWHERE.search(str(path)):
+        return "file missing: its path is of Windows" if found[1] else "file missing: addresses of the web are not fetched"
     if path.name in _spellings(path.parent):
         return "file missing"  # a link that leads nowhere
     name = unicodedata.normalize("NFC", path.name)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Self
 
-from dpfed.data.importers.listing import ARCHIVES, archive_ending
+from dpfed.data.importers.listing import archive_ending
 
 _OCTAL = re.compile(rb"[0-7]+").fullmatch
 _BUFFER = 1 << 18  # bytes that are read at a time: most members are smaller
 _MOST_BYTES = 1 << 30  # of one member; a larger one would not be decoded anyway
 _BLOCK = tarfile.BLOCKSIZE
-_UNPACKED: dict[str, Callable[..., Any]] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+_UNPACKED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 
 
 class DamagedArchive(Exception):
@@ -92,7 +92,15 @@ class _Content(io.RawIOBase):
 
 def is_compressed(file: Path) -> bool:
     """Whether the content of an archive is not as it stands in its file."""
-    return bool(ARCHIVES[archive_ending(file)])
+    with file.open("rb") as content:
+        return _unpacker(content) is not None
+
+
+def _unpacker(file: IO[bytes]) -> Callable[..., Any] | None:
+    """What unpacks a file, by what it begins with: a download's name may be wrong."""
+    first = file.read(max(map(len, _UNPACKED)))
+    file.seek(0)
+    return next((unpack for magic, unpack in _UNPACKED.items() if first.startswith(magic)), None)
 
 
 def name_of(file: Path) -> str:
@@ -115,10 +123,11 @@ def members(file: Path, wanted: Callable[[tarfile.TarInfo], bool]) -> Iterator[t
     Raises:
         DamagedArchive: where the archive is not whole.
     """
-    kind, at = ARCHIVES[archive_ending(file)], 0
+    at = 0
     try:
         with file.open("rb", buffering=_BUFFER) as plain:
-            content = _Content(_UNPACKED[kind](plain) if kind else plain, seekable=not kind)
+            unpack = _unpacker(plain)
+            content = _Content(unpack(plain) if unpack else plain, seekable=unpack is None)
             while True:
                 archive = tarfile.TarFile(fileobj=content, tarinfo=_Header)
                 first = archive.firstmember  # type: ignore[attr-defined]  # without one, to ask again would read backwards

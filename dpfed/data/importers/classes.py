@@ -17,7 +17,7 @@ _NO_CLASS = frozenset(
 _SILENT = frozenset({"", "-1", "NaN", "nan"})  # nobody means these as the name of a class
 _TRUTH = {"True": "1", "False": "0"}
 _WHOLE = re.compile(r"([+-]?\d+)\.0*")
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")  # some countries write 1,5
 
 
 def class_of(value: object) -> str | None:
@@ -47,15 +47,16 @@ def number_classes(values: Iterable[object]) -> tuple[dict[str, int], list[str]]
     present = {found for value in values if (found := class_of(value)) is not None}
     same = _truth_as_numbers(present)
     present = {same.get(name, name) for name in present}
+    values_of = {name: float(name.replace(",", ".")) for name in sorted(filter(_NUMBER.fullmatch, present))}
     by_value: dict[float, str] = {}
-    for name in sorted(filter(_NUMBER.fullmatch, present)):
-        if (other := by_value.setdefault(float(name), name)) != name:
+    for name, number in values_of.items():
+        if (other := by_value.setdefault(number, name)) != name:
             raise UserError(f"the classes {other!r} and {name!r} are the same number: write them alike, or give them names.")
     if all(name.isdecimal() and str(int(name)) == name and int(name) < _MOST_NUMBERED for name in present):
         names = [str(number) for number in range(max(map(int, present), default=-1) + 1)]
     else:
-        names = sorted(present, key=float if len(by_value) == len(present) else str)
-    numbers = {name: number for number, name in enumerate(names) if name in present}
+        names = sorted(present, key=values_of.__getitem__ if len(values_of) == len(present) else str)
+    numbers = {name: place for place, name in enumerate(names) if name in present}
     return numbers | {name: numbers[other] for name, other in same.items()}, names
 
 

@@ -81,9 +81,21 @@ def class_numbers(placed: Sequence[Placed]) -> tuple[dict[str, list[str]], Calla
     """The names of the classes, and a function that gives the labels of an image.
 
     One class in two Unicode forms, as two systems write the name of its folder, is one class.
+
+    Raises:
+        UserError: where one split has a class in other capitals than another: it is one class, and nobody would notice.
     """
     classes = {one.label: unicodedata.normalize("NFC", one.label) for one in placed if one.label is not None}
     names = sorted(set(classes.values()))
+    splits: dict[str, set[str]] = {}
+    for one in placed:
+        if one.label is not None:
+            splits.setdefault(classes[one.label], set()).add(one.split)
+    alike: dict[str, str] = {}
+    for name in names:
+        other = alike.setdefault(name.lower(), name)
+        if other != name and not splits[other] & splits[name]:
+            raise UserError(f"the classes {other!r} and {name!r} of different splits differ in capitals; give them one name.")
     numbers = {name: number for number, name in enumerate(names)}
 
     def labels(one: Placed) -> dict[str, int]:

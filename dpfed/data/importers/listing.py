@@ -22,8 +22,7 @@ _HARMLESS_FILE = re.compile(
     | (md5|sha1|sha256|sha512)sums?(\.txt)? | (dataset_infos?|dataset_dict|state)\.json | .*\.(md|rst|py|ipynb|sh)""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
-# Endings of archives -> how they are compressed.
-ARCHIVES = {".tar": "", ".tar.gz": "gz", ".tgz": "gz", ".tar.bz2": "bz2", ".tbz2": "bz2", ".tar.xz": "xz", ".txz": "xz"}
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 _WATCHED = 1000  # files between two calls of a watcher
 _HARMLESS_FOLDER = re.compile(r"\..*|__MACOSX|__pycache__", re.DOTALL)
 
@@ -70,7 +69,7 @@ def suffix(file: Path) -> str:
 def archive_ending(file: Path) -> str:
     """The ending of a tar archive's name, compressed or not; empty for other files."""
     name = file.name.lower()
-    return next((ending for ending in ARCHIVES if name.endswith(ending)), "")
+    return next((ending for ending in _ARCHIVES if name.endswith(ending)), "")
 
 
 def harmless(name: str) -> bool:

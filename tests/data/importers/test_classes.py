@@ -49,7 +49,7 @@ def test_one_class_has_one_spelling_and_so_has_none(one: object, none: object) -
     assert number_classes([one, none, 0]) == ({"0": 0, "1": 1}, ["0", "1"]) and class_of(none) is None
 
 
-@pytest.mark.parametrize("values", [["01", "1"], ["0.10", 0.1], [True, 2]])
+@pytest.mark.parametrize("values", [["01", "1"], ["0.10", 0.1], ["1,0", "1"], [True, 2]])
 def test_classes_that_may_be_one_are_refused(values: list) -> None:
     with pytest.raises(UserError, match="write them alike|write all of them alike"):
         number_classes(values)

@@ -112,6 +112,15 @@ def test_where_the_intent_is_not_clear_the_commands_say_it(tmp_path: Path, pictu
         assert {split for split, _ in got.values()} == ({"train"} if number == 0 else {"train", "test"})
 
 
+def test_a_class_in_other_capitals_in_another_split_is_refused(tmp_path: Path, pictures) -> None:
+    source = tree(tmp_path / "in", pictures, "train/Cat", "val/cat", "train/a", "train/A")
+    with pytest.raises(UserError, match="'Cat' and 'cat' of different splits differ in capitals"):
+        import_records(source, tmp_path / "s")
+    (source / "val/cat").rename(source / "val/Cat")
+    import_records(source, tmp_path / "s")
+    assert {name for _, name in found(tmp_path / "s").values()} == {"A", "Cat", "a"}
+
+
 def test_images_that_are_named_after_splits_are_not_all_trained_on(tmp_path: Path, pictures) -> None:
     for name in ("train_1.png", "train_2.png", "test_1.png"):
         pictures.file(tmp_path / "in" / name)

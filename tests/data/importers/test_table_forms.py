@@ -145,6 +145,8 @@ def test_tables_of_several_folders_are_one_data_set_and_the_advice_says_so(tmp_p
         ('filepath,title\na.png,"a cat\nb.png,a "dog"\nc.png,z\n', "t.csv:2 begins a cell that holds the next rows"),
         ("sep=;\nfilepath;title\na.png;x;y\n", "t.csv:3 has more cells than the header"),
         ("filepath,title\nimages\\a.png,x\n", r"write / instead of \\ in paths \(1\): images\\a.png"),
+        ("filepath,title\nC:\\x\\a.png,x\n", "its path is of Windows"),
+        ("filepath,title\nhttps://x.org/a.png,x\n", "addresses of the web are not fetched"),
         ("filepath,title\nimages/A.PNG,x\n", r"other capitals \(1\): images/A.PNG"),
         (f"filepath,title\nimages/{unicodedata.normalize('NFD', 'é')}.png,x\n", r"another Unicode form \(NFC, NFD\)"),
         ("filepath,title\ntrain/a.png,x\ntest/b.png,y\nc.png,z\n", "c.png does not: add a column split"),

@@ -259,7 +259,7 @@ def test_what_stands_behind_the_end_of_an_archive_is_read(tmp_path: Path, pictur
     first = b"".join(by_hand(name, content) for name, content in sample("a", pictures) + sample("b", pictures)) + between
     second = write(tmp_path / "second", [("c.jpg", pictures.png() + bytes(7)), ("c.txt", b"c")]).read_bytes()
     packed = {"ar": bytes, "gz": gzip.compress, "z2": bz2.compress, "XZ": lzma.compress}[ending[-2:]]
-    for number, content in enumerate((packed(first + second), packed(first) + packed(second))):
+    for number, content in enumerate((packed(first + second), packed(first) + packed(second), first + second)):
         source = tmp_path / f"x{ending}"
         source.write_bytes(content)
         assert set(captions(imported(source, tmp_path / f"s{number}"))) == {"train/x/a", "train/x/b", "train/x/c"}
