@@ -162,7 +162,8 @@ def _image_column(files: Sequence[_File], names: Sequence[str]) -> str:
     if found is None:
         raise UserError(
             f"{files[0].path} has no column of images, only {', '.join(f'{f.name} ({f.type})' for f in files[0].schema)}; "
-            "expected 'image' as struct<bytes, path> or binary."
+            "expected 'image' as struct<bytes, path> or binary. If it names image files, as metadata.parquet does, write it as "
+            "a table, .csv or .jsonl."
         )
     return found
 
