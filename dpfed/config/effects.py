@@ -119,7 +119,13 @@ _RULES = (
     needs("text_views.sentence_swap text_views.word_swap text_views.word_delete", "model.kind", *_READERS),
     needs("model.architecture model.tokenizer adaptation.text adaptation.text_layers", "model.kind", "open_clip"),
     Rule(
-        "model.weights model.digest adaptation.image adaptation.rank adaptation.alpha adaptation.image_layers",
+        "model.digest",
+        "model.kind model.image model.text",
+        lambda c: c.model.external or c.model.pretrained_text is not None,
+        "a run writes it",
+    ),
+    Rule(
+        "model.weights adaptation.image adaptation.rank adaptation.alpha adaptation.image_layers",
         "model.kind model.image",
         lambda c: c.model.external,
         "set model.kind = 'open_clip' or model.image = 'timm/NAME'",
@@ -147,6 +153,12 @@ _RULES = (
         "model.text model.text_width model.text_layers model.text_heads model.vocabulary model.context",
         "model.kind",
         "image-text",
+    ),
+    Rule(
+        "model.text_width model.text_layers model.text_heads model.vocabulary model.context",
+        "model.text",
+        lambda c: c.model.pretrained_text is None,
+        "a pretrained text tower has its own; set model.text = 'transformer'",
     ),
     needs("model.head_hidden", "model.kind", "image"),
     Rule(

@@ -24,7 +24,7 @@ class ResolvedConfig(Config):
             "training.device": self.training.device == "auto",
             "bounding.engine": self.bounding.engine == "auto" and not own_engine,
             "objective.bias": self.objective.loss.bias is not None and self.objective.bias is None,
-            "model.digest": self.model.external and self.model.digest is None,
+            "model.digest": (self.model.external or self.model.pretrained_text) and self.model.digest is None,
             "adaptation.image": self.model.external and self.adaptation.image == "auto",
         }
         if names := [name for name, is_left in left.items() if is_left]:

@@ -76,6 +76,8 @@ class TextViewsConfig(Section):
 
 _ENCODERS = ("cnn", "resnet18", "resnet34", "resnet50")
 _TIMM = "timm/"
+_OWN_TEXT = "transformer"
+SENTENCES = "sentence-transformers/"  # of model.text: a pretrained tower by its name on the hub
 
 
 class ModelConfig(Section):
@@ -109,7 +111,11 @@ class ModelConfig(Section):
     anchors: str | None = Field(None, description="normalisation = 'batch': a public record store; none: generated shapes")
     anchor_count: int = Field(32, ge=2, le=4096, description="M: public images in every group (normalisation = 'batch')")
     weight_standardisation: bool = Field(False, description="convolutions use weights of mean 0 and variance 1")
-    text: Literal["transformer"] = Field("transformer", description="text encoder (kind = 'image-text')")
+    text: str = Field(
+        _OWN_TEXT,
+        description="text encoder (kind = 'image-text'): 'transformer' (small, trained), 'sentence-transformers/NAME', or a "
+        "folder of the Hugging Face format (pretrained, frozen, with a linear head)",
+    )
     text_width: int = Field(
         64, ge=8, le=8192, description="dimensions of a word inside the text encoder; a multiple of text_heads"
     )
@@ -132,6 +138,11 @@ class ModelConfig(Section):
         return self.image.removeprefix(_TIMM) if ours else None
 
     @property
+    def pretrained_text(self) -> str | None:
+        """Where a pretrained text tower is, in a model that has one beside an image encoder."""
+        return self.text if self.kind == "image-text" and self.text != _OWN_TEXT else None
+
+    @property
     def external(self) -> bool:
         """Whether the image tower is one of open_clip's or timm's."""
         return self.kind == "open_clip" or self.timm is not None
@@ -152,16 +163,18 @@ class ModelConfig(Section):
 
 
 Layer = Literal["q", "k", "v", "out", "mlp"]
-Training = Literal["full", "lora", "frozen"]
+Training = Literal["full", "last", "bias", "lora", "frozen"]
 
 
 class AdaptationConfig(Section):
     """What of an open_clip model or a timm encoder is trained. What is frozen costs no gradient, no noise and no traffic."""
 
-    image: Literal["auto", "full", "lora", "frozen"] = Field(
-        "auto", description="image tower: all weights, low-rank adapters, or nothing (LiT); auto: lora (open_clip), full (timm)"
+    image: Literal["auto", "full", "last", "bias", "lora", "frozen"] = Field(
+        "auto",
+        description="image tower: all weights, its last block, biases and scales, low-rank adapters, or nothing (LiT); "
+        "auto: lora (open_clip), full (timm)",
     )
-    text: Training = Field("lora", description="text tower: the same choice")
+    text: Literal["full", "lora", "frozen"] = Field("lora", description="text tower: all weights, adapters, or nothing")
     rank: int = Field(16, ge=1, le=4096, description="r of the adapters B A (Hu et al. 2022)")
     alpha: float = Field(16.0, gt=0, description="the adapters count alpha / rank times")
     image_layers: Items[Layer] = Field(("q", "v"), min_length=1, description="where the image tower gets adapters")

@@ -22,13 +22,15 @@ from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
 from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, group_norm, layer_norm, standardise_weights
 from dpfed.models.starting import StartingWeights
 from dpfed.models.text import TextTransformer
+from dpfed.models.text_blueprints import text_blueprint
+from dpfed.models.text_tower import TextTokenizer, TextTower, build_text_tower
 from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.models.timm_encoders import TimmEncoder, adapt_timm, build_timm
 from dpfed.models.towers import ClipModel, adapt, build_clip
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 Model = SimCLRModel | TwoTowerModel | ClipModel
-Tokenizer = WordTokenizer | ClipTokenizer
+Tokenizer = WordTokenizer | ClipTokenizer | TextTokenizer
 
 
 def default_size(model: ModelConfig) -> int:
@@ -58,11 +60,13 @@ def tokenizer_for(model: ModelConfig) -> Tokenizer | None:
     """What turns captions into the token numbers that a model reads; ``None`` for image models.
 
     Raises:
-        UserError: if open_clip's tokenizer for the architecture cannot be had.
+        UserError: if the tokenizer of open_clip's architecture, or of a pretrained text tower, cannot be had.
     """
     if model.kind == "open_clip":
         spec = blueprint(model)
         return WordTokenizer(spec.vocabulary, spec.context) if model.tokenizer == "words" else clip_tokenizer(spec)
+    if model.pretrained_text is not None:
+        return TextTokenizer(text_blueprint(model.pretrained_text, weights=False))
     return WordTokenizer(model.vocabulary, model.context) if model.reads_text else None
 
 
@@ -132,12 +136,18 @@ def _small(model: ModelConfig, objective: ObjectiveConfig, size: int | None, loa
             nn.Linear(encoder.features_dim, model.head_hidden), nn.ReLU(), nn.Linear(model.head_hidden, model.embedding)
         )
         return SimCLRModel(encoder, head, **rest)
+    text = _text_encoder(model, load_weights)
+    return TwoTowerModel(encoder, text, nn.Linear(encoder.features_dim, model.embedding, bias=False), **rest)
+
+
+def _text_encoder(model: ModelConfig, load_weights: bool) -> TextTransformer | TextTower:
+    if model.pretrained_text is not None:
+        return build_text_tower(text_blueprint(model.pretrained_text, load_weights), model.embedding, load_weights)
     if model.text_width % model.text_heads:
         raise UserError(f"model.text_width ({model.text_width}) must be a multiple of model.text_heads ({model.text_heads}).")
-    text = TextTransformer(
+    return TextTransformer(
         model.vocabulary, model.text_width, model.text_layers, model.text_heads, model.context, out=model.embedding
     )
-    return TwoTowerModel(encoder, text, nn.Linear(encoder.features_dim, model.embedding, bias=False), **rest)
 
 
 def _byol(model: ModelConfig, objective: ObjectiveConfig, size: int | None, load_weights: bool) -> BYOLModel:

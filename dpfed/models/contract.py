@@ -11,6 +11,7 @@ from dpfed.errors import UserError
 
 _CONTRACT = {
     "features": "features(images (n, 3, H, W)) -> (n, F)",
+    "text_features": "text_features(tokens (n, L)) -> (n, F)",
     "embed_images": "embed_images(images (n, 3, H, W)) -> (n, D)",
     "embed_text": "embed_text(tokens (n, L)) -> (n, D)",
     "move": "move()",

@@ -137,6 +137,10 @@ class TwoTowerModel(_Contrastive):
         """Backbone features ``(n, F)`` of normalised images ``(n, 3, H, W)``, before the projection."""
         return self.image_encoder(images)
 
+    def text_features(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Text features ``(n, F)`` of tokens ``(n, L)``: of a pretrained tower before its head, otherwise ``(n, D)``."""
+        return getattr(self.text_encoder, "backbone", self.text_encoder)(tokens)
+
     def project_images(self, images: torch.Tensor) -> torch.Tensor:
         """Projections ``(n, D)`` of normalised images ``(n, 3, H, W)``."""
         return self.projection(self.image_encoder(images))

@@ -15,6 +15,7 @@ from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 FORMAT = 1
 WEIGHTS, DESCRIPTION, HEAD = "model.safetensors", "model.json", "head.safetensors"
 TIMM_CONFIG = "config.json"  # timm's description of weights
+TEXT = "text"  # a folder in the model's: a pretrained text tower, in the Hugging Face format
 _KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256", "digest")
 
 
@@ -24,7 +25,7 @@ def describe(folder: str | Path) -> dict[str, Any]:
     Returns:
         The keys ``format, model, objective, image_size`` (pixels)``, normalisation`` (mean and std per channel, of pixels in
         [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number), ``sha256`` (of the weights), of a timm
-        encoder ``sha256_head`` (of what is beside it), ``digest`` (of all else that is said) and, where they are known,
+        encoder ``sha256_head`` (of what is beside it), of a pretrained text tower ``sha256_text``, ``digest`` (of all else that is said) and, where they are known,
         ``trained`` (the runs that made it).
 
     Raises:
@@ -74,12 +75,14 @@ class Part(NamedTuple):
 
 
 def weight_parts(model: ModelConfig) -> tuple[Part, ...]:
-    """The files with the weights of a model; stock open_clip and timm read the first."""
+    """The files with the weights of a model; stock open_clip and timm read the first, transformers that of the text tower."""
     if model.kind == "open_clip":
         return (Part(CLIP_WEIGHTS),)
+    text = [Part(f"{TEXT}/{WEIGHTS}", "sha256_text", "text_encoder.backbone.net.")] if model.pretrained_text else []
     if model.timm is None:
-        return (Part(WEIGHTS),)
-    return (Part(WEIGHTS, prefix=f"{'image_encoder' if model.reads_text else 'encoder'}.timm."), Part(HEAD, "sha256_head"))
+        return (Part(WEIGHTS), *text)
+    encoder = f"{'image_encoder' if model.reads_text else 'encoder'}.timm."
+    return (Part(WEIGHTS, prefix=encoder), Part(HEAD, "sha256_head"), *text)
 
 
 def digest_of(description: dict[str, Any]) -> str:

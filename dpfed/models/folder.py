@@ -5,6 +5,7 @@ model.safetensors       weights of our own models
 model.safetensors, config.json, head.safetensors
                         a timm encoder with its adapters merged in: ``timm.create_model("local-dir:FOLDER", pretrained=True)``,
                         and what stands behind or beside it in training
+text/                   a pretrained text tower: ``transformers.AutoModel.from_pretrained("FOLDER/text")``
 open_clip_model.safetensors, open_clip_config.json
                         an open_clip model with its adapters merged in: ``open_clip.create_model("local-dir:FOLDER")``
 adapters.safetensors    the adapters alone, where there are some
@@ -36,8 +37,9 @@ from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.building import Model, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import without_centres
 from dpfed.models.clip_tokenizer import ClipTokenizer
-from dpfed.models.description import DESCRIPTION, FORMAT, HEAD, TIMM_CONFIG, WEIGHTS, describe, digest_of, weight_parts
+from dpfed.models.description import DESCRIPTION, FORMAT, TEXT, TIMM_CONFIG, WEIGHTS, describe, digest_of, weight_parts
 from dpfed.models.lora import merged_state
+from dpfed.models.text_tower import FrozenTextTower, TextTokenizer, save_tower_files
 from dpfed.models.timm_encoders import TimmEncoder, local_dir_config
 from dpfed.models.towers import ClipModel
 
@@ -59,10 +61,12 @@ def save_encoder(
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(model, ClipModel):
         files = _save_clip(folder, model, config)
-    elif config.model.timm is not None:
-        files = _save_timm(model, config)
     else:
-        files = {WEIGHTS: save(_portable(without_centres(model.state_dict())))}
+        files = _save_parts(model, config)
+        if config.model.timm is not None:
+            files |= _save_timm(model, config)
+        if config.model.pretrained_text is not None:
+            _save_text(folder / TEXT, model, config)
     for name, content in files.items():
         write_atomically(folder / name, content)
     preprocessing = preprocessing_of(config)
@@ -93,18 +97,30 @@ def _save_clip(folder: Path, model: ClipModel, config: ResolvedConfig) -> dict[s
     return files | ({ADAPTERS: alone} if alone else {})
 
 
+def _save_parts(model: nn.Module, config: ResolvedConfig) -> dict[str, bytes]:
+    """The files of a model's weights, adapters merged in; what has no prefix takes what no other file has."""
+    state, files = _portable(without_centres(merged_state(model))), {}
+    for part in sorted(weight_parts(config.model), key=lambda part: -len(part.prefix)):
+        own = [name for name in state if name.startswith(part.prefix)]
+        files[part.file] = save({name.removeprefix(part.prefix): state.pop(name) for name in own})
+    return files
+
+
 def _save_timm(model: nn.Module, config: ResolvedConfig) -> dict[str, bytes]:
-    """What stock timm reads, the rest of the model, and the adapters alone, by the names of the files."""
-    prefix = weight_parts(config.model)[0].prefix
-    encoder = model.get_submodule(prefix.removesuffix(".timm."))
+    """What stock timm reads beside the weights, and the adapters alone, by the names of the files."""
+    encoder = model.get_submodule(weight_parts(config.model)[0].prefix.removesuffix(".timm."))
     assert isinstance(encoder, TimmEncoder)
     stock = local_dir_config(encoder, str(config.model.timm), preprocessing_of(config), image_size(config))
-    state = _portable(without_centres(merged_state(model)))
-    own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-    rest = {name: tensor for name, tensor in state.items() if not name.startswith(prefix)}
-    files = {TIMM_CONFIG: _text(stock), WEIGHTS: save(own), HEAD: save(rest)}
     alone = adapter_bytes(encoder.timm)
-    return files | ({ADAPTERS: alone} if alone else {})
+    return {TIMM_CONFIG: _text(stock)} | ({ADAPTERS: alone} if alone else {})
+
+
+def _save_text(folder: Path, model: nn.Module, config: ResolvedConfig) -> None:
+    """Writes what transformers reads beside the weights of a text tower."""
+    folder.mkdir(exist_ok=True)
+    tower, tokenizer = model.get_submodule("text_encoder.backbone"), tokenizer_for(config.model)
+    assert isinstance(tower, FrozenTextTower) and isinstance(tokenizer, TextTokenizer)
+    save_tower_files(tower, tokenizer, folder)
 
 
 def _text(content: dict[str, Any]) -> bytes:
@@ -119,7 +135,8 @@ def _described(model: ModelConfig) -> dict[str, Any]:
     """The configuration without paths of this machine: an open_clip model is rebuilt from its own folder."""
     name = model.architecture and Path(model.architecture.removeprefix(LOCAL_DIR)).name
     gone = {"architecture": name, "weights": None, "digest": None, "anchors": None, "start": None, "start_digest": None}
-    return model.model_copy(update=gone).model_dump(mode="json")
+    text = {"text": TEXT} if model.pretrained_text else {}
+    return model.model_copy(update=gone | text).model_dump(mode="json")
 
 
 def load_encoder(folder: str | Path) -> Model:
@@ -146,7 +163,7 @@ def load_encoder(folder: str | Path) -> Model:
     model = _skeleton(config, objective, description["image_size"])
     target = model.clip if isinstance(model, ClipModel) else model
     _compare(target.state_dict(), tensors, folder / weight_parts(config)[0].file)
-    target.load_state_dict(tensors, assign=not config.external)
+    target.load_state_dict(tensors, assign=not (config.external or config.pretrained_text))
     return model.requires_grad_(True).eval()
 
 
@@ -165,7 +182,7 @@ def weights_digest(folder: str | Path) -> str:
 
 def _skeleton(config: ModelConfig, objective: ObjectiveConfig, size: int) -> Model:
     """The model before its weights are read, without touching the random state of the process."""
-    if config.external:  # has constants that are computed when it is built, so it cannot be made of meta tensors
+    if config.external or config.pretrained_text:  # has constants that are computed when it is built, so it cannot be made of meta tensors
         whole = AdaptationConfig(image="full", text="full")
         with torch.random.fork_rng(devices=[]):
             return build_model(config, objective, whole, size, load_weights=False)
@@ -182,6 +199,8 @@ def model_config(folder: str | Path) -> ModelConfig:
     given = describe(folder)["model"]
     if isinstance(given, dict) and given.get("kind") == "open_clip":
         given["architecture"] = f"{LOCAL_DIR}{folder}"
+    if isinstance(given, dict) and given.get("text") == TEXT:
+        given["text"] = f"{folder}/{TEXT}"
     try:
         return ModelConfig.model_validate(given)
     except ValidationError as error:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _EXPECTED = "the folder of a finished run, its model/, or a .safetensors file of weights"
 # Of [model]: where files are, and what the weights do not depend on.
-_NOT_OF_THE_ARCHITECTURE = ("architecture", "weights", "digest", "start", "start_digest", "anchors", "anchor_count")
+_NOT_OF_THE_ARCHITECTURE = ("architecture", "text", "weights", "digest", "start", "start_digest", "anchors", "anchor_count")
 # Settings of a run's own objective and normalisation, which live in the model.
 _SETTINGS = ("log_scale", "fixed_temperature", "bias", "logit_scale", "logit_bias")
 _OWN_OF_OPEN_CLIP = ("vision_cfg.image_size", "init_logit_bias")  # likewise, in its description
@@ -119,7 +119,7 @@ class StartingWeights:
     def _contents(self) -> Iterator[tuple[Part, Path, bytes]]:
         """The files of weights, whole."""
         for part, digest in self._parts():
-            path = self.path.with_name(part.file)
+            path = self.path.parent / part.file
             content = read_file(path)
             if hashlib.sha256(content).hexdigest() != digest:
                 raise UserError(f"model.start: {path} is damaged, or not the file that its {DESCRIPTION} describes.")
@@ -204,7 +204,7 @@ def _in_folder(folder: Path) -> StartingWeights:
 
 def _model_in(description: dict[str, Any]) -> ModelConfig:
     """What of a description says where its weights are; the rest of it may be of another version."""
-    there = {key: description["model"].get(key) for key in ("kind", "image")}
+    there = {key: description["model"].get(key) for key in ("kind", "image", "text")}
     return ModelConfig().model_copy(update={key: value for key, value in there.items() if isinstance(value, str)})
 
 

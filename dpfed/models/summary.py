@@ -9,10 +9,12 @@ from pathlib import Path
 from torch import nn
 
 from dpfed.config import Config
-from dpfed.config.sections import PROCEDURAL, Training
+from dpfed.config.sections import PROCEDURAL, SENTENCES, Training
 from dpfed.models.blueprints import blueprint
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.timm_blueprints import timm_blueprint
+
+_WORDS = {"full": "in full", "last": "the last block", "bias": "biases and scales", "frozen": "frozen"}
 
 
 @dataclass(frozen=True)
@@ -49,18 +51,22 @@ def trained_part(model: nn.Module, config: Config) -> Trained:
 
 def _how(config: Config) -> str:
     model, adaptation = config.model, config.adaptation
-    if not model.external:
+    rest = "text tower and projection" if model.reads_text else "head"
+    if model.pretrained_text is not None:
+        rest = f"{model.text.removeprefix(SENTENCES).rpartition('/')[2]}: frozen; heads"
+    elif not model.external:
         return "both towers in full" if model.reads_text else "encoder and head in full"
 
     def tower(name: str, training: Training, layers: Sequence[str]) -> str:
         if training == "lora":
             return f"{name}: LoRA of rank {adaptation.rank} on {', '.join(layers)}"
-        return f"{name}: {'in full' if training == 'full' else 'frozen'}"
+        return f"{name}: {_WORDS[training]}"
 
     images = adaptation.of_images(model.kind), adaptation.image_layers
     if model.kind == "open_clip":
         return f"{tower('image tower', *images)}; {tower('text tower', adaptation.text, adaptation.text_layers)}"
-    return f"{tower(model.image, *images)}; {'text tower and projection' if model.reads_text else 'head'}: in full"
+    image = tower(model.image, *images) if model.external else f"{model.image}: in full"
+    return f"{image}; {rest}: in full"
 
 
 def start_of(config: Config) -> str:

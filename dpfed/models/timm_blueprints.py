@@ -1,7 +1,8 @@
 """What a timm encoder is made of before it is built: architecture, preprocessing, and where its weights are.
 
 Weights are a tag that timm knows, a repository of the Hugging Face hub, or a local file or folder. Nothing is downloaded unless
-a tag or a repository asks for it. An encoder must keep records apart, so BatchNorm is refused.
+a tag or a repository asks for it. An encoder must keep records apart: BatchNorm has the fixed statistics of pretrained weights
+(`dpfed.models.fixed_batch_norm`), and is refused without such weights.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class TimmBlueprint:
         published: the weights are to be fetched by timm, which knows them.
         repository: of the hub, from which they are to be fetched otherwise.
         file: local weights, or ``None``; with none of these, weights are random.
+        started: the model has starting weights (``model.start``), which take their place.
     """
 
     name: str
@@ -52,6 +54,12 @@ class TimmBlueprint:
     published: bool = False
     repository: str | None = None
     file: Path | None = None
+    started: bool = False
+
+    @property
+    def random(self) -> bool:
+        """Whether the weights are random, and BatchNorm would have no statistics."""
+        return not (self.published or self.repository or self.file or self.started)
 
     @property
     def size(self) -> int:
@@ -63,9 +71,12 @@ class TimmBlueprint:
         """Hash of architecture and preprocessing, not of the weights.
 
         Raises:
-            UserError: if the architecture cannot be built, or mixes records.
+            UserError: if the architecture cannot be built, or has BatchNorm and no pretrained weights.
         """
-        text = json.dumps([self.name, _shapes(self.name), asdict(self.preprocessing)], sort_keys=True)
+        shapes, has_batch_norm = _shapes(self.name)
+        if has_batch_norm and self.random:
+            raise batch_norm_without_weights(self.name)
+        text = json.dumps([self.name, shapes, asdict(self.preprocessing)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -87,7 +98,7 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
         raise UserError(f"unknown model.image = '{model.image}': timm has no such architecture; {hint}")
     own = _cfg_of(name)
     if weights is None:
-        return TimmBlueprint(name, own, Preprocessing())
+        return TimmBlueprint(name, own, Preprocessing(), started=model.start is not None)
     if weights.startswith(HUB):
         repository = weights.removeprefix(HUB)
         cfg = own | _described(name, weights, _of_repository(repository))
@@ -204,25 +215,23 @@ def create(spec: TimmBlueprint, pretrained: bool, options: dict[str, Any]) -> nn
         raise UserError(f"timm cannot build {spec.name}{what}: {words(error)}.") from error
 
 
-def refuse_batch_norm(name: str, net: nn.Module) -> None:
-    """Refuses BatchNorm by name, before the layers are looked at one by one (`dpfed.models.validation`)."""
-    place = next((path for path, module in net.named_modules() if isinstance(module, _BatchNorm)), None)
-    if place is None:
-        return
+def batch_norm_without_weights(name: str) -> UserError:
+    """For an encoder whose BatchNorm has no statistics but those of the private records."""
     import timm
 
     siblings = [known for known in timm.list_models("*_gn") if not known.startswith("test_")]
     near = difflib.get_close_matches(f"{name}_gn", siblings, n=1)
     hint = f"'timm/{near[0]}', " if near else ""
-    raise UserError(
-        f"model.image = 'timm/{name}' has BatchNorm (at '{place}'), which mixes records: take {hint}another timm model whose "
-        "name ends in _gn, a ConvNeXt or a ViT."
+    return UserError(
+        f"model.image = 'timm/{name}' has BatchNorm, which mixes records unless its statistics are those of pretrained weights: "
+        f"set model.weights, or take {hint}another timm model whose name ends in _gn, a ConvNeXt or a ViT."
     )
 
 
 @functools.cache
-def _shapes(name: str) -> dict[str, list[int]]:
-    """The names and shapes of an architecture's tensors, which tell one version of timm from another."""
+def _shapes(name: str) -> tuple[dict[str, list[int]], bool]:
+    """The names and shapes of an architecture's tensors, which tell one version of timm from another; and whether it has
+    BatchNorm."""
     spec = TimmBlueprint(name, _cfg_of(name), Preprocessing())
     with torch.random.fork_rng(devices=[]):
         try:
@@ -230,8 +239,8 @@ def _shapes(name: str) -> dict[str, list[int]]:
                 net = create(spec, False, {})
         except UserError:  # some constructors compute constants
             net = create(spec, False, {})
-    refuse_batch_norm(name, net)
-    return {path: list(tensor.shape) for path, tensor in net.state_dict().items()}
+    has_batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
+    return {path: list(tensor.shape) for path, tensor in net.state_dict().items()}, has_batch_norm
 
 
 def _cfg_of(name: str) -> dict[str, Any]:

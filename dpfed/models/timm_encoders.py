@@ -13,8 +13,10 @@ from dpfed.config import AdaptationConfig, ModelConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.models.blueprints import quiet
+from dpfed.models.fixed_batch_norm import fix_batch_norm
 from dpfed.models.lora import add_adapters
-from dpfed.models.timm_blueprints import HUB, RESIZE, TimmBlueprint, create, refuse_batch_norm, timm_blueprint
+from dpfed.models.partial import train_part
+from dpfed.models.timm_blueprints import HUB, RESIZE, TimmBlueprint, batch_norm_without_weights, create, timm_blueprint
 from dpfed.models.weight_files import fitting_weights, reading_weights, words
 
 
@@ -44,7 +46,8 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
         load_weights: fetch or read the weights that the configuration names.
 
     Raises:
-        UserError: if the architecture mixes records or does not take such images, or the weights cannot be had or do not fit.
+        UserError: if the architecture has BatchNorm and no weights, or does not take such images, or the weights cannot be had
+            or do not fit.
     """
     spec = timm_blueprint(model)
     size = size or spec.size
@@ -55,7 +58,8 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
         net = _with(spec, _fetched(spec.repository), f"{HUB}{spec.repository}", options)
     else:
         net = create(spec, spec.published and load_weights, options)
-    refuse_batch_norm(spec.name, net)
+    if fix_batch_norm(net) and load_weights and spec.random:
+        raise batch_norm_without_weights(spec.name)
     for module in net.modules():
         if getattr(module, "inplace", False):  # neither torch.func nor hooks on gradients allow it
             module.inplace = False  # type: ignore[assignment]
@@ -72,10 +76,10 @@ def adapt_timm(encoder: nn.Module, adaptation: AdaptationConfig, kind: str) -> N
         kind: of the model that it is in.
 
     Raises:
-        UserError: if a layer that should get adapters is not there.
+        UserError: if the part that should be trained is not there.
     """
     training = adaptation.of_images(kind)
-    encoder.requires_grad_(training == "full")
+    train_part(encoder.get_submodule("timm"), training, "the encoder")
     if training == "lora":
         add_adapters(encoder, "image", adaptation.image_layers, adaptation.rank, adaptation.alpha / adaptation.rank)
 

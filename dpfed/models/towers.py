@@ -16,7 +16,9 @@ from dpfed.config import AdaptationConfig, ObjectiveConfig
 from dpfed.errors import UserError
 from dpfed.models.blueprints import CONFIG, LOCAL_DIR, Blueprint, quiet
 from dpfed.models.contrastive import MIN_TEMPERATURE, per_view
+from dpfed.models.fixed_batch_norm import fix_batch_norm
 from dpfed.models.lora import add_adapters
+from dpfed.models.partial import train_part
 from dpfed.models.starting import StartingWeights
 from dpfed.models.weight_files import reading_weights, words
 
@@ -76,6 +78,10 @@ class ClipModel(nn.Module):
         """Image features ``(n, D)`` of normalised images ``(n, 3, H, W)``: what open_clip's ``encode_image`` gives."""
         return self.clip.encode_image(images)
 
+    def text_features(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Text features ``(n, D)`` of tokens ``(n, L)``: what open_clip's ``encode_text`` gives."""
+        return self.clip.encode_text(tokens)
+
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
         return F.normalize(self.features(images), dim=-1)
@@ -126,6 +132,11 @@ def build_clip(
         start.load_into(clip)
     elif load_weights and (file := _fetched(spec) if spec.tag else spec.file) is not None:
         _load(clip, file)
+    if fix_batch_norm(clip) and load_weights and start is None and spec.tag is None and spec.file is None:
+        raise UserError(
+            f"{spec.name} has BatchNorm, which mixes records unless its statistics are those of pretrained weights: set "
+            "model.weights, or take a ViT."
+        )
     return ClipModel(clip, model_cfg, objective)
 
 
@@ -133,14 +144,13 @@ def adapt(model: ClipModel, adaptation: AdaptationConfig, objective: ObjectiveCo
     """Freezes everything but what is to be trained, and adds adapters.
 
     Raises:
-        UserError: if a layer that should get adapters is not there.
+        UserError: if the part that should be trained is not there.
     """
     clip = model.clip
     model.requires_grad_(False)
     text = [(name, parameter) for name, parameter in clip.named_parameters() if not name.startswith(_NOT_TEXT)]
     images = adaptation.of_images("open_clip")
-    if images == "full":
-        clip.visual.requires_grad_(True)
+    train_part(clip.visual, images, "the image tower")
     if adaptation.text == "full":
         for _, parameter in text:
             parameter.requires_grad_(True)

@@ -26,6 +26,8 @@ def with_absolute_paths(config: Config) -> Config:
         place = Path(model.weights.removeprefix(LOCAL_DIR)).expanduser()
         if place.is_file() or model.timm is not None and (place / TIMM_CONFIG).is_file():
             model = model.model_copy(update={"weights": str(place.resolve())})
+    if model.pretrained_text and (place := Path(model.text.removeprefix(LOCAL_DIR)).expanduser()).is_dir():
+        model = model.model_copy(update={"text": str(place.resolve())})
     if model.anchors is not None:
         model = model.model_copy(update={"anchors": str(Path(model.anchors).expanduser().resolve())})
     if model.start is not None and model.start != PROCEDURAL:

@@ -19,6 +19,7 @@ from dpfed.models.blueprints import blueprint
 from dpfed.models.building import build_model, default_size, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import add_centres
 from dpfed.models.starting import MissingStart
+from dpfed.models.text_blueprints import text_blueprint
 from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.models.validation import validate
 from dpfed.privacy.method import method_named
@@ -103,16 +104,20 @@ def _with(config: Config, **sections: dict[str, object]) -> Config:
 
 
 def _digest(model: ModelConfig) -> str | None:
-    """Of an open_clip or timm architecture: a run must not go on with another one of the same name."""
+    """Of an open_clip or timm architecture, and of a pretrained text tower: a run must not go on with others of these names."""
+    found: list[str] = []
     if model.kind == "open_clip":
-        found, name, where = blueprint(model).digest, model.architecture, "the file (or the version of open_clip)"
-    elif model.timm is not None:
-        found, name, where = timm_blueprint(model).digest, model.image, "the version of timm and model.weights"
-    else:
+        found, what, where = [blueprint(model).digest], f"the architecture {model.architecture}", "the file (or open_clip)"
+    if model.timm is not None:
+        found, what, where = [timm_blueprint(model).digest], f"the architecture {model.image}", "the version of timm and model.weights"
+    if model.pretrained_text is not None:
+        found, what, where = [*found, text_blueprint(model.text).digest], "the model", "its towers"
+    if not found:
         return model.digest
-    if model.digest not in (None, found):
-        raise UserError(f"the architecture {name} is no longer the one that the run was started with: restore {where}.")
-    return found
+    digest = "-".join(found)
+    if model.digest not in (None, digest):
+        raise UserError(f"{what} is no longer the one that the run was started with: restore {where}.")
+    return digest
 
 
 def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:

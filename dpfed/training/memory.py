@@ -148,8 +148,8 @@ def _count(config: Config) -> tuple[int, int, float]:
 
 
 def _of_a_caption(model: ModelConfig) -> int:
-    """Bytes of what the layers of the small text tower put out for one caption; those of open_clip are not counted."""
-    if not model.reads_text or model.kind == "open_clip":
+    """Bytes of what the layers of the small text tower put out for one caption; pretrained ones are not counted."""
+    if model.kind != "image-text" or model.pretrained_text:
         return 0
     scores, vectors = 2 * model.text_heads * model.context**2, 10 * model.context * model.text_width
     return _FLOAT * model.text_layers * (scores + vectors)

@@ -1,4 +1,4 @@
-"""GroupNorm and LayerNorm: scale and shift have one gradient per channel, which is written down."""
+"""GroupNorm, LayerNorm, and BatchNorm by fixed statistics: scale and shift have one gradient per channel, which is written down."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpfed.bounding.layer_rules.grouping import Grouping, precise
+from dpfed.bounding.layer_rules.standardised import standardise
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term
 
 if TYPE_CHECKING:
@@ -44,6 +45,42 @@ def layer_norm(
     return recorder.collect(
         output, input, lambda g: layer_norm_terms(targets, input, g, tuple(normalized_shape), eps, recorder.grouping)
     )
+
+
+def batch_norm(
+    recorder: Recorder,
+    func: Callable,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """``F.batch_norm`` on ``(n k, C, ...)`` by running statistics, or of a kernel; with a batch's own it would mix records."""
+    if recorder.source(input) is not None:
+        return standardise(recorder, func, input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if training or running_mean is None or running_var is None:
+        return NotImplemented
+    statistics = running_mean, running_var
+    scale, shift = (None if part is None else part.detach() for part in (weight, bias))
+    output = func(input, *statistics, scale, shift, training=False, eps=eps)
+    scales, shifts = recorder.target(weight), recorder.target(bias)
+    seen, grouping = input.detach(), recorder.grouping
+
+    def terms(gradient: Tensor) -> list[Term]:
+        parts = []
+        if scales is not None:
+            normalised = F.batch_norm(precise(seen), *map(precise, statistics), training=False, eps=eps)
+            parts.append((scales, gradient * normalised))
+        if shifts is not None:
+            parts.append((shifts, gradient))
+        by_row = ((target, part.flatten(2).sum(2) if part.dim() > 2 else part) for target, part in parts)
+        return [Materialised(target, grouping.sums(part), grouping) for target, part in by_row]
+
+    return recorder.collect(output, seen, terms)
 
 
 def group_norm_terms(

@@ -14,8 +14,7 @@ from dpfed.bounding.layer_rules.broadcast import add, add_product, expand, multi
 from dpfed.bounding.layer_rules.convolution import convolution
 from dpfed.bounding.layer_rules.embedding import embedding
 from dpfed.bounding.layer_rules.linear import linear, matmul
-from dpfed.bounding.layer_rules.normalisation import group_norm, layer_norm
-from dpfed.bounding.layer_rules.standardised import standardise
+from dpfed.bounding.layer_rules.normalisation import batch_norm, group_norm, layer_norm
 
 # A rule is called with the recorder, the function, and the function's arguments; NotImplemented: it does not cover these.
 RULES: dict[Callable, Callable[..., Any]] = {
@@ -31,7 +30,7 @@ RULES: dict[Callable, Callable[..., Any]] = {
     Tensor.add: add,
     Tensor.mul: multiply,
     torch.addcmul: add_product,
-    F.batch_norm: standardise,
+    F.batch_norm: batch_norm,
     Tensor.expand: expand,
     Tensor.__getitem__: view,
     Tensor.view: view,

@@ -1,0 +1,134 @@
+"""Where a pretrained text tower is: a folder of the Hugging Face format, local or fetched once from the hub; read without torch.
+
+The folder holds ``config.json``, the tokenizer's files and ``model.safetensors``, and, where sentence-transformers wrote it,
+``modules.json`` and how the tokens of a text become one vector. Nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpfed.config.sections import SENTENCES
+from dpfed.errors import UserError
+from dpfed.files.reading import read_text
+from dpfed.models.blueprints import LOCAL_DIR, quiet
+from dpfed.models.weight_files import words
+
+CONFIG, WEIGHTS, MODULES, LENGTH = "config.json", "model.safetensors", "modules.json", "sentence_bert_config.json"
+POOLING = "1_Pooling/config.json"
+_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+_FETCHED = ["*.json", "*.txt", "*.model", WEIGHTS, "1_Pooling/*.json"]
+_KNOWN = ("Transformer", "Pooling", "Normalize")  # modules of sentence-transformers; lengths do not matter to us
+_LONGEST = 512  # tokens, where a model knows no end
+
+
+@dataclass(frozen=True)
+class TextBlueprint:
+    """A text tower that can be built.
+
+    Attributes:
+        folder: of its files.
+        width: dimensions of its features.
+        vocabulary: token numbers.
+        context: tokens of a text that are read.
+        padding: the token number of what is no token.
+        pooling: how the tokens of a text become one vector: ``mean`` of all, or the first one's (``cls``).
+    """
+
+    folder: Path
+    width: int
+    vocabulary: int
+    context: int
+    padding: int
+    pooling: str
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Hash of architecture, tokenizer and weights: a frozen tower is never sent, so all parties need the same."""
+        digest = hashlib.sha256()
+        for name in (CONFIG, POOLING, *_TOKENIZERS, WEIGHTS):
+            if (self.folder / name).is_file():
+                with open(self.folder / name, "rb") as file:
+                    digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        return digest.hexdigest()[:16]
+
+
+def text_blueprint(name: str, weights: bool = True) -> TextBlueprint:
+    """Looks up what ``model.text`` names; only a name of the hub that is not on this machine yet is fetched.
+
+    Args:
+        name: ``sentence-transformers/NAME``, or a folder.
+        weights: they must be there, too.
+
+    Raises:
+        UserError: if there is no such folder, or a file is missing or says what dpfed cannot do.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise UserError(f"model.text = '{name}' needs the package transformers: install dpfed[text].")
+    folder = _fetched(name) if name.startswith(SENTENCES) and not Path(name).is_dir() else _local(name)
+    config = _json(folder / CONFIG)
+    if not any((folder / file).is_file() for file in _TOKENIZERS):
+        raise UserError(f"model.text: {folder} has no tokenizer files; expected one of {', '.join(_TOKENIZERS)}.")
+    if weights and not (folder / WEIGHTS).is_file():
+        raise UserError(f"model.text: {folder} has no weights; expected {WEIGHTS} (other formats may run code: convert them).")
+    modules = _json(folder / MODULES) if (folder / MODULES).is_file() else []
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
+    if others := [kind for kind in kinds if kind not in _KNOWN]:
+        raise UserError(f"model.text: {folder} has a module {others[0]} behind the tower, which dpfed does not know: use another.")
+    try:
+        width, vocabulary = int(config["hidden_size"]), int(config["vocab_size"])
+        longest = int(config.get("max_position_embeddings") or _LONGEST)
+        padding = int(config.get("pad_token_id") or 0)
+        longest -= padding + 1 if config.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet") else 0
+        length = _json(folder / LENGTH) if (folder / LENGTH).is_file() else {}
+        context = min(longest, int(length.get("max_seq_length") or _LONGEST))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"model.text: {folder / CONFIG} does not describe a text tower: it lacks {error}.") from error
+    return TextBlueprint(folder, width, vocabulary, context, padding, _pooling(folder))
+
+
+def _local(name: str) -> Path:
+    folder = Path(name.removeprefix(LOCAL_DIR)).expanduser()
+    if not folder.is_dir():
+        raise UserError(
+            f"model.text: there is no folder {folder}; expected 'transformer' (dpfed's own), '{SENTENCES}NAME', or a folder with "
+            f"{CONFIG}, the tokenizer's files and {WEIGHTS}."
+        )
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"model.text: {folder} is no folder of the Hugging Face format: it has no {CONFIG}.")
+    return folder
+
+
+def _fetched(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        with quiet():
+            return Path(snapshot_download(name, allow_patterns=_FETCHED))
+    except Exception as error:  # whatever a download can raise: the network, the disk, the hub's client
+        raise UserError(f"model.text = '{name}' cannot be had ({words(error)}); give a local folder.") from error
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(read_text(path))
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.text: cannot read {path} ({words(error)}).") from error
+
+
+def _pooling(folder: Path) -> str:
+    if not (folder / POOLING).is_file():
+        return "mean"
+    said = _json(folder / POOLING)
+    wanted = said.get("pooling_mode") or [key.removeprefix("pooling_mode_") for key, on in said.items() if on is True]
+    found = [str(one).removesuffix("_token").removesuffix("_tokens") for one in ([wanted] if isinstance(wanted, str) else wanted)]
+    found = [one for one in found if one != "include_prompt"]
+    if found not in (["mean"], ["cls"]):
+        raise UserError(f"model.text: {folder / POOLING} pools tokens by {' and '.join(found)}; dpfed knows mean and cls.")
+    return found[0]

@@ -1,0 +1,165 @@
+"""A pretrained text tower, frozen, with a linear head of its own (``model.text``)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpfed.errors import UserError
+from dpfed.models.blueprints import quiet
+from dpfed.models.text_blueprints import LENGTH, MODULES, POOLING, TextBlueprint
+from dpfed.models.weight_files import words
+
+_SENTENCE_MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"))
+
+
+class FrozenTextTower(nn.Module):
+    """Texts to vectors by weights that are never trained; always in evaluation mode, so nothing is drawn by chance.
+
+    Args:
+        net: of transformers.
+        spec: what it is made of.
+    """
+
+    def __init__(self, net: nn.Module, spec: TextBlueprint) -> None:
+        super().__init__()
+        self.net, self.spec = net, spec
+        self.requires_grad_(False)
+        self.train()
+
+    def train(self, mode: bool = True) -> FrozenTextTower:
+        """Stays in evaluation mode."""
+        return super().train(False)
+
+    def requires_grad_(self, requires_grad: bool = True) -> FrozenTextTower:
+        """Stays frozen."""
+        return super().requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``(n, L)`` int64 tokens -> ``(n, F)`` float32; a text of padding only is read as one token of padding."""
+        first = torch.arange(tokens.shape[1], device=tokens.device) == 0
+        real = ((tokens != self.spec.padding) | first).long()
+        with torch.autocast(tokens.device.type, enabled=False):
+            states = self.net(input_ids=tokens, attention_mask=real).last_hidden_state
+        if self.spec.pooling == "cls":
+            return states[:, 0]
+        weight = real.to(states.dtype) / real.sum(1, keepdim=True)
+        return (weight[:, None, :] @ states).squeeze(1)
+
+
+class TextTower(nn.Module):
+    """A frozen tower and a head that is trained.
+
+    Args:
+        backbone: tokens ``(n, L)`` -> features ``(n, F)``.
+        head: features -> ``(n, D)``.
+    """
+
+    def __init__(self, backbone: FrozenTextTower, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``(n, L)`` int64 tokens -> ``(n, D)``."""
+        return self.head(self.backbone(tokens))
+
+
+def build_text_tower(spec: TextBlueprint, out: int, load_weights: bool = True) -> TextTower:
+    """Builds a tower; the head is drawn from torch's global generator.
+
+    Args:
+        spec: where it is.
+        out: D.
+        load_weights: read them; otherwise they are to be loaded over random ones.
+
+    Raises:
+        UserError: if transformers cannot build it, or its weights do not fit.
+    """
+    with torch.random.fork_rng(devices=[]), quiet():
+        try:
+            net = _load(spec, load_weights)
+        except UserError:
+            raise
+        except Exception as error:  # whatever a description or a file of weights can do to transformers
+            raise UserError(f"model.text: the tower in {spec.folder} cannot be built: {words(error)}.") from error
+    return TextTower(FrozenTextTower(net, spec), nn.Linear(spec.width, out, bias=False))
+
+
+def _load(spec: TextBlueprint, load_weights: bool) -> nn.Module:
+    from transformers import AutoConfig, AutoModel
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    given: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    config = AutoConfig.from_pretrained(spec.folder, **given)
+    if config.is_encoder_decoder:
+        raise UserError(f"model.text: {spec.folder} holds an encoder with a decoder; give a folder of an encoder alone.")
+    if not load_weights:
+        return AutoModel.from_config(config, trust_remote_code=False, attn_implementation="eager")
+    # "eager" asks of no batch whether it has padding: so a text's features do not depend on the texts beside it.
+    options = {**given, "use_safetensors": True, "attn_implementation": "eager", "dtype": torch.float32}
+    net, found = AutoModel.from_pretrained(spec.folder, config=config, output_loading_info=True, **options)
+    missing = [name for name in found["missing_keys"] if not name.startswith("pooler.")]
+    if missing or found.get("mismatched_keys"):
+        raise UserError(f"model.text: the weights in {spec.folder} do not fit their {'config.json'}: '{missing[:1] or ''}'.")
+    return net
+
+
+class TextTokenizer:
+    """Texts to token numbers, as a pretrained tower learnt to read them; nothing is learnt from the texts.
+
+    Args:
+        spec: of the tower.
+
+    Raises:
+        UserError: if transformers cannot read the tokenizer's files.
+    """
+
+    def __init__(self, spec: TextBlueprint) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            with quiet():
+                self.stock = AutoTokenizer.from_pretrained(spec.folder, trust_remote_code=False, local_files_only=True)
+        except Exception as error:  # whatever a damaged file can do to transformers
+            raise UserError(f"model.text: the tokenizer in {spec.folder} cannot be read ({words(error)}).") from error
+        self.vocabulary, self.context, self._padding = spec.vocabulary, spec.context, spec.padding
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        """Token numbers ``(n, context)`` int64 of n texts, padded on the right."""
+        tokens = torch.full((len(texts), self.context), self._padding, dtype=torch.int64)
+        for row, own in zip(tokens, self._numbers(texts, self.context), strict=True):
+            row[: len(own)] = torch.tensor(own)
+        return tokens
+
+    def truncated(self, texts: list[str]) -> int:
+        """How many of the texts have more tokens than are read."""
+        return sum(len(own) > self.context for own in self._numbers(texts, self.context + 1))
+
+    def _numbers(self, texts: list[str], most: int) -> list[list[int]]:
+        beginnings = [text[: 64 * most] for text in texts]  # tokenizers take minutes over a million characters
+        return self.stock(beginnings, truncation=True, max_length=most, padding=False)["input_ids"] if texts else []
+
+
+def save_tower_files(tower: FrozenTextTower, tokenizer: TextTokenizer, folder: Path) -> None:
+    """Writes all of a tower but its weights, as transformers and sentence-transformers read it."""
+    tower.net.config.save_pretrained(folder)
+    tokenizer.stock.save_pretrained(folder)
+    (folder / POOLING).parent.mkdir(exist_ok=True)
+    pooling = {"word_embedding_dimension": tower.spec.width, "pooling_mode_mean_tokens": tower.spec.pooling == "mean"}
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(_SENTENCE_MODULES)
+    ]
+    contents = {
+        POOLING: pooling | {"pooling_mode_cls_token": tower.spec.pooling == "cls"},
+        MODULES: modules,
+        LENGTH: {"max_seq_length": tower.spec.context, "do_lower_case": False},
+    }
+    for name, content in contents.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
