@@ -70,7 +70,7 @@ class ClipModel(nn.Module):
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` -> ``{"image": (S, V, D), "text": (S, W, D)}``."""
-        unit, raw = (self.embed_images, self.embed_text), (self.features, self.clip.encode_text)
+        unit, raw = (self.embed_images, self.embed_text), (self.features, self.text_features)
         image, text = unit if self._unit_length else raw
         return {"image": per_view(image, views["image"]), "text": per_view(text, views["text"])}
 
@@ -88,7 +88,7 @@ class ClipModel(nn.Module):
 
     def embed_text(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(n, D)`` of unit length of tokens ``(n, L)``."""
-        return F.normalize(self.clip.encode_text(tokens), dim=-1)
+        return F.normalize(self.text_features(tokens), dim=-1)
 
 
 def build_clip(

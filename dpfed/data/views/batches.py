@@ -94,11 +94,7 @@ class ViewMaker:
         Returns:
             ``{"image": (n, V, 3, H, W) float32, "text": (n, W, L) int64}``; W is `count`, or 1 without text views.
         """
-        keys = self._store.keys[indices]
-        columns = self._views.columns * self._count
-        drawn = randomness.per_record("views", step, keys, columns).astype(np.float32)
-        uniforms = torch.from_numpy(drawn).view(len(indices), self._count, self._views.columns).to(device)
-        result = {"image": self._views(self._read(indices).to(device), uniforms)}
+        result = {"image": self._images(indices, randomness, step, device)}
         if self._tokenizer is not None:
             result["text"] = self._texts(self._tokenizer, indices, randomness, step).to(device)
         return result
@@ -114,6 +110,13 @@ class ViewMaker:
         """
         if self._store.size is None or device.type != "cpu":
             self._read.prefetch(batches)
+
+    def _images(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> Tensor:
+        """``(n, V, 3, H, W)``."""
+        keys, columns = self._store.keys[indices], self._views.columns * self._count
+        drawn = randomness.per_record("views", step, keys, columns).astype(np.float32)
+        uniforms = torch.from_numpy(drawn).view(len(indices), self._count, self._views.columns).to(device)
+        return self._views(self._read(indices).to(device), uniforms)
 
     def _texts(
         self, tokenizer: Callable[[list[str]], Tensor], indices: np.ndarray, randomness: Randomness, step: int

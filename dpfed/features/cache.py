@@ -1,0 +1,164 @@
+"""Features of many records on disk, a shard at a time. They are as private as the records, and never leave their owner."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from dpfed.files.atomic import remove_drafts, write_atomically
+
+SHARD = 4096  # records of a shard; an interrupted computation loses no more
+_IMAGE, _TEXT, _STARTS = "image", "text", "starts"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The features of consecutive records.
+
+    Attributes:
+        image: ``(b, V, F)`` float32, V views of each record's image.
+        text: ``(k, F_t)`` float32 of all captions of all records; ``None``: captions are not embedded.
+        starts: ``(b + 1,)`` int64 the first caption of each record, and the one behind the last.
+    """
+
+    image: Tensor
+    text: Tensor | None = None
+    starts: Tensor | None = None
+
+    @property
+    def text_means(self) -> Tensor | None:
+        """``(b, F_t)`` the mean of each record's captions."""
+        if self.text is None or self.starts is None:
+            return None
+        counts = self.starts.diff()
+        record = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        # One record's captions are added up in their own order, whoever stands beside it.
+        return self.text.new_zeros(len(counts), self.text.shape[1]).index_add_(0, record, self.text) / counts[:, None]
+
+
+class Features:
+    """Features of some records of a store, mapped: only what is asked for is read.
+
+    As a context manager it deletes them at the end of the ``with`` block, and keeps them for another try if the block fails.
+
+    Args:
+        folder: of the shards; nobody but the owner can read it.
+        rows: ``(n,)`` int64 rows of the store, in the order of the features.
+
+    Attributes:
+        rows: as given.
+    """
+
+    def __init__(self, folder: Path, rows: np.ndarray) -> None:
+        self.rows, self._folder = rows, folder
+        self._shards: dict[int, Shard] = {}
+        self._order = np.argsort(rows, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __enter__(self) -> Features:
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed is None:
+            self.delete()
+
+    def complete(
+        self, compute: Callable[[np.ndarray, Callable[[int], None]], Shard], progress: Callable[[int], None]
+    ) -> None:
+        """Computes the shards that are not there yet.
+
+        Args:
+            compute: rows ``(b,)`` of the store -> their features; it tells how many are done.
+            progress: is told how many records are done.
+
+        Raises:
+            OSError: if they cannot be written.
+        """
+        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        remove_drafts(self._folder)
+        for number, first in enumerate(range(0, len(self), SHARD)):
+            own = self.rows[first : first + SHARD]
+            if self._read(number) is None:
+                shard = compute(own, lambda done, first=first: progress(first + done))  # type: ignore[misc]
+                tensors = {_IMAGE: shard.image, _TEXT: shard.text, _STARTS: shard.starts}
+                content = save({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None})
+                write_atomically(self._path(number), content, mode=0o600)
+            progress(first + len(own))
+
+    def shards(self) -> Iterator[Shard]:
+        """All features, in the order of `rows`."""
+        for number in range(-(-len(self) // SHARD)):
+            yield self._shard(number)
+
+    def positions(self, rows: np.ndarray) -> np.ndarray:
+        """Where the features of rows of the store are."""
+        return self._order[np.searchsorted(self.rows, rows, sorter=self._order)]
+
+    def images(self, positions: np.ndarray, views: np.ndarray) -> Tensor:
+        """Some views of some records.
+
+        Args:
+            positions: ``(n,)``, see `positions`.
+            views: ``(n, W)`` which views of each record.
+
+        Returns:
+            ``(n, W, F)`` float32.
+        """
+        return self._gather(positions, lambda shard, own, chosen: shard.image[own[:, None], torch.from_numpy(views[chosen])])
+
+    def texts(self, positions: np.ndarray, choice: np.ndarray) -> Tensor:
+        """One caption of each of some records, ``(n, F_t)``; `choice` is ``(n,)`` in [0, 1)."""
+
+        def of(shard: Shard, own: Tensor, chosen: np.ndarray) -> Tensor:
+            assert shard.text is not None and shard.starts is not None
+            counts = (shard.starts[own + 1] - shard.starts[own]).double()
+            return shard.text[shard.starts[own] + (torch.from_numpy(choice[chosen]) * counts).long()]
+
+        return self._gather(positions, of)
+
+    def delete(self) -> None:
+        """Removes them from the disk."""
+        self._shards.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _gather(self, positions: np.ndarray, of: Callable[[Shard, Tensor, np.ndarray], Tensor]) -> Tensor:
+        numbers, result = positions // SHARD, None
+        for number in np.unique(numbers):
+            chosen = np.flatnonzero(numbers == number)
+            part = of(self._shard(int(number)), torch.from_numpy(positions[chosen] % SHARD), chosen)
+            if result is None:
+                result = part.new_empty(len(positions), *part.shape[1:])
+            result[torch.from_numpy(chosen)] = part
+        if result is None:
+            raise ValueError("no record was asked for")
+        return result
+
+    def _shard(self, number: int) -> Shard:
+        if number not in self._shards:
+            shard = self._read(number)
+            if shard is None:
+                raise FileNotFoundError(f"{self._path(number)}: the features of a frozen tower are gone")
+            self._shards[number] = shard
+        return self._shards[number]
+
+    def _read(self, number: int) -> Shard | None:
+        """A shard that was written whole; ``None``: it is to be computed."""
+        try:
+            found = load_file(self._path(number))
+            return Shard(found[_IMAGE], found.get(_TEXT), found.get(_STARTS))
+        except (OSError, SafetensorError, KeyError):
+            return None
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:06d}.safetensors"

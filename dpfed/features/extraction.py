@@ -1,0 +1,195 @@
+"""Computes the features of records by frozen towers, each record's from that record alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpfed.data.store.records import RecordStore
+from dpfed.data.views.batches import ReadAhead
+from dpfed.data.views.images import ImageViews
+from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.errors import UserError
+from dpfed.features.cache import Features, Shard
+from dpfed.features.towers import frozen_towers
+from dpfed.models.building import Tokenizer
+from dpfed.models.contract import method_of
+from dpfed.models.text_tower import FrozenTextTower
+from dpfed.privacy.randomness import Randomness
+from dpfed.progress import Silent, Watcher
+
+_VERSION = 1
+_IN_A_PASS = {"cpu": 64}  # images, or texts; elsewhere 256
+_SHORTEST = 16  # tokens: texts are cut to 16, 32, 64, ... places, each by its own length
+# Views are drawn by the record's key and a constant that anyone may know: no promise rests on them.
+_VIEWS = Randomness.from_seed(0)
+
+
+class Sources(Protocol):
+    """What features are computed from; `dpfed.runs.assembly.Components` is one."""
+
+    @property
+    def store(self) -> RecordStore: ...  # noqa: D102
+    @property
+    def model(self) -> nn.Module: ...  # noqa: D102
+    @property
+    def views(self) -> ImageViews: ...  # noqa: D102
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...  # noqa: D102
+    @property
+    def preprocessing(self) -> Preprocessing: ...  # noqa: D102
+    @property
+    def device(self) -> torch.device: ...  # noqa: D102
+
+    def read(self, indices: np.ndarray) -> Tensor: ...  # noqa: D102
+
+
+def features_of(
+    sources: Sources, rows: np.ndarray, folder: Path, views: int = 0, watcher: Watcher | None = None
+) -> Features:
+    """Features of records, computed once and kept: what is in the folder already is not computed again.
+
+    Args:
+        sources: records, and a model whose towers are frozen.
+        rows: ``(n,)`` int64 rows of the store.
+        folder: inside which they are kept, in a folder named by what they depend on.
+        views: V, random views of each image, by the record's own key: the same in every run; 0: the plain image alone.
+        watcher: sees how far it is.
+
+    Raises:
+        UserError: if a tower is trained, or gives a record features that are not finite.
+    """
+    extraction = _Extraction(sources, views)
+    features = Features(Path(folder) / extraction.key(rows), rows)
+    advance = (watcher or Silent()).stage("features of frozen towers", len(rows))
+    was_training = sources.model.training
+    sources.model.eval()
+    try:
+        with torch.inference_mode():
+            features.complete(extraction, advance)
+    finally:
+        sources.model.train(was_training)
+    return features
+
+
+class _Extraction:
+    """Rows of a store -> a shard of features."""
+
+    def __init__(self, sources: Sources, views: int) -> None:
+        self._sources, self._views = sources, views
+        self._towers = frozen_towers(sources.model)
+        self._read = ReadAhead(sources.read)
+        self._together = _IN_A_PASS.get(sources.device.type, 256)
+        self._is_checked: set[tuple[int, ...]] = set()
+
+    def key(self, rows: np.ndarray) -> str:
+        """Names everything that the features depend on."""
+        sources, digest = self._sources, hashlib.blake2b(digest_size=16)
+        shape = list(sources.read(rows[:1]).shape[1:]) if len(rows) else []
+        said = [_VERSION, sources.store.contents, asdict(sources.preprocessing), shape, self._views, self._towers.text_width]
+        said += [sources.views.config.model_dump(mode="json")] if self._views else []
+        digest.update(json.dumps(said, sort_keys=True).encode())
+        digest.update(np.ascontiguousarray(sources.store.keys[rows]).tobytes())
+        for tower in (self._towers.image, self._towers.text):
+            for name, tensor in tower.state_dict().items() if tower is not None else ():
+                digest.update(name.encode())
+                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def __call__(self, rows: np.ndarray, progress: Callable[[int], None]) -> Shard:
+        """The features of a shard's records.
+
+        Args:
+            rows: ``(b,)`` of the store.
+            progress: is told how many are done.
+
+        Raises:
+            UserError: if some are not finite.
+        """
+        batches = [rows[first : first + self._together] for first in range(0, len(rows), self._together)]
+        self._read.prefetch(batches)
+        parts = []
+        for own in batches:
+            parts.append(self._of_images(own))
+            progress(sum(map(len, parts)))
+        image = torch.cat(parts)
+        self._require_finite(image.flatten(1), rows, "image")
+        if self._towers.text is None or self._sources.tokenizer is None:
+            return Shard(image)
+        captions = self._sources.store.captions(rows)
+        counts = torch.tensor([len(own) for own in captions])
+        each = [text for own in captions for text in own]
+        number = {text: index for index, text in enumerate(dict.fromkeys(each))}  # equal captions are embedded once
+        text = self._of_texts(list(number), self._sources.tokenizer)[[number[text] for text in each]]
+        self._require_finite(text, rows.repeat(counts.numpy()), "caption")
+        return Shard(image, text, torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]))
+
+    def _of_images(self, rows: np.ndarray) -> Tensor:
+        """``(b, max(V, 1), F)`` float32 on the CPU."""
+        sources, device = self._sources, self._sources.device
+        images, embed = self._read(rows).to(device), method_of(sources.model, "features")
+        if self._views:
+            shape = (len(rows), self._views, sources.views.columns)
+            drawn = _VIEWS.per_record("views", 0, sources.store.keys[rows], shape[1] * shape[2]).astype(np.float32)
+            views = sources.views(images, torch.from_numpy(drawn).view(shape).to(device))
+        else:
+            views = sources.views.plain(images)[:, None]
+        return torch.stack([self._in_passes(embed, views[:, v]) for v in range(views.shape[1])], 1)
+
+    def _of_texts(self, texts: list[str], tokenizer: Tokenizer) -> Tensor:
+        """``(k, F_t)`` float32 on the CPU."""
+        tokens, embed = tokenizer(texts), method_of(self._sources.model, "text_features")
+        lengths, tower = torch.full((len(tokens),), tokens.shape[1]), self._towers.text
+        if isinstance(tower, FrozenTextTower):  # cut by the text's own length, so each is a function of that text
+            last = ((tokens != tower.spec.padding) * torch.arange(1, tokens.shape[1] + 1)).amax(1)
+            lengths = 2 ** last.clamp(min=_SHORTEST).double().log2().ceil().long()
+            lengths = lengths.clamp(max=tokens.shape[1])
+        result = torch.empty(len(tokens), self._towers.text_width)
+        for length in lengths.unique().tolist():
+            chosen = torch.nonzero(lengths == length)[:, 0]
+            result[chosen] = self._in_passes(embed, tokens[chosen, :length].to(self._sources.device))
+        return result
+
+    def _in_passes(self, embed: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """Embeds in passes of one shape, where a record's place and its neighbours change no bit of its features."""
+        if inputs.shape[1:] not in self._is_checked:
+            self._check(embed, inputs[:1])
+            self._is_checked.add(tuple(inputs.shape[1:]))
+        parts = []
+        for part in inputs.split(self._together):
+            missing = self._together - len(part)
+            full = torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part
+            parts.append(embed(full)[: len(part)].float().cpu())
+        return torch.cat(parts)
+
+    def _check(self, embed: Callable[[Tensor], Tensor], like: Tensor) -> None:
+        """Tries on noise whether a pass keeps records apart, bit by bit; if not, each record gets a pass of its own."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (self._together, *like.shape[1:])
+        if like.is_floating_point():
+            noise = torch.randn(shape, generator=generator)
+        else:
+            noise = torch.randint(1, self._sources.tokenizer.vocabulary, shape, generator=generator)  # type: ignore[union-attr]
+        noise = noise.to(like)
+        half = self._together // 2
+        others = torch.cat([noise[:half], noise[:half].flip(0)]).roll(half // 2, 0)
+        if not torch.equal(embed(noise)[:half], embed(others).roll(-(half // 2), 0)[:half]):
+            self._together = 1
+
+    def _require_finite(self, features: Tensor, rows: np.ndarray, what: str) -> None:
+        finite = features.isfinite().all(1)
+        if not bool(finite.all()):
+            name = self._sources.store.ids(rows[np.flatnonzero(~finite.numpy())[:1]])[0]
+            raise UserError(
+                f"a frozen tower gives the {what} of record '{name}' features that are not finite: use other weights, or leave "
+                "the record out.",
+                f"a frozen tower gives {what}s features that are not finite: use other weights.",
+            )

@@ -1,0 +1,45 @@
+"""Views whose images, and captions of a frozen text tower, are features that were computed before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpfed.data.views.batches import ViewMaker
+from dpfed.features.cache import Features
+from dpfed.privacy.randomness import Randomness
+
+
+class CachedViews(ViewMaker):
+    """Makes the views of records out of their features; a record's views depend on that record and its own draws only.
+
+    Args:
+        views: makes the same views out of images.
+        features: of the records.
+        cached: V, views of each record that are there.
+        texts: whether captions are features, too; otherwise they are tokens.
+    """
+
+    def __init__(self, views: ViewMaker, features: Features, cached: int, texts: bool) -> None:
+        self.__dict__.update(views.__dict__)
+        self._features, self._cached, self._texts_are_features = features, cached, texts
+
+    def prefetch(self, batches: Iterable[np.ndarray], device: torch.device) -> None:
+        """Nothing is read ahead: features are mapped."""
+
+    def _images(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> Tensor:
+        """``(n, count, F)``: each record draws which of its V views, none twice."""
+        order = randomness.per_record("views", step, self._store.keys[indices], self._cached).argsort(1, kind="stable")
+        return self._features.images(self._features.positions(indices), order[:, : self._count]).to(device)
+
+    def _texts(
+        self, tokenizer: Callable[[list[str]], Tensor], indices: np.ndarray, randomness: Randomness, step: int
+    ) -> Tensor:
+        """``(n, 1, F_t)``, or tokens."""
+        if not self._texts_are_features:
+            return super()._texts(tokenizer, indices, randomness, step)
+        choice = randomness.per_record("caption", step, self._store.keys[indices], 1)[:, 0]
+        return self._features.texts(self._features.positions(indices), choice)[:, None]
