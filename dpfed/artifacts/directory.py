@@ -37,9 +37,10 @@ class RunDirectory:
             ``privacy_card.md`` (``no_privacy_card.md`` where the method's claim does not hold), ``report.html``,
             ``provenance.json``, ``checkpoints/``, ``model/``, ``disclosures.json`` where more was made of the records than the
             model, ``budget.json`` where a lifetime budget holds the plan, and ``privacy_audit.json`` where its claim was
-            attacked; while it is unfinished also ``releases/`` and ``secret.key``, which must stay inside the trust boundary
-            and is deleted at the end. A federation's run also holds ``terms.json``, ``federation.jsonl``, while a process works
-            on it ``arrivals.json``, and, if it is simulated, ``simulation.json`` and ``sites/``.
+            attacked; while it is unfinished also ``releases/``, ``features/`` (of frozen towers) and ``secret.key``, which must
+            stay inside the trust boundary and are deleted at the end. A federation's run also holds ``terms.json``,
+            ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is simulated, ``simulation.json`` and
+            ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"
@@ -55,6 +56,7 @@ class RunDirectory:
         self.report = path / "report.html"
         self.checkpoints = path / "checkpoints"
         self.releases = path / "releases"
+        self.features = path / "features"
         self.model = path / "model"
         self.gallery = path / "gallery"
         self.diagnostics = path / "diagnostics.jsonl"
@@ -299,7 +301,8 @@ class RunDirectory:
 
     def forget_key(self) -> None:
         """Deletes the secret key and what else only a resume needs. Whoever holds the key can remove the noise."""
-        shutil.rmtree(self.releases, ignore_errors=True)
+        for folder in (self.releases, self.features):
+            shutil.rmtree(folder, ignore_errors=True)
         self.forget_times()
         self._key.unlink(missing_ok=True)
 

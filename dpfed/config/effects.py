@@ -116,7 +116,25 @@ _RULES = (
     ),
     Rule("views.saturation views.hue", "views.grayscale", lambda c: c.views.grayscale < 1, "no image has a colour; lower it"),
     Rule("views.blur_sigma", "views.blur", lambda c: c.views.blur > 0, "set views.blur, the probability of blur"),
+    Rule(
+        "views.cached",
+        "adaptation.image model.image model.kind",
+        lambda c: c.model.external and c.adaptation.of_images(c.model.kind) == "frozen",
+        "the image tower is trained, so its features change; set adaptation.image = 'frozen'",
+    ),
+    Rule(
+        "views.cached",
+        "objective.name",
+        lambda c: not c.objective.loss.target_network,
+        "its target network reads images; choose another loss",
+    ),
     needs("text_views.sentence_swap text_views.word_swap text_views.word_delete", "model.kind", *_READERS),
+    Rule(
+        "text_views.sentence_swap text_views.word_swap text_views.word_delete",
+        "views.cached model.text",
+        lambda c: not (c.views.cached and c.model.pretrained_text),
+        "features of the captions are computed once",
+    ),
     needs("model.architecture model.tokenizer adaptation.text adaptation.text_layers", "model.kind", "open_clip"),
     Rule(
         "model.digest",

@@ -54,6 +54,9 @@ class ViewsConfig(Section):
     grayscale: float = Field(0.0, ge=0, le=1, description="probability of losing colour")
     blur: float = Field(0.0, ge=0, le=1, description="probability of Gaussian blur")
     blur_sigma: Pair = Field((0.1, 2.0), description="standard deviation of the blur, pixels of a 224-pixel image")
+    cached: int = Field(
+        0, ge=0, le=1024, description="frozen image tower: features of so many views of each image are computed once; 0: off"
+    )
 
     @model_validator(mode="after")
     def _ranges(self) -> ViewsConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Shard:
     text: Tensor | None = None
     starts: Tensor | None = None
 
-    @property
+    @functools.cached_property
     def text_means(self) -> Tensor | None:
         """``(b, F_t)`` the mean of each record's captions."""
         if self.text is None or self.starts is None:
@@ -52,13 +53,14 @@ class Features:
     Args:
         folder: of the shards; nobody but the owner can read it.
         rows: ``(n,)`` int64 rows of the store, in the order of the features.
+        keeper: of a temporary folder, which goes with these features.
 
     Attributes:
         rows: as given.
     """
 
-    def __init__(self, folder: Path, rows: np.ndarray) -> None:
-        self.rows, self._folder = rows, folder
+    def __init__(self, folder: Path, rows: np.ndarray, keeper: object = None) -> None:
+        self.rows, self._folder, self._keeper = rows, folder, keeper
         self._shards: dict[int, Shard] = {}
         self._order = np.argsort(rows, kind="stable")
 
@@ -72,9 +74,7 @@ class Features:
         if failed is None:
             self.delete()
 
-    def complete(
-        self, compute: Callable[[np.ndarray, Callable[[int], None]], Shard], progress: Callable[[int], None]
-    ) -> None:
+    def complete(self, compute: Callable[[np.ndarray, Callable[[int], None]], Shard], progress: Callable[[int], None]) -> None:
         """Computes the shards that are not there yet.
 
         Args:
@@ -124,6 +124,15 @@ class Features:
             assert shard.text is not None and shard.starts is not None
             counts = (shard.starts[own + 1] - shard.starts[own]).double()
             return shard.text[shard.starts[own] + (torch.from_numpy(choice[chosen]) * counts).long()]
+
+        return self._gather(positions, of)
+
+    def text_means(self, positions: np.ndarray) -> Tensor:
+        """``(n, F_t)`` the mean of the captions of each of some records."""
+
+        def of(shard: Shard, own: Tensor, _: np.ndarray) -> Tensor:
+            assert shard.text_means is not None
+            return shard.text_means[own]
 
         return self._gather(positions, of)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -53,22 +54,24 @@ class Sources(Protocol):
 
 
 def features_of(
-    sources: Sources, rows: np.ndarray, folder: Path, views: int = 0, watcher: Watcher | None = None
+    sources: Sources, rows: np.ndarray, folder: Path | None, views: int = 0, watcher: Watcher | None = None
 ) -> Features:
     """Features of records, computed once and kept: what is in the folder already is not computed again.
 
     Args:
         sources: records, and a model whose towers are frozen.
         rows: ``(n,)`` int64 rows of the store.
-        folder: inside which they are kept, in a folder named by what they depend on.
+        folder: inside which they are kept, in a folder named by what they depend on; ``None``: a temporary one, which goes with
+            the features.
         views: V, random views of each image, by the record's own key: the same in every run; 0: the plain image alone.
         watcher: sees how far it is.
 
     Raises:
-        UserError: if a tower is trained, or gives a record features that are not finite.
+        UserError: if a tower is trained, or its features of noise are not finite. Those of a record that are not become zeros.
     """
     extraction = _Extraction(sources, views)
-    features = Features(Path(folder) / extraction.key(rows), rows)
+    temporary = None if folder is not None else tempfile.TemporaryDirectory(prefix="dpfed-features-")
+    features = Features(Path(folder or temporary.name) / extraction.key(rows), rows, temporary)  # type: ignore[union-attr]
     advance = (watcher or Silent()).stage("features of frozen towers", len(rows))
     was_training = sources.model.training
     sources.model.eval()
@@ -110,9 +113,6 @@ class _Extraction:
         Args:
             rows: ``(b,)`` of the store.
             progress: is told how many are done.
-
-        Raises:
-            UserError: if some are not finite.
         """
         batches = [rows[first : first + self._together] for first in range(0, len(rows), self._together)]
         self._read.prefetch(batches)
@@ -121,7 +121,6 @@ class _Extraction:
             parts.append(self._of_images(own))
             progress(sum(map(len, parts)))
         image = torch.cat(parts)
-        self._require_finite(image.flatten(1), rows, "image")
         if self._towers.text is None or self._sources.tokenizer is None:
             return Shard(image)
         captions = self._sources.store.captions(rows)
@@ -129,7 +128,6 @@ class _Extraction:
         each = [text for own in captions for text in own]
         number = {text: index for index, text in enumerate(dict.fromkeys(each))}  # equal captions are embedded once
         text = self._of_texts(list(number), self._sources.tokenizer)[[number[text] for text in each]]
-        self._require_finite(text, rows.repeat(counts.numpy()), "caption")
         return Shard(image, text, torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]))
 
     def _of_images(self, rows: np.ndarray) -> Tensor:
@@ -168,10 +166,16 @@ class _Extraction:
             missing = self._together - len(part)
             full = torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part
             parts.append(embed(full)[: len(part)].float().cpu())
-        return torch.cat(parts)
+        found = torch.cat(parts)
+        # One record must not end a run, for everyone would see that: it counts as nothing.
+        return torch.where(found.isfinite().all(1, keepdim=True), found, 0.0)
 
     def _check(self, embed: Callable[[Tensor], Tensor], like: Tensor) -> None:
-        """Tries on noise whether a pass keeps records apart, bit by bit; if not, each record gets a pass of its own."""
+        """Tries the tower on noise. Where a pass does not keep records apart, bit by bit, each gets a pass of its own.
+
+        Raises:
+            UserError: if the features of noise are not finite.
+        """
         generator = torch.Generator().manual_seed(0)
         shape = (self._together, *like.shape[1:])
         if like.is_floating_point():
@@ -179,17 +183,9 @@ class _Extraction:
         else:
             noise = torch.randint(1, self._sources.tokenizer.vocabulary, shape, generator=generator)  # type: ignore[union-attr]
         noise = noise.to(like)
-        half = self._together // 2
+        found, half = embed(noise), self._together // 2
+        if not bool(found.isfinite().all()):
+            raise UserError("a frozen tower gives noise features that are not finite: its weights are damaged; use others.")
         others = torch.cat([noise[:half], noise[:half].flip(0)]).roll(half // 2, 0)
-        if not torch.equal(embed(noise)[:half], embed(others).roll(-(half // 2), 0)[:half]):
+        if not torch.equal(found[:half], embed(others).roll(-(half // 2), 0)[:half]):
             self._together = 1
-
-    def _require_finite(self, features: Tensor, rows: np.ndarray, what: str) -> None:
-        finite = features.isfinite().all(1)
-        if not bool(finite.all()):
-            name = self._sources.store.ids(rows[np.flatnonzero(~finite.numpy())[:1]])[0]
-            raise UserError(
-                f"a frozen tower gives the {what} of record '{name}' features that are not finite: use other weights, or leave "
-                "the record out.",
-                f"a frozen tower gives {what}s features that are not finite: use other weights.",
-            )

@@ -25,8 +25,8 @@ def describe(folder: str | Path) -> dict[str, Any]:
     Returns:
         The keys ``format, model, objective, image_size`` (pixels)``, normalisation`` (mean and std per channel, of pixels in
         [0, 1])``, resize``, ``interpolation``, ``parameters`` (their number), ``sha256`` (of the weights), of a timm
-        encoder ``sha256_head`` (of what is beside it), of a pretrained text tower ``sha256_text``, ``digest`` (of all else that is said) and, where they are known,
-        ``trained`` (the runs that made it).
+        encoder ``sha256_head`` (of what is beside it), of a pretrained text tower ``sha256_text``, ``digest`` (of all else that
+        is said) and, where they are known, ``trained`` (the runs that made it).
 
     Raises:
         UserError: if there is no description, or it is damaged or of another version.

@@ -37,7 +37,7 @@ from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.building import Model, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import without_centres
 from dpfed.models.clip_tokenizer import ClipTokenizer
-from dpfed.models.description import DESCRIPTION, FORMAT, TEXT, TIMM_CONFIG, WEIGHTS, describe, digest_of, weight_parts
+from dpfed.models.description import DESCRIPTION, FORMAT, TEXT, TIMM_CONFIG, describe, digest_of, weight_parts
 from dpfed.models.lora import merged_state
 from dpfed.models.text_tower import FrozenTextTower, TextTokenizer, save_tower_files
 from dpfed.models.timm_encoders import TimmEncoder, local_dir_config
@@ -182,7 +182,7 @@ def weights_digest(folder: str | Path) -> str:
 
 def _skeleton(config: ModelConfig, objective: ObjectiveConfig, size: int) -> Model:
     """The model before its weights are read, without touching the random state of the process."""
-    if config.external or config.pretrained_text:  # has constants that are computed when it is built, so it cannot be made of meta tensors
+    if config.external or config.pretrained_text:  # has constants that are computed when it is built: no meta tensors
         whole = AdaptationConfig(image="full", text="full")
         with torch.random.fork_rng(devices=[]):
             return build_model(config, objective, whole, size, load_weights=False)

@@ -77,7 +77,7 @@ def start_of(config: Config) -> str:
         encoder = timm_blueprint(config.model)
         if encoder.file is not None:
             return f"'{'/'.join(Path(str(config.model.weights)).parts[-2:])}'"
-        return f"'{config.model.weights}'" if encoder.published else "random"
+        return "random" if encoder.random else f"'{config.model.weights}'"
     if config.model.kind != "open_clip":
         return "random"
     spec = blueprint(config.model)

@@ -1,4 +1,4 @@
-"""Where a pretrained text tower is: a folder of the Hugging Face format, local or fetched once from the hub; read without torch.
+"""Where a pretrained text tower is: a folder of the Hugging Face format, local or fetched once; read without torch.
 
 The folder holds ``config.json``, the tokenizer's files and ``model.safetensors``, and, where sentence-transformers wrote it,
 ``modules.json`` and how the tokens of a text become one vector. Nothing in it is executed.
@@ -80,7 +80,7 @@ def text_blueprint(name: str, weights: bool = True) -> TextBlueprint:
     modules = _json(folder / MODULES) if (folder / MODULES).is_file() else []
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
     if others := [kind for kind in kinds if kind not in _KNOWN]:
-        raise UserError(f"model.text: {folder} has a module {others[0]} behind the tower, which dpfed does not know: use another.")
+        raise UserError(f"model.text: {folder} has a module {others[0]} that dpfed does not know: use another model.")
     try:
         width, vocabulary = int(config["hidden_size"]), int(config["vocab_size"])
         longest = int(config.get("max_position_embeddings") or _LONGEST)
@@ -97,8 +97,8 @@ def _local(name: str) -> Path:
     folder = Path(name.removeprefix(LOCAL_DIR)).expanduser()
     if not folder.is_dir():
         raise UserError(
-            f"model.text: there is no folder {folder}; expected 'transformer' (dpfed's own), '{SENTENCES}NAME', or a folder with "
-            f"{CONFIG}, the tokenizer's files and {WEIGHTS}."
+            f"model.text: there is no folder {folder}; expected 'transformer' (dpfed's own), '{SENTENCES}NAME', or a folder "
+            f"with {CONFIG}, the tokenizer's files and {WEIGHTS}."
         )
     if not (folder / CONFIG).is_file():
         raise UserError(f"model.text: {folder} is no folder of the Hugging Face format: it has no {CONFIG}.")
@@ -126,9 +126,10 @@ def _pooling(folder: Path) -> str:
     if not (folder / POOLING).is_file():
         return "mean"
     said = _json(folder / POOLING)
-    wanted = said.get("pooling_mode") or [key.removeprefix("pooling_mode_") for key, on in said.items() if on is True]
-    found = [str(one).removesuffix("_token").removesuffix("_tokens") for one in ([wanted] if isinstance(wanted, str) else wanted)]
-    found = [one for one in found if one != "include_prompt"]
+    said = said if isinstance(said, dict) else {}
+    wanted = [key.removeprefix("pooling_mode_").partition("_tokens")[0] for key, on in said.items() if on is True]
+    wanted = [said["pooling_mode"]] if "pooling_mode" in said else wanted
+    found = [str(one).removesuffix("_token") for one in wanted if one != "include_prompt"]
     if found not in (["mean"], ["cls"]):
         raise UserError(f"model.text: {folder / POOLING} pools tokens by {' and '.join(found)}; dpfed knows mean and cls.")
     return found[0]

@@ -32,6 +32,10 @@ class TimmEncoder(nn.Module):
         super().__init__()
         self.timm, self.features_dim = timm, features_dim
 
+    def train(self, mode: bool = True) -> TimmEncoder:
+        """A frozen encoder stays in evaluation mode."""
+        return super().train(mode and any(parameter.requires_grad for parameter in self.parameters()))
+
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images ``(n, 3, H, W)`` -> ``(n, features_dim)``."""
         return self.timm(images)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,17 @@ from dpfed.data.views.batches import ViewMaker
 from dpfed.data.views.images import ImageViews
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.data.views.texts import TextViews
+from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, Which, evaluate
 from dpfed.evaluation.tasks import tasks_of
+from dpfed.features.extraction import features_of
+from dpfed.features.towers import from_features, frozen_towers
+from dpfed.features.views import CachedViews
 from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import add_centres
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
+from dpfed.models.summary import start_of
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.privacy.blocks import block_length
 from dpfed.privacy.ledger import Ledger
@@ -49,6 +54,9 @@ from dpfed.training.worker import GroupObserver, Worker
 
 if TYPE_CHECKING:
     from dpfed.federation.protocol.terms import Terms
+
+
+Kept = tuple[Path, Watcher]
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,7 @@ class Components:
         owners: how many there are; they share the plan's K groups.
         terms: of the federation, if there is one; then the plan is the federation's, and the store this party's own.
         public: the public records that join every group, where the method has any.
+        kept: where features of frozen towers stay until the run ends; ``None``: as long as their worker is there.
     """
 
     config: ResolvedConfig
@@ -95,6 +104,7 @@ class Components:
     owners: int = 1
     terms: Terms | None = None
     public: RecordStore | None = None
+    kept: Kept | None = None
 
     @property
     def device(self) -> torch.device:
@@ -127,12 +137,21 @@ class Components:
         read, texts = functools.partial(self._read, store), TextViews(self.config.text_views)
         return ViewMaker(store, read, self.views, count, self.tokenizer, texts)
 
+    def _training_views(self, store: RecordStore, rows: np.ndarray | OwnRows) -> ViewMaker:
+        """Views of training for what the worker's model reads: images, or features of a frozen tower."""
+        made, cached = self._views_of(store, views_per_image(self.config)), self.config.views.cached
+        if not cached:
+            return made
+        folder, watcher = self.kept or (None, None)
+        features = features_of(replace(self, store=store), np.asarray(rows), folder, cached, watcher)
+        return CachedViews(made, features, cached, frozen_towers(self.model).text is not None)
+
     def _companions(self) -> Companions | None:
         """The public records that join every group."""
         if self.public is None:
             return None
-        views = self._views_of(self.public, views_per_image(self.config))
-        return Companions(views, self.public.split("train"), self.config.public.records)
+        rows = self.public.split("train")
+        return Companions(self._training_views(self.public, rows), rows, self.config.public.records)
 
     def worker(
         self,
@@ -154,11 +173,13 @@ class Components:
         indices, keys = share.indices, self.store.keys
         if not isinstance(indices, OwnRows):
             keys, units = keys[indices], None if units is None else units[indices]
+        if self.config.views.cached:
+            model = from_features(model)
         return Worker(
             plan=self.plan,
             model=model,
             engine=self.plan.method.engine(Build(model, self.plan, self.config, randomness, share.owner)),
-            views=self.view_maker(),
+            views=self._training_views(self.store, indices),
             indices=indices,
             keys=keys,
             randomness=randomness,
@@ -178,7 +199,8 @@ class Components:
 
     def dummy_batch(self, device: torch.device) -> GroupBatch:
         """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
-        return dummy_batch(self.config, self.plan, self.tokenizer, device)
+        towers = frozen_towers(self.model) if self.config.views.cached else None
+        return dummy_batch(self.config, self.plan, self.tokenizer, device, towers)
 
     def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
         """The run's coordinator."""
@@ -236,6 +258,7 @@ def assemble(
     require_memory(config, device)
     tokenizer = tokenizer_for(config.model)
     preprocessing = preprocessing_of(config)
+    _refuse_cached(config)
     watcher.note("building the model")
     fresh = randomness is not None
     start = starting_weights(config) if fresh else None
@@ -275,8 +298,27 @@ def assemble(
     views = ImageViews(config.views, preprocessing)
     parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms, public)
     if engine == "layerwise":  # it has rules for kinds of layers, and must not misread one
-        require_fitting(engine, model, parts.dummy_batch(device), config.training.precision, method.loss(config))
+        trained = from_features(model) if config.views.cached else model
+        require_fitting(engine, trained, parts.dummy_batch(device), config.training.precision, method.loss(config))
     return parts
+
+
+def _refuse_cached(config: Config) -> None:
+    """Refuses features that are computed once where they are worth nothing, or too few.
+
+    Raises:
+        UserError: naming what to set.
+    """
+    cached, needed = config.views.cached, views_per_image(config)
+    if 0 < cached < needed:
+        raise UserError(
+            f"a step contrasts {needed} views of an image, and views.cached = {cached}: set it to {needed} or more."
+        )
+    if cached and start_of(config) == "random":
+        raise UserError(
+            "views.cached computes the features of a frozen image tower once, and its weights are random: set model.weights or "
+            "model.start."
+        )
 
 
 def _source(config: Config) -> str:

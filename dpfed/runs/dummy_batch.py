@@ -9,13 +9,16 @@ import torch
 from dpfed.bounding.engines import GroupBatch
 from dpfed.config import Config
 from dpfed.data.views.texts import TextViews
+from dpfed.features.towers import Towers
 from dpfed.models.building import Tokenizer, image_size
 from dpfed.privacy.plan import PrivacyPlan
 
 _MOST_TRIED, _PIXELS_TRIED = 64, 64 * 64 * 64  # see `largest_pass`: 64 records of 64 pixels, or fewer larger ones
 
 
-def dummy_batch(config: Config, plan: PrivacyPlan, tokenizer: Tokenizer | None, device: torch.device) -> GroupBatch:
+def dummy_batch(
+    config: Config, plan: PrivacyPlan, tokenizer: Tokenizer | None, device: torch.device, towers: Towers | None = None
+) -> GroupBatch:
     """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will.
 
     Args:
@@ -23,6 +26,7 @@ def dummy_batch(config: Config, plan: PrivacyPlan, tokenizer: Tokenizer | None, 
         plan: what is promised; its batch and group size count, its number of records does not.
         tokenizer: of models that read text.
         device: where the batch is to be.
+        towers: whose features the batch has, where they are computed once.
     """
     public = config.public.records if plan.method.public_records else 0
     count = max(1, min(plan.groups, config.bounding.microbatch // (plan.group_size + public), 128))
@@ -32,8 +36,11 @@ def dummy_batch(config: Config, plan: PrivacyPlan, tokenizer: Tokenizer | None, 
     else:
         sizes = torch.poisson(torch.full((count,), float(plan.group_size)), generator=generator).clamp(1).int()
     records, size, each = int(sizes.sum()), image_size(config), views_per_image(config)
-    views = {"image": torch.randn(records, each, 3, size, size, generator=generator).to(device)}
-    if tokenizer:
+    image = (3, size, size) if towers is None else (towers.image_width,)
+    views = {"image": torch.randn(records, each, *image, generator=generator).to(device)}
+    if towers is not None and towers.text is not None:
+        views["text"] = torch.randn(records, 1, towers.text_width, generator=generator).to(device)
+    elif tokenizer:
         texts = each if TextViews(config.text_views).active else 1
         shape = (records, texts, tokenizer.context)
         views["text"] = torch.randint(1, tokenizer.vocabulary, shape, generator=generator).to(device)

@@ -15,6 +15,7 @@ from dpfed.bounding.engines import fastest_engine
 from dpfed.config import Config, ModelConfig
 from dpfed.config.resolved import ResolvedConfig
 from dpfed.errors import UserError
+from dpfed.features.towers import from_features, frozen_towers
 from dpfed.models.blueprints import blueprint
 from dpfed.models.building import build_model, default_size, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import add_centres
@@ -109,7 +110,8 @@ def _digest(model: ModelConfig) -> str | None:
     if model.kind == "open_clip":
         found, what, where = [blueprint(model).digest], f"the architecture {model.architecture}", "the file (or open_clip)"
     if model.timm is not None:
-        found, what, where = [timm_blueprint(model).digest], f"the architecture {model.image}", "the version of timm and model.weights"
+        found, what = [timm_blueprint(model).digest], f"the architecture {model.image}"
+        where = "the version of timm and model.weights"
     if model.pretrained_text is not None:
         found, what, where = [*found, text_blueprint(model.text).digest], "the model", "its towers"
     if not found:
@@ -126,7 +128,9 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
     require_memory(config, device)
     model = _stand_in(config)
     plan, tokenizer = PrivacyPlan.sketch(config), tokenizer_for(config.model)
-    batch = dummy_batch(config, plan, tokenizer, device)
+    towers = frozen_towers(model) if config.views.cached else None
+    model = model if towers is None else from_features(model)
+    batch = dummy_batch(config, plan, tokenizer, device, towers)
     groups, loss = plan.steps * plan.groups, plan.method.loss(config)
     with signs_of_life(watcher.note, "timing the engines"):
         return fastest_engine(model.to(device), batch, config.training.precision, loss, groups, watcher.note)

@@ -117,9 +117,11 @@ def _carry_out(
         Observer(keep_checkpoint, lambda summary: _due(summary, plan, config.training.checkpoint_every)),
     ]
     with TensorBoard(run) as board:
+        kept = dataclasses.replace(parts, kept=(run.features, watcher))
+        transport = connect(dataclasses.replace(job, parts=kept))
         copies = Observer(board, lambda summary: not ahead or _due(summary, plan, points))
         every_step = map(Observer, observers)
-        train(connect(job), coordinator, range(start, plan.steps), [*own, copies, *every_step], advance)
+        train(transport, coordinator, range(start, plan.steps), [*own, copies, *every_step], advance)
         with serving(parts.model, coordinator.post_processors):
             watcher.note(f"{'measuring the trained model, and ' if measured else ''}writing model, card and report")
             trained = parts.evaluate("trained", plan.steps)

@@ -1,4 +1,4 @@
-"""GroupNorm, LayerNorm, and BatchNorm by fixed statistics: scale and shift have one gradient per channel, which is written down."""
+"""GroupNorm, LayerNorm, BatchNorm by fixed statistics: scale and shift have one gradient per channel, which is written down."""
 
 from __future__ import annotations
 
