@@ -39,8 +39,8 @@ class RunDirectory:
             model, ``budget.json`` where a lifetime budget holds the plan, and ``privacy_audit.json`` where its claim was
             attacked; while it is unfinished also ``releases/``, ``features/`` (of frozen towers) and ``secret.key``, which must
             stay inside the trust boundary and are deleted at the end. A federation's run also holds ``terms.json``,
-            ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is simulated, ``simulation.json`` and
-            ``sites/``.
+            ``federation.jsonl``, while a process works on it ``arrivals.json``, and, if it is simulated, ``simulation.json``
+            and ``sites/``.
     """
 
     TERMS, SIMULATION, PROVENANCE = "terms.json", "simulation.json", "provenance.json"

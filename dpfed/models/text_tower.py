@@ -25,9 +25,14 @@ class FrozenTextTower(nn.Module):
         spec: what it is made of.
     """
 
+    net: Any  # of transformers
+
     def __init__(self, net: nn.Module, spec: TextBlueprint) -> None:
         super().__init__()
         self.net, self.spec = net, spec
+        for module in net.modules():
+            if isinstance(module, nn.Dropout):  # where it could draw, engines would take one group at a time
+                module.p = 0.0
         self.requires_grad_(False)
         self.train()
 

@@ -311,9 +311,7 @@ def _refuse_cached(config: Config) -> None:
     """
     cached, needed = config.views.cached, views_per_image(config)
     if 0 < cached < needed:
-        raise UserError(
-            f"a step contrasts {needed} views of an image, and views.cached = {cached}: set it to {needed} or more."
-        )
+        raise UserError(f"a step contrasts {needed} views of an image, and views.cached = {cached}: set {needed} or more.")
     if cached and start_of(config) == "random":
         raise UserError(
             "views.cached computes the features of a frozen image tower once, and its weights are random: set model.weights or "

@@ -73,7 +73,8 @@ def batch_norm(
     def terms(gradient: Tensor) -> list[Term]:
         parts = []
         if scales is not None:
-            normalised = F.batch_norm(precise(seen), *map(precise, statistics), training=False, eps=eps)
+            mean, variance = map(precise, statistics)
+            normalised = F.batch_norm(precise(seen), mean, variance, training=False, eps=eps)
             parts.append((scales, gradient * normalised))
         if shifts is not None:
             parts.append((shifts, gradient))

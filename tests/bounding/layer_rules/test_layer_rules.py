@@ -13,6 +13,7 @@ from dpfed.bounding.layer_rules.lora import AdaptedWeight
 from dpfed.bounding.layer_rules.recorder import Recorder
 from dpfed.bounding.layer_rules.refusal import Unsupported
 from dpfed.bounding.layer_rules.term import Target
+from dpfed.models.fixed_batch_norm import FixedBatchNorm
 from dpfed.models.lora import LowRankUpdate
 
 SIZES = {"even": [3, 3, 3], "uneven": [2, 5, 1, 3]}
@@ -76,6 +77,14 @@ def response_norm(channels):
     return layer
 
 
+def fixed_batch_norm(kind):
+    layer = FixedBatchNorm(kind(4))
+    for tensor in (layer.weight, layer.bias, layer.running_mean):
+        nn.init.normal_(tensor)
+    nn.init.uniform_(layer.running_var, 0.5, 2)
+    return layer
+
+
 IMAGE, TOKENS, ROWS = (4, 5, 6), (5, 4), (4,)
 LAYERS = {
     "linear": (lambda: nn.Linear(4, 3), ROWS),
@@ -100,6 +109,8 @@ LAYERS = {
     "global response norm": (lambda: response_norm(4), (5, 6, 4)),
     "LayerNorm of channels": (lambda: LayerNorm2d(4), IMAGE),
     "GroupNorm": (lambda: nn.GroupNorm(2, 4), IMAGE),
+    "BatchNorm by fixed statistics": (lambda: fixed_batch_norm(nn.BatchNorm2d), IMAGE),
+    "BatchNorm of rows by fixed statistics": (lambda: fixed_batch_norm(nn.BatchNorm1d), ROWS),
     "LayerNorm": (lambda: nn.LayerNorm(4), TOKENS),
     "LayerNorm of rows": (lambda: nn.LayerNorm(4), ROWS),
     "LayerNorm over two dimensions": (lambda: nn.LayerNorm((5, 4)), TOKENS),
