@@ -11,9 +11,10 @@ ROOT = Path(__file__).parents[1]
 MAPS = ["docs/architecture.md", "CONTRIBUTING.md"]
 UPWARD = {("dpfed.runs", "dpfed.federation")}  # docs/architecture.md says why
 ROOMS = (
-    "dpfed.errors dpfed.places dpfed.files dpfed.progress dpfed.schema dpfed.objectives dpfed.privacy dpfed.config dpfed.data "
-    "dpfed.budgets dpfed.models dpfed.bounding dpfed.evaluation dpfed.report dpfed.training dpfed.artifacts dpfed.runs "
-    "dpfed.planning dpfed.encoder dpfed.console dpfed.federation dpfed.reproduce dpfed.audit dpfed.live dpfed.cluster dpfed.cli"
+    "dpfed.errors dpfed.places dpfed.files dpfed.progress dpfed.schema dpfed.objectives dpfed.privacy dpfed.config "
+    "dpfed.data dpfed.budgets dpfed.models dpfed.features dpfed.bounding dpfed.evaluation dpfed.report dpfed.training "
+    "dpfed.artifacts dpfed.runs dpfed.planning dpfed.encoder dpfed.console dpfed.federation dpfed.reproduce dpfed.audit "
+    "dpfed.live dpfed.cluster dpfed.cli"
 ).split()
 
 
@@ -53,7 +54,16 @@ def test_every_path_on_the_map_is_there(page):
     named = set(re.findall(r"`([\w./]+(?:\.py|/))(?:::\w+)?`", text))
     assert len(named) > 15
     stems = {file.name for file in ROOT.rglob("*.py") if ".venv" not in file.parts}
-    run = {"checkpoints/", "model/", "gallery/", "audit/", "releases/", "sites/", "tensorboard/"}  # of a run's directory
+    run = {
+        "checkpoints/",
+        "model/",
+        "gallery/",
+        "audit/",
+        "releases/",
+        "features/",
+        "sites/",
+        "tensorboard/",
+    }  # of a run's directory
     folders = [ROOT, *(folder for folder in ROOT.glob("dpfed/**/") if folder.is_dir())]
     missing = [
         name

@@ -32,6 +32,7 @@ Weights = Annotated[str | None, typer.Option(help="This site's copy of model.wei
 Architecture = Annotated[
     str | None, typer.Option(help="This site's copy of model.architecture, where that is a file.", show_default=False)
 ]
+Text = Annotated[str | None, typer.Option(help="This site's copy of model.text, where that is a folder.", show_default=False)]
 Start = Annotated[
     str | None,
     typer.Option(help="This site's copy of the starting weights, where a tower is frozen or adapted.", show_default=False),
@@ -53,6 +54,7 @@ def create_site(
     device: Device = "auto",
     weights: Weights = None,
     architecture: Architecture = None,
+    text: Text = None,
     start: Start = None,
     public: Public = None,
 ) -> None:
@@ -60,7 +62,7 @@ def create_site(
     say(f"opening the records of {store}", True)
     from dpfed.federation.site.folder import SiteFolder
 
-    own = {"weights": weights, "architecture": architecture, "start": start, "public": public}
+    own = {"weights": weights, "architecture": architecture, "text": text, "start": start, "public": public}
     made = SiteFolder.create(folder, name, store, declared, budget=budget, delta=delta, device=device, **own)
     tell(f"Give {made.card} to the coordinator; all else in {made.path} is secret.")
     read_out = f"Read its fingerprint out to the other sites, by telephone: {made.own_card().fingerprint}"
@@ -82,6 +84,7 @@ def set_up_site(
     device: Device = "auto",
     weights: Weights = None,
     architecture: Architecture = None,
+    text: Text = None,
     start: Start = None,
     public: Public = None,
     into: Annotated[Path | None, typer.Option(help="Where the kit's folder goes.", show_default=False)] = None,
@@ -92,7 +95,7 @@ def set_up_site(
     say(f"checking {kit}", True)
     from dpfed.federation.provisioning.site_place import SitePlace
 
-    own = {"weights": weights, "architecture": architecture, "start": start, "public": public}
+    own = {"weights": weights, "architecture": architecture, "text": text, "start": start, "public": public}
     options = {"declared": declared, "budget": budget, "delta": delta, "device": device, "port": port, "proxy": proxy, **own}
     place = SitePlace.set_up(kit, into, coordinator, store, **options)
     tell(f"Send {place.reply} to the coordinator. The keys in {place.path} stay here.")

@@ -67,16 +67,20 @@ class TimmBlueprint:
         return int(self.cfg["input_size"][-1])
 
     @property
+    def has_batch_norm(self) -> bool:
+        """Whether the architecture has BatchNorm, whose statistics are never trained and never sent."""
+        return _shapes(self.name)[1]
+
+    @property
     def digest(self) -> str:
         """Hash of architecture and preprocessing, not of the weights.
 
         Raises:
             UserError: if the architecture cannot be built, or has BatchNorm and no pretrained weights.
         """
-        shapes, has_batch_norm = _shapes(self.name)
-        if has_batch_norm and self.random:
+        if self.has_batch_norm and self.random:
             raise batch_norm_without_weights(self.name)
-        text = json.dumps([self.name, shapes, asdict(self.preprocessing)], sort_keys=True)
+        text = json.dumps([self.name, _shapes(self.name)[0], asdict(self.preprocessing)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

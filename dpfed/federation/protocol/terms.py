@@ -28,7 +28,7 @@ from dpfed.schema.section import Items
 # Of [data], only what shapes the model's input is agreed on: where records are is each party's own matter.
 _AGREED_DATA = ("size", "resize")
 # Of [model]: what they hold is compared, where they lie is each party's own matter.
-_FILES = ("architecture", "weights", "anchors", "start")
+_FILES = ("architecture", "weights", "text", "anchors", "start")
 
 
 class Member(SiteCard):

@@ -43,6 +43,7 @@ class SiteSettings(Section):
     engine: str = "auto"
     weights: str | None = Field(None, description="this site's copy of model.weights")
     architecture: str | None = Field(None, description="this site's copy of model.architecture, where that is a file or folder")
+    text: str | None = Field(None, description="this site's copy of model.text, where that is a folder")
     anchors: str | None = Field(None, description="this site's copy of model.anchors")
     start: str | None = Field(None, description="this site's copy of the starting weights, where a tower is frozen or adapted")
     public: str | None = Field(None, description="this site's copy of public.path")

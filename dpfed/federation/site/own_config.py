@@ -7,6 +7,7 @@ from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteSettings
+from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.privacy.method import method_named
 from dpfed.runs.making import start_is_there
 from dpfed.runs.resolution import settle, settle_model
@@ -18,7 +19,9 @@ def site_config(terms: Terms, settings: SiteSettings) -> Config:
     config = terms.run_config()
     data = DataConfig(source="store", path=settings.store, size=config.data.size, resize=config.data.resize)
     bounding = config.bounding if settings.engine == "auto" else config.bounding.model_copy(update={"engine": settings.engine})
-    files = {name: value for name in ("weights", "architecture", "anchors", "start") if (value := getattr(settings, name))}
+    files = {
+        name: value for name in ("weights", "architecture", "text", "anchors", "start") if (value := getattr(settings, name))
+    }
     if "start" not in files and not _freezes(config):  # all weights come with every step
         files |= {"start": None, "start_digest": None}
     model = config.model.model_copy(update=files)
@@ -39,7 +42,8 @@ def _freezes(config: Config) -> bool:
     """Whether weights of the model never change: they do not travel, so a site needs its own copy."""
     model, adaptation = config.model, config.adaptation
     towers = {adaptation.of_images(model.kind), *([adaptation.text] if model.kind == "open_clip" else [])}
-    return model.external and towers != {"full"}
+    statistics = model.timm is not None and timm_blueprint(model).has_batch_norm  # of a pretrained encoder
+    return (model.external and towers != {"full"}) or statistics or model.pretrained_text is not None
 
 
 def require_copies(terms: Terms, settings: SiteSettings) -> list[str]:
