@@ -166,10 +166,11 @@ def _with_a_start(config: Config) -> tuple[Config, list[str]]:
 
 
 def _other_training(config: Config) -> tuple[Literal["lora", "full"], Config] | None:
-    """The same run with full training in the place of LoRA, or the other way round, where the model can have either."""
-    if not config.model.external or config.adaptation.of_images(config.model.kind) == "frozen":
+    """The same run with full training in the place of LoRA, or the other way round, where it has either."""
+    now = config.adaptation.of_images(config.model.kind)
+    if not config.model.external or now not in ("lora", "full"):
         return None
-    kind: Literal["lora", "full"] = "full" if config.adaptation.of_images(config.model.kind) == "lora" else "lora"
+    kind: Literal["lora", "full"] = "full" if now == "lora" else "lora"
     text = config.adaptation.text if config.adaptation.text == "frozen" else kind
     adaptation = config.adaptation.model_copy(update={"image": kind, "text": text})
     return kind, effective(config.model_copy(update={"adaptation": adaptation}))

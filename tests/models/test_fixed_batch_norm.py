@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import nn
 
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
@@ -32,6 +33,17 @@ def test_features_are_those_of_stock_timm_in_evaluation_mode_in_every_mode(name,
         assert torch.allclose(model.train(train).features(images), stock(images), atol=1e-5)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert stock.state_dict().keys() == model.encoder.timm.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "densenet121"])
+def test_weights_of_torchvision_fit_timms_model_of_the_same_name(name, tmp_path):
+    net = torchvision.models.get_model(name, num_classes=7).eval()
+    torch.save(net.state_dict(), tmp_path / "w.pt")
+    config = ModelConfig(image=f"timm/{name}", weights=str(tmp_path / "w.pt"))
+    model = build_model(config, ObjectiveConfig(), AdaptationConfig(image="frozen"), 64)
+    setattr(net, "fc" if name == "resnet18" else "classifier", nn.Identity())
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.allclose(model.features(images), net(images), atol=1e-5)
 
 
 def test_a_record_moves_no_other_and_would_in_training_mode(tmp_path, monkeypatch):
