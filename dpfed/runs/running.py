@@ -84,8 +84,6 @@ def _carry_out(
     untrained = parts.evaluate("untrained", 0) if start == 0 else None
     if untrained is not None:
         _record(run, untrained, watcher)
-    advance = watcher.stage("private steps" if plan.private else "steps", plan.steps)
-    advance(start)
 
     def keep_metrics(summary: StepSummary) -> None:
         if summary.phase is not None:
@@ -119,6 +117,8 @@ def _carry_out(
     with TensorBoard(run) as board:
         kept = dataclasses.replace(parts, kept=(run.features, watcher))
         transport = connect(dataclasses.replace(job, parts=kept))
+        advance = watcher.stage("private steps" if plan.private else "steps", plan.steps)
+        advance(start)
         copies = Observer(board, lambda summary: not ahead or _due(summary, plan, points))
         every_step = map(Observer, observers)
         train(transport, coordinator, range(start, plan.steps), [*own, copies, *every_step], advance)
