@@ -187,5 +187,5 @@ class _Extraction:
         if not bool(found.isfinite().all()):
             raise UserError("a frozen tower gives noise features that are not finite: its weights are damaged; use others.")
         others = torch.cat([noise[:half], noise[:half].flip(0)]).roll(half // 2, 0)
-        if not torch.equal(found[:half], embed(others).roll(-(half // 2), 0)[:half]):
+        if half and not torch.equal(found[:half], embed(others).roll(-(half // 2), 0)[:half]):
             self._together = 1
