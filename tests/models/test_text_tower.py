@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from transformers import AutoModel, AutoTokenizer
 
@@ -58,6 +59,8 @@ def test_a_saved_model_is_whole_and_a_start_and_its_tower_is_one_of_transformers
     loaded, images = load(tmp_path / "model"), torch.randn(2, 3, 16, 16)
     assert torch.allclose(loaded.embed_text(TEXTS), model.embed_text(tokenizer(TEXTS)), atol=1e-6)
     assert torch.allclose(loaded.model.embed_images(images), model.embed_images(images), atol=1e-6)
+    encoder = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()  # with BatchNorm as timm has it
+    assert torch.allclose(encoder(images), model.features(images), atol=1e-5)
     stock = AutoModel.from_pretrained(tmp_path / "model" / "text").state_dict()
     assert all(torch.equal(stock[name], value) for name, value in model.text_encoder.backbone.net.state_dict().items())
     (tmp_path / "gone-text").rename(tmp_path / "text")

@@ -296,12 +296,12 @@ class TestMistakes:
 
     @pytest.mark.parametrize("name", ["resnet50", "resnetv2_50d", "efficientnet_b3"])
     def test_batch_norm_is_refused_with_a_sibling_before_anything_is_built(self, name):
-        said = f"timm/{name}' has BatchNorm .* take 'timm/{name}_gn', another timm model whose name"
+        said = f"timm/{name}' has BatchNorm, .* take 'timm/{name}_gn', another timm model whose name"
         with pytest.raises(UserError, match=said):
             config_of(name)
 
     def test_batch_norm_without_a_sibling(self):
-        self.refused(r"has BatchNorm .* take another timm model whose name ends in _gn, a ConvNeXt or a ViT", "vgg11_bn")
+        self.refused(r"has BatchNorm, .* take another timm model whose name ends in _gn, a ConvNeXt or a ViT", "vgg11_bn")
 
     @pytest.mark.parametrize(("size", "near"), [(40, "32 or 48"), (10, "16 or 32")])
     def test_a_size_that_the_patches_do_not_divide(self, size, near):
