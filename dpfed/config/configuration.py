@@ -67,6 +67,12 @@ class Config(Section):
         except ValidationError as error:
             raise UserError(f"{problem(error, type(self))}.") from None
 
+    @property
+    def cached_views(self) -> int:
+        """V: views of each image whose features are computed once; 0: none, or the image tower is trained."""
+        frozen = self.model.external and self.adaptation.of_images(self.model.kind) == "frozen"
+        return self.views.cached if frozen and not self.objective.loss.target_network else 0
+
     def dump(self) -> str:
         """The configuration as TOML, with every default spelled out."""
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))

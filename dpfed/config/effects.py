@@ -132,7 +132,7 @@ _RULES = (
     Rule(
         "text_views.sentence_swap text_views.word_swap text_views.word_delete",
         "views.cached model.text",
-        lambda c: not (c.views.cached and c.model.pretrained_text),
+        lambda c: not (c.cached_views and c.model.pretrained_text),
         "features of the captions are computed once",
     ),
     needs("model.architecture model.tokenizer adaptation.text adaptation.text_layers", "model.kind", "open_clip"),

@@ -139,7 +139,7 @@ class Components:
 
     def _training_views(self, store: RecordStore, rows: np.ndarray | OwnRows) -> ViewMaker:
         """Views of training for what the worker's model reads: images, or features of a frozen tower."""
-        made, cached = self._views_of(store, views_per_image(self.config)), self.config.views.cached
+        made, cached = self._views_of(store, views_per_image(self.config)), self.config.cached_views
         if not cached:
             return made
         folder, watcher = self.kept or (None, None)
@@ -173,7 +173,7 @@ class Components:
         indices, keys = share.indices, self.store.keys
         if not isinstance(indices, OwnRows):
             keys, units = keys[indices], None if units is None else units[indices]
-        if self.config.views.cached:
+        if self.config.cached_views:
             model = from_features(model)
         return Worker(
             plan=self.plan,
@@ -199,7 +199,7 @@ class Components:
 
     def dummy_batch(self, device: torch.device) -> GroupBatch:
         """Noise in the shape of a microbatch: as many groups, of sizes that vary as they will."""
-        towers = frozen_towers(self.model) if self.config.views.cached else None
+        towers = frozen_towers(self.model) if self.config.cached_views else None
         return dummy_batch(self.config, self.plan, self.tokenizer, device, towers)
 
     def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
@@ -298,7 +298,7 @@ def assemble(
     views = ImageViews(config.views, preprocessing)
     parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms, public)
     if engine == "layerwise":  # it has rules for kinds of layers, and must not misread one
-        trained = from_features(model) if config.views.cached else model
+        trained = from_features(model) if config.cached_views else model
         require_fitting(engine, trained, parts.dummy_batch(device), config.training.precision, method.loss(config))
     return parts
 
@@ -309,7 +309,7 @@ def _refuse_cached(config: Config) -> None:
     Raises:
         UserError: naming what to set.
     """
-    cached, needed = config.views.cached, views_per_image(config)
+    cached, needed = config.cached_views, views_per_image(config)
     if 0 < cached < needed:
         raise UserError(f"a step contrasts {needed} views of an image, and views.cached = {cached}: set {needed} or more.")
     if cached and start_of(config) == "random":

@@ -128,7 +128,7 @@ def _fastest(config: Config, device: torch.device, watcher: Watcher) -> str:
     require_memory(config, device)
     model = _stand_in(config)
     plan, tokenizer = PrivacyPlan.sketch(config), tokenizer_for(config.model)
-    towers = frozen_towers(model) if config.views.cached else None
+    towers = frozen_towers(model) if config.cached_views else None
     model = model if towers is None else from_features(model)
     batch = dummy_batch(config, plan, tokenizer, device, towers)
     groups, loss = plan.steps * plan.groups, plan.method.loss(config)
