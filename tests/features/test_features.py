@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.features import cache, extraction
@@ -17,7 +18,6 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs.assembly import assemble
-from dpfed.runs.directory import RunDirectory
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 from tests.frozen_towers import frozen
