@@ -18,6 +18,7 @@ from dpfed.models.contract import method_of
 from dpfed.models.description import describe
 from dpfed.models.folder import load_encoder, model_config, preprocessing_in
 from dpfed.models.inputs import Pictures, square_images, texts
+from dpfed.models.moments import features_of
 from dpfed.places import path_of
 
 
@@ -38,7 +39,7 @@ class Encoder:
         self._views = ImageViews(ViewsConfig(), self.preprocessing)
 
     def features(self, images: Pictures) -> Tensor:
-        """Frozen backbone features, for k-NN, probes and other models.
+        """Frozen backbone features, or what released moments made of them, for k-NN, probes and other models.
 
         Args:
             images: a PIL image of any size and mode, a uint8 array ``(H, W, 3)`` or, grey, ``(H, W)``, or a uint8 tensor
@@ -51,7 +52,7 @@ class Encoder:
         Raises:
             UserError: for something else, such as floats, or for no image.
         """
-        return self._run("features", images)
+        return self._run(features_of(self.model), images)
 
     def embed_images(self, images: Pictures) -> Tensor:
         """``(n, D)`` L2-normalised embeddings in the space of the contrast; see `features`."""

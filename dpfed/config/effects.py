@@ -74,9 +74,9 @@ _READERS = ("image-text", "open_clip")  # kinds of models that read captions
 
 _ALWAYS = """
     name data.source data.size data.resize views.crop_scale views.crop_ratio views.flip views.grayscale views.blur model.kind
-    model.start objective.name bounding.method bounding.options bounding.microbatch privacy.unit privacy.batch privacy.steps
+    model.start objective.name bounding.method bounding.options bounding.microbatch privacy.unit
     privacy.seed privacy.not_covered
-    optimizer.name optimizer.learning_rate optimizer.weight_decay optimizer.ema training.device training.precision
+    training.device training.precision
     training.checkpoint_every training.keep evaluation.split diagnostics
 """  # of bounding.options, every method refuses those that it does not have
 _RULES = (
@@ -209,8 +209,8 @@ _RULES = (
     Rule(
         "bounding.group_size bounding.max_group_size",
         "bounding.method",
-        lambda c: not _method(c).public_records,
-        "every record makes a group of its own; set public.records, or bounding.method = 'group'",
+        lambda c: not _method(c).alone,
+        "every record makes a group of its own; set bounding.method = 'group'",
     ),
     Rule(
         "public.records public.centring public.source public.path public.digest public.generated public.half",
@@ -250,6 +250,21 @@ _RULES = (
         "its samples are accounted for by RDP alone; set bounding.method = 'group'",
     ),
     needs("privacy.per_unit", "privacy.unit", "user"),
+    Rule(
+        "privacy.batch privacy.steps bounding.clip_norm bounding.clipping bounding.group_size optimizer.name "
+        "optimizer.learning_rate optimizer.weight_decay optimizer.ema optimizer.momentum optimizer.warmup optimizer.schedule "
+        "text_views.sentence_swap text_views.word_swap text_views.word_delete "
+        "adaptation.rank adaptation.alpha adaptation.image_layers adaptation.text_layers adaptation.text",
+        "bounding.method",
+        lambda c: not _method(c).closed_form,
+        "every record takes part in both steps, and no gradient is taken; set bounding.method = 'group'",
+    ),
+    Rule(
+        "model.embedding model.head_hidden",
+        "bounding.method model.start",
+        lambda c: not _method(c).closed_form or c.model.start is not None,
+        "heads follow from the moments; set model.start, whose projections are kept",
+    ),
     needs("optimizer.momentum", "optimizer.name", "sgd", "lars"),
     Rule(
         "optimizer.warmup",

@@ -148,12 +148,12 @@ def draw_step(
         participants: what `participants_of` returns for them, which keeps what it drew for later steps; default: a new one.
 
     Returns:
-        The drawn records by group; possibly none at all. All records of one unit are in one group. Where public records join
-        the groups, no two records (or units) share one.
+        The drawn records by group; possibly none at all. All records of one unit are in one group. Where the method has
+        every record alone, no two records (or units) share one.
     """
     if groups == 0:
         return StepDraw(np.zeros(0, np.int64), np.zeros(1, np.int64))
-    protected, alone = keys if units is None else units, plan.method.public_records
+    protected, alone = keys if units is None else units, plan.method.alone
     drawn = (participants or participants_of(plan, randomness, keys, units))(step)
     if alone:
         _, group = np.unique(protected[drawn], return_inverse=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.models.contract import method_of
+from dpfed.models.moments import features_of
 
 _Items = TypeVar("_Items", np.ndarray, list[str])
 ReadImages = Callable[[np.ndarray], Tensor]
@@ -38,7 +39,7 @@ def extract(
     device: torch.device | str,
     batch: int = 512,
 ) -> Tensor:
-    """Features of records: the backbone's output, without the projection head.
+    """Features of records: the backbone's output, without the projection head, or what released moments made of it.
 
     Args:
         model: has ``features(images (n, 3, H, W)) -> (n, F)``.
@@ -54,7 +55,8 @@ def extract(
     Raises:
         ValueError: for no indices.
     """
-    return _in_batches(indices, batch, model, lambda part: method_of(model, "features")(_images(read, part, images_fn, device)))
+    embed = method_of(model, features_of(model))
+    return _in_batches(indices, batch, model, lambda part: embed(_images(read, part, images_fn, device)))
 
 
 def embed_images(

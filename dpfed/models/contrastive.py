@@ -77,6 +77,7 @@ class SimCLRModel(_Contrastive):
         super().__init__(temperature, learn_temperature, bias, unit_length)
         self.encoder = encoder
         self.head = head
+        self.image_head: nn.Module = nn.Identity()  # behind all of it (`dpfed.models.moments`)
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """``{"image": (S, V, 3, H, W)}`` -> ``{"image": (S, V, D)}``."""
@@ -89,7 +90,7 @@ class SimCLRModel(_Contrastive):
 
     def project_images(self, images: torch.Tensor) -> torch.Tensor:
         """What the head makes ``(n, D)`` of normalised images ``(n, 3, H, W)``."""
-        return self.head(self.encoder(images))
+        return self.image_head(self.head(self.encoder(images)))
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
@@ -126,10 +127,12 @@ class TwoTowerModel(_Contrastive):
         self.image_encoder = image_encoder
         self.text_encoder = text_encoder
         self.projection = projection
+        self.image_head: nn.Module = nn.Identity()  # behind all of it (`dpfed.models.moments`)
+        self.text_head: nn.Module = nn.Identity()
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` -> ``{"image": (S, V, D), "text": (S, W, D)}``."""
-        unit, raw = (self.embed_images, self.embed_text), (self.project_images, self.text_encoder)
+        unit, raw = (self.embed_images, self.embed_text), (self.project_images, self.project_text)
         image, text = unit if self.unit_length else raw
         return {"image": per_view(image, views["image"]), "text": per_view(text, views["text"])}
 
@@ -143,7 +146,11 @@ class TwoTowerModel(_Contrastive):
 
     def project_images(self, images: torch.Tensor) -> torch.Tensor:
         """Projections ``(n, D)`` of normalised images ``(n, 3, H, W)``."""
-        return self.projection(self.image_encoder(images))
+        return self.image_head(self.projection(self.image_encoder(images)))
+
+    def project_text(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Projections ``(n, D)`` of tokens ``(n, L)``."""
+        return self.text_head(self.text_encoder(tokens))
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
@@ -151,7 +158,7 @@ class TwoTowerModel(_Contrastive):
 
     def embed_text(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(n, D)`` of unit length of tokens ``(n, L)``."""
-        return F.normalize(self.text_encoder(tokens), dim=1)
+        return F.normalize(self.project_text(tokens), dim=1)
 
 
 def per_view(embed: Callable[[torch.Tensor], torch.Tensor], views: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ FORMAT = 1
 WEIGHTS, DESCRIPTION, HEAD = "model.safetensors", "model.json", "head.safetensors"
 TIMM_CONFIG = "config.json"  # timm's description of weights
 TEXT = "text"  # a folder in the model's: a pretrained text tower, in the Hugging Face format
+MOMENTS = "moments"  # of a description: what the heads of a run in closed form need to know
 _KEYS = ("model", "objective", "image_size", "normalisation", "parameters", "sha256", "digest")
 
 
@@ -72,6 +73,14 @@ class Part(NamedTuple):
                 f"{folder / self.file} is damaged or not the file that {DESCRIPTION} describes: copy the folder again."
             )
         return content
+
+
+HEADS = Part("heads.safetensors", "sha256_heads")  # of a run in closed form (`dpfed.models.moments`)
+
+
+def described_parts(model: ModelConfig, description: dict[str, Any]) -> tuple[Part, ...]:
+    """The files with the weights of a model that is described; the last are its heads, if they are made of moments."""
+    return (*weight_parts(model), *((HEADS,) if MOMENTS in description else ()))
 
 
 def weight_parts(model: ModelConfig) -> tuple[Part, ...]:

@@ -8,6 +8,7 @@ model.safetensors, config.json, head.safetensors
 text/                   a pretrained text tower: ``transformers.AutoModel.from_pretrained("FOLDER/text")``
 open_clip_model.safetensors, open_clip_config.json
                         an open_clip model with its adapters merged in: ``open_clip.create_model("local-dir:FOLDER")``
+heads.safetensors       heads that are made of moments, behind the towers (`dpfed.models.moments`)
 adapters.safetensors    the adapters alone, where there are some
 """
 
@@ -37,8 +38,20 @@ from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
 from dpfed.models.building import Model, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import without_centres
 from dpfed.models.clip_tokenizer import ClipTokenizer
-from dpfed.models.description import DESCRIPTION, FORMAT, TEXT, TIMM_CONFIG, describe, digest_of, weight_parts
+from dpfed.models.description import (
+    DESCRIPTION,
+    FORMAT,
+    HEADS,
+    MOMENTS,
+    TEXT,
+    TIMM_CONFIG,
+    describe,
+    described_parts,
+    digest_of,
+    weight_parts,
+)
 from dpfed.models.lora import merged_state
+from dpfed.models.moments import ATTRIBUTE, PublishedHeads, give_heads, has_own_heads, keep_towers, published_heads
 from dpfed.models.text_tower import FrozenTextTower, TextTokenizer, save_tower_files
 from dpfed.models.timm_encoders import TimmEncoder, local_dir_config
 from dpfed.models.towers import ClipModel
@@ -67,6 +80,10 @@ def save_encoder(
             files |= _save_timm(model, config)
         if config.model.pretrained_text is not None:
             _save_text(folder / TEXT, model, config)
+    moments = {}
+    if heads := published_heads(model):
+        files[HEADS.file] = save(_portable(heads))
+        moments = {MOMENTS: {"projected": has_own_heads(model)}}
     for name, content in files.items():
         write_atomically(folder / name, content)
     preprocessing = preprocessing_of(config)
@@ -78,8 +95,9 @@ def save_encoder(
         "normalisation": {"mean": list(preprocessing.mean), "std": list(preprocessing.std)},
         "resize": preprocessing.resize,
         "interpolation": preprocessing.interpolation,
-        "parameters": sum(value.numel() for value in without_centres(dict(model.named_parameters())).values()),
-        **{part.hash: hashlib.sha256(files[part.file]).hexdigest() for part in weight_parts(config.model)},
+        "parameters": sum(value.numel() for value in _published(dict(model.named_parameters())).values()),
+        **moments,
+        **{part.hash: hashlib.sha256(files[part.file]).hexdigest() for part in described_parts(config.model, moments)},
         **({} if trained is None else {"trained": list(trained)}),
     }
     description["digest"] = digest_of(description)
@@ -99,7 +117,7 @@ def _save_clip(folder: Path, model: ClipModel, config: ResolvedConfig) -> dict[s
 
 def _save_parts(model: nn.Module, config: ResolvedConfig) -> dict[str, bytes]:
     """The files of a model's weights, adapters merged in; what has no prefix takes what no other file has."""
-    state, files = _portable(without_centres(merged_state(model))), {}
+    state, files = _portable(_published(merged_state(model))), {}
     for part in sorted(weight_parts(config.model), key=lambda part: -len(part.prefix)):
         own = [name for name in state if name.startswith(part.prefix)]
         files[part.file] = save({name.removeprefix(part.prefix): state.pop(name) for name in own})
@@ -152,18 +170,23 @@ def load_encoder(folder: str | Path) -> Model:
         objective = ObjectiveConfig.model_validate(description["objective"])
     except ValidationError as error:
         raise _unknown(folder) from error
-    tensors: dict[str, torch.Tensor] = {}
-    for part in weight_parts(config):
+    tensors, heads = {}, {}
+    for part in described_parts(config, description):
         path = folder / part.file
         try:
             found = load(part.read(folder, description))
         except SafetensorError as error:
             raise UserError(f"{path} is not a safetensors file: {error}.") from error
-        tensors |= {f"{part.prefix}{name}": tensor for name, tensor in found.items()}
+        into = heads if part is HEADS else tensors
+        into |= {f"{part.prefix}{name}": tensor for name, tensor in found.items()}
     model = _skeleton(config, objective, description["image_size"])
+    if heads:
+        keep_towers(model, description[MOMENTS]["projected"])
     target = model.clip if isinstance(model, ClipModel) else model
     _compare(target.state_dict(), tensors, folder / weight_parts(config)[0].file)
     target.load_state_dict(tensors, assign=not (config.external or config.pretrained_text))
+    if heads:
+        give_heads(model, PublishedHeads(heads))
     return model.requires_grad_(True).eval()
 
 
@@ -175,9 +198,10 @@ def weights_digest(folder: str | Path) -> str:
     """
     folder = Path(folder)
     description = describe(folder)
-    for part in weight_parts(model_config(folder)):
+    parts = described_parts(model_config(folder), description)
+    for part in parts:
         part.read(folder, description)
-    return str(description["sha256"])
+    return str(description[HEADS.hash if HEADS in parts else "sha256"])
 
 
 def _skeleton(config: ModelConfig, objective: ObjectiveConfig, size: int) -> Model:
@@ -217,6 +241,11 @@ def preprocessing_in(folder: str | Path) -> Preprocessing:
     normalisation = description["normalisation"]
     resize, interpolation = description.get("resize", "crop"), description.get("interpolation", "bicubic")
     return Preprocessing(tuple(normalisation["mean"]), tuple(normalisation["std"]), resize, interpolation)
+
+
+def _published(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The named tensors of a model but those that belong to training, and those that have a file of their own."""
+    return {name: value for name, value in without_centres(tensors).items() if not name.startswith(f"{ATTRIBUTE}.")}
 
 
 def _compare(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], path: Path) -> None:

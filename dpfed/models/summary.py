@@ -13,6 +13,7 @@ from dpfed.config.sections import PROCEDURAL, SENTENCES, Training
 from dpfed.models.blueprints import blueprint
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.timm_blueprints import timm_blueprint
+from dpfed.privacy.method import method_named
 
 _WORDS = {"full": "in full", "last": "the last block", "bias": "biases and scales", "frozen": "frozen"}
 
@@ -51,6 +52,8 @@ def trained_part(model: nn.Module, config: Config) -> Trained:
 
 def _how(config: Config) -> str:
     model, adaptation = config.model, config.adaptation
+    if method_named(config.bounding.method).closed_form:
+        return "moments, of which heads follow; towers frozen"
     rest = "text tower and projection" if model.reads_text else "head"
     if model.pretrained_text is not None:
         rest = f"{model.text.removeprefix(SENTENCES).rpartition('/')[2]}: frozen; heads"

@@ -42,6 +42,8 @@ class ClipModel(nn.Module):
     def __init__(self, clip: Any, model_cfg: dict[str, Any], objective: ObjectiveConfig) -> None:
         super().__init__()
         self.clip = clip
+        self.image_head: nn.Module = nn.Identity()  # behind all of it (`dpfed.models.moments`)
+        self.text_head: nn.Module = nn.Identity()
         self.model_cfg = dict(model_cfg)
         if objective.learn_temperature and objective.temperature < MIN_TEMPERATURE:
             raise UserError(
@@ -70,7 +72,7 @@ class ClipModel(nn.Module):
 
     def forward(self, views: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """``{"image": (S, V, 3, H, W), "text": (S, W, L)}`` -> ``{"image": (S, V, D), "text": (S, W, D)}``."""
-        unit, raw = (self.embed_images, self.embed_text), (self.features, self.text_features)
+        unit, raw = (self.embed_images, self.embed_text), (self.project_images, self.project_text)
         image, text = unit if self._unit_length else raw
         return {"image": per_view(image, views["image"]), "text": per_view(text, views["text"])}
 
@@ -84,11 +86,19 @@ class ClipModel(nn.Module):
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(n, D)`` of unit length of normalised images ``(n, 3, H, W)``."""
-        return F.normalize(self.features(images), dim=-1)
+        return F.normalize(self.project_images(images), dim=-1)
 
     def embed_text(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embeddings ``(n, D)`` of unit length of tokens ``(n, L)``."""
-        return F.normalize(self.text_features(tokens), dim=-1)
+        return F.normalize(self.project_text(tokens), dim=-1)
+
+    def project_images(self, images: torch.Tensor) -> torch.Tensor:
+        """Embeddings ``(n, D)`` of any length of normalised images ``(n, 3, H, W)``."""
+        return self.image_head(self.features(images))
+
+    def project_text(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings ``(n, D)`` of any length of tokens ``(n, L)``."""
+        return self.text_head(self.text_features(tokens))
 
 
 def build_clip(

@@ -75,6 +75,10 @@ def _independently(plan: PrivacyPlan) -> Sampler:
     return PoissonSampler(plan.sampling_rate, block_length(plan.sampling_rate, plan.steps))
 
 
+def _alike(plan: PrivacyPlan) -> tuple[float, ...]:
+    return ()
+
+
 def _no_numbers(config: Config, options: Any) -> dict[str, Any]:
     return {}
 
@@ -101,8 +105,12 @@ class Method:
             name of the loss, and refuses all others.
         numbers: the method's public numbers, of a configuration and its checked options; they become a part of the plan.
             Refuses a configuration that the method cannot bound.
-        public_records: every drawn record (or unit) makes a group of its own, which public records join; the section
-            ``[public]`` says which. The loss of a group is then the private records' own terms.
+        alone: every drawn record (or unit) makes a group of its own.
+        public_records: public records join each of these groups; the section ``[public]`` says which. The loss of a group is
+            then the private records' own terms.
+        shares: of a run's 1 / sigma^2, what each step spends, where every record takes part in each of them and they are one
+            Gaussian mechanism together; empty: every step is at the plan's noise multiplier.
+        closed_form: towers are frozen; each step's noisy sum is written into the weights as it is, and these are no gradient's.
         picks_engine: ``bounding.engine`` chooses among `dpfed.bounding.engines`; otherwise the method has one of its own.
         units: whether the sensitivity also holds for units of several records.
         private: whether there is clipping and noise at all.
@@ -129,7 +137,10 @@ class Method:
     releases: Callable[[PrivacyPlan], int] = _one
     options: type[Section] | Mapping[str, type[Section]] = NoOptions
     numbers: Callable[[Config, Any], dict[str, Any]] = _no_numbers
+    alone: bool = False
     public_records: bool = False
+    shares: Callable[[PrivacyPlan], tuple[float, ...]] = _alike
+    closed_form: bool = False
     picks_engine: bool = False
     units: bool = False
     private: bool = True

@@ -40,7 +40,8 @@ from dpfed.privacy.samplers import Sampler
 if TYPE_CHECKING:
     from dpfed.config import Config
 
-_AUTOMATIC = 1.0  # C, where every gradient is normalised
+_AUTOMATIC = 1.0  # C, where every gradient is normalised, or there are none
+_RELEASES = 2  # steps of a run in closed form: means, then moments
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 # How engines round and add up. A dpfed whose engines come to other bits does not resume a run: it could not repeat the steps.
 ARITHMETIC = 2
@@ -224,13 +225,13 @@ class PrivacyPlan:
             max_batch = privacy.batch + math.ceil(_SPREAD * math.sqrt(max(0, min(privacy.batch, MOST_RECORDS))))
         return cls(
             records=records,
-            batch=privacy.batch,
-            steps=privacy.steps,
+            batch=records if method.closed_form else privacy.batch,
+            steps=_RELEASES if method.closed_form else privacy.steps,
             noise_multiplier=sigma,
             delta=default_delta_of(records) if privacy.delta is None else privacy.delta,
             target_epsilon=privacy.epsilon,
-            group_size=1 if method.public_records else bounding.group_size,
-            clip_norm=_AUTOMATIC if clipping == "automatic" else bounding.clip_norm,
+            group_size=1 if method.alone else bounding.group_size,
+            clip_norm=_AUTOMATIC if clipping == "automatic" or method.closed_form else bounding.clip_norm,
             max_group_size=bounding.max_group_size,
             accountant=privacy.accountant if privacy.accountant in method.accountants else method.accountants[0],
             unit=privacy.unit,
@@ -349,6 +350,22 @@ class PrivacyPlan:
         """Most that one record (or unit) can move the sum, L2; 2C for groups, and a little more with their statistics."""
         return self.method.sensitivity(self) / self._gradient_part
 
+    @functools.cached_property
+    def shares(self) -> tuple[float, ...]:
+        """Of the run's 1 / sigma^2, what each step spends, where steps differ; empty: they do not."""
+        return self.method.shares(self)
+
+    def sensitivity_of(self, step: int) -> float:
+        """Most that one record (or unit) can move the sum of a step, L2.
+
+        Where steps have shares, it is the root of the step's share times `sensitivity`, and the noise is the same in all. Room
+        is left for the rounding of discrete noise, so that what is rounded keeps to the share, too.
+        """
+        if not self.shares:
+            return self.sensitivity
+        part = math.sqrt(self.shares[step])
+        return part * self.sensitivity - (1 - part) * (self.rounded_sensitivity - self.sensitivity)
+
     @property
     def longest_part(self) -> float:
         """The largest L2 norm of what one group adds to the sum: C, or a little more with its statistics."""
@@ -373,7 +390,7 @@ class PrivacyPlan:
     @property
     def mechanism(self) -> Mechanism:
         """What accounting accounts for."""
-        return Mechanism(self.sampler, self.noise_multiplier, self.method.releases(self))
+        return Mechanism(self.sampler, self.noise_multiplier, self.method.releases(self), self.shares)
 
     @property
     def noise(self) -> Noise:

@@ -61,6 +61,11 @@ def check(plan: PrivacyPlan) -> None:
     require(target is None or positive(target), f"target_epsilon must be positive and finite, got {target}")
     if plan.max_group_size is not None:
         require_within("max_group_size", plan.max_group_size, 2)
+    require(
+        not plan.shares or (plan.batch == plan.records and plan.steps == len(plan.shares)),
+        f"with method '{plan.method_name}' every record takes part in each of {len(plan.shares)} steps, so batch must be the "
+        f"{plan.records:,} training records and steps {len(plan.shares)}, got {plan.batch} and {plan.steps}",
+    )
     require_within("per_unit", plan.per_unit, 1)
     require(plan.unit in ("record", "user"), f"unit must be 'record' or 'user', got {plan.unit!r}")
     require(
@@ -84,7 +89,7 @@ def _check_method(plan: PrivacyPlan) -> None:
     else:
         require(plan.max_batch is None, f"max_batch is a cap that method '{name}' does not need: leave it out")
     require(
-        not plan.method.public_records or (plan.group_size == 1 and plan.max_group_size is None),
+        not plan.method.alone or (plan.group_size == 1 and plan.max_group_size is None),
         f"every record makes a group of its own with method '{name}': group_size must be 1, and there is no max_group_size",
     )
     require(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dpfed.bounding.engines import GroupBatch, exact_arithmetic, require_fitting
-from dpfed.config import Config
+from dpfed.config import AdaptationConfig, Config
 from dpfed.config.resolved import ResolvedConfig
 from dpfed.data.own_rows import OwnRows
 from dpfed.data.public_records import Companions
@@ -25,11 +25,13 @@ from dpfed.data.views.texts import TextViews
 from dpfed.errors import UserError
 from dpfed.evaluation.suite import Evaluation, Which, evaluate
 from dpfed.evaluation.tasks import tasks_of
+from dpfed.features.cache import Features
 from dpfed.features.extraction import features_of
 from dpfed.features.towers import from_features, frozen_towers
 from dpfed.features.views import CachedViews
 from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import add_centres
+from dpfed.models.moments import keep_towers
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.summary import start_of
@@ -40,6 +42,7 @@ from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress, signs_of_life
+from dpfed.runs.closed_form import FeatureViews, add_moment_heads, is_aligned
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
 from dpfed.runs.preflight import foresee, guarded, refuse_many_owners, refuse_uncaptioned
 from dpfed.runs.records import public_records_of, records_of
@@ -137,14 +140,20 @@ class Components:
         read, texts = functools.partial(self._read, store), TextViews(self.config.text_views)
         return ViewMaker(store, read, self.views, count, self.tokenizer, texts)
 
-    def _training_views(self, store: RecordStore, rows: np.ndarray | OwnRows) -> ViewMaker:
+    def _training_views(self, store: RecordStore, rows: np.ndarray | OwnRows) -> ViewMaker | FeatureViews:
         """Views of training for what the worker's model reads: images, or features of a frozen tower."""
+        if self.plan.method.closed_form:
+            return FeatureViews(self._features_of(store, rows, self.plan.options["views"]))
         made, cached = self._views_of(store, views_per_image(self.config)), self.config.cached_views
         if not cached:
             return made
-        folder, watcher = self.kept or (None, None)
-        features = features_of(replace(self, store=store), np.asarray(rows), folder, cached, watcher)
+        features = self._features_of(store, rows, cached)
         return CachedViews(made, features, cached, frozen_towers(self.model).text is not None)
+
+    def _features_of(self, store: RecordStore, rows: np.ndarray | OwnRows, views: int) -> Features:
+        """Features of frozen towers; see `dpfed.features.extraction.features_of`."""
+        folder, watcher = self.kept or (None, None)
+        return features_of(replace(self, store=store), np.asarray(rows), folder, views, watcher)
 
     def _companions(self) -> Companions | None:
         """The public records that join every group."""
@@ -204,10 +213,8 @@ class Components:
 
     def coordinator(self, randomness: Randomness, ledger: Ledger, releases: Releases | None = None) -> Coordinator:
         """The run's coordinator."""
-        noise_std = None
-        if self.terms and (trust := self.terms.trust_model).mode != "central":
-            noise_std = trust.carried_std(self.plan, trust.sites)
-        return Coordinator(self.plan, self.model, self.config.optimizer, randomness, ledger, releases, noise_std)
+        noise_std, config = noise_std_of(self.plan, self.terms), self.config.optimizer
+        return Coordinator(self.plan, self.model, config, randomness, ledger, releases, noise_std)
 
     def load_weights(self, checkpoint: Path) -> None:
         """Gives the model the weights of a checkpoint that are measured and published.
@@ -253,6 +260,7 @@ def assemble(
     """
     exact_arithmetic()
     device, watcher = torch.device(config.training.device), watcher or Silent()
+    method, engine = method_named(config.bounding.method), config.bounding.engine
     agreed = terms.privacy_plan if terms else plan
     foreseen = agreed or foresee(config, owners=owners)
     require_memory(config, device)
@@ -264,10 +272,12 @@ def assemble(
     start = starting_weights(config) if fresh else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.seed("initialise", 0) if randomness else 0)
-        model = build_model(config.model, config.objective, config.adaptation, image_size(config), fresh, start)
+        adaptation = AdaptationConfig(image="frozen", text="frozen") if method.closed_form else config.adaptation
+        model = build_model(config.model, config.objective, adaptation, image_size(config), fresh, start)
     add_centres(model, config)
+    if method.closed_form:
+        keep_towers(model, is_aligned(config))
     validate(model)
-    method, engine = method_named(config.bounding.method), config.bounding.engine
     if not method.picks_engine:
         refuse_mixing(model, f"bounding.method = '{method.name}'")
     if engine not in ("auto", "loop"):
@@ -294,6 +304,8 @@ def assemble(
     refuse_many_owners(plan, owners)
     tasks_of(store, config)
     public = public_records_of(config, store, import_progress(watcher, "public records"))
+    if method.closed_form:
+        add_moment_heads(model, config, plan, noise_std_of(plan, terms) or plan.noise_std, tokenizer)
     model.to(device)
     views = ImageViews(config.views, preprocessing)
     parts = Components(config, store, plan, model, views, tokenizer, preprocessing, owner, owners, terms, public)
@@ -317,6 +329,13 @@ def _refuse_cached(config: Config) -> None:
             "views.cached computes the features of a frozen image tower once, and its weights are random: set model.weights or "
             "model.start."
         )
+
+
+def noise_std_of(plan: PrivacyPlan, terms: Terms | None) -> float | None:
+    """Noise on each number of a sum, where the owners add it, and perhaps more than the plan's; ``None``: as planned."""
+    if terms is None or (trust := terms.trust_model).mode == "central":
+        return None
+    return trust.carried_std(plan, trust.sites)
 
 
 def _source(config: Config) -> str:

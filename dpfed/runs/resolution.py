@@ -68,6 +68,7 @@ def settle(config: Config) -> Config:
     config, objective = settle_model(with_absolute_paths(config)), config.objective
     model = config.model
     chosen: dict[str, object] = {}
+    frozen = method_named(config.bounding.method).closed_form
     if objective.loss.bias is not None and objective.bias is None:
         chosen["bias"] = objective.loss.bias(method_named(config.bounding.method).contrasted(config))
     return _with(
@@ -75,7 +76,7 @@ def settle(config: Config) -> Config:
         data={"resize": preprocessing_of(config).resize},
         objective=chosen,
         model={"start_digest": _start_digest(config)},
-        adaptation={"image": config.adaptation.of_images(model.kind)} if model.external else {},
+        adaptation={"image": "frozen" if frozen else config.adaptation.of_images(model.kind)} if model.external else {},
         public={"digest": public_digest(config)},
     )
 

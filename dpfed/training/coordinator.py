@@ -27,7 +27,7 @@ from dpfed.privacy.phase import Phase
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.curve import Curve
-from dpfed.training.optimizers import build_optimizer, learning_rate, take_step
+from dpfed.training.optimizers import SETTING, build_optimizer, learning_rate, take_step
 from dpfed.training.post_processing import PostProcessor, post_processors
 from dpfed.training.releases import Releases
 
@@ -93,6 +93,7 @@ class Coordinator:
         releases: Releases | None = None,
         noise_std: float | None = None,
     ) -> None:
+        config = SETTING if plan.method.closed_form else config
         self._plan, self._config = plan, config
         self._ledger, self._releases = ledger, releases
         ledger.require_current()
@@ -210,11 +211,10 @@ class Coordinator:
         self._ledger.charge(release)
 
     def _check_sum(self, step: int, total: BoundedSum) -> None:
-        plan, size = self._plan, self.blocks.size
-        if not total.sensitivity <= plan.sensitivity or total.groups != plan.groups or total.values.numel() != size:
+from dpfed.training.optimizers import SETTING, build_optimizer, learning_rate, take_step
             raise UserError(
                 f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity "
-                f"{plan.sensitivity:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}."
+                f"{plan.sensitivity_of(step):g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}."
             )
         # Written so that NaN and infinity are refused: with either, no noise would be added here.
         if total.noise_std != 0 and not plan.noise_std * (1 - 1e-9) <= total.noise_std < math.inf:

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from dpfed.config import OptimizerConfig
 
+# Of a run in closed form, whose noisy sums are the weights themselves (`dpfed.training.post_processing.SetWeights`).
+SETTING = OptimizerConfig(name="sgd", learning_rate=1.0, momentum=0.0)
+
 
 def build_optimizer(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """The configured optimizer over the trainable parameters."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
 from dpfed.models.contract import method_of
+from dpfed.models.moment_layout import MomentLayout
+from dpfed.models.moments import ATTRIBUTE, MomentHeads
 from dpfed.models.parameters import TrainableVector
 
 
@@ -91,6 +94,24 @@ class MovingAverage(PostProcessor):
         self._weights.copy_(state["weights"])
 
 
+class SetWeights(PostProcessor):
+    """Writes each noisy sum into its place in the weights, where a run is in closed form, and nowhere else.
+
+    The optimizer subtracts what it gets (`dpfed.training.optimizers.SETTING`), and each place holds 0 before its step.
+    """
+
+    name = "set_weights"
+
+    def __init__(self, layout: MomentLayout) -> None:
+        self._layout = layout
+
+    def gradient(self, step: int, gradient: Tensor) -> Tensor:
+        """See `PostProcessor`."""
+        placed = torch.zeros_like(gradient)
+        placed[self._layout.place(step)] = -gradient[self._layout.place(step)]
+        return placed
+
+
 def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProcessor]:
     """The processors that a configuration and a model ask for, in order.
 
@@ -101,6 +122,8 @@ def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProce
     found: list[PostProcessor] = []
     if hasattr(model, "move"):
         found.append(MovingWeights(model))
+    if isinstance(heads := getattr(model, ATTRIBUTE, None), MomentHeads):
+        found.append(SetWeights(heads.layout))
     if config.ema:
         found.append(MovingAverage(model, config.ema))
     return found

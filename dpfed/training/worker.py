@@ -97,7 +97,8 @@ class Worker:
         self._participants = participants_of(plan, randomness, keys, units, own)
         self._companions, self._microbatch = companions, max(1, microbatch // (1 + public))
         self._groups = plan.groups if groups is None else groups
-        self._clip_norm = clip_norm_in_float32(plan.bound, plan.method.spread(plan), owners)
+        shared = {"shared": 0.0} if plan.method.closed_form else {}  # all is added up in float64
+        self._clip_norm = clip_norm_in_float32(plan.bound, plan.method.spread(plan), owners, **shared)
         self.threshold = plan.clip_norm
         if plan.statistics is not None:
             plan.statistics.refuse_many_owners(owners)
@@ -131,7 +132,7 @@ class Worker:
             self._observe(step, self._raw_figures(len(draw.indices), norms, total))
         if self._plan.statistics is not None:
             total = torch.cat([total, self._statistics(self._plan.statistics, norms, losses)])
-        return BoundedSum(total, self._plan.sensitivity, self._groups)
+        return BoundedSum(total, self._plan.sensitivity_of(step), self._groups)
 
     def _statistics(self, wanted: GroupStatistics, norms: list[Tensor], losses: list[Tensor]) -> Tensor:
         """What goes behind the sum of the gradients: the sum of the groups' statistics, float32."""

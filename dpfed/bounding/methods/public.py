@@ -56,6 +56,7 @@ METHOD = Method(
     spread=lambda plan: 2 * plan.batch + 100,  # groups: a Poisson batch is larger once in 10^60
     divisor=lambda plan: plan.batch,
     engine=group_engine,
+    alone=True,
     public_records=True,
     picks_engine=True,
     units=True,

@@ -114,7 +114,7 @@ class Federation:
             return None
         std = self._trust.carried_std(self._plan, len(arrived))
         self._journal.write("collected", step, arrived=names, missing=missing, noise_of_sites=std, **others)
-        return BoundedSum(total.to(self._vector.device), self._plan.sensitivity, self._plan.groups, std)
+        return BoundedSum(total.to(self._vector.device), self._plan.sensitivity_of(step), self._plan.groups, std)
 
     def tell(self, threshold: float) -> None:
         """See `Transport`."""

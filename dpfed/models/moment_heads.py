@@ -1,0 +1,86 @@
+"""From noisy moments to linear heads, in closed form: all of it is post-processing, and all of its numbers are public.
+
+With linear heads, the contrast of all pairs of records (the spectral contrastive loss, HaoChen et al. 2021; regularised canonical
+correlation, Hotelling 1936) depends on the records through their moments alone: the best score of an image x and a text y is
+``x' A^-1 M B^-1 y``. The ridge follows from the number of records and from the size of the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpfed.models.moment_layout import MomentLayout, Moments
+
+_RIDGE = 0.15  # of an average eigenvalue, where there is no noise
+_OVER_NOISE = 3.0  # the ridge, over the size of the noise
+_POWER = 0.5  # of the singular values: their score is worth trusting, and not all of it
+_DEVIATIONS = 3.0  # by which a noisy mean must be longer than noise alone
+
+
+@dataclass(frozen=True)
+class MomentNoise:
+    """How noisy released moments are.
+
+    Args:
+        records: N.
+        std: of the noise on each number of the released sum, whose sensitivity is 1.
+    """
+
+    records: int
+    std: float
+
+    def ridge(self, dimensions: int) -> float:
+        """What is added to the auto-moments, of averages: 0.15 / k + 3 sigma sqrt(k) / N."""
+        return _RIDGE / dimensions + _OVER_NOISE * self.std * math.sqrt(dimensions) / self.records
+
+    def shrunk(self, mean: Tensor, scale: float) -> Tensor:
+        """A noisy mean ``(k,)``, shortened by what noise has added to its length; zero if it could be noise alone.
+
+        James and Stein (1961), with an edge a few standard deviations above the length of the noise.
+        """
+        k = len(mean)
+        of_noise = (self.std / self.records / scale) ** 2 * k * (1 + _DEVIATIONS * math.sqrt(2 / k))
+        length = mean.square().sum().item()
+        return mean * max(0.0, 1 - of_noise / length) if length else mean
+
+
+def centres(layout: MomentLayout, noise: MomentNoise, moments: Moments) -> Tensor:
+    """What is subtracted from unit features, ``(n, k)`` float64, of the released means."""
+    return torch.stack([noise.shrunk(mean.double(), layout.scales[0]) for mean in moments.means])
+
+
+def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: bool) -> tuple[Tensor, Tensor]:
+    """The two linear heads ``(k, k)`` float64: centred features times their head are embeddings, before unit length.
+
+    Args:
+        layout: of the release.
+        noise: of the release.
+        moments: released, as averages over N records.
+        aligned: whether features of a pair are alike before anything is learnt: then nothing released means that the heads
+            leave features as they are.
+    """
+    k = layout.dimensions
+    ridge, eye = noise.ridge(k), torch.eye(k, dtype=torch.float64)
+    cross = moments.cross.double().cpu()
+    if aligned:
+        cross = cross + ridge * eye
+    elif not bool(cross.any()):  # nothing was released yet
+        return eye, eye
+    inverses = [_inverse(auto.double().cpu(), ridge) for auto in moments.autos]
+    if layout.towers == 1:  # symmetric: what two views have in common is never negative
+        values, vectors = torch.linalg.eigh(inverses[0] @ cross @ inverses[0])
+        head = vectors * values.clamp(min=0).div(values[-1]).pow(_POWER / 2)
+        return head, head
+    left, values, right = torch.linalg.svd(inverses[0] @ cross @ inverses[-1])
+    scale = values.clamp(min=0).div(values[0]).pow(_POWER / 2)
+    return left * scale, right.T * scale
+
+
+def _inverse(auto: Tensor, ridge: float) -> Tensor:
+    """Of a noisy auto-moment, whose true eigenvalues are not negative, and the ridge."""
+    values, vectors = torch.linalg.eigh(auto)
+    return (vectors / (values.clamp(min=0) + ridge)) @ vectors.T

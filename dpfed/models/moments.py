@@ -1,0 +1,242 @@
+"""Heads made of released moments, behind frozen towers (``bounding.method = "moments"``).
+
+A model with such heads is the same model as without: its towers, and in the place of each linear head one that projects features
+to k dimensions, gives them unit length, subtracts a centre, and multiplies by a matrix. In training the only parameter is the
+vector of released moments, and heads follow from it; a model that is published has the heads alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpfed.errors import UserError
+from dpfed.models.contract import method_of
+from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
+from dpfed.models.moment_heads import MomentNoise, centres, heads
+from dpfed.models.moment_layout import MomentLayout
+from dpfed.models.text_tower import TextTower
+from dpfed.models.towers import ClipModel
+
+ATTRIBUTE = "moments"  # of a model
+Side = Literal["image", "text"]
+_SIDES: tuple[Side, Side] = ("image", "text")
+
+
+class Head(nn.Module):
+    """From features of a tower to embeddings.
+
+    Args:
+        projection: ``(k, F)`` with orthonormal rows.
+        centre: ``(k,)`` subtracted from projected features of unit length.
+        matrix: ``(k, D)``.
+    """
+
+    projection: Tensor
+    centre: Tensor
+    matrix: Tensor
+
+    def __init__(self, projection: Tensor, centre: Tensor, matrix: Tensor) -> None:
+        super().__init__()
+        for name, value in {"projection": projection, "centre": centre, "matrix": matrix}.items():
+            self.register_buffer(name, value)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``(..., F)`` -> ``(..., D)``, not of unit length."""
+        unit = F.normalize(features @ self.projection.T, dim=-1)
+        return (unit - self.centre) @ self.matrix
+
+
+class PublishedHeads(nn.Module):
+    """The heads of a model that is loaded.
+
+    Args:
+        tensors: as `published_heads` gives them.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for side in dict.fromkeys(name.partition(".")[0] for name in tensors):
+            own = (tensors[f"{side}.{part}"] for part in ("projection", "centre", "matrix"))
+            self.add_module(side, Head(*own))
+
+    def head(self, side: Side) -> Head:
+        """Of a tower."""
+        found = self.get_submodule(side)
+        assert isinstance(found, Head)
+        return found
+
+
+class MomentHeads(nn.Module):
+    """The released moments, and the heads that follow from them.
+
+    Args:
+        layout: of the release.
+        noise: of the release.
+        widths: of the towers' features, image first.
+        aligned: whether features of a pair are alike before anything is learnt.
+
+    Attributes:
+        released: ``(numel,)``, averages over records with their noise; 0 until they are released.
+    """
+
+    def __init__(self, layout: MomentLayout, noise: MomentNoise, widths: tuple[int, ...], aligned: bool) -> None:
+        super().__init__()
+        self.layout, self.noise, self.aligned = layout, noise, aligned
+        self.released = nn.Parameter(torch.zeros(layout.numel))
+        for number, (side, width) in enumerate(zip(_SIDES, widths, strict=False)):
+            # Features that are alike must be projected alike.
+            self.register_buffer(f"{side}_projection", projection_of(width, layout.dimensions, 0 if aligned else number))
+        self._made: tuple[Tensor, dict[str, Head]] | None = None
+
+    def projection(self, side: Side) -> Tensor:
+        """``(k, F)`` of a tower."""
+        return self.get_buffer(f"{side}_projection")
+
+    def centre(self, side: Side) -> Tensor:
+        """What is subtracted from a tower's projected unit features, ``(k,)`` float64, as far as means were released."""
+        return self._centres()[_SIDES.index(side)]
+
+    @torch.no_grad()
+    def _centres(self) -> Tensor:
+        return centres(self.layout, self.noise, self.layout.decoded(self.released.detach().double().cpu()))
+
+    def head(self, side: Side) -> Head:
+        """Of a tower, as what was released so far makes it."""
+        released = self.released.detach()
+        known = self._made is not None and self._made[0].device == released.device
+        if not (known and torch.equal(self._made[0], released)):
+            self._made = released.clone(), self._heads(released)
+        return self._made[1][side]
+
+    @torch.no_grad()
+    def _heads(self, released: Tensor) -> dict[str, Head]:
+        # Made outside inference mode, for they may outlive the call that asks for them.
+        with torch.inference_mode(False):
+            moments = self.layout.decoded(released.clone().double().cpu())
+            own = centres(self.layout, self.noise, moments)
+            matrices = heads(self.layout, self.noise, moments, self.aligned)
+            made = {}
+            for side, centre, matrix in zip(_SIDES, own, matrices, strict=False):
+                projection = self.projection(side)
+                made[side] = Head(projection, centre.to(projection), matrix.to(projection))
+        return made
+
+
+class _HeadOf(nn.Module):
+    """A tower's head, wherever it is kept: the model has its tensors once."""
+
+    def __init__(self, owner: MomentHeads | PublishedHeads, side: Side) -> None:
+        super().__init__()
+        self._owner = [owner]  # a list, so that it is no submodule
+        self._side: Side = side
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``(..., F)`` -> ``(..., D)``."""
+        return self._owner[0].head(self._side)(features)
+
+
+def projection_of(width: int, dimensions: int, number: int) -> Tensor:
+    """A random orthonormal projection ``(k, F)`` float32 that anyone can draw again; the identity where nothing is left out.
+
+    Args:
+        width: F.
+        dimensions: k.
+        number: of the tower.
+    """
+    if width == dimensions:
+        return torch.eye(width)
+    seed = hashlib.sha256(f"dpfed moments {width} {dimensions} {number}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(seed[:7], "little"))
+    drawn = torch.randn(width, dimensions, generator=generator, dtype=torch.float64)
+    return torch.linalg.qr(drawn)[0].T.float().contiguous()
+
+
+def bridges(model: nn.Module) -> dict[Side, nn.Module]:
+    """What lies between what the towers give (`features`, `text_features`) and their heads of moments: frozen linear maps.
+
+    Raises:
+        UserError: for a model of another kind.
+    """
+    if isinstance(model, ClipModel):
+        return {"image": nn.Identity(), "text": nn.Identity()}
+    if isinstance(model, TwoTowerModel):
+        text = model.text_encoder
+        return {"image": model.projection, "text": text.head if isinstance(text, TextTower) else nn.Identity()}
+    if type(model) is SimCLRModel:
+        return {"image": model.head}
+    raise UserError(f"{type(model).__name__} has no towers whose features bounding.method = 'moments' could take.")
+
+
+def keep_towers(model: nn.Module, aligned: bool) -> None:
+    """Freezes a model, and takes off what is no tower: a head that views are compared behind, projections that learnt nothing.
+
+    Args:
+        model: see `bridges`.
+        aligned: whether its projections have learnt to bring images and texts together.
+    """
+    model.requires_grad_(False)
+    if isinstance(model, SimCLRModel):
+        model.head = nn.Identity()
+    elif isinstance(model, TwoTowerModel) and not aligned:
+        model.projection = nn.Identity()
+        if isinstance(model.text_encoder, TextTower):
+            model.text_encoder.head = nn.Identity()
+
+
+@torch.no_grad()
+def feature_widths(model: nn.Module, size: int, tokenizer: Callable[[list[str]], Tensor] | None) -> tuple[int, ...]:
+    """Dimensions of what heads of moments get: of images, and of texts where the model reads them.
+
+    Args:
+        model: after `keep_towers`, on the CPU.
+        size: side of the images, pixels.
+        tokenizer: of models that read text.
+
+    Raises:
+        UserError: if the towers give a black image, or an empty text, numbers that are not finite.
+    """
+    between, was_training = bridges(model), model.training
+    model.eval()
+    found = [between["image"](method_of(model, "features")(torch.zeros(1, 3, size, size)))]
+    if tokenizer is not None:
+        found.append(between["text"](method_of(model, "text_features")(tokenizer([""]))))
+    model.train(was_training)
+    if not all(bool(features.isfinite().all()) for features in found):
+        raise UserError("the towers give features that are not finite: choose other weights.")
+    return tuple(features.shape[1] for features in found)
+
+
+def give_heads(model: nn.Module, owner: MomentHeads | PublishedHeads) -> None:
+    """Puts heads of moments behind the towers of a model.
+
+    Args:
+        model: after `keep_towers`.
+        owner: of the heads.
+    """
+    setattr(model, ATTRIBUTE, owner)
+    for side in bridges(model):
+        setattr(model, f"{side}_head", _HeadOf(owner, side))
+
+
+def has_own_heads(model: nn.Module) -> bool:
+    """Whether a two-tower model has kept projections that had learnt something (`keep_towers`)."""
+    return isinstance(model, TwoTowerModel) and not isinstance(model.projection, nn.Identity)
+
+
+def features_of(model: nn.Module) -> str:
+    """The method of a model that gives features for other uses: of its tower, or what moments made of them."""
+    return "embed_images" if hasattr(model, ATTRIBUTE) else "features"
+
+
+def published_heads(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model's heads of moments, by names such as ``image.matrix``; none: it has no such heads."""
+    owner = getattr(model, ATTRIBUTE, None)
+    if owner is None:
+        return {}
+    return {f"{side}.{name}": value for side in bridges(model) for name, value in owner.head(side).state_dict().items()}
