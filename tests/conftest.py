@@ -24,6 +24,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 CIFAR10 = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10"
 
+TINY = {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16}
+
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory) -> RecordStore:
@@ -40,7 +42,7 @@ def tiny(shapes) -> dict:
         "name": "tiny",
         "data": {"source": "store", "path": str(shapes.path), "size": 16},
         "views": {"crop_scale": [0.5, 1.0], "jitter": 0.5},
-        "model": {"kind": "image-text", "width": 8, "text_width": 16, "text_layers": 1, "vocabulary": 256, "embedding": 16},
+        "model": dict(TINY),
         "bounding": {"group_size": 4, "engine": "loop", "microbatch": 32},
         "privacy": {"epsilon": 8.0, "batch": 60, "steps": 6},
         "optimizer": {"learning_rate": 3e-3},
@@ -69,6 +71,32 @@ def tiny_public(tiny, public_store) -> dict:
     """The same with public contrast."""
     bounding = {"method": "public", "engine": "loop", "microbatch": 32}
     return {**tiny, "bounding": bounding, "public": {"path": str(public_store.path)}}
+
+
+@pytest.fixture(scope="session")
+def aligned_start(tmp_path_factory) -> Path:
+    """Weights of both towers of `tiny`, as if they had been trained together."""
+    from safetensors.torch import save_file
+
+    from dpfed.config import ModelConfig, ObjectiveConfig
+    from dpfed.models.building import build_model
+
+    path = tmp_path_factory.mktemp("start") / "weights.safetensors"
+    torch.manual_seed(0)
+    save_file(build_model(ModelConfig(**TINY), ObjectiveConfig(), size=16).state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def tiny_moments(tiny, aligned_start) -> dict:
+    """The same in closed form, behind frozen towers."""
+    kept = {name: tiny[name] for name in ("name", "data", "training")}
+    return kept | {
+        "model": TINY | {"start": str(aligned_start)},
+        "bounding": {"method": "moments", "microbatch": 32},
+        "privacy": {"epsilon": 8.0},
+        "evaluation": {"tasks": ["retrieval"], "records": 100},
+    }
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ from dpfed.features.towers import from_features, frozen_towers
 from dpfed.features.views import CachedViews
 from dpfed.models.building import Tokenizer, build_model, image_size, preprocessing_of, tokenizer_for
 from dpfed.models.centres import add_centres
-from dpfed.models.moments import keep_towers
 from dpfed.models.norm import refuse_mixing
 from dpfed.models.parameters import TrainableVector
 from dpfed.models.summary import start_of
@@ -42,7 +41,7 @@ from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress, signs_of_life
-from dpfed.runs.closed_form import FeatureViews, add_moment_heads, is_aligned
+from dpfed.runs.closed_form import FeatureViews, add_moment_heads
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
 from dpfed.runs.preflight import foresee, guarded, refuse_many_owners, refuse_uncaptioned
 from dpfed.runs.records import public_records_of, records_of
@@ -275,8 +274,6 @@ def assemble(
         adaptation = AdaptationConfig(image="frozen", text="frozen") if method.closed_form else config.adaptation
         model = build_model(config.model, config.objective, adaptation, image_size(config), fresh, start)
     add_centres(model, config)
-    if method.closed_form:
-        keep_towers(model, is_aligned(config))
     validate(model)
     if not method.picks_engine:
         refuse_mixing(model, f"bounding.method = '{method.name}'")

@@ -16,7 +16,7 @@ from dpfed.models.building import Tokenizer, image_size
 from dpfed.models.contract import method_of
 from dpfed.models.moment_heads import MomentNoise
 from dpfed.models.moment_layout import MomentLayout, dimensions_for
-from dpfed.models.moments import MomentHeads, feature_widths, give_heads
+from dpfed.models.moments import MomentHeads, feature_widths, give_heads, keep_towers
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 
@@ -32,10 +32,10 @@ def is_aligned(config: Config) -> bool:
 def add_moment_heads(
     model: nn.Module, config: Config, plan: PrivacyPlan, noise_std: float, tokenizer: Tokenizer | None
 ) -> None:
-    """Puts heads of moments behind the towers of a model.
+    """Freezes the towers of a model, and puts heads of moments behind them.
 
     Args:
-        model: after `dpfed.models.moments.keep_towers`, on the CPU.
+        model: of `dpfed.models.building.build_model`, on the CPU.
         config: of the run.
         plan: of the run.
         noise_std: of each number of the noisy sums.
@@ -45,6 +45,7 @@ def add_moment_heads(
         UserError: for fewer records, or narrower towers, than dimensions.
     """
     aligned, given = is_aligned(config), plan.options["dimensions"]
+    keep_towers(model, aligned)
     widths = feature_widths(model, image_size(config), tokenizer)
     if given > min(*widths, plan.records):
         raise UserError(

@@ -1,0 +1,70 @@
+"""Private moments among sites: two rounds, in every mode of trust, also without a site, and nothing clean travels."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from dpfed.models.parameters import TrainableVector
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import noise_std_of
+from dpfed.training.trainer import train
+from tests.federation.lab import Lab
+
+MODES = {"central": {}, "distributed": {"drops": 1}, "secure": {"drops": 1, "colluders": 0}, "local": {}}
+
+
+@pytest.fixture
+def agreed(tiny_moments, aligned_start):
+    """A configuration that names its starting weights, as that of terms does."""
+    tiny_moments["model"]["start_digest"] = hashlib.sha256(aligned_start.read_bytes()).hexdigest()
+    return tiny_moments
+
+
+def released(lab, missing_from=2):
+    """Runs both rounds, without the last site from one on; returns the noisy sums, as the coordinator's model has them."""
+    coordinator = lab.parts.coordinator(Randomness.from_seed(7), lab.server._paid)
+    for step in range(2):
+        lab.wire.gone = {"node2"} if step >= missing_from else set()
+        train(lab.server, coordinator, [step])
+    return TrainableVector(lab.parts.model).gather() * lab.plan.divisor
+
+
+def clean(lab, missing_from):
+    """What the sites that came would have summed up without noise, at the released centre."""
+    layout = lab.parts.model.moments.layout
+    parts = []
+    for step in range(2):
+        parts.append(lab.clean(step, range(3 if step < missing_from else 2))[layout.place(step)])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("missing_from", [2, 1, 0])
+def test_two_rounds_release_the_sites_moments_with_the_noise_of_the_terms(agreed, tmp_path, mode, missing_from):
+    lab = Lab(agreed, tmp_path, trust=mode, **MODES[mode])
+    noise = released(lab, missing_from) - clean(lab, missing_from)
+    std = noise_std_of(lab.plan, lab.terms) or lab.plan.noise_std
+    count = len(noise)
+    # At least the plan's, whoever is missing, and no more than all sites' together.
+    assert lab.plan.noise_std * (1 - 5 / np.sqrt(count)) <= noise.std().item() <= std * (1 + 5 / np.sqrt(count))
+    assert lab.plan.steps == 2 and lab.ledger(0).charged == 2
+    assert lab.ledger(2).charged == missing_from
+
+
+def test_sites_that_share_the_noise_send_no_clean_number(agreed, tmp_path):
+    lab = Lab(agreed, tmp_path, trust="distributed")
+    released(lab)
+    for number in range(3):
+        worker, _ = lab.worker(number)
+        own = worker.bounded_sum(0).values
+        sent = [reply.vector for address, reply in lab.wire.replies if address == f"node{number}" and len(reply.vector)]
+        first = torch.frombuffer(bytearray(sent[0]), dtype=torch.float32)
+        assert not torch.isclose(first, own, atol=1e-4).any()
+
+
+def test_the_terms_count_each_record_once(agreed, tmp_path):
+    lab = Lab(agreed, tmp_path)
+    assert lab.plan.batch == lab.plan.records == lab.plan.divisor == 600
+    assert sum(site.groups for site in lab.terms.sites) == lab.plan.groups == 600
