@@ -46,6 +46,8 @@ def frozen_towers(model: nn.Module) -> Towers:
         towers = Towers(model.image_encoder, _width(model.image_encoder))
         if isinstance(text_tower, TextTower):
             towers = towers._replace(text=text_tower.backbone, text_width=text_tower.backbone.spec.width)
+        elif not any(parameter.requires_grad for parameter in text_tower.parameters()):
+            towers = towers._replace(text=text_tower, text_width=_width(text_tower))
     elif type(model) is SimCLRModel:
         towers = Towers(model.encoder, _width(model.encoder))
     else:

@@ -142,7 +142,8 @@ class Components:
     def _training_views(self, store: RecordStore, rows: np.ndarray | OwnRows) -> ViewMaker | FeatureViews:
         """Views of training for what the worker's model reads: images, or features of a frozen tower."""
         if self.plan.method.closed_form:
-            return FeatureViews(self._features_of(store, rows, self.plan.options["views"]))
+            views = self.plan.options["views"]
+            return FeatureViews(self._features_of(store, rows, views), max(1, views), self.tokenizer is not None)
         made, cached = self._views_of(store, views_per_image(self.config)), self.config.cached_views
         if not cached:
             return made

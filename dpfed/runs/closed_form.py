@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpfed.config import Config
-from dpfed.data.store.records import RecordStore
-from dpfed.data.views.images import ImageViews
 from dpfed.errors import UserError
+from dpfed.features.cache import Features
 from dpfed.models.building import Tokenizer, image_size
-from dpfed.models.contract import method_of
 from dpfed.models.moment_heads import MomentNoise
 from dpfed.models.moment_layout import MomentLayout, dimensions_for
 from dpfed.models.moments import MomentHeads, feature_widths, give_heads, keep_towers
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-
-# Views are drawn by the record's key and a constant that anyone may know: no promise rests on them.
-_VIEWS = Randomness.from_seed(0)
 
 
 def is_aligned(config: Config) -> bool:
@@ -60,61 +55,28 @@ def add_moment_heads(
 
 
 class FeatureViews:
-    """Features of frozen towers, called as a `ViewMaker` is; each record's are computed once, by a pass of its own.
+    """Features of frozen towers, called as a `ViewMaker` is.
 
     Args:
-        model: whose towers are frozen.
-        store: the records.
-        read: their images, indices ``(n,)`` -> uint8 ``(n, 3, size, size)``.
-        views: random image views.
-        count: V, random views of each image; 0: the image as it is.
-        tokenizer: for models that read text.
+        features: of the records, which were computed once.
+        views: V, of each image.
+        texts: whether there are features of captions.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        store: RecordStore,
-        read: Callable[[np.ndarray], Tensor],
-        views: ImageViews,
-        count: int,
-        tokenizer: Tokenizer | None,
-    ) -> None:
-        self._model, self._store, self._read, self._views = model, store, read, views
-        self._count, self._tokenizer = count, tokenizer
-        self._known: dict[int, list[Tensor]] = {}
+    def __init__(self, features: Features, views: int, texts: bool) -> None:
+        self._features, self._views, self._texts = features, np.arange(views), texts
 
     def prefetch(self, batches: Iterable[np.ndarray], device: torch.device) -> None:
-        """See `ViewMaker.prefetch`: nothing is read ahead."""
+        """See `ViewMaker.prefetch`: nothing is read ahead, for features are mapped."""
 
     def __call__(self, indices: np.ndarray, randomness: Randomness, step: int, device: torch.device) -> dict[str, Tensor]:
-        """Features of some records.
+        """All features of some records, the same in each step.
 
         Returns:
-            ``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``.
+            ``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``; text is the mean of a record's captions.
         """
-        was_training = self._model.training
-        self._model.eval()
-        with torch.inference_mode():
-            for row in indices.tolist():
-                if row not in self._known:
-                    self._known[row] = self._of(np.array([row]), device)
-        self._model.train(was_training)
-        sides = zip(("image", "text"), zip(*(self._known[row] for row in indices.tolist()), strict=True), strict=False)
-        return {side: torch.stack(own).to(device) for side, own in sides}
-
-    def _of(self, row: np.ndarray, device: torch.device) -> list[Tensor]:
-        images = self._read(row).to(device)
-        if self._count:
-            shape = (1, self._count, self._views.columns)
-            drawn = _VIEWS.per_record("views", 0, self._store.keys[row], shape[1] * shape[2]).astype(np.float32)
-            views = self._views(images, torch.from_numpy(drawn).view(shape).to(device))[0]
-        else:
-            views = self._views.plain(images)
-        embed = method_of(self._model, "features")
-        found = [torch.cat([embed(view[None]) for view in views]).cpu()]
-        if self._tokenizer is not None:
-            embed = method_of(self._model, "text_features")
-            own = [embed(self._tokenizer([caption]).to(device)) for caption in self._store.captions(row)[0]]
-            found.append(torch.cat(own).mean(0, keepdim=True).cpu())
-        return found
+        places = self._features.positions(indices)
+        found = {"image": self._features.images(places, np.tile(self._views, (len(places), 1)))}
+        if self._texts:
+            found["text"] = self._features.text_means(places)[:, None]
+        return {side: own.to(device) for side, own in found.items()}
