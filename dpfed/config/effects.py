@@ -259,12 +259,6 @@ _RULES = (
         lambda c: not _method(c).closed_form,
         "every record takes part in both steps, and no gradient is taken; set bounding.method = 'group'",
     ),
-    Rule(
-        "model.embedding model.head_hidden",
-        "bounding.method model.start",
-        lambda c: not _method(c).closed_form or c.model.start is not None,
-        "heads follow from the moments; set model.start, whose projections are kept",
-    ),
     needs("optimizer.momentum", "optimizer.name", "sgd", "lars"),
     Rule(
         "optimizer.warmup",

@@ -1,8 +1,8 @@
 """From noisy moments to linear heads, in closed form: all of it is post-processing, and all of its numbers are public.
 
-With linear heads, the contrast of all pairs of records (the spectral contrastive loss, HaoChen et al. 2021; regularised canonical
-correlation, Hotelling 1936) depends on the records through their moments alone: the best score of an image x and a text y is
-``x' A^-1 M B^-1 y``. The ridge follows from the number of records and from the size of the noise.
+With linear heads, the contrast of all pairs of records (the spectral contrastive loss, HaoChen et al. 2021; regularised
+canonical correlation, Hotelling 1936) depends on the records through their moments alone: the best score of an image x and a
+text y is ``x' A^-1 M B^-1 y``. The ridge follows from the number of records and from the size of the noise.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class PoissonSampler(Sampler):
 
     def describe(self, protected: str) -> str:
         """See `Sampler`."""
-        return f"Poisson: every {protected} is drawn independently"
+        return f"none: every {protected} takes part" if self.rate == 1 else f"Poisson: every {protected} is drawn independently"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from dpfed.artifacts.view import RunView
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.federation.papers import facts_of_federation, terms_of
 from dpfed.models.folder import weights_digest
+from dpfed.models.moments import ATTRIBUTE, MomentHeads
 from dpfed.models.summary import Trained, trained_part
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
@@ -49,7 +50,8 @@ from dpfed.runs.assembly import Components
 from dpfed.runs.budgeting import stated
 
 _IMAGE = "one record: an image"
-_CAPTIONED = "one record: an image with all its captions, of which each step draws one"
+_WITH_CAPTIONS = "one record: an image with all its captions"
+_CAPTIONED = f"{_WITH_CAPTIONS}, of which each step draws one"
 _COVERED = (
     "Covered by the guarantee: the parameters after each step (checkpoints/, model/), the ledger, and in metrics.jsonl "
     "epsilon, learning rate and the norm of the noisy gradient. They follow from noisy sums only.",
@@ -182,7 +184,7 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
         "noise": plan.noise_kind,
         "sound": plan.method.sound,
         "max_batch": plan.max_batch,
-        "options": plan.options,
+        "options": _public_numbers(parts),
     }
     privacy = {name: None if value == math.inf else value for name, value in privacy.items()}  # JSON has no infinity
     versions = {"dpfed": __version__, "torch": torch.__version__}
@@ -208,12 +210,15 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
     other = plan.other_accountant
     trained = trained_part(parts.model, config)
     protected = (_unit_name(parts) or "unit") if plan.unit == "user" else "record"
-    unit = _CAPTIONED if config.model.reads_text else _IMAGE
+    captioned = _WITH_CAPTIONS if plan.method.closed_form else _CAPTIONED
+    unit = captioned if config.model.reads_text else _IMAGE
     sampler = plan.sampler.describe(protected)
     grouping = f"every drawn {protected} chooses one of the K groups independently"
     if plan.method.whole_batch:
         grouping = f"all drawn {protected}s make one batch"
         grouping += "" if plan.max_batch is None else f"; of more than {plan.max_batch:,}, so many are kept"
+    if plan.method.closed_form:
+        grouping = f"none: each {protected} adds its own part to the sum of each step"
     if plan.method.public_records:
         grouping = (
             f"every drawn {protected} makes a group of its own, which M = {plan.options['public_records']} public records join"
@@ -245,7 +250,7 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         method=f"{plan.method.title}: {plan.method.claim}",
         grouping=grouping,
         groups=plan.groups,
-        group_size=None if plan.method.whole_batch or plan.method.public_records else plan.group_size,
+        group_size=None if plan.method.whole_batch or plan.method.alone else plan.group_size,
         max_group_size=plan.max_group_size,
         clip_norm=plan.bound,
         noise_multiplier=plan.noise_multiplier,
@@ -257,12 +262,19 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         not_protected=_not_protected(parts, trained, disclosed),
         secrets=_secrets(parts, ledger, disclosed),
         complete=ledger.charged >= plan.steps,
-        options=", ".join(f"{name} = {value}" for name, value in plan.options.items()),
+        options=", ".join(f"{name} = {value}" for name, value in _public_numbers(parts).items()),
         released=_released(plan),
         clipping=_clipping(plan),
         noise=plan.noise.said,
         sound=plan.method.sound,
     )
+
+
+def _public_numbers(parts: Components) -> dict[str, Any]:
+    """The method's numbers; of moments with the dimensions that follow from them."""
+    heads = getattr(parts.model, ATTRIBUTE, None)
+    chosen = {"dimensions": heads.layout.dimensions} if isinstance(heads, MomentHeads) else {}
+    return parts.plan.options | chosen
 
 
 def _outputs(plan: PrivacyPlan) -> tuple[str, ...]:
@@ -274,6 +286,12 @@ def _outputs(plan: PrivacyPlan) -> tuple[str, ...]:
 
 def _clipping(plan: PrivacyPlan) -> str:
     """What becomes of gradients that are not just clipped to C."""
+    if plan.method.closed_form:
+        parts = (f"{plan.sensitivity_of(step):.6g} in step {step}" for step in range(plan.steps))
+        return (
+            f"features are brought to unit length, and a record's part of a sum is at most this long: {' and '.join(parts)}; "
+            "the noise is the same in both"
+        )
     if plan.clipping == "automatic":
         return f"every gradient is normalised: divided by its norm + {plan.stability:g}, times C"
     if plan.clipping == "adaptive" and plan.statistics is not None:

@@ -3,25 +3,25 @@
 Step 0 releases the mean of each tower's features; step 1, given these, the cross-moment of image and text and each tower's
 auto-moment. Every record takes part in both. Nothing is drawn, nothing is trained, and the towers see each record by itself.
 
-**A record's part.** A tower's features f are multiplied by a public matrix P, as a rule a projection to k dimensions, and divided by
-their length: ``x = P f / max(|P f|, |P| |f| / 10^4)``, so |x| <= 1. Features of several captions are averaged first; several views
-of an image give several such vectors. Step 0 takes the mean m of them for each of n towers, n = 2 for image and text and 1 for
-images alone. Step 1 subtracts a released centre c,
-``u = (x - c) / max(|x - c|, 10^-4)``, so |u| <= 1, and takes the mean M of all products ``u v'`` of an image's vector u with a
-text's v (of images alone: of two different views), and for each tower the mean A of all ``u u'``. Features that are not finite,
-or zero, give the vector 0.
+**A record's part.** A tower's features f are multiplied by a public matrix P, as a rule a projection to k dimensions, and
+divided by their length: ``x = P f / max(|P f|, |P| |f| / 10^4)``, so |x| <= 1. Features of several captions are averaged first;
+several views of an image give several such vectors. Step 0 takes the mean m of them for each of n towers, n = 2 for image and
+text and 1 for images alone. Step 1 subtracts a released centre c, ``u = (x - c) / max(|x - c|, 10^-4)``, so |u| <= 1, and takes
+the mean M of all products ``u v'`` of an image's vector u with a text's v (of images alone: of two different views), and for
+each tower the mean A of all ``u u'``. Features that are not finite, or zero, give the vector 0.
 
 **Lemma.** One record more moves the sum of step t by at most sqrt(w_t), where w_0 = a and w_1 = 1 - a: in the L2 norm, for any
-centre. Step 0: each m is a mean of vectors of length 1 at most, and enters times sqrt(a / n): together sqrt(a). Step 1: a product
-of two vectors of length 1 at most has Frobenius norm 1 at most, and so have means of them. M enters times sqrt(b), each of n
-matrices A times sqrt((1 - a - b) / n): together sqrt(b + (1 - a - b)) = sqrt(1 - a). Symmetric matrices enter as their upper
-triangle with sqrt(2) times what is off the diagonal, which has the same length. The bound is tight: unit features reach it. ∎
+centre. Step 0: each m is a mean of vectors of length 1 at most, and enters times sqrt(a / n): together sqrt(a). Step 1: a
+product of two vectors of length 1 at most has Frobenius norm 1 at most, and so have means of them. M enters times sqrt(b), each
+of n matrices A times sqrt((1 - a - b) / n): together sqrt(b + (1 - a - b)) = sqrt(1 - a). Symmetric matrices enter as their
+upper triangle with sqrt(2) times what is off the diagonal, which has the same length. The bound is tight: unit features reach
+it. ∎
 
-**Both steps are one Gaussian mechanism** of sensitivity 1 and noise sigma. Noise of the same standard deviation sigma is added to
-each number of both sums, and the second is chosen from the first (by c). Gaussian releases with ratios of sensitivity to noise
-mu_0 and mu_1, the second chosen from the first, are together dominated by one with ratio sqrt(mu_0^2 + mu_1^2) (Dong, Roth and Su
-2022, corollary 3.3). Here this is sqrt(a + 1 - a) / sigma = 1 / sigma. One step alone costs what its share says; accounting takes
-the larger one (`Mechanism.poisson_steps`). Neighbours have one record more or less, and there is no sampling.
+**Both steps are one Gaussian mechanism** of sensitivity 1 and noise sigma. Noise of the same standard deviation sigma is added
+to each number of both sums, and the second is chosen from the first (by c). Gaussian releases with ratios of sensitivity to
+noise mu_0 and mu_1, the second chosen from the first, are together dominated by one with ratio sqrt(mu_0^2 + mu_1^2) (Dong,
+Roth and Su 2022, corollary 3.3). Here this is sqrt(a + 1 - a) / sigma = 1 / sigma. One step alone costs what its share says;
+accounting takes the larger one (`Mechanism.poisson_steps`). Neighbours have one record more or less, and there is no sampling.
 
 **In floating point.** A record's features are computed by a pass of its own, or in one whose shape is public and where its
 neighbours change no bit (`dpfed.features`). What follows is computed in float64 by maps whose slope is 10^4 at most, so whoever
@@ -60,8 +60,8 @@ def _numbers(config: Config, options: _Options) -> dict[str, Any]:
     model, adaptation = config.model, config.adaptation
     if adaptation.image not in ("auto", "frozen"):
         raise UserError(
-            f"bounding.method = 'moments' trains no tower, and adaptation.image = '{adaptation.image}' would: set it to 'frozen', "
-            "or leave it out."
+            f"bounding.method = 'moments' trains no tower, and adaptation.image = '{adaptation.image}' would: set it to "
+            "'frozen', or leave it out."
         )
     if config.training.precision != "fp32":
         raise UserError("bounding.method = 'moments' computes features in float32: set training.precision = 'fp32'.")
@@ -97,8 +97,8 @@ def _engine(build: Build) -> Engine:
 METHOD = Method(
     name="moments",
     title="private moments",
-    claim="Towers are frozen. The means of their features are released with noise, then the moments of image and text, from which "
-    "heads follow in closed form. A record adds one vector to each sum: at most sqrt(0.05) long, then sqrt(0.95), of which "
+    claim="Towers are frozen. The means of their features are released with noise, then the moments of image and text, from "
+    "which heads follow in closed form. A record adds one vector to each sum: at most sqrt(0.05) long, then sqrt(0.95), of which "
     "the sensitivity 1 is the root of the sum of squares.",
     sensitivity=lambda plan: plan.clip_norm,
     spread=lambda plan: plan.records,

@@ -1,0 +1,66 @@
+"""Heads of moments, against the formula in numpy, and at the ends of the noise."""
+
+import numpy as np
+import pytest
+import torch
+
+from dpfed.models.moment_heads import MomentNoise, centres, heads
+from dpfed.models.moment_layout import MomentLayout, Moments
+from dpfed.models.moments import projection_of
+
+K, N = 10, 500
+
+
+def moments_of(seed=0, towers=2):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(N, K, generator=generator, dtype=torch.float64)
+    y = x @ torch.randn(K, K, generator=generator, dtype=torch.float64)
+    x, y = (side / side.norm(dim=1, keepdim=True) for side in (x, y))
+    cross = x.T @ y / N if towers == 2 else x.T @ x / N
+    return Moments(torch.stack([x.mean(0), y.mean(0)][:towers]), cross, torch.stack([x.T @ x / N, y.T @ y / N][:towers]))
+
+
+def scores(found):
+    return (found[0] @ found[1].T).numpy()
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_heads_are_the_regularised_solution_with_roots_of_its_singular_values(aligned):
+    layout, noise, moments = MomentLayout(K, 2, 0.05, 0.8), MomentNoise(N, 1.5), moments_of()
+    ridge = 0.15 / K + 3 * 1.5 * np.sqrt(K) / N
+    a, b = (np.linalg.inv(auto.numpy() + ridge * np.eye(K)) for auto in moments.autos)
+    left, values, right = np.linalg.svd(a @ (moments.cross.numpy() + aligned * ridge * np.eye(K)) @ b)
+    np.testing.assert_allclose(scores(heads(layout, noise, moments, aligned)), left * np.sqrt(values / values[0]) @ right)
+
+
+def test_without_a_release_features_stay_as_they_are():
+    nothing = Moments(torch.zeros(2, K), torch.zeros(K, K), torch.zeros(2, K, K))
+    for aligned in (False, True):
+        found = scores(heads(MomentLayout(K, 2, 0.05, 0.8), MomentNoise(N, 1.0), nothing, aligned))
+        np.testing.assert_allclose(found, np.eye(K), atol=1e-12)
+
+
+def test_views_of_images_have_one_head_and_no_negative_score():
+    moments = moments_of(towers=1)
+    noisy = torch.randn(K, K, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    moments = Moments(moments.means, moments.cross + (noisy + noisy.T) / 40, moments.autos)
+    first, second = heads(MomentLayout(K, 1, 0.05, 0.8), MomentNoise(N, 1.0), moments, True)
+    assert torch.equal(first, second)
+    assert np.linalg.eigvalsh(scores((first, second))).min() > -1e-9
+
+
+def test_a_mean_that_could_be_noise_alone_is_none():
+    layout, noise = MomentLayout(400, 1, 0.05, 0.8), MomentNoise(N, 2.0)
+    std = 2.0 / N / layout.scales[0]
+    drawn = std * torch.randn(1, 400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert not centres(layout, noise, Moments(drawn, *[torch.zeros(0)] * 2)).any()
+    true = torch.full((1, 400), 0.05, dtype=torch.float64)
+    kept = centres(layout, noise, Moments(true + drawn, *[torch.zeros(0)] * 2))
+    assert (kept - true).norm() < drawn.norm()
+
+
+def test_projections_are_orthonormal_and_the_same_everywhere():
+    one, two = projection_of(40, K, 0), projection_of(40, K, 1)
+    torch.testing.assert_close(one @ one.T, torch.eye(K))
+    assert torch.equal(one, projection_of(40, K, 0)) and not torch.allclose(one, two)
+    assert torch.equal(projection_of(K, K, 1), torch.eye(K))
