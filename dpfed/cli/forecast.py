@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpfed.errors import UserError
+
 if TYPE_CHECKING:  # torch takes seconds to import
+    from dpfed.config import Config
     from dpfed.planning.forecast import Forecast
     from dpfed.planning.rehearsal import Rehearsal
+    from dpfed.privacy.plan import PrivacyPlan
 
 ConfigFile = Annotated[
     Path, typer.Argument(help="A TOML file, or a name such as quickstart (see `dpfed config list`).", show_default=False)
@@ -43,6 +47,8 @@ def forecast(
 ) -> None:
     """Say what to expect of a private run, in about a minute. No private record is read, and no privacy is spent.
 
+    What private moments come to follows from public numbers: nothing is measured.
+
     Noise, gradient, time and memory of the run, and what other batches, group sizes and numbers of steps would do.
     """
     from dpfed.console.terminal import chosen_config, on_command_line, say, watching
@@ -53,6 +59,8 @@ def forecast(
 
     with watching(as_json) as watcher:
         plan = declared_plan(loaded, records, watcher)
+        if plan.method.closed_form:
+            return _forecast_moments(loaded, plan, as_json)
         stand = chosen(public, loaded, plan)
         watcher.note("loading PyTorch")
         from dpfed.planning.forecast import forecast as made
@@ -93,7 +101,10 @@ def rehearse(
     from dpfed.planning.proxy import chosen, declared_plan
 
     with watching(as_json) as watcher:
-        stand = chosen(public, loaded, declared_plan(loaded, records, watcher))
+        plan = declared_plan(loaded, records, watcher)
+        if plan.method.closed_form:
+            raise UserError("bounding.method = 'moments' has nothing to choose: `dpfed forecast` says what to expect of it.")
+        stand = chosen(public, loaded, plan)
         watcher.note("loading PyTorch")
         from dpfed.planning.rehearsal import rehearse as carry_out
 
@@ -102,6 +113,30 @@ def rehearse(
         print(json.dumps(found.facts()))
     else:
         _show_rehearsal(found)
+
+
+def _forecast_moments(config: Config, plan: PrivacyPlan, as_json: bool) -> None:
+    """Of a method whose utility follows from public numbers: nothing is measured."""
+    from rich.table import Table
+
+    from dpfed.privacy.promise import round_up
+    from dpfed.runs.moment_forecast import forecast_moments
+
+    found = forecast_moments(config, plan)
+    if as_json:
+        print(json.dumps(found.facts()))
+        return
+    promise = f"epsilon {round_up(plan.epsilon())}, delta {round_up(plan.delta)} ({plan.accountant.upper()})"
+    _print(f"{found.name}: {plan.records:,} {plan.protected}s, {promise}: sigma = {plan.noise_multiplier:.4g}", "bold")
+    _print("two noisy releases, and heads that follow from them; towers stay as they are")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("what if")
+    for column in ("sigma", "records / sigma", "recall left"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in found.rows:
+        table.add_row(row.what, f"{row.plan.noise_multiplier:.3g}", f"{row.ratio:,.0f}", f"{row.kept:.0%}")
+    _console().print(table)
+    _print(found.verdict, "bold")
 
 
 def _show_forecast(found: Forecast, given: str) -> None:
