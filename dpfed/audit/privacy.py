@@ -23,7 +23,9 @@ import numpy as np
 from dpfed.audit.black_box import black_box
 from dpfed.audit.boards import Board, arrangement_of
 from dpfed.audit.findings import CERTAINTY, CONFIDENCE, ROOM, Effort, Finding, PrivacyAudit
+from dpfed.audit.leaving import SUMS
 from dpfed.audit.lower_bounds import Shown, of_one_run, of_repetitions
+from dpfed.audit.moments import MomentTrial
 from dpfed.audit.neighbours import most_moved
 from dpfed.audit.trade_off import Family, trade_off
 from dpfed.audit.under_test import Scale, UnderTest
@@ -40,6 +42,7 @@ _GROUP_SIZE = 4
 _RATE = 0.5  # least of the repeated experiments: a canary that is hardly ever drawn shows nothing in thousands of them
 _STEPS = 40  # at least, of the repeated experiments: what repeats itself is then a median over many of them
 _FORMS = 2  # of a lower bound
+_RUNS = 1000  # in closed form, at most: each waits for the disk six times
 _RECORDS = 20_000  # at most, in one run
 _PAIRS = 2000  # records in the black box, about
 
@@ -71,6 +74,10 @@ def audit_claim(
             f"bounding.method = '{plan.method_name}' claims no privacy that an audit could contradict: choose a method with a "
             "guarantee (docs/methods.md)."
         )
+    if plan.method.closed_form and trust is not None:
+        raise UserError(
+            f"bounding.method = '{plan.method_name}' is audited in one process or among workers: leave the sites' trust out."
+        )
     with tempfile.TemporaryDirectory(prefix="dpfed-audit-") as place:
         trial = _Trial(config, plan, owners, trust, effort, watcher, Path(place))
         near, moved = trial.neighbours()
@@ -101,6 +108,8 @@ class _Trial:
 
     def attacks(self) -> list[Callable[[], Finding]]:
         """Those that the plan and the effort call for."""
+        if self.plan.method.closed_form:
+            return [self.whole_runs]
         rates = dict.fromkeys((1.0, max(_RATE, min(1.0, self.plan.sampling_rate))))
         attacks: list[Callable[[], Finding]] = [functools.partial(self.repeated, rate) for rate in rates]
         if arrangement_of(self.plan.method) != "one":
@@ -121,8 +130,26 @@ class _Trial:
     def neighbours(self) -> tuple[float, float]:
         """Sensitivity, and most that a record moved the sum."""
         self.watcher.note("how far one record moves the sum")
+        if self.plan.method.closed_form:
+            return self.plan.sensitivity, self._moments.moved()
         under = self._under("neighbours", 1.0, 8 * _GROUP_SIZE, 6, 1)
         return under.parts.plan.sensitivity, most_moved(under)
+
+    @functools.cached_property
+    def _moments(self) -> MomentTrial:
+        return MomentTrial.build(self.config, self.plan, self.place, self.owners)
+
+    def whole_runs(self) -> Finding:
+        """Runs in closed form, which are short: both of their releases, again and again."""
+        trial, steps = self._moments, self.plan.steps
+        self.watcher.note("repeated runs of two steps")
+        there, scores = trial.scores(_even(min(self.effort.experiments, _RUNS)))
+
+        def shown(family: Family, error: float) -> list[Shown]:
+            known = np.arange(len(there)) // 2 % 2 == 0
+            return of_repetitions({SUMS: scores}, there, known, family, self.plan.delta, error)
+
+        return self._finding("repeated", trial.plan, steps, len(there), shown)
 
     def repeated(self, rate: float) -> Finding:
         """Experiments of a step each.

@@ -1,0 +1,154 @@
+"""Canaries for runs in closed form: whole runs, repeated, with a record whose features point where nobody else's do.
+
+The auditor knows all other records and the clean sums, and sees both noisy ones. Features, engine, noise, coordinator and ledger
+are the run's own; the tower reads a record's number and gives a direction for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dpfed.audit.canaries import SIDE, CanaryModel, write_canaries
+from dpfed.audit.leaving import Kept
+from dpfed.config import Config, ModelConfig, ObjectiveConfig, parse_config
+from dpfed.data.sampling import owner_keys
+from dpfed.models.building import build_model
+from dpfed.models.contrastive import SimCLRModel
+from dpfed.models.moment_heads import MomentNoise
+from dpfed.models.moment_layout import MomentLayout
+from dpfed.models.moments import MomentHeads, give_heads
+from dpfed.privacy.ledger import Ledger
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import Components, Share, assemble
+from dpfed.runs.resolution import resolve
+from dpfed.training.trainer import InProcess, train
+from dpfed.training.worker import indices_of_owner
+
+_MODEL = {"kind": "image", "width": 4, "embedding": 4, "head_hidden": 4}
+_FILLERS, _WIDTH = 24, 8
+
+
+class CanaryTower(nn.Module):
+    """Features by a record's number: those of canaries point along the last axis, those of fillers along the others."""
+
+    features_dim = _WIDTH
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reader = CanaryModel(_FILLERS, 1, "one")
+        self.register_buffer("unused", torch.zeros(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """``(n, 3, H, W)`` -> ``(n, features_dim)``."""
+        number, _ = self._reader.read(images)
+        axis = torch.where(number >= _FILLERS, _WIDTH - 1, number % (_WIDTH - 1)).long()
+        return nn.functional.one_hot(axis, _WIDTH).float()
+
+
+@dataclass(frozen=True)
+class MomentTrial:
+    """A small run in closed form that is ready to be attacked.
+
+    Attributes:
+        parts: of it, with the tower of canaries.
+        owners: workers that share the records.
+        folder: for ledgers and features.
+    """
+
+    parts: Components
+    owners: int
+    folder: Path
+
+    @classmethod
+    def build(cls, config: Config, plan: PrivacyPlan, folder: Path, owners: int = 1) -> MomentTrial:
+        """A small run after the image of another one; its sigma, shares and kind of noise are the run's own."""
+        copies = plan.per_unit + 1 if plan.unit == "user" else 1
+        store = write_canaries(folder / "records", _FILLERS, 1, copies)
+        start = folder / "start.safetensors"
+        with torch.random.fork_rng(devices=[]):
+            save_file(build_model(ModelConfig(**_MODEL), ObjectiveConfig(), size=SIDE).state_dict(), start)
+        units = {"unit": "user", "per_unit": plan.per_unit} if plan.unit == "user" else {}
+        noise = {"noise_multiplier": plan.noise_multiplier, "noise": plan.noise_kind, "accountant": plan.accountant}
+        tree = {
+            "name": "audit",
+            "data": {"source": "store", "path": str(store.path), "size": SIDE},
+            "model": {**_MODEL, "start": str(start)},
+            "bounding": {"method": plan.method_name, "options": {"views": 2}},
+            "privacy": {**noise, "delta": plan.delta, **units},
+            "training": {"device": "cpu"},
+            "evaluation": {"split": "none"},
+        }
+        parts = assemble(resolve(parse_config(tree)), Randomness.from_seed(0))
+        layout = MomentLayout(_WIDTH, 1, plan.options["mean_share"], plan.options["cross_share"])
+        model = SimCLRModel(CanaryTower(), nn.Identity()).requires_grad_(False)
+        give_heads(model, MomentHeads(layout, MomentNoise(parts.plan.records, plan.noise_std), (_WIDTH,), True))
+        return cls(dataclasses.replace(parts, model=model), owners, folder)
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """Of the small run."""
+        return self.parts.plan
+
+    def workers(self, there: bool) -> InProcess:
+        """All owners, with the canary or without."""
+        store, workers = self.parts.store, []
+        rows = np.arange(0 if there else len(store) - _FILLERS, len(store))
+        keys = owner_keys(store, self.parts.config.privacy)
+        for owner in range(self.owners):
+            share = Share(owner, indices_of_owner(rows, keys, owner, self.owners), self.plan.groups_of(owner, self.owners))
+            own = dataclasses.replace(self.parts, owner=owner, owners=self.owners)
+            workers.append(own.worker(Randomness.fresh().for_owners(), share=share))
+        return InProcess(workers)
+
+    def moved(self) -> float:
+        """How far the canary moves both sums together, over their sensitivity, at most over a few centres."""
+        most, sides = 0.0, [self.workers(there) for there in (True, False)]
+        for seed in range(4):
+            self._set(seed * torch.randn(self._released.numel(), generator=torch.Generator().manual_seed(seed)))
+            for step in range(self.plan.steps):
+                one, two = (side.collect(step).values.double() for side in sides)
+                most = max(most, (one - two).norm().item() / self.plan.sensitivity_of(step))
+        return most * self.plan.sensitivity
+
+    def scores(self, tries: int) -> tuple[np.ndarray, np.ndarray]:
+        """Runs again and again, every other time with the canary.
+
+        Returns:
+            ``(tries,)`` whether it was there, and logarithms of likelihood ratios.
+        """
+        sides = {there: self.workers(there) for there in (True, False)}
+        coins = np.arange(tries) % 2 == 0
+        return coins, np.array([self._score(sides, bool(coin)) for coin in coins])
+
+    def _score(self, sides: dict[bool, InProcess], there: bool) -> float:
+        self._set(torch.zeros_like(self._released))
+        kept, path = Kept(), self.folder / f"{secrets.token_hex(8)}.jsonl"
+        coordinator = self.parts.coordinator(Randomness.fresh(), Ledger.create(path, self.plan), kept)
+        total = 0.0
+        for step in range(self.plan.steps):
+            with_, without = (sides[side].collect(step).values.double() for side in (True, False))
+            train(sides[there], coordinator, [step])
+            shift = with_ - without
+            total += (shift @ (kept.taken() - without) - shift.square().sum() / 2).item() / self.plan.noise_std**2
+        path.unlink()
+        return total if math.isfinite(total) else math.inf
+
+    @property
+    def _released(self) -> Tensor:
+        heads = self.parts.model.moments
+        assert isinstance(heads, MomentHeads)
+        return heads.released
+
+    @torch.no_grad()
+    def _set(self, released: Tensor) -> None:
+        self._released.copy_(released)

@@ -1,0 +1,50 @@
+"""The audit of private moments: what it finds of a sound run, and that it catches one that is broken."""
+
+import pytest
+from safetensors.torch import save_file
+
+from dpfed.audit.findings import Effort
+from dpfed.audit.privacy import audit_claim
+from dpfed.bounding.pair_moments import MomentsEngine
+from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
+from dpfed.models.building import build_model
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+
+EFFORT = Effort(experiments=80)
+
+
+@pytest.fixture
+def claimed(tmp_path):
+    model = {"kind": "image", "width": 8}
+    save_file(build_model(ModelConfig(**model), ObjectiveConfig(), size=16).state_dict(), tmp_path / "start.safetensors")
+    tree = {
+        "name": "claim",
+        "data": {"source": "shapes", "records": 500, "size": 16},
+        "model": model | {"start": str(tmp_path / "start.safetensors")},
+        "bounding": {"method": "moments"},
+        "privacy": {"noise_multiplier": 0.4},
+    }
+    config = parse_config(tree)
+    return config, PrivacyPlan.from_config(500, config)
+
+
+@pytest.mark.parametrize("owners", [1, 2])
+def test_a_sound_run_is_not_accused_and_its_canary_is_seen(claimed, owners):
+    found = audit_claim(*claimed, owners=owners, effort=EFFORT)
+    (only,) = found.findings
+    assert not only.contradicts and only.of_run and 0 < only.epsilon < only.claim
+    assert found.moved == pytest.approx(found.sensitivity, rel=1e-4) and found.moved <= found.sensitivity
+
+
+def test_noise_that_is_missing_is_caught(claimed, monkeypatch):
+    monkeypatch.setattr(Randomness, "add_normal_", lambda *args: None)
+    (only,) = audit_claim(*claimed, effort=EFFORT).findings
+    assert only.contradicts
+
+
+def test_a_part_that_is_too_long_is_caught(claimed, monkeypatch):
+    real = MomentsEngine._unit
+    monkeypatch.setattr(MomentsEngine, "_unit", lambda self, side, features: 2 * real(self, side, features))
+    found = audit_claim(*claimed, effort=EFFORT)
+    assert found.moved > found.sensitivity * 1.5
