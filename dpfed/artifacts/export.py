@@ -80,12 +80,14 @@ def _files_for_transformers(run: RunDirectory) -> dict[str, bytes]:
         UserError: if it has no such model.
     """
     from dpfed.models.building import tokenizer_for
-    from dpfed.models.description import describe
+    from dpfed.models.description import MOMENTS, describe
     from dpfed.models.folder import load_encoder, model_config, preprocessing_in
     from dpfed.models.towers import ClipModel
     from dpfed.models.transformers_clip import transformers_files
 
     config = model_config(run.model)
+    if MOMENTS in describe(run.model):
+        raise UserError(f"transformers has no heads like those of {run.path}: export the folder, and docs/moments.md shows how.")
     if config.kind != "open_clip":
         raise UserError(f"transformers reads CLIP models, and {run.path} trained model.kind = '{config.kind}'.")
     model = load_encoder(run.model)

@@ -20,7 +20,7 @@ from dpfed.errors import UserError
 from dpfed.files.reading import open_regular, read_text
 from dpfed.models.blueprints import CONFIG as CLIP_CONFIG
 from dpfed.models.blueprints import WEIGHTS as CLIP_WEIGHTS
-from dpfed.models.description import DESCRIPTION, HEAD, WEIGHTS, Part, describe, read_file, weight_parts
+from dpfed.models.description import DESCRIPTION, HEAD, MOMENTS, WEIGHTS, Part, describe, read_file, weight_parts
 from dpfed.places import path_of
 from dpfed.schema.wording import shown
 
@@ -68,6 +68,11 @@ class StartingWeights:
         """
         if self.description is None:
             return
+        if MOMENTS in self.description:
+            raise UserError(
+                f"model.start: the heads in {self.path.parent} are made of private moments, and no training goes on from these: "
+                "start from the towers that they stand behind."
+            )
         there, here, idle = self.description["model"], config.model.model_dump(mode="json"), without_effect(config)
         defaults = ModelConfig().model_dump(mode="json")
         keys = [key for key in here if key not in _NOT_OF_THE_ARCHITECTURE and f"model.{key}" not in idle]
