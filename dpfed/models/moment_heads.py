@@ -18,6 +18,7 @@ from dpfed.models.moment_layout import MomentLayout, Moments
 _RIDGE = 0.15  # of an average eigenvalue, where there is no noise
 _OVER_NOISE = 3.0  # the ridge, over the size of the noise
 _POWER = 0.5  # of the singular values: their score is worth trusting, and not all of it
+_LEAST_ALIKE = 0.05
 _DEVIATIONS = 3.0  # by which a noisy mean must be longer than noise alone
 
 
@@ -36,6 +37,11 @@ class MomentNoise:
     def ridge(self, dimensions: int) -> float:
         """What is added to the auto-moments, of averages: 0.15 / k + 3 sigma sqrt(k) / N."""
         return _RIDGE / dimensions + _OVER_NOISE * self.std * math.sqrt(dimensions) / self.records
+
+    def likeness(self, cross: Tensor, scale: float) -> float:
+        """How alike the features of a pair are, or may be: their mean product, and twice what noise may have taken from it."""
+        known = cross.trace().item() + 2 * self.std / self.records / scale * math.sqrt(len(cross))
+        return min(1.0, max(_LEAST_ALIKE, known))
 
     def shrunk(self, mean: Tensor, scale: float) -> Tensor:
         """A noisy mean ``(k,)``, shortened by what noise has added to its length; zero if it could be noise alone.
@@ -60,14 +66,14 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
         layout: of the release.
         noise: of the release.
         moments: released, as averages over N records.
-        aligned: whether features of a pair are alike before anything is learnt: then nothing released means that the heads
-            leave features as they are.
+        aligned: whether features of a pair are alike before anything is learnt. Then the ridge counts as records, whose image
+            and text are as alike as the others': where nothing is known, the heads leave features as they are.
     """
     k = layout.dimensions
     ridge, eye = noise.ridge(k), torch.eye(k, dtype=torch.float64)
     cross = moments.cross.double().cpu()
     if aligned:
-        cross = cross + ridge * eye
+        cross = cross + noise.likeness(cross, layout.scales[1]) * ridge * eye
     elif not bool(cross.any()):  # nothing was released yet
         return eye, eye
     inverses = [_inverse(auto.double().cpu(), ridge) for auto in moments.autos]

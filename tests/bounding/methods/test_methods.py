@@ -7,10 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.config import Config, parse_config
+from dpfed.config import Config, ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
+from dpfed.models.building import build_model
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.runs.pretraining import pretrain
@@ -19,13 +22,31 @@ from dpfed.runs.resolution import resolve
 GUIDE = (Path(__file__).parents[3] / "docs" / "methods.md").read_text(encoding="utf-8")
 
 
+TOWERS = {"kind": "image-text", "width": 4, "text_width": 8, "text_layers": 1, "embedding": 4, "context": 8}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def towers(tmp_path_factory):
+    """Weights of the towers, for the method that wants some."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("towers") / "start.safetensors"
+    save_file(build_model(ModelConfig(**TOWERS), ObjectiveConfig(), size=16).state_dict(), path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CLOSED, "start", str(path))
+        yield
+
+
+CLOSED: dict[str, str] = {}
+
+
 def config_for(method: str, **sections) -> Config:
     private = {} if method == "none" else {"epsilon": 8.0}
     known = method_named(method)
-    groups = {} if known.whole_batch or known.public_records else {"group_size": 4}
-    tree = {"bounding": {"method": method, **groups}, "privacy": {"batch": 32, "steps": 2, **private}}
+    groups = {} if known.whole_batch or known.alone else {"group_size": 4}
+    steps = {} if known.closed_form else {"batch": 32, "steps": 2}
+    tree = {"bounding": {"method": method, **groups}, "privacy": {**steps, **private}}
     tree["data"] = {"records": 200, "size": 16}
-    tree["model"] = {"kind": "image-text", "width": 4, "text_width": 8, "text_layers": 1, "embedding": 4, "context": 8}
+    tree["model"] = TOWERS | (CLOSED if known.closed_form else {})
     tree |= {"public": {"source": "shapes", "generated": 40}} if known.public_records else {}
     return parse_config(tree | sections)
 
@@ -43,7 +64,8 @@ def test_the_guide_has_a_row_for_each_and_says_whether_it_is_sound(name):
 def test_the_plan_keeps_the_promise_and_differs_in_its_method_only(name):
     plan, group = (PrivacyPlan.from_config(200, config_for(method)) for method in (name, "group"))
     own = {"method_name", "noise_multiplier", "max_batch", "options", "accountant", "target_epsilon"}
-    own |= {"group_size"} if plan.method.whole_batch or plan.method.public_records else set()
+    own |= {"group_size"} if plan.method.whole_batch or plan.method.alone else set()
+    own |= {"batch"} if plan.method.closed_form else set()
     assert {k: v for k, v in dataclasses.asdict(plan).items() if k not in own} == {
         k: v for k, v in dataclasses.asdict(group).items() if k not in own
     }
