@@ -87,7 +87,9 @@ def _files_for_transformers(run: RunDirectory) -> dict[str, bytes]:
 
     config = model_config(run.model)
     if MOMENTS in describe(run.model):
-        raise UserError(f"transformers has no heads like those of {run.path}: export the folder, and docs/moments.md shows how.")
+        raise UserError(
+            f"transformers has no heads like those of {run.path}: export the folder, and docs/moments.md shows how."
+        )
     if config.kind != "open_clip":
         raise UserError(f"transformers reads CLIP models, and {run.path} trained model.kind = '{config.kind}'.")
     model = load_encoder(run.model)

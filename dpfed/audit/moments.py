@@ -1,7 +1,7 @@
 """Canaries for runs in closed form: whole runs, repeated, with a record whose features point where nobody else's do.
 
-The auditor knows all other records and the clean sums, and sees both noisy ones. Features, engine, noise, coordinator and ledger
-are the run's own; the tower reads a record's number and gives a direction for it.
+The auditor knows all other records and the clean sums, and sees both noisy ones. Features, engine, noise, coordinator and
+ledger are the run's own; the tower reads a record's number and gives a direction for it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Heads made of released moments, behind frozen towers (``bounding.method = "moments"``).
 
-A model with such heads is the same model as without: its towers, and in the place of each linear head one that projects features
-to k dimensions, gives them unit length, subtracts a centre, and multiplies by a matrix. In training the only parameter is the
-vector of released moments, and heads follow from it; a model that is published has the heads alone.
+A model with such heads is the same model as without: its towers, and in the place of each linear head one that projects
+features to k dimensions, gives them unit length, subtracts a centre, and multiplies by a matrix. In training the only parameter
+is the vector of released moments, and heads follow from it; a model that is published has the heads alone.
 """
 
 from __future__ import annotations
