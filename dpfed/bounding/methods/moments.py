@@ -98,8 +98,8 @@ METHOD = Method(
     name="moments",
     title="private moments",
     claim="Towers are frozen. The means of their features are released with noise, then the moments of image and text, from "
-    "which heads follow in closed form. A record adds one vector to each sum: at most sqrt(0.05) long, then sqrt(0.95). The root "
-    "of the sum of their squares is the sensitivity, 1.",
+    "which heads follow in closed form. A record adds one vector to each sum: at most sqrt(0.05) long, then sqrt(0.95). The "
+    "root of the sum of their squares is the sensitivity, 1.",
     sensitivity=lambda plan: plan.clip_norm,
     spread=lambda plan: plan.records,
     divisor=lambda plan: plan.records,
