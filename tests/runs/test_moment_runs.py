@@ -1,6 +1,7 @@
 """Runs of private moments from end to end: what they write, resume, load, say and refuse."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,12 +10,15 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import dpfed
+from dpfed.budgets.spending import set_budget
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
+from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import assemble
 from dpfed.runs.pretraining import pretrain
+from dpfed.runs.reevaluation import evaluate_run
 from dpfed.runs.resolution import resolve
 from dpfed.runs.resuming import resume
 from dpfed.training.coordinator import Coordinator
@@ -179,3 +183,24 @@ def test_users_count_once(tiny_moments, tmp_path, shapes):
     tiny_moments["privacy"] |= {"unit": "user", "per_unit": 3}
     with pytest.raises(UserError, match="unit"):  # these records name none
         pretrain(parse_config(tiny_moments), tmp_path / "run")
+
+
+def test_a_finished_run_is_measured_again_alike_and_keeps_its_card(tiny_moments, tmp_path):
+    run = pretrain(parse_config(tiny_moments), tmp_path / "run")
+    before, figures = run.card.read_text(), json.loads(run.results.read_text())["evaluations"]
+    evaluate_run(run.path)
+    assert run.card.read_text() == before
+    again = json.loads(run.results.read_text())["evaluations"]
+    assert {(one["name"], one["model"], one["value"]) for one in again} == {
+        (one["name"], one["model"], one["value"]) for one in figures
+    }
+
+
+def test_a_lifetime_budget_holds_two_releases(tiny_moments, tmp_path, shapes):
+    store = RecordStore.open(shutil.copytree(shapes.path, tmp_path / "store"))
+    set_budget(store, 9.0, 1e-3)
+    tiny_moments["data"]["path"] = str(store.path)
+    run = pretrain(parse_config(tiny_moments), tmp_path / "run")
+    assert "none was set" not in run.card.read_text()
+    with pytest.raises(UserError, match="has no room"):
+        pretrain(parse_config(tiny_moments), tmp_path / "again")
