@@ -15,10 +15,10 @@ from torch import Tensor
 
 from dpfed.models.moment_layout import MomentLayout, Moments
 
-_RIDGE = 0.15  # of an average eigenvalue, where there is no noise
-_OVER_NOISE = 3.0  # the ridge, over the size of the noise
+# The ridge: of an average eigenvalue where there is no noise, and over the size of the noise. Aligned towers have more to lose.
+_RIDGE, _RIDGE_OF_ALIGNED = (0.15, 3.0), (1.0, 6.0)
 _POWER = 0.5  # of the singular values: their score is worth trusting, and not all of it
-_LEAST_ALIKE = 0.05
+_LEAST_ALIKE, _ALIKE = 0.05, 5.0
 _DEVIATIONS = 3.0  # by which a noisy mean must be longer than noise alone
 
 
@@ -34,14 +34,16 @@ class MomentNoise:
     records: int
     std: float
 
-    def ridge(self, dimensions: int) -> float:
-        """What is added to the auto-moments, of averages: 0.15 / k + 3 sigma sqrt(k) / N."""
-        return _RIDGE / dimensions + _OVER_NOISE * self.std * math.sqrt(dimensions) / self.records
+    def ridge(self, dimensions: int, aligned: bool) -> float:
+        """What is added to the auto-moments, of averages: 0.15 / k + 3 sigma sqrt(k) / N; of aligned towers more."""
+        of_average, of_noise = _RIDGE_OF_ALIGNED if aligned else _RIDGE
+        return of_average / dimensions + of_noise * self.std * math.sqrt(dimensions) / self.records
 
     def likeness(self, cross: Tensor, scale: float) -> float:
-        """How alike the features of a pair are, or may be: their mean product, and twice what noise may have taken from it."""
+        """How much the ridge counts as pairs, from 0.05 to 1: five times the mean product of a pair's features, which may be
+        as large as twice its noise makes it."""
         known = cross.trace().item() + 2 * self.std / self.records / scale * math.sqrt(len(cross))
-        return min(1.0, max(_LEAST_ALIKE, known))
+        return min(1.0, max(_LEAST_ALIKE, _ALIKE * known))
 
     def shrunk(self, mean: Tensor, scale: float) -> Tensor:
         """A noisy mean ``(k,)``, shortened by what noise has added to its length; zero if it could be noise alone.
@@ -66,11 +68,11 @@ def heads(layout: MomentLayout, noise: MomentNoise, moments: Moments, aligned: b
         layout: of the release.
         noise: of the release.
         moments: released, as averages over N records.
-        aligned: whether features of a pair are alike before anything is learnt. Then the ridge counts as records, whose image
-            and text are as alike as the others': where nothing is known, the heads leave features as they are.
+        aligned: whether features of a pair are alike before anything is learnt. Then the ridge counts as records whose image
+            and text agree: where nothing is known, the heads leave features as they are.
     """
     k = layout.dimensions
-    ridge, eye = noise.ridge(k), torch.eye(k, dtype=torch.float64)
+    ridge, eye = noise.ridge(k, aligned), torch.eye(k, dtype=torch.float64)
     cross = moments.cross.double().cpu()
     if aligned:
         cross = cross + noise.likeness(cross, layout.scales[1]) * ridge * eye

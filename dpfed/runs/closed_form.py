@@ -20,7 +20,7 @@ from dpfed.privacy.randomness import Randomness
 
 
 def is_aligned(config: Config) -> bool:
-    """Whether features of a pair are alike before anything is learnt: views of an image, or towers that were trained together."""
+    """Whether features of a pair are alike before anything is learnt: views of an image, or towers trained together."""
     return config.model.kind != "image-text" or config.model.start is not None
 
 
