@@ -11,6 +11,7 @@ import math
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from dpfed.runs.resolution import resolve
 from dpfed.training.trainer import InProcess, train
 from dpfed.training.worker import indices_of_owner
 
-_MODEL = {"kind": "image", "width": 4, "embedding": 4, "head_hidden": 4}
+_MODEL: dict[str, Any] = {"kind": "image", "width": 4, "embedding": 4, "head_hidden": 4}
 _FILLERS, _WIDTH = 24, 8
 
 

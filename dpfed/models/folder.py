@@ -170,7 +170,8 @@ def load_encoder(folder: str | Path) -> Model:
         objective = ObjectiveConfig.model_validate(description["objective"])
     except ValidationError as error:
         raise _unknown(folder) from error
-    tensors, heads = {}, {}
+    tensors: dict[str, torch.Tensor] = {}
+    heads: dict[str, torch.Tensor] = {}
     for part in described_parts(config, description):
         path = folder / part.file
         try:

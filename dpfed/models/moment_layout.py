@@ -116,7 +116,8 @@ class MomentLayout:
 
     @functools.cached_property
     def _upper(self) -> tuple[Tensor, Tensor]:
-        return torch.triu_indices(self.dimensions, self.dimensions).unbind()
+        row, column = torch.triu_indices(self.dimensions, self.dimensions)
+        return row, column
 
     def _triangle(self, matrix: Tensor) -> Tensor:
         row, column = self._upper

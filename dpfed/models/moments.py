@@ -92,7 +92,7 @@ class MomentHeads(nn.Module):
         for number, (side, width) in enumerate(zip(_SIDES, widths, strict=False)):
             # Features that are alike must be projected alike.
             self.register_buffer(f"{side}_projection", projection_of(width, layout.dimensions, 0 if aligned else number))
-        self._made: tuple[Tensor, dict[str, Head]] | None = None
+        self._made: tuple[Tensor, dict[Side, Head]] | None = None
 
     def projection(self, side: Side) -> Tensor:
         """``(k, F)`` of a tower."""
@@ -109,19 +109,19 @@ class MomentHeads(nn.Module):
     def head(self, side: Side) -> Head:
         """Of a tower, as what was released so far makes it."""
         released = self.released.detach()
-        known = self._made is not None and self._made[0].device == released.device
-        if not (known and torch.equal(self._made[0], released)):
-            self._made = released.clone(), self._heads(released)
-        return self._made[1][side]
+        made = self._made
+        if made is None or made[0].device != released.device or not torch.equal(made[0], released):
+            made = self._made = released.clone(), self._heads(released)
+        return made[1][side]
 
     @torch.no_grad()
-    def _heads(self, released: Tensor) -> dict[str, Head]:
+    def _heads(self, released: Tensor) -> dict[Side, Head]:
         # Made outside inference mode, for they may outlive the call that asks for them.
         with torch.inference_mode(False):
             moments = self.layout.decoded(released.clone().double().cpu())
             own = centres(self.layout, self.noise, moments)
             matrices = heads(self.layout, self.noise, moments, self.aligned)
-            made = {}
+            made: dict[Side, Head] = {}
             for side, centre, matrix in zip(_SIDES, own, matrices, strict=False):
                 projection = self.projection(side)
                 made[side] = Head(projection, centre.to(projection), matrix.to(projection))

@@ -139,7 +139,7 @@ class Components:
         read, texts = functools.partial(self._read, store), TextViews(self.config.text_views)
         return ViewMaker(store, read, self.views, count, self.tokenizer, texts)
 
-    def _training_views(self, store: RecordStore, rows: np.ndarray | OwnRows) -> ViewMaker | FeatureViews:
+    def _training_views(self, store: RecordStore, rows: np.ndarray | OwnRows) -> ViewMaker:
         """Views of training for what the worker's model reads: images, or features of a frozen tower."""
         if self.plan.method.closed_form:
             views = self.plan.options["views"]

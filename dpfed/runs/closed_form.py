@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.config import Config
+from dpfed.data.views.batches import ViewMaker
 from dpfed.errors import UserError
 from dpfed.features.cache import Features
 from dpfed.models.building import Tokenizer, image_size
@@ -54,8 +55,8 @@ def add_moment_heads(
     give_heads(model, MomentHeads(layout, MomentNoise(plan.records, noise_std), widths, aligned))
 
 
-class FeatureViews:
-    """Features of frozen towers, called as a `ViewMaker` is.
+class FeatureViews(ViewMaker):
+    """Features of frozen towers, in the place of views.
 
     Args:
         features: of the records, which were computed once.
