@@ -15,9 +15,9 @@ from dpfed.privacy import accounting
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import round_up
 
-# N / sigma at which retrieval reaches half of what the same heads reach without noise, by runs on drawn pictures with names
-# (docs/moments.md): 0.35 at 1,000, 0.6 at 2,700, 0.75 at 6,000.
-HALF = 1_400
+# With x = N / sigma, retrieval reaches x^p / (x^p + h^p) of what the same heads reach without noise. Fitted to runs on drawn
+# pictures with names (docs/moments.md), of which it is up to 9 points off.
+HALF, POWER = 1_800, 0.8
 _GOOD = 0.75
 
 
@@ -41,7 +41,8 @@ class MomentRow:
     @property
     def kept(self) -> float:
         """Of what the heads reach without noise, about so much."""
-        return self.ratio / (self.ratio + HALF)
+        odds = (self.ratio / HALF) ** POWER
+        return odds / (odds + 1)
 
     def facts(self) -> dict[str, Any]:
         """For JSON."""
@@ -66,7 +67,7 @@ class MomentForecast:
     @property
     def records_needed(self) -> int:
         """N with which three quarters of what heads reach without noise are kept, at the same sigma."""
-        return math.ceil(_GOOD / (1 - _GOOD) * HALF * self.rows[0].plan.noise_multiplier)
+        return math.ceil((_GOOD / (1 - _GOOD)) ** (1 / POWER) * HALF * self.rows[0].plan.noise_multiplier)
 
     @property
     def verdict(self) -> str:

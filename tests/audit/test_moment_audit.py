@@ -14,8 +14,8 @@ from dpfed.privacy.randomness import Randomness
 EFFORT = Effort(experiments=80)
 
 
-@pytest.fixture
-def claimed(tmp_path):
+@pytest.fixture(params=[0.4])
+def claimed(request, tmp_path):
     model = {"kind": "image", "width": 8}
     save_file(build_model(ModelConfig(**model), ObjectiveConfig(), size=16).state_dict(), tmp_path / "start.safetensors")
     tree = {
@@ -23,7 +23,7 @@ def claimed(tmp_path):
         "data": {"source": "shapes", "records": 500, "size": 16},
         "model": model | {"start": str(tmp_path / "start.safetensors")},
         "bounding": {"method": "moments"},
-        "privacy": {"noise_multiplier": 0.4},
+        "privacy": {"noise_multiplier": request.param},
     }
     config = parse_config(tree)
     return config, PrivacyPlan.from_config(500, config)
@@ -37,6 +37,7 @@ def test_a_sound_run_is_not_accused_and_its_canary_is_seen(claimed, owners):
     assert found.moved == pytest.approx(found.sensitivity, rel=1e-4) and found.moved <= found.sensitivity
 
 
+@pytest.mark.parametrize("claimed", [6.0], indirect=True)  # little is tried here, which shows what is far off
 def test_noise_that_is_missing_is_caught(claimed, monkeypatch):
     monkeypatch.setattr(Randomness, "add_normal_", lambda *args: None)
     (only,) = audit_claim(*claimed, effort=EFFORT).findings
