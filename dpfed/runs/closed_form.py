@@ -65,7 +65,7 @@ class FeatureViews(ViewMaker):
     """
 
     def __init__(self, features: Features, views: int, texts: bool) -> None:
-        self._features, self._views, self._texts = features, np.arange(views), texts
+        self._features, self._each, self._captioned = features, np.arange(views), texts
 
     def prefetch(self, batches: Iterable[np.ndarray], device: torch.device) -> None:
         """See `ViewMaker.prefetch`: nothing is read ahead, for features are mapped."""
@@ -77,7 +77,7 @@ class FeatureViews(ViewMaker):
             ``{"image": (n, V, F)[, "text": (n, 1, F_t)]}``; text is the mean of a record's captions.
         """
         places = self._features.positions(indices)
-        found = {"image": self._features.images(places, np.tile(self._views, (len(places), 1)))}
-        if self._texts:
+        found = {"image": self._features.images(places, np.tile(self._each, (len(places), 1)))}
+        if self._captioned:
             found["text"] = self._features.text_means(places)[:, None]
         return {side: own.to(device) for side, own in found.items()}
