@@ -251,7 +251,7 @@ _RULES = (
     ),
     needs("privacy.per_unit", "privacy.unit", "user"),
     Rule(
-        "privacy.batch privacy.steps bounding.clip_norm bounding.clipping bounding.group_size optimizer.name "
+        "views.cached privacy.batch privacy.steps bounding.clip_norm bounding.clipping bounding.group_size optimizer.name "
         "optimizer.learning_rate optimizer.weight_decay optimizer.ema optimizer.momentum optimizer.warmup optimizer.schedule "
         "text_views.sentence_swap text_views.word_swap text_views.word_delete "
         "adaptation.rank adaptation.alpha adaptation.image_layers adaptation.text_layers adaptation.text",

@@ -182,7 +182,7 @@ class Components:
         indices, keys = share.indices, self.store.keys
         if not isinstance(indices, OwnRows):
             keys, units = keys[indices], None if units is None else units[indices]
-        if self.config.cached_views:
+        if self.config.cached_views and not self.plan.method.closed_form:
             model = from_features(model)
         return Worker(
             plan=self.plan,

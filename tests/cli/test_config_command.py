@@ -111,7 +111,8 @@ def test_the_range_of_the_stability_is_that_which_is_enforced():
 
 
 def test_keys_of_methods_are_those_that_they_take():
-    assert {name.rpartition(".")[2] for name in OF_METHODS} == {"norms", "one_sided", "spread_out", "release_share", "slots"}
+    options = {"norms", "one_sided", "spread_out", "release_share", "slots", "dimensions", "views"}
+    assert {name.rpartition(".")[2] for name in OF_METHODS} == options
     share = KEYS["bounding.options.release_share"]
     assert share.default is None and "default 0.2 (infonce), 0.5 (barlow_twins)" in share.meaning
     assert share.depends_on == ("bounding.method", "objective.name") and "released: " in share.meaning
@@ -131,7 +132,8 @@ def test_keys_of_methods_are_those_that_they_take():
 
 def test_keys_say_which_others_decide_whether_they_have_an_effect():
     assert KEYS["data.records"].depends_on == ("data.source",)
-    assert KEYS["data.source"].depends_on == KEYS["privacy.batch"].depends_on == ()
+    assert KEYS["data.source"].depends_on == KEYS["privacy.unit"].depends_on == ()
+    assert KEYS["privacy.batch"].depends_on == ("bounding.method",)
     assert "[depends on objective.name]" in CliRunner().invoke(app, ["config", "keys", "objective.bias"]).output
     with pytest.raises(UserError, match="objective.name"):
         parse_config({"objective": {"bias": 1.0}})
