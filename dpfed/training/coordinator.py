@@ -211,10 +211,12 @@ class Coordinator:
         self._ledger.charge(release)
 
     def _check_sum(self, step: int, total: BoundedSum) -> None:
-from dpfed.training.optimizers import SETTING, build_optimizer, learning_rate, take_step
+        plan, size = self._plan, self.blocks.size
+        most = plan.sensitivity_of(step)
+        if not total.sensitivity <= most or total.groups != plan.groups or total.values.numel() != size:
             raise UserError(
                 f"step {step}: expected a sum over {plan.groups} groups and {size} numbers with sensitivity "
-                f"{plan.sensitivity_of(step):g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}."
+                f"{most:g}, got {total.groups}, {total.values.numel()} and {total.sensitivity:g}."
             )
         # Written so that NaN and infinity are refused: with either, no noise would be added here.
         if total.noise_std != 0 and not plan.noise_std * (1 - 1e-9) <= total.noise_std < math.inf:
