@@ -142,7 +142,7 @@ PIECES = {  # of which each is clipped to C; a weight of a similarity is at most
     "sample, bound": lambda model: (SampleEngine(model, RECORDS, "bound"), RECORDS),
     "logit, exact": lambda model: (LogitEngine(model, RECORDS, "exact"), 2 * RECORDS * 2 / 0.5),
     "logit, bound": lambda model: (LogitEngine(model, RECORDS, "bound"), 2 * RECORDS * 2 / 0.5),
-    "released": lambda model: (StatisticsEngine(model, "fp32", 4, in_slots(batch=RECORDS)), RECORDS),
+    "released": lambda model: (StatisticsEngine(model, "fp32", in_slots(batch=RECORDS)), RECORDS),
 }
 
 
