@@ -12,7 +12,6 @@ from dpfed.bounding.whole_batch import pair_engines
 from dpfed.bounding.whole_batch.pair_engines import LogitEngine, SampleEngine
 from tests.bounding.engines.cancelling import KINDS, ROOM, model_of, records
 from tests.bounding.noisy_statistics.released_lab import SLOTS, in_slots, silent
-from tests.bounding.noisy_statistics.test_released_sums import Given
 
 MODELS = ("cnn", "two towers")
 CLIPS = (0.1, 1e-5)
