@@ -69,7 +69,7 @@ def test_no_layers_clipped_gradient_is_longer_than_c(name, way, generator, monke
             parts = [torch.zeros_like(parameter) for parameter in parameters]
             with torch.no_grad():
                 for t in terms:
-                    t.add_weighted(alone, t.target.of(parts))
+                    t.add_weighted(alone, parts)
             length = math.sqrt(sum(part.double().square().sum().item() for part in parts))
             assert length <= clip_norm, (trial, group, length / clip_norm)
             clipped += 0.5 < length / clip_norm
@@ -101,7 +101,7 @@ def test_the_layerwise_engine_clips_by_the_norm_and_what_rounding_may_have_hidde
     for clip_norm in (1e-3 * true, 0.5 * true):
         grouping = Grouping([4], torch.device("cpu"), torch.float64)
         one, parts = OuterProducts(Target(0), inputs, slopes, grouping), [torch.zeros(24, 24)]
-        one.add_weighted(clipped([one], clip_norm, 3)[1], parts[0])
+        one.add_weighted(clipped([one], clip_norm, 3)[1], parts)
         assert not one._products  # measured by Gram matrices
         assert parts[0].double().norm() <= clip_norm
 

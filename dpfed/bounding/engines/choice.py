@@ -59,8 +59,8 @@ def fastest_engine(
 ) -> str:
     """Times each engine that fits the model on a batch of stand-in views (never private ones) and names the fastest.
 
-    All trials together take about a fiftieth of the run at most, and each of them half a minute at most. A run that is too short
-    for a trial takes the loop.
+    All trials together take about a fiftieth of the run at most, and each of them half a minute at most. A run that is too
+    short for a trial takes the loop.
 
     Args:
         model: on its device.

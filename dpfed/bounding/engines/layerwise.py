@@ -148,7 +148,7 @@ class LayerwiseEngine(Engine):
             found = passed(some.views, some.sizes)
             norms, factors = clipped(found.terms, clip_norm, self._shape.groups)
             for term in found.terms:
-                term.add_weighted(factors, term.target.of(parts))
+                term.add_weighted(factors, parts)
             figures.append(torch.stack([norms, found.losses.to(norms), norms.new_tensor(some.sizes)]))
             foreach.add_([into], [one_pass])
             one_pass.zero_()

@@ -141,9 +141,7 @@ def _probes(views: Views, shape: PassShape, generator: torch.Generator) -> list[
     return made
 
 
-def _trial(
-    number: int, total: int, probes: list[_Probe], views: Views, shape: PassShape, generator: torch.Generator
-) -> _Trial:
+def _trial(number: int, total: int, probes: list[_Probe], views: Views, shape: PassShape, generator: torch.Generator) -> _Trial:
     """A pass of so many records, in which as many probes as there is room for stand among others."""
     chosen: list[tuple[int | None, int]] = []
     room = total
