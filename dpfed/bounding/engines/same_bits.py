@@ -94,7 +94,7 @@ def require_same_bits(passed: Passed, views: Views, shape: PassShape, model: nn.
         views: of any records; only their shapes and types are read.
         shape: of passes.
         model: what is passed.
-        brief: compares in the smallest and the largest shape alone, for a first opinion; no record may be private.
+        brief: compares in the smallest, the largest and a middle shape alone, for a first opinion; no record may be private.
 
     Raises:
         DependsOnOthers: if a group comes out differently, or if the model draws random numbers, which hides it.
@@ -107,7 +107,7 @@ def require_same_bits(passed: Passed, views: Views, shape: PassShape, model: nn.
     generator = torch.Generator().manual_seed(0)
     probes = _probes(views, shape, generator)
     seen: dict[int, tuple[_Trial, int, list[Tensor]]] = {}
-    totals = (shape.totals[0], shape.totals[-1]) if brief else shape.totals
+    totals = (shape.totals[0], shape.totals[-1], shape.totals[len(shape.totals) // 2]) if brief else shape.totals
     for number in range(len(totals) if brief else max(_TRIALS, len(totals))):
         trial = _trial(number, totals[number % len(totals)], probes, views, shape, generator)
         found = passed(trial.views, trial.sizes, trial.total)
