@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _AUTOMATIC = 1.0  # C, where every gradient is normalised
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 # How engines round and add up. A dpfed whose engines come to other bits does not resume a run: it could not repeat the steps.
-ARITHMETIC = 2
+ARITHMETIC = 3
 Clipping = Literal["fixed", "automatic", "adaptive"]
 
 
