@@ -75,15 +75,9 @@ def _single(run: RunView) -> dict:
     table = run.table
     first = headlines(table, 4)
     plots: list[tuple[str, Figure]] = []
-    spent = [(item["step"], item["epsilon"]) for item in run.metrics if item.get("epsilon") is not None]
     # Epsilon of a voided run is an accountant's figure, not privacy spent: a curve would look like a promise.
-    if spent and not run.void:
-        plots.append(
-            (
-                "Privacy spent: epsilon over steps",
-                epsilon_plot([step for step, _ in spent], [epsilon for _, epsilon in spent], run.target),
-            )
-        )
+    if run.spent and not run.void:
+        plots.append(("Privacy spent: epsilon over steps", epsilon_plot(run.spent, run.target)))
     steps = {item["step"] for item in run.evaluations if item["model"] == "trained"}
     if first and len(steps) > 1:
         plots.insert(0, ("Evaluation over steps", progress_plot(run.evaluations, [item.name for item in first])))

@@ -90,7 +90,7 @@ def _carry_out(
     def keep_metrics(summary: StepSummary) -> None:
         if summary.phase is not None:
             watcher.note(str(summary.phase))
-        spent = ledger.epsilon if plan.promises else None
+        spent = ledger.epsilon_after(summary.done) if plan.promises else None
         _add(run, {"step": summary.done, "epsilon": spent, **summary.figures()}, watcher)
 
     def keep_checkpoint(summary: StepSummary) -> None:

@@ -69,6 +69,13 @@ def test_escapes_what_a_run_says(run_folder, tmp_path):
     assert "<script" not in html
 
 
+def test_the_curve_of_epsilon_is_drawn_where_a_ledger_is(run_folder, tmp_path):
+    folder = run_folder()
+    assert "Privacy spent: epsilon over steps" in render(tmp_path, folder)
+    (folder / "ledger.jsonl").unlink()
+    assert "Privacy spent" not in render(tmp_path, folder)
+
+
 def test_a_voided_run_gets_no_epsilon_to_open_with(run_folder, tmp_path):
     html = render(tmp_path, run_folder(marks=(FIXED_SEED,)))
     assert "No privacy guarantee holds" in html and "no guarantee holds" in html
