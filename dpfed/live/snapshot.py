@@ -13,7 +13,7 @@ from typing import Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.budgets.book import Book
 from dpfed.budgets.refusals import shown
-from dpfed.budgets.shelf import known_by
+from dpfed.budgets.shelf import copies_of, known_by
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.federation.coordinator.arrivals import Step, read_arrivals
@@ -270,16 +270,29 @@ def _evaluations(path: Path) -> list[dict[str, Any]]:
     return items
 
 
+def books_outside(folder: Path) -> list[Path]:
+    """Where the books of a run's lifetime budgets may lie: other runs write into them.
+
+    Raises:
+        UserError: if the run's ``budget.json`` is damaged.
+    """
+    return [path for id, store in _budgets(RunDirectory(folder).budget) for path in copies_of(id, store) if path]
+
+
 def _books(path: Path) -> list[Book]:
     """The books of the lifetime budgets that a ``budget.json`` names, as far as this user can read them."""
+    return [book for book in (known_by(id, store) for id, store in _budgets(path)) if book is not None]
+
+
+def _budgets(path: Path) -> list[tuple[str, Path]]:
+    """The ids of the budgets that a ``budget.json`` names, and the store that has their records."""
     if not path.is_file():
         return []
     try:
         noted = json.loads(read_text(path))
-        found = [known_by(str(one["id"]), Path(noted["store"])) for one in noted["budgets"]]
+        return [(str(one["id"]), Path(noted["store"])) for one in noted["budgets"]]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}): restore it.") from error
-    return [book for book in found if book is not None]
 
 
 def _terms(path: Path) -> dict[str, Any]:
