@@ -50,8 +50,10 @@ def forecast(
     loaded = chosen_config(config, assignments)
     say(f"{loaded.name}: a forecast; no private record is read", as_json)
     from dpfed.planning.proxy import chosen, declared_plan
+    from dpfed.runs.starts import refuse_start
 
     with watching(as_json) as watcher:
+        refuse_start(loaded)
         plan = declared_plan(loaded, records, watcher)
         stand = chosen(public, loaded, plan)
         watcher.note("loading PyTorch")
@@ -91,8 +93,10 @@ def rehearse(
     folder = out or Path("rehearsals") / loaded.name
     say(f"{loaded.name}: a rehearsal on public records, in {folder}; no private record is read", as_json)
     from dpfed.planning.proxy import chosen, declared_plan
+    from dpfed.runs.starts import refuse_start
 
     with watching(as_json) as watcher:
+        refuse_start(loaded)
         stand = chosen(public, loaded, declared_plan(loaded, records, watcher))
         watcher.note("loading PyTorch")
         from dpfed.planning.rehearsal import rehearse as carry_out
