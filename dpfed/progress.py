@@ -45,6 +45,15 @@ class Silent:
         """See `Watcher`."""
 
 
+def duration(seconds: float) -> str:
+    """A duration for people: coarser, the longer it is."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds // 86_400:.0f} days"
+
+
 def import_progress(watcher: Watcher, name: str = "records") -> Callable[..., None]:
     """Progress of an import, which becomes a stage when it is called first: most runs import nothing.
 

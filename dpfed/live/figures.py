@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from dpfed.budgets.refusals import percent
 from dpfed.live.gathering import Seen
-from dpfed.live.pace import duration
 from dpfed.live.snapshot import Snapshot
 from dpfed.privacy.promise import round_up
+from dpfed.progress import duration
 from dpfed.report.results import headlines, shown
 
 

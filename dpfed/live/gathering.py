@@ -107,11 +107,12 @@ class Gathering:
         ledger = snapshot.ledger
         if ledger is None or not snapshot.done:
             return
+        again = ledger.replays + len(ledger.resumed)
         if pace.last is None:  # the newest checkpoint is a first point, unless the run was interrupted since
             for step, at in _checkpoints(folder):
                 if max([0, *(since + 1 for since in ledger.resumed)]) <= step < snapshot.done:
-                    pace.see(step, at)
-        pace.see(snapshot.done, ledger.path.stat().st_mtime)
+                    pace.see(step, at, again)
+        pace.see(snapshot.done, ledger.path.stat().st_mtime, again)
 
     def _fresh(self, signature: dict[Path, tuple[int, int]]) -> bool:
         """Whether somebody wrote a moment ago: on another machine, or in a container, a lock is not seen."""

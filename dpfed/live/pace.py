@@ -2,54 +2,50 @@
 
 from __future__ import annotations
 
-import datetime
+import statistics
 from collections import deque
 
 _SEEN = 20  # last changes that are remembered
+_APART = 0.25  # seconds: what is nearer says nothing of the pace, such as the records of one batch
 
 
 class Pace:
-    """Remembers when the last steps were done. Times are seconds since the epoch."""
+    """Remembers what the last steps took. Times are seconds, since any moment.
+
+    Attributes:
+        last: when the last step was done.
+    """
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[int, float]] = deque(maxlen=_SEEN)
+        self._took: deque[float] = deque(maxlen=_SEEN)
+        self._point: tuple[int, float] | None = None
+        self._again = 0
+        self.last: float | None = None
 
-    def see(self, done: int, at: float) -> None:
+    def see(self, done: int, at: float, again: int = 0) -> None:
         """So many steps were done at that time.
 
         Args:
             done: steps that are over.
             at: when the last of them was.
+            again: steps that were taken again, and interruptions, so far: the time that they took was none of new steps.
         """
-        if self._seen and (done < self._seen[-1][0] or at < self._seen[-1][1]):
-            self._seen.clear()  # the run was taken up from before, or another one took its place
-        if not self._seen or done > self._seen[-1][0]:
-            self._seen.append((done, at))
-
-    @property
-    def last(self) -> float | None:
-        """When the last step was done."""
-        return self._seen[-1][1] if self._seen else None
+        if self._point is None or done < self._point[0] or at < self._point[1]:
+            self._took.clear()  # the run was taken up from before, or another one took its place
+        elif again == self._again:
+            if done == self._point[0]:
+                return
+            self.last = at
+            if at - self._point[1] < _APART:
+                return
+            self._took.append((at - self._point[1]) / (done - self._point[0]))
+        self._point, self._again, self.last = (done, at), again, at
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, as a mean over the last ones; ``None``: not known yet."""
-        if len(self._seen) < 2:
-            return None
-        (first, began), (last, ended) = self._seen[0], self._seen[-1]
-        return (ended - began) / (last - first)
+        """Of a step: the median of the last ones, so that a wait for a site does not count; ``None``: not known yet."""
+        return statistics.median(self._took) if self._took else None
 
     def left(self, steps: int) -> float | None:
         """Seconds that so many steps will take."""
         return None if self.seconds is None else self.seconds * steps
-
-
-def duration(seconds: float) -> str:
-    """A duration for people: coarser, the longer it is."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{datetime.timedelta(seconds=seconds).days} days"

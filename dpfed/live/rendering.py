@@ -15,8 +15,8 @@ from dpfed.data.reasons import visible
 from dpfed.live.charts import charts_of, comparison_of, training_of
 from dpfed.live.figures import Figure, figures, overview
 from dpfed.live.gathering import Seen, at_work_first
-from dpfed.live.pace import duration
 from dpfed.live.snapshot import Snapshot
+from dpfed.progress import duration
 from dpfed.report.curves import training_note
 from dpfed.report.html import card_html, page_style
 from dpfed.report.results import label, shown
