@@ -67,9 +67,10 @@ class Config(Section):
         except ValidationError as error:
             raise UserError(f"{problem(error, type(self))}.") from None
 
-    def dump(self) -> str:
-        """The configuration as TOML, with every default spelled out."""
-        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+    def dump(self, defaults: bool = True) -> str:
+        """The configuration as TOML, with every default spelled out, or with none."""
+        tree = _without_none(self.model_dump(mode="json", exclude_defaults=not defaults))
+        return tomli_w.dumps({name: section for name, section in tree.items() if defaults or section != {}})
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
