@@ -9,9 +9,10 @@ import torch
 from dpfed.artifacts.view import RunView
 from dpfed.errors import UserError
 from dpfed.report.gallery import build_gallery
-from dpfed.report.html import write_report
+from dpfed.report.html import _marks, write_report
 from dpfed.report.marks import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
-from dpfed.report.results import label, results_of, shown
+from dpfed.report.results import Result, label, results_of, shown
+from dpfed.artifacts.view import RunView
 from tests.written_run import CLIPPED, MADE
 
 WITHOUT_ERROR = {"name": "a", "value": 1, "model": "trained", "split": "test", "protocol": "", "step": 1}
@@ -90,6 +91,20 @@ def test_comparison_lists_every_run(run_folder, tmp_path):
     for text in (*names, "60.0 %", "50.0 %", "90.0 %", "1.00e-5", "no guarantee", "No privacy guarantee holds"):
         assert text in html
     assert re.findall(r'class="n best">([^<]+)<', html) == ["60.0 %"]
+
+
+@pytest.mark.parametrize(
+    ("values", "marks"),
+    [
+        (((1.0, (0.2, 1.0)), (0.0, (0.0, 0.8))), ["best", "near"]),  # one held-out record tells nothing
+        (((0.7, (0.6, 0.8)), (0.7, (0.6, 0.8)), (0.1, (0.0, 0.2))), ["best", "best", ""]),
+        (((0.7, None), (0.7, None), None), ["best", "best", ""]),
+        ((None, (0.7, None)), ["", ""]),
+    ],
+)
+def test_the_best_of_a_comparison_and_what_may_be_as_good_are_marked_apart(values, marks):
+    row = [one and Result("knn", None, one[0], "", "test", trained_interval=one[1]) for one in values]
+    assert _marks(row) == marks
 
 
 def test_the_same_run_gives_the_same_file(run_folder, tmp_path):
