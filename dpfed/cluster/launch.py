@@ -83,6 +83,7 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     Raises:
         UserError: for what the user can mend, or when workers died more often than they may.
     """
+    task = _with_a_place(task)
     task.check()
     _refuse_job_copy(task)
     os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
@@ -276,6 +277,19 @@ def _settled(resources: Resources, machines: list[dict[str, float]], own: bool, 
     return dataclasses.replace(resources, gpus=gpus, cpus=cpus)
 
 
+def _with_a_place(task: Task) -> Task:
+    """The task, with generated records beside the run where a job would put them into its temporary copy."""
+    config = task.config
+    if config is None or config.data.source not in ("shapes", "procedural") or not _in_job_copy(config.data.stores):
+        return task
+    data = config.data.model_copy(update={"stores": str(task.folder.parent / "stores")})
+    return dataclasses.replace(task, config=config.model_copy(update={"data": data}))
+
+
+def _in_job_copy(place: str | Path) -> bool:
+    return _JOB_COPY in Path(place).parts
+
+
 def _refuse_job_copy(task: Task) -> None:
     """Refuses paths in the temporary copy in which a submitted job runs: it is deleted, and other machines do not see it."""
     places: dict[str, str | Path | None] = {"--run": task.folder}
@@ -284,7 +298,7 @@ def _refuse_job_copy(task: Task) -> None:
         places |= {"data.path": data.path, "model.weights": model.weights, "model.architecture": model.architecture}
         if data.source != "store" or is_url(data.path or ""):  # otherwise nothing is put there
             places["data.stores"] = data.stores
-    lost = [name for name, place in places.items() if place and _JOB_COPY in Path(place).parts]
+    lost = [name for name, place in places.items() if place and _in_job_copy(place)]
     if lost:
         raise UserError(
             f"a submitted job runs in a temporary copy of its working directory: give {' and '.join(lost)} as absolute paths "
