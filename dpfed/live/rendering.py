@@ -79,7 +79,8 @@ class Pages:
             "training": self._drawn(f"training {seen.name}", [one], lambda: training_of(one)),
             "training_note": training_note(one.phases, not one.promises),
             "groups": _groups(one),
-            "awaited": one.awaited[1] if one.awaited else [],
+            "awaited": one.awaited[1].awaited if one.awaited else [],
+            "most": next((figure.shown for figure in made if figure.key == "sites_awaited_seconds"), ""),
             "discarded": one.discarded[-_LAST:][::-1],
             "card": card_html(one.card) if one.card else "",
         }

@@ -136,12 +136,11 @@ class Snapshot:
         return [(one.step, one.reason) for one in self.rounds if one.event == "discarded"]
 
     @property
-    def awaited(self) -> tuple[int, list[str]] | None:
-        """The step that is open, and the sites that have not answered it."""
-        last = self.rounds[-1] if self.rounds else None
-        if last is None or last.event != "opened" or self.finished or last.step not in self.arrivals:
-            return None
-        return last.step, self.arrivals[last.step].awaited
+    def awaited(self) -> tuple[int, Step] | None:
+        """The step that is open, or for which there are not enough sites yet, and who has answered it."""
+        over = max((one.step for one in self.rounds if one.event != "opened"), default=-1)
+        step = max(self.arrivals, default=-1)
+        return None if self.finished or step <= over or not self.arrivals[step].awaited else (step, self.arrivals[step])
 
     @property
     def guarantee(self) -> str:

@@ -102,7 +102,7 @@ def _sites(one: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("site", "answered", "missed", "last answer", "last steps"):
         table.add_column(column, justify="right" if column in ("answered", "missed") else "left")
-    awaited = one.awaited[1] if one.awaited else []
+    awaited = one.awaited[1].awaited if one.awaited else []
     for site in one.sites:
         took = "awaited" if site.name in awaited else "" if site.seconds is None else f"after {duration(site.seconds)}"
         past = Text.assemble(*(_MARKS[what] for what in site.past[-_WIDE // 2 :]))

@@ -74,11 +74,17 @@ def test_who_is_awaited_and_how_long_the_others_took(make):
     run, now = make(done=1, sites=SITES), [10.0]
     arrivals = Arrivals(run.arrivals, lambda: now[0])
     Journal(run.journal).write("opened", 1)
-    arrivals.ask(1, SITES)
+    arrivals.ask(1, SITES, 120.0)
     now[0] = 12.5
     arrivals.came(1, "south")
-    one = look(run).snapshot
-    assert one.awaited == (1, ["north"]) and one.sites[1].seconds == 2.5 and one.sites[0].seconds is None
+    seen = look(run)
+    one, shown = seen.snapshot, {figure.key: figure for figure in figures(seen)}
+    assert (one.awaited[0], one.awaited[1].awaited) == (1, ["north"])
+    assert one.sites[1].seconds == 2.5 and one.sites[0].seconds is None
+    assert 100 < shown["sites_awaited_seconds"].value <= 120 and shown["sites_awaited_seconds"].shown == "2 min at most"
+    arrivals.ask(2, ["north"])  # there are not enough sites to open the next step
+    Journal(run.journal).write("collected", 1, arrived=["south"], missing={}, noise_of_sites=1.0)
+    assert look(run).snapshot.awaited[0] == 2 and "sites_awaited_seconds" not in {one.key for one in figures(look(run))}
     assert run.arrivals.stat().st_mode & 0o777 == 0o600
 
 
