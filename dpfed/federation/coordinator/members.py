@@ -159,8 +159,11 @@ class Members:
         self.keep(number, hello.offer, step)
 
     def why(self, number: int) -> str:
-        """Why a site is not there."""
-        return "it has left the federation" if self._name(number) in self._left() else self._why.get(number, "it never came")
+        """Why a site cannot take a step."""
+        if self._name(number) in self._left():
+            return "it has left the federation"
+        here = number in self._addresses
+        return "it has made no masks for this step yet" if here else self._why.get(number, "it never came")
 
     def _reason(self, number: int) -> str:
         why, left = self.why(number), self._patience.left(number)
