@@ -59,7 +59,7 @@ class Arrivals:
     def ask(self, step: int, sites: Iterable[str], seconds: float | None = None) -> None:
         """The sites are asked now, and awaited so many seconds at most."""
         self._began = self._clock()
-        self._steps[step] = Step(list(sites), until=None if seconds is None else round(time.time() + seconds, 1))
+        self._steps[step] = Step(list(sites), until=None if seconds is None else time.time() + seconds)
         kept = max(1, min(_STEPS, _NUMBERS // max(1, len(self._steps[step].asked))))
         self._steps = dict(sorted(self._steps.items())[-kept:])
         self._write()
