@@ -86,7 +86,7 @@ def _command(app: typer.Typer) -> click.Command:
         except KeyboardInterrupt as stop:
             raise _Stop(str(stop)) from stop
 
-    command.invoke = stoppable  # type: ignore[method-assign]
+    command.invoke = stoppable  # type: ignore[assignment, method-assign]
     return command
 
 
