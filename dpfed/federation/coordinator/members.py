@@ -14,6 +14,8 @@ from dpfed.federation.protocol.messages import alleged, sign
 from dpfed.federation.protocol.packets import Packet
 from dpfed.federation.protocol.terms import Terms
 
+_LEFT = "it has left the federation"
+
 
 class Channel(Protocol):
     """Carries packets to sites and back."""
@@ -158,15 +160,18 @@ class Members:
         self._why.pop(number, None)
         self.keep(number, hello.offer, step)
 
-    def why(self, number: int) -> str:
-        """Why a site cannot take a step."""
+    def missing(self, step: int) -> dict[str, str]:
+        """The sites that are not asked, by name, and why: those that have left, and those that are not there."""
+        reasons = {name: self._why_absent(number) for number, name in self.absent(step).items()}
+        return {name: why if why == _LEFT else f"not there: {why}" for name, why in reasons.items()}
+
+    def _why_absent(self, number: int) -> str:
         if self._name(number) in self._left():
-            return "it has left the federation"
-        here = number in self._addresses
-        return "it has made no masks for this step yet" if here else self._why.get(number, "it never came")
+            return _LEFT
+        return "it has made no masks yet" if number in self._addresses else self._why.get(number, "it never came")
 
     def _reason(self, number: int) -> str:
-        why, left = self.why(number), self._patience.left(number)
+        why, left = self._why_absent(number), self._patience.left(number)
         return f"{why}, and is asked again in {left:.0f} s" if left else why
 
     def _heard(self, number: int, release: str) -> None:

@@ -188,7 +188,7 @@ class Federation:
         greetings = self._members.greetings(set(self._channel.sites()) - set(numbers), step + 1)
         arrived: dict[int, Content] = {}
         names = [site.name for site in self._terms.sites]
-        missing = {name: self._members.why(number) for number, name in self._members.absent(step).items()}
+        missing = self._members.missing(step)
         waiting = set(roster)
         most = LONGEST_HEADER + 4 * self._numbers
         self._arrivals.ask(step, [names[number] for number in roster], self._terms.deadline)
