@@ -27,8 +27,7 @@ from rich.text import Text
 import dpfed
 from dpfed.console import logs
 from dpfed.data.reasons import visible
-from dpfed.live.pace import Pace
-from dpfed.progress import duration
+from dpfed.progress import Pace, duration
 
 if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do without
     from dpfed.artifacts.directory import RunDirectory

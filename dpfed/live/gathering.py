@@ -13,9 +13,9 @@ from pathlib import Path
 from dpfed.data.reasons import visible
 from dpfed.errors import UserError
 from dpfed.files.locking import is_held
-from dpfed.live.pace import Pace
 from dpfed.live.snapshot import SITE, Snapshot, books_outside, is_run, is_site, read
 from dpfed.places import path_of
+from dpfed.progress import Pace
 
 _DEEP = 3  # folders below the given one
 _FRESH = 30.0  # seconds in which a change says that somebody is at work

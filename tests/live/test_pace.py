@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpfed.live.pace import Pace
-from dpfed.progress import duration
+from dpfed.progress import Pace, duration
 
 
 def test_a_step_takes_what_the_last_ones_took():
