@@ -33,7 +33,6 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, duration
 from dpfed.report.results import Result, headlines, results_of, shown, tied
-from dpfed.planning.simulated import SimulatedRun
 from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.sweep import read_sweep
 from dpfed.training.post_processing import serving
@@ -215,9 +214,9 @@ def _trained(
         )
     started = time.perf_counter()
     config = _changed(config, {"bounding.engine": engines.get(plan.group_size, config.bounding.engine)})
-    imitation = SimulatedRun.of(config, plan, stand, count, watcher, measured=True)
-    engines[plan.group_size] = imitation.parts.config.bounding.engine
-    parts, groups = imitation.parts, plan.groups * imitation.protected / plan.records
+    simulated = SimulatedRun.of(config, plan, stand, count, watcher, measured=True)
+    engines[plan.group_size] = simulated.parts.config.bounding.engine
+    parts, groups = simulated.parts, plan.groups * simulated.protected / plan.records
     if groups < ENOUGH_GROUPS:
         watcher.note(f"{groups:.0f} groups a step are few: they scatter more than the private run's {plan.groups:,}")
     before = parts.evaluate("untrained", 0)

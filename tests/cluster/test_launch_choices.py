@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster.launch import Resources, _refuse_job_copy, _settled, _with_a_place
 from dpfed.cluster.submit import _follow
 from dpfed.cluster.work import Task

@@ -13,14 +13,11 @@ from dpfed.config import load_config, parse_config
 from dpfed.config.shipped import config_names
 from dpfed.errors import UserError
 from dpfed.planning.proxy import Proxy, chosen, declared_plan
-from dpfed.planning.rehearsal import RESULTS, ScaledUp, rehearse
+from dpfed.planning.rehearsal import RESULTS, Rehearsal, Rehearsed, ScaledUp, _best, rehearse
 from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.planning.simulated import SimulatedRun
-from dpfed.planning.rehearsal import RESULTS, Rehearsal, Rehearsed, ScaledUp, _best, rehearse
-from dpfed.planning.proxy import Proxy, chosen, declared_plan
 
 GIVEN = {"epsilon": 8.0, "batch": 120, "steps": 4}
 
@@ -147,7 +144,7 @@ def test_engines_are_timed_once_for_each_group_size_and_each_trial_has_its_numbe
     sweep = tmp_path / "two.toml"
     runs = [f'[[run]]\nname = "{name}"\nset = {{ {key} }}\n' for name, key in RUNS]
     sweep.write_text('name = "two"\n' + "".join(runs))
-    rehearse(parse_config(tiny), StandIn("store", shapes.path, 600), tmp_path / "out", most=200, sweep=sweep, watcher=watcher)
+    rehearse(parse_config(tiny), Proxy("store", shapes.path, 600), tmp_path / "out", most=200, sweep=sweep, watcher=watcher)
     assert timed == [4, 2]
     counted = [note for note in notes if " of 3: " in note]
     assert counted[0] == "1 of 3: as configured" and counted[2].startswith("3 of 3: small; about ")

@@ -12,7 +12,6 @@ from dpfed.report.gallery import build_gallery
 from dpfed.report.html import _marks, write_report
 from dpfed.report.marks import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
 from dpfed.report.results import Result, label, results_of, shown
-from dpfed.artifacts.view import RunView
 from tests.written_run import CLIPPED, MADE
 
 WITHOUT_ERROR = {"name": "a", "value": 1, "model": "trained", "split": "test", "protocol": "", "step": 1}

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.view import RunView
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.federation import simulation
@@ -25,7 +26,6 @@ from dpfed.runs import pretraining, resuming
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import settle
 from dpfed.runs.resuming import resume
-from dpfed.runs.view import RunView
 from dpfed.training.checkpoint import Checkpoints
 from dpfed.training.coordinator import Coordinator
 from dpfed.training.releases import Releases
