@@ -55,7 +55,7 @@ _SITES = 3  # of benchmarks.federation_faults
 def _fate(step: dict[str, Any]) -> str:
     if step["outcome"] == "discarded":
         return "discarded, charged"
-    there = _SITES - list(step["missing"].values()).count("not there")
+    there = _SITES - sum(why.startswith(("not there", "it has left")) for why in step["missing"].values())
     return f"{len(step['arrived'])} of {there} sites, noise {step['noise']:.2f}"
 
 

@@ -1,9 +1,10 @@
-"""The one exception that means: the user can mend this."""
+"""What ends a command in one sentence: a mistake that the user can mend, and Ctrl-C."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 _MOST = 12  # names that a message lists
 _LONGEST = 2000  # characters of a message; what is in the way is a name or a cell that somebody filled with nonsense
@@ -27,6 +28,23 @@ class UserError(Exception):
         super().__init__(message)
         self.public = _shortened(public or message)
         self.command = command
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, with a sentence for the user: how far it came, and what goes on with it."""
+
+
+@contextlib.contextmanager
+def goes_on(sentence: Callable[[], str]) -> Iterator[None]:
+    """Gives a Ctrl-C within the block its sentence.
+
+    Args:
+        sentence: is called then.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise Stopped(sentence()) from stop
 
 
 class Notice(UserWarning):

@@ -14,6 +14,8 @@ from dpfed.artifacts.provenance import wrong_provenance
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.reading import read_text
+from dpfed.privacy.epsilon_curve import Curve, spent_curve
+from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.phase import Phase
 from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.gallery import Gallery
@@ -34,8 +36,9 @@ class RunView:
         config_toml: the resolved configuration.
         results: results.json: ``{"privacy": {"epsilon", "delta", "clip_norm", "clipping", ...}, "evaluations": [{"name",
             "value", "model", "split", "protocol", "step"}], "run": {"id", "ledger", ...}}``.
-        metrics: lines of metrics.jsonl, each with ``step`` and, once a step was taken, ``epsilon``: null where it is infinite.
+        metrics: lines of metrics.jsonl, each with ``step``.
         card_markdown: the privacy card.
+        spent: epsilon over steps, from the ledger; empty: its file is not there.
         gallery: pictures; only for public or generated records.
         audit: what attacks on the claim showed, if there were any.
     """
@@ -46,6 +49,7 @@ class RunView:
     results: dict[str, Any]
     metrics: list[dict[str, Any]]
     card_markdown: str
+    spent: Curve
     gallery: Gallery | None = None
     audit: dict[str, Any] | None = None
 
@@ -124,7 +128,7 @@ class RunView:
 
     @classmethod
     def read(cls, folder: str | Path) -> RunView:
-        """Reads results.json, metrics.jsonl, config.toml, privacy_card.md and, if there is one, gallery/.
+        """Reads results.json, metrics.jsonl, config.toml, privacy_card.md and, if they are there, ledger.jsonl and gallery/.
 
         Raises:
             UserError: for a missing or damaged file; the message names it.
@@ -144,7 +148,7 @@ class RunView:
             lead(card)
         except UserError as error:
             raise UserError(f"{place} is damaged: {error}") from error
-        pictures = folder / "gallery"
+        pictures, ledger = folder / "gallery", RunDirectory(folder).ledger
         return cls(
             name=str(name),
             folder=str(folder),
@@ -152,6 +156,7 @@ class RunView:
             results=results_in(folder / "results.json"),
             metrics=RunDirectory(folder).metric_lines(),
             card_markdown=card,
+            spent=spent_curve(Ledger.open(ledger)) if ledger.exists() else [],
             gallery=Gallery.read(pictures) if pictures.is_dir() else None,
             audit=RunDirectory(folder).privacy_audit,
         )

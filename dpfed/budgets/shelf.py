@@ -172,10 +172,16 @@ def known_by(id: str, store: Path | None = None) -> Book | None:
         id: of the budget.
         store: a folder that may have a copy; it need not be a store any more.
     """
-    book, own = read(shelf() / f"{id}.jsonl"), read(store / BOOK) if store else None
+    on_shelf, in_store = copies_of(id, store)
+    book, own = read(on_shelf), read(in_store) if in_store else None
     if own is None or own.head.id != id:
         return book
     return own if book is None else _together(book, own)
+
+
+def copies_of(id: str, store: Path | None = None) -> tuple[Path, Path | None]:
+    """Where copies of a budget's book may lie: on the shelf, and in a store."""
+    return shelf() / f"{id}.jsonl", store / BOOK if store else None
 
 
 def _on_shelf() -> tuple[dict[str, Book], list[Path]]:

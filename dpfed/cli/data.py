@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpfed.cli.inspection import inspect
+from dpfed.errors import goes_on
 
 if TYPE_CHECKING:
     from dpfed.data.importers import ImportReport
@@ -84,7 +85,7 @@ def import_(
     from dpfed.data.reasons import by_reason
     from dpfed.progress import import_progress
 
-    with watching() as watcher:
+    with watching() as watcher, goes_on(lambda: f"stopped: {dest} is not whole; the same command goes on"):
         report = import_records(
             source if len(source) > 1 else source[0],
             dest,

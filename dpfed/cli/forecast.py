@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpfed.errors import UserError
+from dpfed.progress import duration
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from dpfed.config import Config
@@ -56,8 +57,10 @@ def forecast(
     loaded = chosen_config(config, assignments)
     say(f"{loaded.name}: a forecast; no private record is read", as_json)
     from dpfed.planning.proxy import chosen, declared_plan
+    from dpfed.runs.starts import refuse_start
 
     with watching(as_json) as watcher:
+        refuse_start(loaded)
         plan = declared_plan(loaded, records, watcher)
         if plan.method.closed_form:
             return _forecast_moments(loaded, plan, as_json)
@@ -99,8 +102,10 @@ def rehearse(
     folder = out or Path("rehearsals") / loaded.name
     say(f"{loaded.name}: a rehearsal on public records, in {folder}; no private record is read", as_json)
     from dpfed.planning.proxy import chosen, declared_plan
+    from dpfed.runs.starts import refuse_start
 
     with watching(as_json) as watcher:
+        refuse_start(loaded)
         plan = declared_plan(loaded, records, watcher)
         if plan.method.closed_form:
             raise UserError("bounding.method = 'moments' has nothing to choose: `dpfed forecast` says what to expect of it.")
@@ -160,7 +165,7 @@ def _show_forecast(found: Forecast, given: str) -> None:
         _print(f"LoRA or full {_suits(found)}")
     there = f" of {_size(found.memory_there)}" if found.memory_there else ""
     memory = "" if found.memory is None else f"; at least {_size(found.memory)}{there} of memory"
-    _print(f"this machine about {_duration(row.seconds)}{memory}")
+    _print(f"this machine about {duration(row.seconds)}{memory}")
     _print("")
     table = Table(box=None, pad_edge=False)
     table.add_column("what if")
@@ -168,7 +173,7 @@ def _show_forecast(found: Forecast, given: str) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for each in found.rows:
         over = "–" if each.noise_over_gradient == float("inf") else f"{each.noise_over_gradient:,.1f}"
-        cells = (f"{each.plan.noise_multiplier:.3g}", over, f"{each.reach:,.1f}", _duration(each.seconds))
+        cells = (f"{each.plan.noise_multiplier:.3g}", over, f"{each.reach:,.1f}", duration(each.seconds))
         table.add_row(each.what, *cells)
     _console().print(table)
     _print("")
@@ -219,7 +224,7 @@ def _show_rehearsal(found: Rehearsal) -> None:
         figure = one.headline
         after = shown(figure.trained, name, figure.trained_interval)
         sigma, mark = f"{one.noise_multiplier:.4g}", " *" if one is found.best else ""
-        table.add_row(f"{one.name}{mark}", sigma, after, figure.difference.partition(",")[0], _duration(one.seconds))
+        table.add_row(f"{one.name}{mark}", sigma, after, figure.difference.partition(",")[0], duration(one.seconds))
     _console().print(table)
     _print(found.verdict, "bold")
     _print("Differences within their error are chance.", "dim")
@@ -231,14 +236,6 @@ def _noise_words(over: float) -> str:
     if over == float("inf"):
         return "no gradient could be told from chance on these records"
     return f"the noise is {over:,.1f} times as long as the gradient"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 5_400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:,.1f} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"
 
 
 def _rounded(count: int) -> int:

@@ -40,6 +40,11 @@ Start = Annotated[
 Public = Annotated[
     str | None, typer.Option(help="This site's copy of the public records, where some join every group.", show_default=False)
 ]
+_BEFORE_JOINING = (
+    "\nCompare the terms' fingerprint with the coordinator's, by another channel than the file's: for example, by telephone. "
+    "Joining reserves the whole plan with the lifetime budget of the records, if they have one. It is for these terms only, "
+    "and for good."
+)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
@@ -65,7 +70,7 @@ def create_site(
     own = {"weights": weights, "architecture": architecture, "text": text, "start": start, "public": public}
     made = SiteFolder.create(folder, name, store, declared, budget=budget, delta=delta, device=device, **own)
     tell(f"Give {made.card} to the coordinator; all else in {made.path} is secret.")
-    read_out = f"Read its fingerprint out to the other sites, by telephone: {made.own_card().fingerprint}"
+    read_out = f"Read the card's fingerprint out to the other sites, by telephone: {made.own_card().fingerprint}"
     tell(read_out)
 
 
@@ -99,7 +104,7 @@ def set_up_site(
     options = {"declared": declared, "budget": budget, "delta": delta, "device": device, "port": port, "proxy": proxy, **own}
     place = SitePlace.set_up(kit, into, coordinator, store, **options)
     tell(f"Send {place.reply} to the coordinator. The keys in {place.path} stay here.")
-    read_out = f"Read its fingerprint out to the other sites, by telephone: {place.site.own_card().fingerprint}"
+    read_out = f"Read the card's fingerprint out to the other sites, by telephone: {place.site.own_card().fingerprint}"
     tell(read_out)
 
 
@@ -213,8 +218,9 @@ def confirm(
 def join(
     folder: SiteDirectory,
     terms: Annotated[Path, typer.Argument(help="The coordinator's terms.json, or the kit that holds it.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="Join without a question.")] = False,
 ) -> None:
-    """Join a federation: from now on the site answers to these terms only."""
+    """Show what terms mean, ask, and join: from then on the site answers to these terms only."""
     say(f"checking {terms}", True)
     from dpfed.errors import UserError
     from dpfed.federation.protocol.terms import Terms
@@ -223,17 +229,27 @@ def join(
     from dpfed.federation.site.folder import SiteFolder
 
     opened = SiteFolder.open(folder)
+
+    def agreed(loaded: Terms) -> bool:
+        show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed.read())
+        tell(_BEFORE_JOINING)
+        try:
+            return yes or typer.confirm("Join?")
+        except typer.Abort:
+            raise UserError("nobody answered, so the site has not joined: give --yes to join without a question.") from None
+
+    loaded: Terms | None
     if (folder / MANIFEST).is_file():
         place = SitePlace.open(folder)
         if terms.resolve() not in (place.path, place.terms):
             place.unpack(terms)
-        loaded = place.join()
+        loaded = place.join(agreed)
     else:
-        loaded = Terms.load(terms)
-        opened.join(loaded)
-    show_terms(loaded, loaded.number_of(opened.identity().signing_key), opened.confirmed.read())
-    compare = "\nCompare the fingerprint with the coordinator's, by another channel than the file's: for example, by telephone."
-    tell(compare)
+        given = Terms.load(terms)
+        loaded = given if opened.join(given, agreed) else None
+    if loaded is None:
+        tell("The site has not joined, and nothing is reserved.")
+        raise typer.Exit(1)
     from dpfed.federation.site.own_config import require_copies  # with torch, which takes seconds
 
     try:

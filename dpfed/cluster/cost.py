@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpfed.cluster.estimate import CHECKPOINT_EVERY, Estimate, Machines, bottleneck, estimate
+from dpfed.cluster.estimate import Estimate, Machines, bottleneck, estimate
 from dpfed.config import Config, load_config, parse_config
 from dpfed.console.terminal import say
 from dpfed.errors import UserError, nearest
@@ -103,7 +103,7 @@ def plan(
         **further,
     )
     trained = _trained(wanted, config) if parameters is None else parameters
-    every = CHECKPOINT_EVERY if config is None else wanted.training.checkpoint_every
+    every = wanted.training.checkpointed(promise.steps)
     rows = [estimate(promise, machines, trained, count, every) for count in workers]
     if as_json:
         print(json.dumps(_as_json(promise, machines, trained, rows)))

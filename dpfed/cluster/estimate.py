@@ -19,7 +19,6 @@ from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.samplers import PoissonSampler
 
-CHECKPOINT_EVERY = 50  # steps, where no configuration says it
 _FLOAT_BYTES = 4
 
 
@@ -136,7 +135,7 @@ def estimate(
     machines: Machines,
     parameters: int,
     workers: int,
-    checkpoint_every: int = CHECKPOINT_EVERY,
+    checkpoint_every: int = 50,
 ) -> Estimate:
     """The cost of a run.
 

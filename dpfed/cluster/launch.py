@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster.admission import require_admission
 from dpfed.cluster.reach import ray_folder, require_cluster
-from dpfed.cluster.relay import Relay, relayed
+from dpfed.cluster.relay import Relay, in_a_thread, relayed, telling_of_deaths
 from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, process_group
 from dpfed.cluster.waiting import WAIT, last_line, patiently
 from dpfed.cluster.work import Task, work
-from dpfed.errors import UserError
+from dpfed.errors import UserError, goes_on
 from dpfed.places import is_url
 from dpfed.progress import Watcher
+from dpfed.runs.running import stopped
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died or was killed",  # a page of Ray's; `telling_of_deaths` says it in a line
     "RAY_worker_niceness": "0",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # not 60: on a busy machine, loading PyTorch alone takes that long
 }
@@ -81,13 +83,14 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
     Raises:
         UserError: for what the user can mend, or when workers died more often than they may.
     """
+    task = _with_a_place(task)
     task.check()
     _refuse_job_copy(task)
+    os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
     if resources.workers and "ray" not in sys.modules:  # otherwise this process may be connected already
         require_cluster(watcher)
         require_admission()
     watcher.note("loading Ray")
-    os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
     try:
         from ray.train import ScalingConfig, TrainingFailedError, WorkerGroupError
         from ray.train.torch import TorchTrainer
@@ -103,8 +106,10 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
         settled = _settled(resources, _machines(), own, watcher)
         task = dataclasses.replace(task, resume=True, beside=storage)  # workers may be started again
         watcher.note(f"starting {settled.workers} worker{'s' if settled.workers > 1 else ''}, each of which loads PyTorch")
+        fit = _trainer(task, settled, storage, queue).fit
         try:
-            refusal = _trainer(task, settled, storage, queue).fit().return_value  # type: ignore[attr-defined]  # Ray types Train v1
+            with goes_on(lambda: _stopped(task)):
+                refusal = in_a_thread(fit).return_value  # type: ignore[attr-defined]  # Ray types Train v1
         except WorkerGroupError as error:
             reasons = (
                 f"worker {rank}: {str(reason).strip().splitlines()[-1]}" for rank, reason in error.worker_failures.items()
@@ -139,12 +144,19 @@ def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> Tor
         ),
         run_config=RunConfig(  # type: ignore[call-arg]  # the same
             name=task.folder.name,
+            callbacks=[telling_of_deaths(queue, resources.restarts)],
             storage_path=str(storage),
             failure_config=FailureConfig(max_failures=resources.restarts),
             # Ray leaves all GPUs in sight of workers that get none.
             worker_runtime_env=None if resources.gpus else {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}},
         ),
     )
+
+
+def _stopped(task: Task) -> str:
+    if RunDirectory.unused(task.folder):
+        return "stopped before the run began; the same command begins it"
+    return stopped(RunDirectory(task.folder), " --cluster ray")
 
 
 def _in_worker(settings: dict[str, Any]) -> str | None:
@@ -265,6 +277,19 @@ def _settled(resources: Resources, machines: list[dict[str, float]], own: bool, 
     return dataclasses.replace(resources, gpus=gpus, cpus=cpus)
 
 
+def _with_a_place(task: Task) -> Task:
+    """The task, with generated records beside the run where a job would put them into its temporary copy."""
+    config = task.config
+    if config is None or config.data.source not in ("shapes", "procedural") or not _in_job_copy(config.data.stores):
+        return task
+    data = config.data.model_copy(update={"stores": str(task.folder.parent / "stores")})
+    return dataclasses.replace(task, config=config.model_copy(update={"data": data}))
+
+
+def _in_job_copy(place: str | Path) -> bool:
+    return _JOB_COPY in Path(place).parts
+
+
 def _refuse_job_copy(task: Task) -> None:
     """Refuses paths in the temporary copy in which a submitted job runs: it is deleted, and other machines do not see it."""
     places: dict[str, str | Path | None] = {"--run": task.folder}
@@ -273,7 +298,7 @@ def _refuse_job_copy(task: Task) -> None:
         places |= {"data.path": data.path, "model.weights": model.weights, "model.architecture": model.architecture}
         if data.source != "store" or is_url(data.path or ""):  # otherwise nothing is put there
             places["data.stores"] = data.stores
-    lost = [name for name, place in places.items() if place and _JOB_COPY in Path(place).parts]
+    lost = [name for name, place in places.items() if place and _in_job_copy(place)]
     if lost:
         raise UserError(
             f"a submitted job runs in a temporary copy of its working directory: give {' and '.join(lost)} as absolute paths "

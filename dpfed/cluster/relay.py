@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpfed.progress import Watcher
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from dpfed.evaluation.suite import Evaluation
 
+_Result = TypeVar("_Result")
 _INTERVAL = 0.25  # seconds between two reports of the same stage
 
 
@@ -55,6 +57,44 @@ class Relay:
 
     def _put(self, *event: Any) -> None:
         self._queue.put(event)  # waits a millisecond: the queue may change the order of what is on its way at once
+
+
+def telling_of_deaths(queue: Queue, restarts: int) -> Any:
+    """Ray's callback, in a process of Ray's, that says which worker died and what follows.
+
+    Args:
+        queue: its other end is drained by `relayed`.
+        restarts: how often workers are started again.
+    """
+    from ray.exceptions import RayActorError
+    from ray.train import UserCallback
+
+    class Deaths(UserCallback):
+        count = 0
+
+        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+            self.count += 1  # the others end as well, for want of a companion
+            dead = [rank for rank, error in worker_exceptions.items() if isinstance(error, RayActorError)]
+            ranks = sorted(dead or worker_exceptions)
+            who = f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} died"
+            follows = f"restart {self.count} of {restarts}; no step is lost" if self.count <= restarts else "no restart is left"
+            queue.put(("note", f"{who}: {follows}"))
+
+    return Deaths()
+
+
+def in_a_thread(work: Callable[[], _Result]) -> _Result:
+    """Its result. In the main thread Ray would take Ctrl-C for itself, and end with exit code 1 and no word."""
+    outcome: Future[_Result] = Future()
+
+    def carry_out() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=carry_out, daemon=True).start()
+    return outcome.result()
 
 
 @contextmanager

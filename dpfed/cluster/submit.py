@@ -61,12 +61,11 @@ def main(
     with watching() as watcher:
         client, job = submit(arguments, address, working_dir, watcher, wait)
     say(f"job {job} is submitted; what follows is its log, and Ctrl-C leaves it running")
-    status = asyncio.run(_follow(client, job))
+    status, message = asyncio.run(_follow(client, job))
     if status == "SUCCEEDED":
         return
     print(
-        f"error: job {job} ended as {status}, and its log above says why. If it had begun a run, "
-        "the same command with --resume goes on with it.",
+        f"error: job {job} ended as {status}: {message} If it had begun a run, the same command with --resume goes on with it.",
         file=sys.stderr,
     )
     sys.exit(1)
@@ -127,13 +126,17 @@ def _is_address(text: str) -> bool:
         return False
 
 
-async def _follow(client: Any, job: str) -> str:
-    """Prints a job's log to its end; what it ended as."""
+async def _follow(client: Any, job: str) -> tuple[str, str]:
+    """Prints a job's log to its end; what it ended as, and why."""
+    logged = False
     try:
         async for lines in client.tail_job_logs(job):
             sys.stdout.write(lines)
             sys.stdout.flush()
-        return str(client.get_job_status(job).value)
+            logged = logged or bool(lines.strip())
+        info = client.get_job_info(job)
+        why = "its log above says why." if logged else f"{(info.message or 'Ray does not say why').strip()}\n"
+        return str(info.status.value), why
     except (RuntimeError, OSError) as error:
         raise UserError(
             f"the connection to the cluster is lost ({last_line(error)}). The job may still run: `ray job status {job}` tells. "

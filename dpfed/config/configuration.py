@@ -73,9 +73,10 @@ class Config(Section):
         frozen = self.model.external and self.adaptation.of_images(self.model.kind) == "frozen"
         return self.views.cached if frozen and not self.objective.loss.target_network else 0
 
-    def dump(self) -> str:
-        """The configuration as TOML, with every default spelled out."""
-        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+    def dump(self, defaults: bool = True) -> str:
+        """The configuration as TOML, with every default spelled out, or with none."""
+        tree = _without_none(self.model_dump(mode="json", exclude_defaults=not defaults))
+        return tomli_w.dumps({name: section for name, section in tree.items() if defaults or section != {}})
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

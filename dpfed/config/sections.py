@@ -321,8 +321,14 @@ class TrainingConfig(Section):
     precision: Literal["fp32", "bf16"] = Field(
         "fp32", description="of the forward pass; bf16 wants the loop or the layerwise engine"
     )
-    checkpoint_every: int = Field(50, ge=1, description="steps between two checkpoints")
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="steps between two checkpoints; default: a fifth of the run, and at most 50"
+    )
     keep: int = Field(2, ge=1, description="how many checkpoints are kept, the newest")
+
+    def checkpointed(self, steps: int) -> int:
+        """Steps between two checkpoints of a run of so many."""
+        return self.checkpoint_every or max(1, min(50, steps // 5))
 
 
 class ProgressConfig(Section):

@@ -21,6 +21,7 @@ from dpfed.errors import Notice, UserError
 from dpfed.places import without_proxy
 
 _NO_HOME = "Could not determine home directory"  # what pathlib says
+_INTERRUPTED = 130  # the exit code of Ctrl-C
 _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")  # what torch says, on a CPU and on a GPU
 
 
@@ -37,7 +38,7 @@ def run(app: typer.Typer) -> None:
     try:
         for number, word in enumerate(sys.argv[1:], start=1):
             _require_utf8(number, word)
-        code = app(standalone_mode=False)
+        code = _command(app)(standalone_mode=False)
         sys.exit(code if type(code) is int else 0)
     except click.ClickException as error:
         _log_as_asked(error)
@@ -47,6 +48,8 @@ def run(app: typer.Typer) -> None:
 
         rich_format_error(error)
         sys.exit(error.exit_code)
+    except _Stop as stop:
+        _end(str(stop) or "stopped.", _INTERRUPTED)
     except click.Abort:
         _end("nothing was answered.")
     except UserError as error:
@@ -67,6 +70,24 @@ def run(app: typer.Typer) -> None:
         _end(_memory(f" ({str(error).splitlines()[0].strip()})"))
     except Exception as error:
         _crash(error)
+
+
+class _Stop(Exception):
+    """Ctrl-C on its way through Typer, which would say nothing of it."""
+
+
+def _command(app: typer.Typer) -> click.Command:
+    command = typer.main.get_command(app)
+    invoke = command.invoke
+
+    def stoppable(context: click.Context) -> Any:
+        try:
+            return invoke(context)
+        except KeyboardInterrupt as stop:
+            raise _Stop(str(stop)) from stop
+
+    command.invoke = stoppable  # type: ignore[assignment, method-assign]
+    return command
 
 
 def _log_as_asked(error: click.ClickException) -> None:
@@ -108,13 +129,13 @@ def _crash(error: Exception) -> NoReturn:
     sys.exit(1)
 
 
-def _end(sentence: str) -> NoReturn:
+def _end(sentence: str, code: int = 2) -> NoReturn:
     """Prints the sentence, with no control character of a file's name or a value left in it, and leaves."""
     if logs.active():
         logs.write("error", "error", text=_printable(sentence))
     else:
-        print(f"error: {_printable(sentence)}", file=sys.stderr)
-    sys.exit(2)
+        print(f"{'error: ' if code == 2 else ''}{_printable(sentence)}", file=sys.stderr)
+    sys.exit(code)
 
 
 def _printable(text: str) -> str:

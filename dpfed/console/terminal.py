@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
+import math
 import shlex
 import sys
 import time
@@ -20,8 +20,6 @@ from rich.progress import (
     ProgressColumn,
     Task,
     TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +27,7 @@ from rich.text import Text
 import dpfed
 from dpfed.console import logs
 from dpfed.data.reasons import visible
+from dpfed.progress import Pace, duration
 
 if TYPE_CHECKING:  # torch takes seconds to import, and half of the commands do without
     from dpfed.artifacts.directory import RunDirectory
@@ -93,10 +92,16 @@ class TerminalWatcher:
 
     def stage(self, name: str, total: int | None) -> Callable[[int], None]:
         """See `Watcher`."""
-        task = self._progress.add_task(name, total=total, counted=name in _RATED)
-        if self._progress.console.is_terminal:
-            return lambda done: self._progress.update(task, completed=done)
-        return _lines(self._progress.console, name, total)
+        if not self._progress.console.is_terminal:
+            return _lines(self._progress.console, name, total)
+        pace = Pace()
+        task = self._progress.add_task(name, total=total, counted=name in _RATED, pace=pace)
+
+        def advance(done: int) -> None:
+            pace.see(done, time.monotonic())
+            self._progress.update(task, completed=done)
+
+        return advance
 
     def note(self, text: str) -> None:
         """See `Watcher`."""
@@ -119,23 +124,35 @@ def _lines(out: Console, name: str, total: int | None) -> Callable[[int], None]:
     if total:
         out.print(f"[dim]{escape(name)}: {total}[/]", highlight=False, soft_wrap=True)
     started = last = time.monotonic()
-    first: int | None = None  # what was done before this process began
+    pace = Pace()
 
     def advance(done: int) -> None:
-        nonlocal last, first
-        first = done if first is None else first
+        nonlocal last
         now = time.monotonic()
+        pace.see(done, now)
         if now - last < _LINE_EVERY:
             return
-        last, left = now, ""
-        rate = (done - first) / (now - started)
-        if rate and name in _RATED:
-            left = f", {rate:,.0f}/s"
-        if total and rate:
-            left += f", about {datetime.timedelta(seconds=round((total - done) / rate))} left"
-        out.print(f"{name}: {done} of {total or 'unknown'}{left}", highlight=False, soft_wrap=True)
+        last = now
+        rate = f", {1 / pace.seconds:,.0f}/s" if pace.seconds and name in _RATED else ""
+        left = f", {_times(pace, total - done, now - started)}" if total else ""
+        out.print(f"{name}: {done} of {total or 'unknown'}{rate}{left}", highlight=False, soft_wrap=True)
 
     return advance
+
+
+def _times(pace: Pace, steps: float, so_far: float) -> str:
+    left = pace.left(math.ceil(steps))
+    return f"{f'about {duration(left)} left, ' if left else ''}{duration(so_far)} so far"
+
+
+class _Times(ProgressColumn):
+    """How long it will take, and has taken."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        """What the column shows."""
+        return Text(_times(task.fields["pace"], task.remaining or 0, task.elapsed or 0.0), style="progress.remaining")
 
 
 class _Rate(ProgressColumn):
@@ -162,9 +179,7 @@ def watching(as_json: bool = False) -> Iterator[TerminalWatcher | logs.JsonWatch
         BarColumn(bar_width=32),
         MofNCompleteColumn(),
         _Rate(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        _Times(),
     )
     with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
         yield TerminalWatcher(progress)

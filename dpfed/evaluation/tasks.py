@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dpfed.data.store.columns import blocks
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dpfed.config import Config
     from dpfed.data.store.records import RecordStore
 
+HELD_OUT = ("validation", "test")
 CLASS = "{}"  # stands for the class in a template
 
 
@@ -29,11 +30,7 @@ def tasks_of(store: RecordStore, config: Config) -> tuple[str, ...]:
     if config.evaluation.split == "none":
         return ()
     tasks: tuple[str, ...] = config.evaluation.tasks
-    if not store.count(config.evaluation.split):
-        raise UserError(
-            f"the '{config.evaluation.split}' split of {store.name} is empty: hold records out or choose another split; "
-            f"evaluation.split = 'none'{' without evaluation.tasks' if tasks else ''} trains without measuring."
-        )
+    refuse_empty_split({name: store.count(name) for name in HELD_OUT}, store.name, config)
     reasons = {
         "retrieval": _no_retrieval(store, config),
         "zero_shot": _no_zero_shot(store, config),
@@ -53,6 +50,33 @@ def tasks_of(store: RecordStore, config: Config) -> tuple[str, ...]:
     if "zero_shot" in tasks:
         check_templates(config.evaluation.templates)
     return tasks
+
+
+def refuse_empty_split(counts: Mapping[str, int], name: str, config: Config) -> None:
+    """Refuses to measure on records that are not there: a store's header tells.
+
+    Args:
+        counts: records of the held-out splits.
+        name: of the data set.
+        config: of the run.
+
+    Raises:
+        UserError: naming the split that has records.
+    """
+    split = config.evaluation.split
+    if split == "none" or counts[split]:
+        return
+    other = next((other for other in HELD_OUT if counts[other]), None)
+    advice = (
+        f"set evaluation.split = '{other}', which has {counts[other]:,} records (on the command line: --set "
+        f"evaluation.split={other}), or"
+        if other
+        else f"hold records out at the import (--{split} 1000, or data.{split} = 1000), or"
+    )
+    without = " without evaluation.tasks" if config.evaluation.tasks else ""
+    raise UserError(
+        f"the '{split}' split of {name} is empty: {advice} train without measuring (evaluation.split = 'none'{without})."
+    )
 
 
 def check_templates(templates: Sequence[str]) -> None:

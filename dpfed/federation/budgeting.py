@@ -45,7 +45,12 @@ def settle_site(folder: SiteFolder) -> list[Book]:
         UserError: if the site is served, or its ledger has lost lines.
     """
     with folder.locked():
-        return settle(RecordStore.open(folder.settings().store), (), _claim(folder, folder.terms()))
+        return settle_locked(folder)
+
+
+def settle_locked(folder: SiteFolder) -> list[Book]:
+    """The same of a folder that the caller has locked."""
+    return settle(RecordStore.open(folder.settings().store), (), _claim(folder, folder.terms()))
 
 
 def _claim(folder: SiteFolder, terms: Terms) -> Claim:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dpfed.budgets.refusals import percent
 from dpfed.live.gathering import Seen
-from dpfed.live.pace import duration
 from dpfed.live.snapshot import Snapshot
 from dpfed.privacy.promise import round_up
+from dpfed.progress import duration
 from dpfed.report.results import headlines, shown
 
 
@@ -145,6 +146,9 @@ def _sites(one: Snapshot) -> Iterator[Figure]:
         "steps_discarded", "steps discarded", len(one.discarded), f"{len(one.discarded):,}", "Paid for, came to nothing"
     )
     awaited = one.awaited
+    if awaited is not None and (until := awaited[1].until) is not None:
+        left, what = max(0.0, until - time.time()), "Seconds until the coordinator goes on without the sites that it awaits"
+        yield Figure("sites_awaited_seconds", "sites are awaited", left, f"{duration(left)} at most", what)
     for site in one.sites:
         label = {"site": site.name}
         yield Figure("site_steps_answered", site.name, site.answered, f"{site.answered:,} answered", "Answers counted", label)
@@ -153,5 +157,5 @@ def _sites(one: Snapshot) -> Iterator[Figure]:
             took = duration(site.seconds)
             yield Figure("site_seconds", site.name, site.seconds, took, "Seconds that its last answer took; not kept", label)
         if awaited is not None:
-            waiting = float(site.name in awaited[1])
+            waiting = float(site.name in awaited[1].awaited)
             yield Figure("site_awaited", site.name, waiting, "awaited" if waiting else "", "1 while a step waits for it", label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -12,9 +13,9 @@ from pathlib import Path
 from dpfed.data.reasons import visible
 from dpfed.errors import UserError
 from dpfed.files.locking import is_held
-from dpfed.live.pace import Pace
-from dpfed.live.snapshot import SITE, Snapshot, is_run, is_site, read
+from dpfed.live.snapshot import SITE, Snapshot, books_outside, is_run, is_site, read
 from dpfed.places import path_of
+from dpfed.progress import Pace
 
 _DEEP = 3  # folders below the given one
 _FRESH = 30.0  # seconds in which a change says that somebody is at work
@@ -85,9 +86,9 @@ class Gathering:
 
     def _look(self, name: str, folder: Path) -> Seen:
         with self._lock:
-            signature = _signature(folder)
+            signature = _signature(folder / file for file in _READ)
             running = bool(is_held(folder / ".lock")) or self._fresh(signature)
-            mark = (running, signature)
+            mark = (running, signature, _changed_outside(folder))
             if name not in self._kept or self._kept[name][0] != mark:
                 self._kept[name] = (mark, *_read(folder, name, running))
             _, snapshot, trouble = self._kept[name]
@@ -106,13 +107,14 @@ class Gathering:
         ledger = snapshot.ledger
         if ledger is None or not snapshot.done:
             return
+        again = ledger.replays + len(ledger.resumed)
         if pace.last is None:  # the newest checkpoint is a first point, unless the run was interrupted since
             for step, at in _checkpoints(folder):
                 if max([0, *(since + 1 for since in ledger.resumed)]) <= step < snapshot.done:
-                    pace.see(step, at)
-        pace.see(snapshot.done, ledger.path.stat().st_mtime)
+                    pace.see(step, at, again)
+        pace.see(snapshot.done, ledger.path.stat().st_mtime, again)
 
-    def _fresh(self, signature: dict[str, tuple[int, int]]) -> bool:
+    def _fresh(self, signature: dict[Path, tuple[int, int]]) -> bool:
         """Whether somebody wrote a moment ago: on another machine, or in a container, a lock is not seen."""
         times = [time for time, _ in signature.values()]
         return bool(times) and self._clock() - max(times) / 1e9 < _FRESH
@@ -153,16 +155,22 @@ _READ = (
 )
 
 
-def _signature(folder: Path) -> dict[str, tuple[int, int]]:
-    """Time and size of the files that are read."""
+def _signature(files: Iterable[Path]) -> dict[Path, tuple[int, int]]:
+    """Time and size of the files that are there."""
     found = {}
-    for name in _READ:
-        try:
-            status = os.stat(folder / name)
-        except OSError:
-            continue
-        found[name] = (status.st_mtime_ns, status.st_size)
+    for file in files:
+        with contextlib.suppress(OSError):
+            status = os.stat(file)
+            found[file] = (status.st_mtime_ns, status.st_size)
     return found
+
+
+def _changed_outside(folder: Path) -> dict[Path, tuple[int, int]]:
+    """The same of the budgets' books, which tell nothing of who is at work here."""
+    try:
+        return _signature(books_outside(folder))
+    except UserError:  # `_read` says it
+        return {}
 
 
 def _read(folder: Path, name: str, running: bool) -> tuple[Snapshot | None, str]:

@@ -15,8 +15,8 @@ from dpfed.data.reasons import visible
 from dpfed.live.charts import charts_of, comparison_of, training_of
 from dpfed.live.figures import Figure, figures, overview
 from dpfed.live.gathering import Seen, at_work_first
-from dpfed.live.pace import duration
 from dpfed.live.snapshot import Snapshot
+from dpfed.progress import duration
 from dpfed.report.curves import training_note
 from dpfed.report.html import card_html, page_style
 from dpfed.report.results import label, shown
@@ -79,7 +79,8 @@ class Pages:
             "training": self._drawn(f"training {seen.name}", [one], lambda: training_of(one)),
             "training_note": training_note(one.phases, not one.promises),
             "groups": _groups(one),
-            "awaited": one.awaited[1] if one.awaited else [],
+            "awaited": one.awaited[1].awaited if one.awaited else [],
+            "most": next((figure.shown for figure in made if figure.key == "sites_awaited_seconds"), ""),
             "discarded": one.discarded[-_LAST:][::-1],
             "card": card_html(one.card) if one.card else "",
         }

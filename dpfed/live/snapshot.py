@@ -7,20 +7,20 @@ import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.budgets.book import Book
 from dpfed.budgets.refusals import shown
-from dpfed.budgets.shelf import known_by
+from dpfed.budgets.shelf import copies_of, known_by
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.federation.coordinator.arrivals import Step, read_arrivals
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.files.reading import read_text
 from dpfed.live.rounds import Round, SiteRow, rounds_of, sites_of
+from dpfed.privacy.epsilon_curve import planned_curve, spent_curve
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.phase import Phase
 from dpfed.privacy.plan import PrivacyPlan
@@ -29,7 +29,6 @@ from dpfed.report.card import is_void, lead, marks_of
 from dpfed.report.marks import FIXED_SEED, RAW_DIAGNOSTICS, Mark
 from dpfed.report.results import Result, results_of
 
-POINTS = 16  # of the planned curve of epsilon
 SITE = "site.toml"
 
 
@@ -85,11 +84,6 @@ class Snapshot:
         return self.ledger.last_step + 1 if self.ledger else 0
 
     @property
-    def charged(self) -> int:
-        """Releases that were paid for."""
-        return self.ledger.charged if self.ledger else 0
-
-    @property
     def promises(self) -> bool:
         """Whether epsilon means anything: otherwise it is not shown."""
         if self.card:
@@ -99,7 +93,8 @@ class Snapshot:
     @property
     def epsilon(self) -> float | None:
         """Spent so far; ``None``: nothing is promised."""
-        return _epsilon(self.ledger, self.charged) if self.ledger and self.promises else None
+        spent = self.ledger.epsilon if self.ledger and self.promises else math.inf
+        return spent if math.isfinite(spent) else None
 
     @property
     def epsilon_planned(self) -> float | None:
@@ -109,26 +104,12 @@ class Snapshot:
     @property
     def spent(self) -> list[tuple[int, float]]:
         """Epsilon after some of the steps so far, and after the last one."""
-        if not self.promises or self.ledger is None or self.epsilon is None:
-            return []
-        points = {line["step"]: line["epsilon"] for line in self.metrics if isinstance(line.get("epsilon"), int | float)}
-        if not points:  # a site keeps no metrics: its ledger says what each step took
-            counts = ((step, self.ledger.charged_by(step)) for step in self._grid if step < self.done)
-            points = {step: epsilon_after(self.ledger.plan, count) for step, count in counts if count}
-        points |= {} if not self.charged else {self.done: self.epsilon}
-        return [(0, 0.0), *sorted(points.items())]
+        return spent_curve(self.ledger) if self.ledger and self.promises else []
 
     @property
     def expected(self) -> list[tuple[int, float]]:
         """Epsilon as it is planned to grow."""
-        if self.ledger is None or not self.promises:
-            return []
-        return [(0, 0.0), *((step, epsilon_after(self.ledger.plan, step)) for step in self._grid)]
-
-    @property
-    def _grid(self) -> list[int]:
-        """Some of the planned steps, denser at first, as epsilon grows."""
-        return sorted({max(1, round(self.planned * (point / POINTS) ** 2)) for point in range(1, POINTS + 1)})
+        return planned_curve(self.plan) if self.plan and self.promises else []
 
     @property
     def evaluations(self) -> Sequence[dict[str, Any]]:
@@ -155,12 +136,11 @@ class Snapshot:
         return [(one.step, one.reason) for one in self.rounds if one.event == "discarded"]
 
     @property
-    def awaited(self) -> tuple[int, list[str]] | None:
-        """The step that is open, and the sites that have not answered it."""
-        last = self.rounds[-1] if self.rounds else None
-        if last is None or last.event != "opened" or self.finished or last.step not in self.arrivals:
-            return None
-        return last.step, self.arrivals[last.step].awaited
+    def awaited(self) -> tuple[int, Step] | None:
+        """The step that is open, or for which there are not enough sites yet, and who has answered it."""
+        over = max((one.step for one in self.rounds if one.event != "opened"), default=-1)
+        step = max(self.arrivals, default=-1)
+        return None if self.finished or step <= over or not self.arrivals[step].awaited else (step, self.arrivals[step])
 
     @property
     def guarantee(self) -> str:
@@ -211,11 +191,6 @@ def read(folder: Path, name: str, running: bool) -> Snapshot:
         UserError: naming the file that is damaged.
     """
     return _site(folder, name) if is_site(folder) else _run(folder, name, running)
-
-
-def epsilon_after(plan: PrivacyPlan, steps: int) -> float:
-    """Epsilon of so many releases; computed once, because it takes a tenth of a second."""
-    return _epsilon_of(plan.fingerprint, plan.accountant, steps, _Plan(plan))
 
 
 def _run(folder: Path, name: str, running: bool) -> Snapshot:
@@ -269,29 +244,6 @@ def _kind(terms: dict[str, Any], ledger: Ledger | None, simulated: bool) -> str:
     return f"cluster of {owners} workers" if owners > 1 else "one machine"
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A plan as a companion of its fingerprint: equal to every other, so that the cache looks at the fingerprint alone."""
-
-    plan: PrivacyPlan
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Plan)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-@lru_cache(maxsize=4096)
-def _epsilon_of(fingerprint: str, accountant: str, steps: int, plan: _Plan) -> float:
-    return plan.plan.epsilon(steps)
-
-
-def _epsilon(ledger: Ledger, charged: int) -> float | None:
-    spent = epsilon_after(ledger.plan, charged)
-    return spent if math.isfinite(spent) else None
-
-
 def _card(page: Path) -> str:
     try:
         text = read_text(page)
@@ -317,16 +269,29 @@ def _evaluations(path: Path) -> list[dict[str, Any]]:
     return items
 
 
+def books_outside(folder: Path) -> list[Path]:
+    """Where the books of a run's lifetime budgets may lie: other runs write into them.
+
+    Raises:
+        UserError: if the run's ``budget.json`` is damaged.
+    """
+    return [path for id, store in _budgets(RunDirectory(folder).budget) for path in copies_of(id, store) if path]
+
+
 def _books(path: Path) -> list[Book]:
     """The books of the lifetime budgets that a ``budget.json`` names, as far as this user can read them."""
+    return [book for book in (known_by(id, store) for id, store in _budgets(path)) if book is not None]
+
+
+def _budgets(path: Path) -> list[tuple[str, Path]]:
+    """The ids of the budgets that a ``budget.json`` names, and the store that has their records."""
     if not path.is_file():
         return []
     try:
         noted = json.loads(read_text(path))
-        found = [known_by(str(one["id"]), Path(noted["store"])) for one in noted["budgets"]]
+        return [(str(one["id"]), Path(noted["store"])) for one in noted["budgets"]]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}): restore it.") from error
-    return [book for book in found if book is not None]
 
 
 def _terms(path: Path) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from rich.text import Text
 from dpfed.data.reasons import visible
 from dpfed.live.figures import Figure, details, overview
 from dpfed.live.gathering import Seen, at_work_first
-from dpfed.live.pace import duration
 from dpfed.live.snapshot import Snapshot
+from dpfed.progress import duration
 
 STYLES = {"running": "bold green", "stopped": "yellow", "finished": "bold blue", "damaged": "bold red"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -102,7 +102,7 @@ def _sites(one: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("site", "answered", "missed", "last answer", "last steps"):
         table.add_column(column, justify="right" if column in ("answered", "missed") else "left")
-    awaited = one.awaited[1] if one.awaited else []
+    awaited = one.awaited[1].awaited if one.awaited else []
     for site in one.sites:
         took = "awaited" if site.name in awaited else "" if site.seconds is None else f"after {duration(site.seconds)}"
         past = Text.assemble(*(_MARKS[what] for what in site.past[-_WIDE // 2 :]))
@@ -113,8 +113,8 @@ def _sites(one: Snapshot) -> Table:
 
 
 def _text(words: str, style: str = "") -> Text:
-    """Words of a run's files, in which nothing steers the terminal."""
-    return Text(visible(words), style)
+    """Words of a run's files, in which nothing steers the terminal, and no line ends before a percent sign."""
+    return Text(visible(words).replace(" %", "%"), style)
 
 
 def _spark(values: Sequence[float]) -> str:

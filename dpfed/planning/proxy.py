@@ -16,7 +16,7 @@ from dpfed.errors import UserError
 from dpfed.places import is_url, local_path
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Watcher
-from dpfed.runs.preflight import refuse_inexact
+from dpfed.runs.preflight import refuse_impossible
 
 PROCEDURAL, SHAPES = "procedural", "shapes"
 LEAST_GROUPS = 8  # that a gradient is measured on
@@ -70,7 +70,7 @@ def declared_plan(config: Config, records: int | None, watcher: Watcher) -> Priv
             f"bounding.method = '{plan.method_name}' contrasts the whole batch at once, and a forecast measures gradients of "
             "groups: set bounding.method = 'group' or 'public'."
         )
-    refuse_inexact(config)
+    refuse_impossible(config, opens=False)
     if records is None:
         records = known_count(config.data, config.privacy)
     if records is None:

@@ -23,7 +23,7 @@ from dpfed.config import Config, parse_config
 from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import without_effect
 from dpfed.data.store.layout import read_layout
-from dpfed.errors import UserError
+from dpfed.errors import UserError, goes_on
 from dpfed.files.atomic import write_atomically
 from dpfed.files.json_lines import DamagedLine, append_line, drop_torn_line, read_lines
 from dpfed.planning.proxy import Proxy, declared_plan
@@ -31,8 +31,8 @@ from dpfed.planning.simulated import SimulatedRun
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
-from dpfed.progress import Silent, Watcher
-from dpfed.report.results import Result, headlines, results_of, shown
+from dpfed.progress import Silent, Watcher, duration
+from dpfed.report.results import Result, headlines, results_of, shown, tied
 from dpfed.runs.making import make_start_if_wanted
 from dpfed.runs.sweep import read_sweep
 from dpfed.training.post_processing import serving
@@ -102,7 +102,7 @@ class Rehearsal:
 
     Attributes:
         tried: in the order of training; the first is the configuration as it was.
-        best: that with the best headline.
+        best: that with the best headline, if it beats the configuration by more than chance; else the first.
         config: of the private run, with its changes.
         file: where it was written.
     """
@@ -116,9 +116,11 @@ class Rehearsal:
     def verdict(self) -> str:
         """What was found, in a sentence."""
         first, best = self.tried[0].headline, self.best.headline
-        lead = f"Best: {self.best.name}, {best.label} {shown(best.trained, best.name, best.trained_interval)}"
-        if self.best is not self.tried[0]:
-            lead += f" ({shown(first.trained, first.name)} as configured)"
+        figure = f"{best.label} {shown(best.trained, best.name, best.trained_interval)}"
+        if self.best is self.tried[0]:
+            lead = f"Nothing that was tried beats the configuration by more than chance, so it stays: {figure}"
+        else:
+            lead = f"Best: {self.best.name}, {figure} ({shown(first.trained, first.name)} as configured)"
         learnt = "" if best.improved else "; but nothing that shows was learnt, and `dpfed forecast` says what would help"
         return f"{lead}{learnt}."
 
@@ -167,7 +169,8 @@ def rehearse(
         SimulatedRun.of(without, plan, stand, stand.at_most(min(most, plan.records)), watcher, measured=True)
 
     make_start_if_wanted(config, watcher, imitated)
-    kept = _Kept(folder)
+    kept, engines = _Kept(folder), dict[int, str]()
+    total = len(asked) if asked is not None else 1 + len(_FACTORS) + sum(map(len, _others(config).values()))
 
     def carry_out(name: str, changes: dict[str, Any]) -> None:
         changed = _changed(config, changes)
@@ -175,24 +178,33 @@ def rehearse(
         key = _key(changed, plan, stand, most)
         found = kept.get(key)
         if found is None:
-            found = _trained(name, changes, changed, plan, stand, most, watcher)
+            watcher.note(f"{len(tried) + 1} of {total}: {name}{_time_left(tried, total)}")
+            found = _trained(name, changes, changed, plan, stand, most, watcher, engines)
             kept.keep(key, found)
         tried.append(found)
 
-    for name, changes in _stages(config, tried) if asked is None else asked:
-        carry_out(name, changes)
+    with goes_on(lambda: f"stopped after {len(tried)} settings, which are kept; the same command goes on"):
+        for name, changes in _stages(config, tried) if asked is None else asked:
+            carry_out(name, changes)
     best = _best(tried)
     chosen = _changed(config, best.changes)
     file = folder / f"{config.name}.toml"
     said = f"# Chosen on public records ({stand.title}) by `dpfed rehearse`: {_in_words(best.changes)}\n"
-    write_atomically(file, said + chosen.dump())
+    write_atomically(file, said + chosen.dump(defaults=False))
     return Rehearsal(tried, best, chosen, file)
 
 
 def _trained(
-    name: str, changes: dict[str, Any], config: Config, plan: PrivacyPlan, stand: Proxy, most: int, watcher: Watcher
+    name: str,
+    changes: dict[str, Any],
+    config: Config,
+    plan: PrivacyPlan,
+    stand: Proxy,
+    most: int,
+    watcher: Watcher,
+    engines: dict[int, str],
 ) -> Rehearsed:
-    """Trains and measures one configuration on the public records."""
+    """Trains and measures one configuration on the public records; `engines`: the fastest by group size, as far as known."""
     count, rate = stand.at_most(min(most, plan.records)), plan.sampling_rate
     if rate * count < 2 * plan.group_size:
         least = math.ceil(2 * plan.group_size / rate)
@@ -201,7 +213,9 @@ def _trained(
             f"{rate:.3g}): fewer than two groups of {plan.group_size}. Give at least {least:,} (--public, --public-records)."
         )
     started = time.perf_counter()
+    config = _changed(config, {"bounding.engine": engines.get(plan.group_size, config.bounding.engine)})
     simulated = SimulatedRun.of(config, plan, stand, count, watcher, measured=True)
+    engines[plan.group_size] = simulated.parts.config.bounding.engine
     parts, groups = simulated.parts, plan.groups * simulated.protected / plan.records
     if groups < ENOUGH_GROUPS:
         watcher.note(f"{groups:.0f} groups a step are few: they scatter more than the private run's {plan.groups:,}")
@@ -229,16 +243,25 @@ def _stages(config: Config, tried: list[Rehearsed]) -> Iterator[tuple[str, dict[
     rate = config.optimizer.learning_rate
     for factor in _FACTORS:
         yield _named({"optimizer.learning_rate": float(f"{rate * factor:.2g}")})
+    for key, values in _others(config).items():
+        before = _best(tried).changes
+        for value in values:
+            yield _named({**before, key: value})
+
+
+def _others(config: Config) -> dict[str, list[int]]:
+    """Half and double of the whole numbers that may change, by key."""
+    found, size, steps = {}, config.bounding.group_size, config.privacy.steps
     if "bounding.group_size" not in without_effect(config):
-        before, size = _best(tried).changes, config.bounding.group_size
-        for other in (size // 2, size * 2):
-            if 2 <= other <= config.privacy.batch:
-                yield _named({**before, "bounding.group_size": other})
+        found["bounding.group_size"] = [other for other in (size // 2, size * 2) if 2 <= other <= config.privacy.batch]
     if config.privacy.noise_multiplier is None:  # otherwise more steps would be another promise
-        before, steps = _best(tried).changes, config.privacy.steps
-        for other in (steps // 2, steps * 2):
-            if other > config.optimizer.warmup + 1:
-                yield _named({**before, "privacy.steps": other})
+        found["privacy.steps"] = [other for other in (steps // 2, steps * 2) if other > config.optimizer.warmup + 1]
+    return found
+
+
+def _time_left(tried: list[Rehearsed], total: int) -> str:
+    each = [one.seconds for one in tried]
+    return f"; about {duration(sum(each) / len(each) * (total - len(each)))} left of all" if each else ""
 
 
 def _named(changes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -278,8 +301,9 @@ def _changed(config: Config, changes: dict[str, Any]) -> Config:
 
 
 def _best(tried: list[Rehearsed]) -> Rehearsed:
-    """That with the best headline; of equal ones the first."""
-    return max(tried, key=lambda one: one.headline.trained or 0.0)
+    """That with the best headline, if it beats the configuration, the first one, by more than chance."""
+    best = max(tried, key=lambda one: one.headline.trained or 0.0)
+    return tried[0] if tied(tried[0].headline, best.headline) else best
 
 
 def _in_words(changes: dict[str, Any]) -> str:

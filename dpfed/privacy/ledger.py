@@ -194,9 +194,9 @@ class Ledger:
         """Epsilon spent so far, at the plan's delta and by the plan's accountant."""
         return self.plan.epsilon(self.charged)
 
-    def charged_by(self, step: int) -> int:
-        """Number of noisy sums paid for that belong to the first so many steps."""
-        return sum(release.step < step for release in self._releases)
+    def epsilon_after(self, steps: int) -> float:
+        """Epsilon of what was paid for in the first so many steps, whenever they are computed again."""
+        return self.plan.epsilon(sum(step < steps for step in self._by_step))
 
     @property
     def epsilon_planned(self) -> float:

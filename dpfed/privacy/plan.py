@@ -44,7 +44,7 @@ _AUTOMATIC = 1.0  # C, where every gradient is normalised, or there are none
 _RELEASES = 2  # steps of a run in closed form: means, then moments
 _SPREAD = 4.0  # standard deviations of a Poisson batch's size: a cap that is hardly ever met
 # How engines round and add up. A dpfed whose engines come to other bits does not resume a run: it could not repeat the steps.
-ARITHMETIC = 2
+ARITHMETIC = 3
 Clipping = Literal["fixed", "automatic", "adaptive"]
 
 

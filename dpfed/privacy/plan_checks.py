@@ -46,7 +46,8 @@ def check(plan: PrivacyPlan) -> None:
     """
     _check_method(plan)
     require_within("the number of training records (or units)", plan.records, 2, MOST_RECORDS)
-    require_within("batch", plan.batch, 1, plan.records, " (the training records)")
+    usual = min(plan.records, max(plan.group_size, plan.records // 10))  # a tenth: far from all, and enough to contrast
+    require_within("batch", plan.batch, 1, plan.records, " (the training records)", f"--set privacy.batch={usual}")
     if not plan.method.whole_batch:
         require_within("group_size", plan.group_size, 1, plan.batch, " (the expected batch)")
     require(
@@ -230,17 +231,22 @@ def require_epsilon(name: str, value: float) -> None:
     )
 
 
-def require_within(name: str, value: int, least: int, most: int | None = None, which: str = "") -> None:
-    """Refuses what is too small or too large."""
+def require_within(name: str, value: int, least: int, most: int | None = None, which: str = "", command: str = "") -> None:
+    """Refuses what is too small or too large; `command`: see `require`."""
     expected = f"be at least {least}" if most is None else f"lie in {least}..{most:,}{which}"
-    require(least <= value and (most is None or value <= most), f"{name} must {expected}, got {value!r}")
+    require(least <= value and (most is None or value <= most), f"{name} must {expected}, got {value!r}", command)
 
 
-def require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str, command: str = "") -> None:
     """Refuses a plan, unless the condition holds.
+
+    Args:
+        condition: that must hold.
+        message: what must be, and what is.
+        command: an option of the command line that helps.
 
     Raises:
         UserError: with the message.
     """
     if not condition:
-        raise UserError(f"impossible plan: {message}.")
+        raise UserError(f"impossible plan: {message}.", command=f"Try {command}." if command else "")

@@ -139,10 +139,10 @@ def build_gallery(
     sections.append(_neighbours(features, pictures, kind))
     labels = {name: (values[indices], store.label_names.get(name, [])) for name, values in store.labels.items()}
     if len(indices) > 2:
-        note = f"Frozen features of {len(indices):,} {kind} on their first two principal components; colours are labels."
-        tiles = tuple(
-            Tile(panel.light, panel.title and f"by {panel.title}", dark=panel.dark) for panel in maps(features, labels)
-        )
+        panels = maps(features, labels)
+        note = f"Frozen features of {len(indices):,} {kind} on their first two principal components"
+        note += "; colours are labels." if any(panel.title for panel in panels) else "."
+        tiles = tuple(Tile(panel.light, panel.title and f"by {panel.title}", dark=panel.dark) for panel in panels)
         sections.append(Section("Map of the features", note, "figure", (Strip("", tiles),)))
     return Gallery(tuple(sections))
 

@@ -15,13 +15,12 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from dpfed.errors import UserError
-from dpfed.evaluation.intervals import apart
 from dpfed.places import path_of
 from dpfed.privacy.promise import round_up
 from dpfed.report.audit_plot import audit_plot
 from dpfed.report.curves import training_note, training_plots
 from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, progress_plot
-from dpfed.report.results import Result, headlines, label, shown, within
+from dpfed.report.results import Result, headlines, label, shown, tied
 from dpfed.report.style import inline_svg, palette, uri
 
 if TYPE_CHECKING:  # whoever has a run makes one
@@ -75,15 +74,9 @@ def _single(run: RunView) -> dict:
     table = run.table
     first = headlines(table, 4)
     plots: list[tuple[str, Figure]] = []
-    spent = [(item["step"], item["epsilon"]) for item in run.metrics if item.get("epsilon") is not None]
     # Epsilon of a voided run is an accountant's figure, not privacy spent: a curve would look like a promise.
-    if spent and not run.void:
-        plots.append(
-            (
-                "Privacy spent: epsilon over steps",
-                epsilon_plot([step for step, _ in spent], [epsilon for _, epsilon in spent], run.target),
-            )
-        )
+    if run.spent and not run.void:
+        plots.append(("Privacy spent: epsilon over steps", epsilon_plot(run.spent, run.target)))
     steps = {item["step"] for item in run.evaluations if item["model"] == "trained"}
     if first and len(steps) > 1:
         plots.insert(0, ("Evaluation over steps", progress_plot(run.evaluations, [item.name for item in first])))
@@ -155,33 +148,29 @@ def _comparison(runs: Sequence[RunView]) -> dict:
         privacy = ("none", "no guarantee") if run.void else (round_up(run.epsilon), round_up(run.delta))
         rows.append((run, *privacy, [table.get(name) for name in names]))
     # A run without a guarantee is no winner: it bought its figures with the records' privacy.
-    fair = [table for run, table in zip(runs, tables, strict=True) if not run.void]
-    best = [_best([table[name] for table in fair if name in table]) for name in names]
+    fair = [{} if run.void else table for run, table in zip(runs, tables, strict=True)]
+    marks = [_marks([table.get(name) for table in fair]) for name in names]
     return {
         "title": f"Comparison of {len(runs)} runs",
         "runs": list(runs),
         "columns": [(name, label(name)) for name in names],
         "rows": rows,
-        "best": best,
+        "marks": marks,
         "plots": _drawn(plots),
         "error_bars": ERROR_BARS,
     }
 
 
-def _best(column: list[Result]) -> list[Result]:
-    """The best of a row, and all that it does not beat by more than may be chance."""
-    measured = [(item.trained, item) for item in column if item.trained is not None]
-    if len({value for value, _ in measured}) < 2:
-        return []
-    _, first = (max if column[0].is_fraction else min)(measured, key=lambda pair: pair[0])
-    return [item for _, item in measured if item is first or _tied(first, item)]
-
-
-def _tied(first: Result, other: Result) -> bool:
-    if first.trained is None or other.trained is None or first.trained_interval is None or other.trained_interval is None:
-        return first.trained == other.trained
-    # Other runs' outcomes are not known query by query, so the two figures are taken as unrelated.
-    return within(apart(first.trained, first.trained_interval, other.trained, other.trained_interval))
+def _marks(row: list[Result | None]) -> list[str]:
+    """For each run ``best``, or ``near`` where no more than chance may separate it from the best, or nothing."""
+    measured = {item.trained: item for item in row if item is not None and item.trained is not None}
+    if sum(item is not None and item.trained is not None for item in row) < 2:
+        return [""] * len(row)
+    top = measured[(max if all(item.is_fraction for item in measured.values()) else min)(measured)]
+    return [
+        "" if item is None or item.trained is None else "best" if item.trained == top.trained else "near" * tied(top, item)
+        for item in row
+    ]
 
 
 def card_html(text: str) -> Markup:

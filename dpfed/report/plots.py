@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from dpfed.privacy.epsilon_curve import Curve
 from dpfed.privacy.promise import round_up
 from dpfed.report.results import Interval, Result, label, shown
 from dpfed.report.style import INK, MUTED, RULE, SERIES, TARGET, TRAINED, UNTRAINED, figure
@@ -16,14 +17,14 @@ from dpfed.report.style import INK, MUTED, RULE, SERIES, TARGET, TRAINED, UNTRAI
 WIDTH, HEIGHT = 5.0, 2.9  # inches; two stand side by side on a page of 1000 pixels
 
 
-def epsilon_plot(steps: Sequence[int], epsilons: Sequence[float], target: float | None) -> Figure:
+def epsilon_plot(curve: Curve, target: float | None) -> Figure:
     """Privacy spent over steps, with the planned epsilon as a line.
 
     Args:
-        steps: (n,) noisy steps.
-        epsilons: (n,) epsilon after each.
+        curve: steps and epsilon after them; not empty.
         target: planned epsilon, None where none was set.
     """
+    steps, epsilons = zip(*curve, strict=True)
     canvas, axes = figure(WIDTH, HEIGHT)
     axes.plot(steps, epsilons, color=TRAINED, linewidth=2)
     axes.plot(steps[-1], epsilons[-1], "o", color=TRAINED, markersize=5, clip_on=False)

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from dpfed.evaluation.intervals import apart
+
 # The first that a run has is what its report opens with.
 _HEADLINES = ("image_to_text_R@10", "text_to_image_R@10", "linear_probe_accuracy", "knn3_accuracy", "knn200_accuracy")
 Interval = tuple[float, float]
@@ -134,6 +136,14 @@ def difference(change: float, interval: Interval | None, fraction: bool, digits:
 def within(change: Interval) -> bool:
     """Whether a change may be chance."""
     return change[0] <= 0 <= change[1]
+
+
+def tied(first: Result, other: Result) -> bool:
+    """Whether the trained figures of two runs differ by no more than may be chance; equal ones do not."""
+    if first.trained is None or other.trained is None or first.trained_interval is None or other.trained_interval is None:
+        return first.trained == other.trained
+    # Other runs' outcomes are not known query by query, so the two figures are taken as unrelated.
+    return within(apart(first.trained, first.trained_interval, other.trained, other.trained_interval))
 
 
 def _off(value: float, interval: Interval, fraction: bool, digits: int = 1) -> str:

@@ -22,6 +22,7 @@ from dpfed.federation.papers import facts_of_federation, terms_of
 from dpfed.models.folder import weights_digest
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
 from dpfed.models.summary import Trained, trained_part
+from dpfed.privacy.epsilon_curve import spent_curve
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.report.audit import on_card
@@ -119,8 +120,8 @@ def _write_papers(run: RunDirectory, facts: CardFacts, results: dict[str, Any], 
     run.write(run.card if facts.sound else run.no_card, card)
     gallery = Gallery.read(run.gallery) if run.gallery.is_dir() else None
     config = run.config()
-    about = config.name, str(run.path), config.dump(), results, run.metric_lines(), card, gallery, run.privacy_audit
-    write_report(run.report, [RunView(*about)])
+    about = config.name, str(run.path), config.dump(), results, run.metric_lines(), card, spent_curve(ledger)
+    write_report(run.report, [RunView(*about, gallery, run.privacy_audit)])
     ledger.note_papers(card_digest(card), weights_digest(run.model))
 
 

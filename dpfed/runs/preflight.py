@@ -5,6 +5,7 @@ Nothing here imports torch, which takes seconds, so that a mistake is answered a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from dpfed.data.store.counting import known_count, store_at_hand
 from dpfed.data.store.layout import read_layout
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
-from dpfed.evaluation.tasks import tasks_of
+from dpfed.evaluation.tasks import refuse_empty_split, tasks_of
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher
@@ -63,12 +64,13 @@ def foresee(config: Config, watcher: Watcher | None = None, owners: int = 1) -> 
     return plan
 
 
-def refuse_impossible(config: Config, owners: int = 1) -> None:
+def refuse_impossible(config: Config, owners: int = 1, opens: bool = True) -> None:
     """Refuses whatever is wrong with a configuration for any number of records.
 
     Args:
         config: of the run, or of a federation that is to be.
         owners: processes or sites that are to share the groups.
+        opens: the records must be there, and their store may be opened; otherwise its header is read, if there is one.
 
     Raises:
         UserError: saying what to change.
@@ -76,7 +78,7 @@ def refuse_impossible(config: Config, owners: int = 1) -> None:
     refuse_many_owners(PrivacyPlan.sketch(config), owners)
     refuse_inexact(config)
     _refuse_few_contrasted(config)
-    refuse_records(config)
+    refuse_records(config, opens)
 
 
 def _refuse_few_contrasted(config: Config) -> None:
@@ -94,23 +96,32 @@ def _refuse_few_contrasted(config: Config) -> None:
         )
 
 
-def refuse_records(config: Config) -> None:
+def refuse_records(config: Config, opens: bool = True) -> None:
     """Refuses records that the model cannot read as they are, or that cannot be measured as asked.
 
     That shows where they are in a store on this machine; others are looked at when they have been imported or copied.
+
+    Args:
+        config: of the run.
+        opens: see `refuse_impossible`.
 
     Raises:
         UserError: where there are none, for records without the captions that the model reads, for squares that would be shrunk
             although nobody says so, for an impossible evaluation, and for an unfit public store.
     """
-    if (path := store_at_hand(config.data)) is not None:
+    if (opens or _there(config)) and (path := store_at_hand(config.data)) is not None:
         layout = read_layout(path)
         refuse_uncaptioned(layout.header["kind"], layout.header["name"], config)
         _refuse_shrinking(path, layout.header["images"].get("size"), config)
-        if not layout.shards:  # of which this machine may have some only
+        refuse_empty_split(layout.splits, layout.header["name"], config)
+        if opens and not layout.shards:  # of which this machine may have some only
             tasks_of(RecordStore.open(path), config)
     if method_named(config.bounding.method).public_records and config.public.source == "store":
         given_public(config.public, config.model.reads_text)
+
+
+def _there(config: Config) -> bool:
+    return config.data.path is not None and os.path.exists(os.path.expanduser(config.data.path))
 
 
 def _refuse_shrinking(path: Path, side: int | None, config: Config) -> None:

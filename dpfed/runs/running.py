@@ -10,7 +10,7 @@ from typing import Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.tensorboard import TensorBoard, scalars
-from dpfed.errors import UserError
+from dpfed.errors import UserError, goes_on
 from dpfed.evaluation.suite import Evaluation
 from dpfed.evaluation.tasks import tasks_of
 from dpfed.files.atomic import remove_drafts
@@ -52,18 +52,33 @@ def run_job(
         UserError: for a damaged ledger, another plan, a lifetime budget without room; for a folder that cannot be written.
     """
     try:
-        return _carry_out(job, watcher, connect, observers)
+        with goes_on(lambda: stopped(job.run)):
+            return _carry_out(job, watcher, connect, observers)
     except OSError as error:
         if not str(error.filename or "").startswith(str(job.run.path)):
             raise
-        institutions = job.run.terms.is_file() and not job.run.simulation.is_file()
-        how = "start its server again (`flwr run`)" if institutions else f"go on with `dpfed resume {job.run.path}`"
         raise UserError(
             f"{job.run.path} cannot be written ({error.strerror or error}). What was spent is on record, and no step is lost: "
-            f"mend that, and {how}."
+            f"mend that; {_how(job.run)} goes on."
         ) from error
     finally:
         job.run.forget_times()
+
+
+def stopped(run: RunDirectory, options: str = "") -> str:
+    """How far a run came that the user ended, and what goes on with it.
+
+    Args:
+        run: its directory.
+        options: of the command that goes on.
+    """
+    done = Ledger.open(run.ledger).last_step + 1 if _has_header(run.ledger) else 0
+    return f"stopped {f'after step {done:,}' if done else 'before the first step'}; {_how(run, options)} goes on"
+
+
+def _how(run: RunDirectory, options: str = "") -> str:
+    institutions = run.terms.is_file() and not run.simulation.is_file()
+    return "its server, started again (`flwr run`)," if institutions else f"`dpfed resume {run.path}{options}`"
 
 
 def _carry_out(
@@ -88,7 +103,7 @@ def _carry_out(
     def keep_metrics(summary: StepSummary) -> None:
         if summary.phase is not None:
             watcher.note(str(summary.phase))
-        spent = ledger.epsilon if plan.promises else None
+        spent = ledger.epsilon_after(summary.done) if plan.promises else None
         _add(run, {"step": summary.done, "epsilon": spent, **summary.figures()}, watcher)
 
     def keep_checkpoint(summary: StepSummary) -> None:
@@ -109,10 +124,11 @@ def _carry_out(
     # Sites get the parameters in every step, and whoever observes groups writes what follows from them: both wait.
     coordinator.ahead = ahead = parts.terms is None and job.observe is None
     points = max(1, plan.steps // _CURVE_POINTS)
+    advance = _progress(watcher, plan, start, ledger.last_step + 1)
     own = [
         Observer(keep_metrics, lambda summary: summary.phase is not None or _due(summary, plan, points)),
         Observer(evaluate_on_the_way, is_measured),
-        Observer(keep_checkpoint, lambda summary: _due(summary, plan, config.training.checkpoint_every)),
+        Observer(keep_checkpoint, lambda summary: _due(summary, plan, config.training.checkpointed(plan.steps))),
     ]
     with TensorBoard(run) as board:
         kept = dataclasses.replace(parts, kept=(run.features, watcher))
@@ -133,6 +149,35 @@ def _carry_out(
     run.forget_key()
     settle_at_end(run, parts, ledger, watcher)
     return run
+
+
+def _progress(watcher: Watcher, plan: PrivacyPlan, start: int, paid: int) -> Callable[[int], None]:
+    """Shows the steps. Those that are taken again are a stage of their own, as they tell nothing of the time that is left.
+
+    Args:
+        watcher: sees the stages.
+        plan: of the run.
+        start: steps that need not be taken again.
+        paid: steps that are paid for.
+    """
+
+    def begun(done: int) -> Callable[[int], None]:
+        advance = watcher.stage("private steps" if plan.private else "steps", plan.steps)
+        advance(done)
+        return advance
+
+    again = watcher.stage("paid steps, taken again", paid - start) if paid > start else None
+    new = None if again else begun(start)
+
+    def show(done: int) -> None:
+        nonlocal new
+        if again and done <= paid:
+            again(done - start)
+        if done >= paid:
+            new = new or begun(done)
+            new(done)
+
+    return show
 
 
 def _untrained_again(parts: Components, checkpoints: Checkpoints, watcher: Watcher) -> list[Evaluation]:

@@ -25,7 +25,7 @@ from dpfed.config.shipped import find_sweep
 from dpfed.config.toml_file import read_toml
 from dpfed.data.sampling import protected_count
 from dpfed.data.store.records import RecordStore
-from dpfed.errors import UserError, nearest
+from dpfed.errors import UserError, goes_on, nearest
 from dpfed.evaluation.suite import Evaluation
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
@@ -105,12 +105,13 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
             refuse_start(config)
     _reserve({target / name: config for name, config in asked.configs.items() if not _is_there(target / name)})
     advance = watcher.stage("runs", len(asked.configs))
-    runs = []
-    for name, config in asked.configs.items():
-        path, prefixed = target / name, _Prefixed(watcher, name)
-        run = resume(path, prefixed) if _is_there(path) else pretrain(config, path, prefixed)
-        runs.append(RunView.read(run.path))
-        advance(len(runs))
+    runs: list[RunView] = []
+    with goes_on(lambda: f"stopped with {len(runs)} of {len(asked.configs)} runs finished; the same command goes on"):
+        for name, config in asked.configs.items():
+            path, prefixed = target / name, _Prefixed(watcher, name)
+            run = resume(path, prefixed) if _is_there(path) else pretrain(config, path, prefixed)
+            runs.append(RunView.read(run.path))
+            advance(len(runs))
     comparison = target / "comparison.html"
     promise = joint_promise(runs)
     write_report(comparison, runs, promise)

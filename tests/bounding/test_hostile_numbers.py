@@ -69,7 +69,7 @@ def test_no_layers_clipped_gradient_is_longer_than_c(name, way, generator, monke
             parts = [torch.zeros_like(parameter) for parameter in parameters]
             with torch.no_grad():
                 for t in terms:
-                    t.add_weighted(alone, t.target.of(parts))
+                    t.add_weighted(alone, parts)
             length = math.sqrt(sum(part.double().square().sum().item() for part in parts))
             assert length <= clip_norm, (trial, group, length / clip_norm)
             clipped += 0.5 < length / clip_norm
@@ -101,7 +101,7 @@ def test_the_layerwise_engine_clips_by_the_norm_and_what_rounding_may_have_hidde
     for clip_norm in (1e-3 * true, 0.5 * true):
         grouping = Grouping([4], torch.device("cpu"), torch.float64)
         one, parts = OuterProducts(Target(0), inputs, slopes, grouping), [torch.zeros(24, 24)]
-        one.add_weighted(clipped([one], clip_norm, 3)[1], parts[0])
+        one.add_weighted(clipped([one], clip_norm, 3)[1], parts)
         assert not one._products  # measured by Gram matrices
         assert parts[0].double().norm() <= clip_norm
 
@@ -109,10 +109,12 @@ def test_the_layerwise_engine_clips_by_the_norm_and_what_rounding_may_have_hidde
 def test_jacobians_of_tiny_inputs_and_large_derivatives_keep_their_length():
     deltas, inputs = torch.randn(3, 4, 2, 5) * 1e22, torch.randn(3, 2, 6) * 1e-24
     expected = torch.einsum("rkto,rti->rkoi", deltas.double(), inputs.double()).flatten(2)
-    for factors in (LayerFactors.balanced(deltas, inputs), LayerFactors.balanced(deltas, inputs)[torch.arange(3)]):
-        assert torch.allclose(factors.gram().double(), expected @ expected.mT, rtol=1e-4, atol=1e-12)
-        rows = torch.cat([part.unflatten(2, (-1, 6)) for part in factors.slices(6)], dim=2).flatten(2)
-        assert torch.allclose(rows.double(), expected, rtol=1e-5)
+    factors, weights = LayerFactors(deltas, inputs), torch.randn(3, 4).double()
+    assert torch.allclose(factors.gram(), expected @ expected.mT, rtol=1e-9, atol=0)
+    rows = torch.cat([part.unflatten(2, (-1, 6)) for part in factors.slices(6)], dim=2).flatten(2)
+    assert torch.allclose(rows, expected, rtol=1e-9, atol=0)
+    pulled = torch.einsum("rk,rkp->p", weights, expected).view(5, 6)
+    assert torch.allclose(factors.pulled_back(weights), pulled, rtol=1e-9, atol=1e-14)
 
 
 class Scaled(nn.Module):
@@ -142,7 +144,7 @@ PIECES = {  # of which each is clipped to C; a weight of a similarity is at most
     "sample, bound": lambda model: (SampleEngine(model, RECORDS, "bound"), RECORDS),
     "logit, exact": lambda model: (LogitEngine(model, RECORDS, "exact"), 2 * RECORDS * 2 / 0.5),
     "logit, bound": lambda model: (LogitEngine(model, RECORDS, "bound"), 2 * RECORDS * 2 / 0.5),
-    "released": lambda model: (StatisticsEngine(model, "fp32", 4, in_slots(batch=RECORDS)), RECORDS),
+    "released": lambda model: (StatisticsEngine(model, "fp32", in_slots(batch=RECORDS)), RECORDS),
 }
 
 

@@ -41,7 +41,7 @@ def views(count, generator):
 
 def by_name(name, model):
     if name == "released":
-        engine = StatisticsEngine(model, "fp32", 512, in_slots(slots=4))
+        engine = StatisticsEngine(model, "fp32", in_slots(slots=4))
         engine._statistics = PointedOneWay()
         return engine
     return build_engine(name, model, "fp32", aligned_loss, 2)

@@ -6,9 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import tomli_w
 
 from dpfed.cli import main
 from dpfed.config import parse_config
+from dpfed.runs import pretraining, running
+from dpfed.training.coordinator import Coordinator
 
 
 def in_a_process(*arguments, **options):
@@ -103,6 +106,35 @@ def test_the_encoder_loads_back(run):
     images = torch.randint(0, 256, (3, 3, 20, 20), dtype=torch.uint8)
     assert encoder.features(images).shape[0] == 3
     assert torch.allclose(encoder.embed_text(["a small red circle"]).norm(dim=1), torch.ones(1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "said"),
+    [
+        (Coordinator, "apply", "stopped after step {done}; `dpfed resume run` goes on"),
+        (running, "hold", "stopped before the first step; `dpfed resume run` goes on"),
+        (pretraining, "begin", "stopped."),
+    ],
+)
+def test_ctrl_c_says_how_far_a_run_came_and_what_goes_on(tiny, dpfed, tmp_path, monkeypatch, owner, method, said):
+    real, calls = getattr(owner, method), []
+
+    def interrupted(*given, **named):
+        calls.append(None)
+        if len(calls) == (5 if method == "apply" else 1):
+            raise KeyboardInterrupt
+        return real(*given, **named)
+
+    tiny["training"]["checkpoint_every"] = 100
+    (tmp_path / "tiny.toml").write_text(tomli_w.dumps(tiny))
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, interrupted)
+        code, _, error = dpfed("pretrain", "tiny.toml", "--run", "run")
+    assert (code, error.splitlines()[-1]) == (130, said.format(done=4))
+    if method == "apply":
+        code, out, _ = dpfed("resume", "run")
+        assert code == 0 and "paid steps, taken again: 4" in out and "private steps: 6" in out
 
 
 def test_calibrate_says_what_it_was_given_in_one_line(dpfed):

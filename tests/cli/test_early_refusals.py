@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import parse_config
@@ -148,6 +149,18 @@ def test_a_task_that_the_records_do_not_allow_is_refused_with_a_way_out_that_wor
     ):
         foresee(parse_config({**tree, "evaluation": {"tasks": ["knn"], "split": "validation"}}))
     assert foresee(parse_config({**tree, "evaluation": {"split": "none"}})).records == 550
+
+
+@pytest.mark.parametrize("command", [["pretrain", "--run", "run"], ["forecast"], ["rehearse"]])
+def test_every_command_names_the_split_that_has_records(squares, dpfed, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    evaluation = {"split": "validation"}
+    data = {"source": "store", "path": str(squares), "size": 32}
+    tree = {"data": data, "privacy": GOOD, "bounding": {"group_size": 4}, "evaluation": evaluation}
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(tree))
+    code, _, error = dpfed(command[0], "run.toml", *command[1:])
+    assert code == 2 and "set evaluation.split = 'test', which has 50 records" in " ".join(error.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
 def test_a_sharded_store_is_judged_by_its_header_for_a_machine_may_have_some_shards_only(shapes, tiny, tmp_path):

@@ -1,12 +1,14 @@
 """What the launcher chooses and refuses before it starts anything; no Ray is started here."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cluster.launch import Resources, _refuse_job_copy, _settled
+from dpfed.cluster.launch import Resources, _refuse_job_copy, _settled, _with_a_place
+from dpfed.cluster.submit import _follow
 from dpfed.cluster.work import Task
 from dpfed.config import load_config, parse_config
 from dpfed.errors import UserError
@@ -53,6 +55,31 @@ def test_a_machine_of_its_own_is_never_waited_for_and_a_cluster_is():
 
 def config(*changes):
     return load_config("configs/quickstart.toml", list(changes))
+
+
+def test_generated_records_lie_beside_the_run_of_a_submitted_job():
+    task = Task(Path("/shared/runs/x"), config(f"data.stores={COPY}/stores"))
+    placed = _with_a_place(task)
+    assert placed.config.data.stores == "/shared/runs/stores"
+    _refuse_job_copy(placed)
+    imported = Task(task.folder, config(f"data.stores={COPY}/stores", "data.source=folder", "data.path=/shared/mine"))
+    assert _with_a_place(imported) is imported
+
+
+@pytest.mark.parametrize(
+    ("log", "said"), [([], "Ray could not set up the job\n"), (["error: no\n"], "its log above says why.")]
+)
+def test_a_job_that_failed_without_a_log_is_explained_by_ray(log, said, capsys):
+    class Client:
+        async def tail_job_logs(self, job):
+            for lines in log:
+                yield lines
+
+        def get_job_info(self, job):
+            return SimpleNamespace(status=SimpleNamespace(value="FAILED"), message="Ray could not set up the job")
+
+    assert asyncio.run(_follow(Client(), "one")) == ("FAILED", said)
+    assert capsys.readouterr().out == "".join(log)
 
 
 def test_paths_in_a_jobs_copy_are_refused_where_they_are_used():

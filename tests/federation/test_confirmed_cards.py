@@ -169,6 +169,8 @@ def test_the_commands(sites, agree, tmp_path):
     south, west = (site.own_card().fingerprint for site in sites[1:])
     assert run("confirm", sites[0].path, south)[1].endswith("1 cards of other sites are confirmed.")
     code, said = run("join", sites[0].path, terms)
+    assert code and not sites[0].joined  # nobody answered
+    code, said = run("join", sites[0].path, terms, "--yes")
     assert code == 0 and "confirmed 2 of 3 members: this site, south. The promise holds" in said
     code, said = run("confirm", sites[0].path, west)
     assert code == 0 and "3 of 3 members: this site, south, west" in said

@@ -1,6 +1,7 @@
 """Federations over one site's records are composed by the store's lifetime budget, whatever folders they use."""
 
 import shutil
+import threading
 
 import pytest
 
@@ -12,6 +13,7 @@ from dpfed.errors import UserError
 from dpfed.federation.budgeting import settle_site
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.protocol.terms import Terms
+from dpfed.federation.site import serving
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.federation.site.serving import load_site
 from dpfed.privacy.ledger import Ledger, Release
@@ -105,6 +107,17 @@ def test_a_site_that_joined_before_the_budget_was_set_is_counted_when_it_is_serv
     load_site(site, print)
     plan = site.terms().privacy_plan
     assert book_of(store).spent == budget.filter.curve(plan.mechanism, plan.steps)
+
+
+def test_a_site_that_is_stopped_after_the_last_step_gives_the_rest_back(store, join, monkeypatch):
+    budget, site = set_budget(store, 10, 1e-5), join(1)
+    plan = site.terms().privacy_plan
+    monkeypatch.setattr(serving, "serve", lambda *_: None)
+    for last in (plan.steps - 2, plan.steps - 1):  # it missed the others
+        Ledger.open(site.ledger).charge(Release(last, "digest"))
+        serving.serve_site(site, site.door, print, threading.Event())
+        taken = plan.steps if last < plan.steps - 1 else 2
+        assert book_of(store).spent == budget.filter.curve(plan.mechanism, taken)
 
 
 def test_a_settled_site_is_served_again_only_where_there_is_room(store, join):

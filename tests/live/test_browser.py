@@ -1,5 +1,6 @@
 """The page in a real browser without a screen: desktop and phone, light and dark."""
 
+import json
 import os
 import shutil
 import threading
@@ -7,6 +8,8 @@ import time
 
 import pytest
 
+from dpfed.budgets.spending import set_budget
+from dpfed.data.store.records import RecordStore
 from dpfed.federation.coordinator.journal import Journal
 from dpfed.live.access import Access
 from dpfed.live.gathering import Gathering
@@ -34,9 +37,13 @@ def browser():
 
 
 @pytest.fixture
-def served(make, tmp_path):
-    """A federation that goes on, a finished run, and their page: the run, its ledger and the address."""
+def served(make, tmp_path, shapes):
+    """A federation that goes on, a finished run under a budget, one more, and their page: the run and the address."""
     run, done = make("fed", done=3, sites=SITES), make("done", done=6)
+    make("a-third-run-with-a-long-name", done=2)
+    store = RecordStore.open(shutil.copytree(shapes.path, tmp_path / "store"))
+    book = set_budget(store, 10.0, 1e-5)
+    done.budget.write_text(json.dumps({"store": str(store.path), "budgets": [{"id": book.head.id}]}))
     table = "| | |\n|---|---|\n| N | 600 |\n"
     card = f"# Privacy card of tiny\n\n**This run is (8.00, 1e-3)-differentially private.**\n\n{table}"
     finish(done, {"epsilon": 8.0, "delta": 1e-3}, card)
@@ -98,9 +105,10 @@ def _is_complaint(message) -> bool:
 @pytest.mark.parametrize("screen", SCREENS)
 def test_every_page_fits_the_screen_and_can_be_read(opened, served, screen, scheme):
     page = opened(screen, scheme)
-    for address in ("/", "/runs/fed", "/runs/done", "/compare?run=fed&run=done"):
+    for address in ("/", "/runs/fed", "/runs/done", "/compare?run=fed&run=done&run=a-third-run-with-a-long-name"):
         page.goto(served[1] + address, wait_until="load")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), address
+        assert page.evaluate(WIDEST) <= SCREENS[screen][0], address
         assert page.evaluate(CONTRAST) >= 4.5, address
         assert page.evaluate(SCALE) >= 0.7, address
         assert "token" not in page.url
@@ -141,6 +149,9 @@ def test_a_server_that_is_gone_is_said(opened, served):
     served[2]()
     playwright.expect(page.locator("#line")).to_have_text("not live: the server is gone", timeout=20_000)
 
+
+# How far a table goes to the right, also where it would scroll.
+WIDEST = "Math.max(0, ...Array.from(document.querySelectorAll('th, td'), (one) => one.getBoundingClientRect().right))"
 
 # The smallest size of a chart beside the one that it was drawn in: its letters shrink with it.
 CHARTS = "Array.from(document.querySelectorAll('.plots svg'), (one) => one.clientWidth / one.viewBox.baseVal.width)"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpfed.live.pace import Pace, duration
+from dpfed.progress import Pace, duration
 
 
 def test_a_step_takes_what_the_last_ones_took():
@@ -13,6 +13,18 @@ def test_a_step_takes_what_the_last_ones_took():
     pace.see(3, 104.0)  # nothing new
     pace.see(5, 110.0)
     assert pace.seconds == 5.0 and pace.left(4) == 20.0 and pace.last == 110.0
+
+
+def test_waits_and_steps_that_are_taken_again_do_not_count():
+    pace = Pace()
+    for step, at in enumerate((0.0, 1.0, 2.0, 62.0, 63.0, 64.0)):  # at step 3 a site let the others wait
+        pace.see(step, at)
+    assert pace.left(10) == 10
+    pace = Pace()
+    pace.see(5, 100.0)
+    pace.see(5, 130.0, again=3)
+    pace.see(6, 131.0, again=3)
+    assert pace.left(10) == 10
 
 
 def test_old_steps_are_forgotten():

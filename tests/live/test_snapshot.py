@@ -28,7 +28,7 @@ def look(run, **options):
 
 def test_steps_and_epsilon_are_those_of_the_ledger(make, plan):
     one = look(make(done=3)).snapshot
-    assert (one.done, one.planned, one.charged) == (3, 6, 3)
+    assert (one.done, one.planned) == (3, 6)
     assert one.epsilon == plan.epsilon(3) and one.epsilon_planned == plan.epsilon()
     assert one.spent[-1] == (3, plan.epsilon(3)) and one.expected[-1] == (6, plan.epsilon())
 
@@ -38,6 +38,8 @@ def test_a_replayed_step_is_paid_for_once_and_shown(make, plan):
     ledger = Ledger.open(run.ledger)
     ledger.note_resumed(2)
     ledger.note_replay(ledger.release_of(2))
+    run.append(run.metrics, {"step": 1, "epsilon": 7.2})  # no curve follows what another file says
+    assert look(run).snapshot.spent == [(0, 0.0), *((step, plan.epsilon(step)) for step in (1, 2, 3))]
     shown = {figure.key: figure.value for figure in figures(look(run))}
     assert (shown["steps_replayed"], shown["interruptions"], shown["epsilon_spent"]) == (1, 1, plan.epsilon(3))
 
@@ -72,11 +74,17 @@ def test_who_is_awaited_and_how_long_the_others_took(make):
     run, now = make(done=1, sites=SITES), [10.0]
     arrivals = Arrivals(run.arrivals, lambda: now[0])
     Journal(run.journal).write("opened", 1)
-    arrivals.ask(1, SITES)
+    arrivals.ask(1, SITES, 120.0)
     now[0] = 12.5
     arrivals.came(1, "south")
-    one = look(run).snapshot
-    assert one.awaited == (1, ["north"]) and one.sites[1].seconds == 2.5 and one.sites[0].seconds is None
+    seen = look(run)
+    one, shown = seen.snapshot, {figure.key: figure for figure in figures(seen)}
+    assert (one.awaited[0], one.awaited[1].awaited) == (1, ["north"])
+    assert one.sites[1].seconds == 2.5 and one.sites[0].seconds is None
+    assert 100 < shown["sites_awaited_seconds"].value <= 120 and shown["sites_awaited_seconds"].shown == "2 min at most"
+    arrivals.ask(2, ["north"])  # there are not enough sites to open the next step
+    Journal(run.journal).write("collected", 1, arrived=["south"], missing={}, noise_of_sites=1.0)
+    assert look(run).snapshot.awaited[0] == 2 and "sites_awaited_seconds" not in {one.key for one in figures(look(run))}
     assert run.arrivals.stat().st_mode & 0o777 == 0o600
 
 

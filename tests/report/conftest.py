@@ -8,12 +8,16 @@ import pytest
 import torch
 
 from dpfed.config import parse_config
+from dpfed.privacy.ledger import Ledger, Release
+from dpfed.privacy.plan import PrivacyPlan
 from dpfed.report.card import privacy_card
 from dpfed.report.facts import CardFacts
 from tests.memory_store import Splits
 from tests.written_run import CLIPPED, MADE
 
-CONFIG = parse_config({"name": "shapes", "model": {"kind": "image-text"}, "data": {"size": 8}, "privacy": {"epsilon": 8.0}})
+TREE = {"name": "shapes", "model": {"kind": "image-text"}, "data": {"size": 8}, "privacy": {"epsilon": 8.0}}
+CONFIG = parse_config(TREE)
+PLAN = PrivacyPlan.from_config(60_000, parse_config({**TREE, "privacy": {"epsilon": 8.0, "accountant": "rdp"}}))
 
 
 class Store(Splits):
@@ -90,6 +94,9 @@ def run_folder(tmp_path, facts):
         evaluations += [{**common, "value": value * step / 10, "model": "trained", "step": step} for step in (5, 10)]
         results = {"privacy": {"epsilon": 1.0, "delta": 1e-5, **CLIPPED}, "evaluations": evaluations, "run": MADE}
         (folder / "results.json").write_text(json.dumps(results))
+        ledger = Ledger.create(folder / "ledger.jsonl", PLAN)
+        for step in range(10):
+            ledger.charge(Release(step, f"{step:032x}"))
         lines = [json.dumps({"step": step, "epsilon": step / 10, "learning_rate": 1e-3}) for step in range(1, 11)]
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         (folder / "config.toml").write_text(CONFIG.dump().replace('"shapes"', json.dumps(name), 1))

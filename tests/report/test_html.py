@@ -9,9 +9,9 @@ import torch
 from dpfed.artifacts.view import RunView
 from dpfed.errors import UserError
 from dpfed.report.gallery import build_gallery
-from dpfed.report.html import write_report
+from dpfed.report.html import _marks, write_report
 from dpfed.report.marks import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
-from dpfed.report.results import label, results_of, shown
+from dpfed.report.results import Result, label, results_of, shown
 from tests.written_run import CLIPPED, MADE
 
 WITHOUT_ERROR = {"name": "a", "value": 1, "model": "trained", "split": "test", "protocol": "", "step": 1}
@@ -69,6 +69,13 @@ def test_escapes_what_a_run_says(run_folder, tmp_path):
     assert "<script" not in html
 
 
+def test_the_curve_of_epsilon_is_drawn_where_a_ledger_is(run_folder, tmp_path):
+    folder = run_folder()
+    assert "Privacy spent: epsilon over steps" in render(tmp_path, folder)
+    (folder / "ledger.jsonl").unlink()
+    assert "Privacy spent" not in render(tmp_path, folder)
+
+
 def test_a_voided_run_gets_no_epsilon_to_open_with(run_folder, tmp_path):
     html = render(tmp_path, run_folder(marks=(FIXED_SEED,)))
     assert "No privacy guarantee holds" in html and "no guarantee holds" in html
@@ -83,6 +90,20 @@ def test_comparison_lists_every_run(run_folder, tmp_path):
     for text in (*names, "60.0 %", "50.0 %", "90.0 %", "1.00e-5", "no guarantee", "No privacy guarantee holds"):
         assert text in html
     assert re.findall(r'class="n best">([^<]+)<', html) == ["60.0 %"]
+
+
+@pytest.mark.parametrize(
+    ("values", "marks"),
+    [
+        (((1.0, (0.2, 1.0)), (0.0, (0.0, 0.8))), ["best", "near"]),  # one held-out record tells nothing
+        (((0.7, (0.6, 0.8)), (0.7, (0.6, 0.8)), (0.1, (0.0, 0.2))), ["best", "best", ""]),
+        (((0.7, None), (0.7, None), None), ["best", "best", ""]),
+        ((None, (0.7, None)), ["", ""]),
+    ],
+)
+def test_the_best_of_a_comparison_and_what_may_be_as_good_are_marked_apart(values, marks):
+    row = [one and Result("knn", None, one[0], "", "test", trained_interval=one[1]) for one in values]
+    assert _marks(row) == marks
 
 
 def test_the_same_run_gives_the_same_file(run_folder, tmp_path):
@@ -179,7 +200,8 @@ def test_a_change_that_may_be_chance_does_not_look_like_a_result(run_folder, tmp
 def test_the_best_of_a_comparison_is_all_that_may_be_the_best(run_folder, tmp_path):
     values = {"a": 0.70, "b": 0.69, "c": 0.60}
     folders = [with_intervals(run_folder(name), [0.5, 0.8], trained=value) for name, value in values.items()]
-    assert re.findall(r'class="n best">([^<]+)<', render(tmp_path, *folders)) == ["70.0 % ± 2.0", "69.0 % ± 2.0"]
+    marked = re.findall(r'class="n (best|near)">([^<]+)<', render(tmp_path, *folders))
+    assert marked == [("best", "70.0 % ± 2.0"), ("near", "69.0 % ± 2.0")]
 
 
 def test_a_comparison_shows_every_mark(run_folder, tmp_path):

@@ -1,5 +1,6 @@
 """A promise is worded as its number allows, and no number is printed below its value."""
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -98,8 +99,7 @@ def test_an_epsilon_of_7_9951_is_shown_as_8_everywhere(run_folder, tmp_path, mon
     privacy = {"epsilon": 7.9951, "delta": 1.00001e-5, "guarantee": True, "accountant": "pld", "records": 1000}
     privacy = {**results["privacy"], **privacy}
     (folder / "results.json").write_text(json.dumps({**results, "name": "x", "privacy": privacy}))
-    (folder / "metrics.jsonl").write_text('{"step": 1, "epsilon": 7.9951}\n')
-    views = [RunView.read(folder)] * 2
+    views = [dataclasses.replace(RunView.read(folder), spent=[(1, 7.9951)])] * 2
     for count in (1, 2):
         write_report(tmp_path / f"{count}.html", views[:count])
     with console.capture() as captured:

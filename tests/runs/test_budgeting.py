@@ -19,6 +19,8 @@ from dpfed.cli import app
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
+from dpfed.live.figures import figures
+from dpfed.live.gathering import Gathering
 from dpfed.privacy.ledger import Ledger
 from dpfed.runs import running
 from dpfed.runs.budgeting import settle_run
@@ -132,8 +134,13 @@ def test_a_run_that_is_given_up_gives_back_the_steps_that_it_did_not_take(config
         with pytest.raises(Stopped):
             pretrain(parse_config(config), tmp_path / "run")
     plan = Ledger.open(tmp_path / "run" / "ledger.jsonl").plan
+    open_page, fresh = Gathering(tmp_path), lambda: figures(Gathering(tmp_path).one("run"))
+    before = figures(open_page.one("run"))
     settle_run(tmp_path / "run")
     assert book_of(store).spent == budget.filter.curve(plan.mechanism, 4)
+    assert before != figures(open_page.one("run")) == fresh()  # no file of the run has changed, and what it shows has
+    set_budget(store, 7, 1e-5)
+    assert {one.key: one.value for one in fresh()}["epsilon_budget"] == 7 and figures(open_page.one("run")) == fresh()
     resume(tmp_path / "run")  # it may go on after all, where there is room
     assert book_of(store).spent == budget.filter.curve(plan.mechanism, 6)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from dpfed.bounding.engines.deadline import carried
 from dpfed.bounding.engines.engine import draws
 from dpfed.models.parameters import TrainableVector
+
+T = TypeVar("T")
 
 
 class Lanes:
@@ -39,7 +43,7 @@ class Lanes:
         if self._pool is None:
             work()
         else:
-            self._pool.submit(work).result()
+            self._pool.submit(carried(work)).result()
 
     def add(self, work: Callable[[int, Tensor], Tensor], into: Tensor) -> Tensor:
         """Does a step's work.
@@ -52,10 +56,15 @@ class Lanes:
         Returns:
             All figures ``(..., G)``, in the order of the lanes.
         """
-        if self._pool is None:
-            return work(0, into)
-        lanes = [self._pool.submit(work, k, part) for k, part in enumerate([into, *(extra.zero_() for extra in self._extra)])]
-        figures = torch.cat([lane.result() for lane in lanes], dim=-1)
+        sums = [into, *(extra.zero_() for extra in self._extra)]
+        figures = torch.cat(self.each(lambda k: work(k, sums[k])), dim=-1)
         for extra in self._extra:
             into.add_(extra)
         return figures
+
+    def each(self, work: Callable[[int], T]) -> list[T]:
+        """What each lane comes to, in the order of the lanes."""
+        if self._pool is None:
+            return [work(0)]
+        of_lane = carried(work)
+        return [lane.result() for lane in [self._pool.submit(of_lane, k) for k in range(self.count)]]

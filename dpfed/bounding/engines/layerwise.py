@@ -31,7 +31,7 @@ from dpfed.models.norm import refuse_mixing
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
 
-IfUnlike = Literal["warn", "raise", "go on"]
+IfUnlike = Literal["warn", "raise", "try", "go on"]
 
 
 class LayerwiseEngine(Engine):
@@ -51,7 +51,8 @@ class LayerwiseEngine(Engine):
         records: of a usual pass; by default few on CPUs.
         group_size: S, expected records in a group.
         if_unlike: what to do on a device that computes a group by who shares its pass: ``warn``, and take one group at a time;
-            ``raise``; or ``go on``, without asking, where no record is private.
+            ``raise``; ``try``, which raises after a brief check, where no record is private; or ``go on``, without asking,
+            likewise.
     """
 
     name = "layerwise"
@@ -80,7 +81,7 @@ class LayerwiseEngine(Engine):
 
         Raises:
             Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
-            DependsOnOthers: if the device computes a group by who shares its pass, and `if_unlike` is ``raise``.
+            DependsOnOthers: if the device computes a group by who shares its pass, and `if_unlike` says so.
         """
         with parametrize.cached():
             reading = Reading.of(self._loss, self._vector, self._sources())
@@ -107,9 +108,10 @@ class LayerwiseEngine(Engine):
         check_rows(self._loss, views, reading.sources, self._vector.device)
         if self._if_unlike != "go on":
             try:
-                self._lanes.first(lambda: require_same_bits(self._passer(reading), views, self._shape, self._loss.model))
+                brief, passed = self._if_unlike == "try", self._passer(reading)
+                self._lanes.first(lambda: require_same_bits(passed, views, self._shape, self._loss.model, brief))
             except DependsOnOthers as refusal:
-                if self._if_unlike == "raise":
+                if self._if_unlike != "warn":
                     raise
                 warnings.warn(str(refusal), Notice, stacklevel=2)
                 self._takes_turns = True
@@ -146,7 +148,7 @@ class LayerwiseEngine(Engine):
             found = passed(some.views, some.sizes)
             norms, factors = clipped(found.terms, clip_norm, self._shape.groups)
             for term in found.terms:
-                term.add_weighted(factors, term.target.of(parts))
+                term.add_weighted(factors, parts)
             figures.append(torch.stack([norms, found.losses.to(norms), norms.new_tensor(some.sizes)]))
             foreach.add_([into], [one_pass])
             one_pass.zero_()

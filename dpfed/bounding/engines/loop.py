@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +13,25 @@ from dpfed.bounding.engines.engine import Engine, GroupBatch, LossOfViews, Preci
 from dpfed.bounding.engines.lanes import Lanes
 from dpfed.objectives import GroupLoss
 from dpfed.objectives.infonce import group_loss
+
+
+def add_clipped(gradients: Sequence[Tensor], clip_norm: float | Clip, parts: list[Tensor], exact: torch.dtype) -> Tensor:
+    """Adds one clipped gradient up.
+
+    Args:
+        gradients: of all trainable parameters.
+        clip_norm: C, or another `Clip`.
+        parts: of a sum, one for each parameter; added to in place.
+        exact: type of norms.
+
+    Returns:
+        The norm before clipping, a scalar: private.
+    """
+    norm = torch.linalg.vector_norm(foreach.norms(tuple(gradients), exact))
+    factor = clip_factors(norm, clip_norm).item()
+    if factor > 0:  # 0 * inf is not 0: leave the gradient out altogether
+        foreach.add_(parts, tuple(gradients), factor)
+    return norm
 
 
 class LoopEngine(Engine):
@@ -36,10 +57,6 @@ class LoopEngine(Engine):
         for views in batch.groups(lane, self._lanes.count):
             records = len(next(iter(views.values())))
             loss = self._loss(views, torch.ones(records, dtype=torch.bool, device=into.device))
-            gradients = torch.autograd.grad(loss, self._vector.parameters)
-            norm = torch.linalg.vector_norm(foreach.norms(gradients, self._exact))
-            factor = clip_factors(norm, clip_norm).item()
-            if factor > 0:  # 0 * inf is not 0: leave the gradient out altogether
-                foreach.add_(parts, gradients, factor)
+            norm = add_clipped(torch.autograd.grad(loss, self._vector.parameters), clip_norm, parts, self._exact)
             figures.append(torch.stack([norm, loss.detach().to(norm), torch.full_like(norm, records)])[:, None])
         return torch.cat(figures, dim=1)

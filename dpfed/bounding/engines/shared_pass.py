@@ -14,6 +14,7 @@ from dpfed.bounding.engines.engine import LossOfViews, Views
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.recorder import Recorder, Source
 from dpfed.bounding.layer_rules.refusal import Unsupported
+from dpfed.bounding.layer_rules.row_sums import side_by_side
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term
 from dpfed.models.parameters import TrainableVector, exact_type
 
@@ -99,7 +100,7 @@ def terms_of(loss: LossOfViews, views: Views, grouping: Grouping, reading: Readi
     for scalar, values in zip(reading.scalars, scalars, strict=True):
         terms.extend(scalar.terms(values, grouping))
     _check_once(terms, reading.names)
-    return terms, losses.detach()
+    return side_by_side(terms), losses.detach()
 
 
 def _check_once(terms: list[Term], names: list[str]) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpfed.bounding.layer_rules.grouping import Gradients, Grouping, precise
+from dpfed.bounding.layer_rules.row_sums import RowSums
 from dpfed.bounding.layer_rules.standardised import StandardisedWeight
 from dpfed.bounding.layer_rules.term import Materialised, OuterProducts, Target, Term, gram_is_cheaper
 
@@ -50,7 +51,7 @@ def convolution(
         elif weights is not None:
             yield _of_kernel(weights, seen(grouping), gradient, weight.detach(), geometry, grouping)
         if biases is not None:
-            yield Materialised(biases, grouping.sums(gradient.sum((2, 3))), grouping)
+            yield RowSums.of(biases, gradient.sum((2, 3)), grouping)
 
     return recorder.collect(output, x, terms)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,8 +69,9 @@ class EmbeddingWeight:
         """See `Term`."""
         return [self._rows[group], self._tokens[group]]
 
-    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
+    def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
         """See `Term`."""
+        into = self.target.of(parts)
         total = into.double() if self._many else into  # more than `GROUPS_OF_A_PASS` are not added up in float32
         for rows, tokens, factor in zip(self._rows, self._tokens, factors.tolist(), strict=False):
             if factor > 0:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpfed.bounding.layer_rules.lora import AdaptedWeight
-from dpfed.bounding.layer_rules.term import Materialised, OuterProducts, Target, Term
+from dpfed.bounding.layer_rules.row_sums import RowSums
+from dpfed.bounding.layer_rules.term import OuterProducts, Target, Term
 
 if TYPE_CHECKING:
     from dpfed.bounding.layer_rules.recorder import Recorder
@@ -50,4 +51,4 @@ def shift_term(target: Target, gradient: Tensor, recorder: Recorder) -> Term:
     """Of what is added along the last dimension of ``(n k, ..., p)``."""
     middle = tuple(range(1, gradient.dim() - 1))
     by_row = gradient.sum(middle) if middle else gradient
-    return Materialised(target, recorder.grouping.sums(by_row), recorder.grouping)
+    return RowSums.of(target, by_row, recorder.grouping)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpfed.bounding.layer_rules.grouping import Grouping, precise
+from dpfed.bounding.layer_rules.row_sums import RowSums
 from dpfed.bounding.layer_rules.standardised import standardise
 from dpfed.bounding.layer_rules.term import Materialised, Target, Term
 
@@ -110,7 +111,7 @@ def group_norm_terms(
         [False, targets[0] is not None, targets[1] is not None],
     )  # fmt: skip
     return [
-        Materialised(target, grouping.sums(part.view(rows, channels)), grouping)
+        RowSums.of(target, part.view(rows, channels), grouping)
         for target, part in zip(targets, by_image, strict=True)
         if target is not None
     ]
@@ -131,4 +132,4 @@ def layer_norm_terms(
     if targets[1] is not None:
         parts.append((targets[1], gradients))
     middle = tuple(range(1, inputs.dim() - len(shape)))
-    return [Materialised(target, grouping.sums(part.sum(middle) if middle else part), grouping) for target, part in parts]
+    return [RowSums.of(target, part.sum(middle) if middle else part, grouping) for target, part in parts]

@@ -69,13 +69,13 @@ class Term(Protocol):
     def parts(self, group: int) -> list[Tensor]:
         """All that the group's gradient is computed from: the gradient itself, or rows of the pass."""
 
-    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
+    def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
         """Adds the groups' gradients up, each times its factor: no more float32 additions to an entry than there are groups,
         and one. A group of factor 0 is left out: it need not be finite.
 
         Args:
             factors: ``(G,)`` float32.
-            into: float32, the target's place in the sum.
+            parts: of a float32 sum, one for each trainable parameter; added to in place.
         """
 
 
@@ -107,8 +107,9 @@ class Materialised:
         """See `Term`."""
         return [self.gradients[group]]
 
-    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
+    def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
         """See `Term`."""
+        into = self.target.of(parts)
         add_weighted(self.gradients, factors, into if self.place is None else self.place(into))
 
 
@@ -206,8 +207,9 @@ class OuterProducts:
         """See `Term`."""
         return list(self._rows[group]) if self._rows else [self._products[group]]
 
-    def add_weighted(self, factors: Tensor, into: Tensor) -> None:
+    def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
         """See `Term`."""
+        into = self.target.of(parts)
         if not self._rows:
             add_weighted(self._products, factors, into if self._place is None else self._place(into))
             return

@@ -57,9 +57,7 @@ def _engine(build: Build) -> Engine:
     from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
 
     config = build.config
-    return StatisticsEngine(
-        build.model, config.training.precision, config.bounding.microbatch, _statistics(build), by_view=True
-    )
+    return StatisticsEngine(build.model, config.training.precision, _statistics(build), by_view=True)
 
 
 METHOD = Method(

@@ -57,7 +57,7 @@ def _engine(build: Build) -> Engine:
     from dpfed.bounding.whole_batch.pair_engines import LogitEngine
 
     options = options_of(build.config).model_dump()
-    return LogitEngine(build.model, build.plan.whole_batch_cap, microbatch=build.config.bounding.microbatch, **options)
+    return LogitEngine(build.model, build.plan.whole_batch_cap, **options)
 
 
 METHOD = Method(

@@ -42,11 +42,6 @@ class _Slots(_Moments):
 
 def _numbers(config: Config, options: _Moments) -> dict[str, Any]:
     refuse_augmentations(config)
-    if config.training.precision != "fp32":
-        raise UserError(
-            f"bounding.method = 'released' embeds records side by side, and in {config.training.precision} one would change "
-            "how others' embeddings are rounded: set training.precision = 'fp32'."
-        )
     return options.model_dump()
 
 
@@ -84,7 +79,7 @@ def _engine(build: Build) -> Engine:
         statistics = ReleasedEmbeddings(plan.options["slots"], plan.batch, of_embeddings, build.randomness)
     else:
         statistics = ReleasedMoments(plan.batch, noise(ReleasedMoments.SENSITIVITY), config.objective.redundancy)
-    return StatisticsEngine(build.model, config.training.precision, config.bounding.microbatch, statistics)
+    return StatisticsEngine(build.model, config.training.precision, statistics)
 
 
 METHOD = Method(

@@ -36,7 +36,7 @@ def _engine(build: Build) -> Engine:
     from dpfed.bounding.whole_batch.pair_engines import SampleEngine
 
     norms = options_of(build.config).norms
-    return SampleEngine(build.model, build.plan.whole_batch_cap, norms, build.config.bounding.microbatch)
+    return SampleEngine(build.model, build.plan.whole_batch_cap, norms)
 
 
 METHOD = Method(

@@ -7,7 +7,7 @@ its gradient is J_i^T u_i. Shapes: n records, two views each (two images, or ima
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import Clip
 from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views
-from dpfed.bounding.engines.per_example import PerExampleGradients
-from dpfed.bounding.whole_batch.gradient_cache import EmbeddingPasses
+from dpfed.bounding.engines.lanes import Lanes
+from dpfed.bounding.engines.loop import add_clipped
+from dpfed.bounding.whole_batch.gradient_cache import refuse_random
 from dpfed.models.contract import embeddings_of, temperature_of
 
 
@@ -33,6 +34,18 @@ class Cotangents:
     embeddings: Tensor
     temperature: Tensor
 
+    @classmethod
+    def of_each(cls, slopes: Callable[[Tensor, int], tuple[Tensor, Tensor]], embeddings: Tensor) -> Cotangents:
+        """Those of one record after the other: in a product over all records, one could change how others' are rounded.
+
+        Args:
+            slopes: from a record's embeddings ``(1, 2, D)`` and its place to its cotangents ``(1, 2, D)`` and ``(1,)``.
+            embeddings: ``(n, 2, D)``.
+        """
+        found = [slopes(one.detach().requires_grad_(), place) for place, one in enumerate(embeddings.split(1))]
+        none = embeddings[:0], embeddings[:0, 0, 0]
+        return cls(*(torch.cat(part) for part in zip(none, *found, strict=True)))
+
     def of_view(self, view: int) -> Cotangents:
         """Those of one view alone; the temperature's are halved."""
         alone = torch.zeros_like(self.embeddings)
@@ -44,7 +57,7 @@ class Statistics(Protocol):
     """Releases noisy statistics of a batch, and says how each record's loss slopes given them."""
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """One step's release.
+        """One step's release. Given it, a record's slopes are a function of its own embeddings, bit by bit.
 
         Args:
             embeddings: ``(n, 2, D)``, of all records of the batch.
@@ -53,64 +66,26 @@ class Statistics(Protocol):
         """
 
 
-def pair_of_views(views: Views) -> Views:
-    """The two views of each record that are contrasted: the first two images, or the first image and the first text."""
-    if "text" in views:
-        return {name: view[:, :1] for name, view in views.items()}
-    return {"image": views["image"][:, :2]}
-
-
-class WeightedEmbeddings(nn.Module):
-    """What one record's gradient is the gradient of: its pair of embeddings and the temperature, weighted by the cotangents."""
-
-    def __init__(self, model: nn.Module, precision: Precision) -> None:
-        super().__init__()
-        self.model = model
-        self._device = next(model.parameters()).device.type
-        self._bf16 = precision == "bf16"
-
-    def forward(self, views: Views, embeddings: Tensor, temperature: Tensor) -> Tensor:
-        """A scalar.
-
-        Args:
-            views: of one record, without a dimension over records; see `pair_of_views`.
-            embeddings: ``(2, D)`` cotangents of its embeddings.
-            temperature: that of the temperature, a scalar.
-        """
-        one = {name: view[None] for name, view in views.items()}
-        with torch.autocast(self._device, torch.bfloat16, enabled=self._bf16):
-            found = embeddings_of(self.model, one)
-        pair = torch.cat([z.float() for z in found.values()], dim=1)
-        return (pair[0] * embeddings).sum() + temperature_of(self.model) * temperature
-
-
 class StatisticsEngine(Engine):
     """The engine of a method that releases noisy statistics of the whole batch.
 
+    It passes one record at a time, so that no record can change how the embeddings and gradients of others are rounded.
+
     Args:
-        model: see `PerExampleGradients`; it must draw no random numbers, as records are embedded twice.
+        model: it must draw no random numbers, as records are embedded twice.
         precision: of the forward pass.
-        microbatch: records that are embedded at a time.
         statistics: the method's release.
         by_view: each view's gradient is clipped for itself; otherwise each record's.
-        gradient_bytes: see `PerExampleGradients`.
     """
 
     name = "statistics"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        precision: Precision,
-        microbatch: int,
-        statistics: Statistics,
-        by_view: bool = False,
-        gradient_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, precision: Precision, statistics: Statistics, by_view: bool = False) -> None:
         super().__init__(model)
+        refuse_random(model)
         self._model, self._statistics, self._by_view = model, statistics, by_view
-        self._passes = EmbeddingPasses(model, precision, microbatch)
-        self._gradients = PerExampleGradients(self._vector, WeightedEmbeddings(model, precision), gradient_bytes)
+        self._bf16 = precision == "bf16"
+        self._lanes = Lanes(model, self._vector)
 
     def add_clipped(
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
@@ -126,14 +101,37 @@ class StatisticsEngine(Engine):
         Returns:
             Gradient norms before clipping: private.
         """
-        views = pair_of_views(batch.views)
-        embeddings = torch.cat(list(self._passes.embed(views).values()), dim=1)
+        embeddings = torch.cat(sum(self._lanes.each(lambda lane: self._embedded(batch.views, lane)), start=[]))
         slopes = self._statistics.slopes(embeddings, temperature_of(self._model).detach(), batch.step)
         parts = [slopes.of_view(0), slopes.of_view(1)] if self._by_view else [slopes]
-        return torch.cat([self._gradients.add_clipped(self._chunks(views, part), clip_norm, into) for part in parts])
 
-    def _chunks(self, views: Views, slopes: Cotangents) -> Iterator[tuple[Views, Tensor, Tensor]]:
-        """What `WeightedEmbeddings` takes, for some records after the other."""
-        for start in range(0, len(slopes.embeddings), self._gradients.chunk):
-            part = slice(start, start + self._gradients.chunk)
-            yield {name: view[part] for name, view in views.items()}, slopes.embeddings[part], slopes.temperature[part]
+        def added(part: Cotangents) -> Tensor:
+            return self._lanes.add(lambda lane, total: self._lane(batch.views, part, clip_norm, lane, total), into)
+
+        return torch.cat([added(part) for part in parts])
+
+    def _records(self, views: Views, lane: int) -> Iterator[tuple[int, Views]]:
+        """A lane's records: the two views of each that are contrasted, two images, or the first image and the first text."""
+        count, wanted = len(views["image"]), 1 if "text" in views else 2
+        for record in range(lane * count // self._lanes.count, (lane + 1) * count // self._lanes.count):
+            yield record, {name: view[record : record + 1, :wanted] for name, view in views.items()}
+
+    def _pair(self, views: Views) -> Tensor:
+        """``(1, 2, D)`` embeddings of one record."""
+        with torch.autocast(self._vector.device.type, torch.bfloat16, enabled=self._bf16):
+            found = embeddings_of(self._model, views)
+        return torch.cat([z.float() for z in found.values()], dim=1)
+
+    @torch.no_grad()
+    def _embedded(self, views: Views, lane: int) -> list[Tensor]:
+        return [self._pair(one) for _, one in self._records(views, lane)]
+
+    def _lane(self, views: Views, slopes: Cotangents, clip_norm: float | Clip, lane: int, into: Tensor) -> Tensor:
+        """Adds a lane's records; returns their norms."""
+        parts, norms = self._vector.split(into), [into.new_zeros(0, dtype=self._exact)]
+        for record, one in self._records(views, lane):
+            loss = (self._pair(one)[0] * slopes.embeddings[record]).sum()
+            loss = loss + temperature_of(self._model) * slopes.temperature[record]
+            gradients = torch.autograd.grad(loss, self._vector.parameters, materialize_grads=True)
+            norms.append(add_clipped(gradients, clip_norm, parts, self._exact)[None])
+        return torch.cat(norms)

@@ -62,10 +62,15 @@ class ReleasedEmbeddings:
         """See `dpfed.bounding.noisy_statistics.record_gradients.Statistics`."""
         slot = self.draw_slots(len(embeddings), step).to(embeddings.device)
         negatives = self.denoised(self.release(embeddings, slot, step))
-        embeddings = embeddings.detach().requires_grad_()
-        temperatures = temperature.detach().expand(len(embeddings)).clone().requires_grad_()
-        losses = contrast(embeddings, negatives, slot, temperatures)
-        return Cotangents(*torch.autograd.grad(losses.sum(), (embeddings, temperatures)))
+
+        def of_record(own: Tensor, record: int) -> tuple[Tensor, Tensor]:
+            divisor = temperature.detach().view(1).clone().requires_grad_()
+            embeddings_slope, temperature_slope = torch.autograd.grad(
+                contrast(own, negatives, slot[record : record + 1], divisor).sum(), (own, divisor)
+            )
+            return embeddings_slope, temperature_slope
+
+        return Cotangents.of_each(of_record, embeddings)
 
     def draw_slots(self, count: int, step: int) -> Tensor:
         """A slot for each of `count` records: ``(count,)`` int64, independent and uniform.
@@ -78,7 +83,8 @@ class ReleasedEmbeddings:
 
     def release(self, embeddings: Tensor, slot: Tensor, step: int) -> Tensor:
         """The noisy slots of a step, ``(M, 2, D)``."""
-        members = bounded(embeddings).to(exact_type(embeddings.device))  # a sum that is rounded would go by who else is in it
+        # A sum that is rounded would go by who else is in it.
+        members = torch.cat([bounded(own) for own in embeddings.split(1)]).to(exact_type(embeddings.device))
         member = one_hot(slot, self._slots).to(members.dtype)  # a product: index_add_ sums in no fixed order on a GPU
         return self._noise.add_(torch.einsum("nm,nvd->mvd", member, members).contiguous(), step).to(embeddings.dtype)
 

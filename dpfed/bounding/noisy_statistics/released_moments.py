@@ -64,15 +64,19 @@ class ReleasedMoments:
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
         """See `dpfed.bounding.noisy_statistics.record_gradients.Statistics`; the loss has no temperature."""
-        embeddings = embeddings.detach().requires_grad_()
-        units = normalize(embeddings, dim=2)
-        slope = self.slope(self.release(units.detach(), step))
-        (slopes,) = torch.autograd.grad((slope * moments(units)).sum(), embeddings)
-        return Cotangents(slopes, torch.zeros_like(embeddings[:, 0, 0]))
+        units = torch.cat([normalize(own, dim=2) for own in embeddings.split(1)])
+        slope = self.slope(self.release(units, step))
+
+        def of_record(own: Tensor, _: int) -> tuple[Tensor, Tensor]:
+            (found,) = torch.autograd.grad((slope * moments(normalize(own, dim=2))).sum(), own)
+            return found, own.new_zeros(1)
+
+        return Cotangents.of_each(of_record, embeddings)
 
     def release(self, units: Tensor, step: int) -> Tensor:
         """The noisy sums of a step, ``(D + 4, D)``."""
-        exact = bounded(units).to(exact_type(units.device))  # a sum that is rounded would go by who else is in it
+        # A sum that is rounded would go by who else is in it.
+        exact = torch.cat([bounded(own) for own in units.split(1)]).to(exact_type(units.device))
         return self._noise.add_(moments(exact), step).to(units.dtype)
 
     def slope(self, noisy: Tensor) -> Tensor:

@@ -21,6 +21,20 @@ from dpfed.models.parameters import TrainableVector
 from dpfed.objectives import GroupLoss
 
 
+def refuse_random(model: nn.Module) -> None:
+    """Refuses a model that embeds a record otherwise each time.
+
+    Raises:
+        UserError: if the model draws random numbers.
+    """
+    random = next((path for path, module in model.named_modules() if draws(module)), None)
+    if random is not None:
+        raise UserError(
+            f"'{random}' draws random numbers in training, and methods that contrast the whole batch embed it twice: set "
+            "its rate to 0."
+        )
+
+
 class EmbeddingPasses:
     """The two passes over the chunks of a batch.
 
@@ -34,12 +48,7 @@ class EmbeddingPasses:
     """
 
     def __init__(self, model: nn.Module, precision: Precision, microbatch: int) -> None:
-        random = next((path for path, module in model.named_modules() if draws(module)), None)
-        if random is not None:
-            raise UserError(
-                f"'{random}' draws random numbers in training, and methods that contrast the whole batch embed it twice: set "
-                "its rate to 0."
-            )
+        refuse_random(model)
         self._vector = TrainableVector(model)
         self._model, self._microbatch = model, microbatch
         self._device, self._bf16 = self._vector.device.type, precision == "bf16"

@@ -29,8 +29,9 @@ from dpfed.bounding.whole_batch.jacobians import Block
 _WORKSPACE = 1 << 23  # floats of an intermediate result
 _COLUMNS = 1 << 10  # parameters in a slice
 _BLOCK = 1 << 18  # floats of gradients of pairs, written and read at once: they stay in the cache
-_FLOOR = 1e-6  # of the trace: what float32 may lose where w is nearly orthogonal to all of J
-_CANCELLED = 1e-8  # of the traces: squares that float32 may lose where the rows' parts of a gradient nearly cancel
+# Of the traces, added to squares: beside such a norm the rounding of float64 is small,
+_FLOOR = 1e-6  # also where w is nearly orthogonal to all of J,
+_CANCELLED = 1e-8  # and where the rows' parts of a gradient nearly cancel.
 
 
 class Norms(Protocol):
@@ -43,7 +44,7 @@ class Norms(Protocol):
         """Of the gradient of every similarity.
 
         Args:
-            rows: ``(R, D)`` embeddings.
+            rows: ``(R, D)`` embeddings, float64.
             contrast: anchors and candidates.
 
         Returns:
@@ -54,7 +55,7 @@ class Norms(Protocol):
         """Of functions of all embeddings.
 
         Args:
-            cotangents: ``(k, R, D)`` derivatives of k functions with respect to the embeddings, a few functions at a time.
+            cotangents: ``(k, R, D)`` float64, derivatives of k functions with respect to the embeddings, a few at a time.
 
         Returns:
             ``(n,)`` float64, of all functions.
@@ -65,7 +66,7 @@ class NormBounds:
     """Norms by the triangle inequality.
 
     Args:
-        grams: ``(R, D, D)``.
+        grams: ``(R, D, D)`` float64.
         towers: for each tower, which of the rows it embeds.
         disjoint: whether no parameter serves two towers.
     """
@@ -73,7 +74,7 @@ class NormBounds:
     def __init__(self, grams: Tensor, towers: dict[str, slice], disjoint: bool) -> None:
         traces = grams.diagonal(dim1=1, dim2=2).sum(1)
         self.finite = torch.isfinite(traces)
-        self._grams = grams + _FLOOR * traces[:, None, None] * torch.eye(grams.shape[1], device=grams.device)
+        self._grams = grams + _FLOOR * traces[:, None, None] * torch.eye(grams.shape[1]).to(grams)
         self._towers, self._disjoint = towers, disjoint
 
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
@@ -91,7 +92,7 @@ class NormBounds:
 
     def _of_sums(self, cotangents: Tensor) -> Tensor:
         weights = cotangents.transpose(0, 1)
-        each = ((weights @ self._grams) * weights).sum(2, dtype=torch.float64).clamp(min=0).sqrt()
+        each = ((weights @ self._grams) * weights).sum(2).clamp(min=0).sqrt()
         towers = torch.stack([each[part].sum(0) for part in self._towers.values()])
         return torch.linalg.vector_norm(towers, dim=0) if self._disjoint else towers.sum(0)
 
@@ -116,7 +117,7 @@ class ExactNorms:
 
     def __init__(self, blocks: dict[str, list[Block]], towers: dict[str, slice], device: torch.device) -> None:
         self._blocks, self._towers = blocks, towers
-        self._traces = torch.zeros(max(part.stop for part in towers.values()), device=device)
+        self._traces = torch.zeros(max(part.stop for part in towers.values()), dtype=torch.float64, device=device)
         for name, part in towers.items():
             for block in blocks[name]:
                 self._traces[part] += _traces(block)
@@ -125,7 +126,7 @@ class ExactNorms:
     def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
         """See `Norms`."""
         anchors, others = contrast.anchors, contrast.candidates.reshape(-1)
-        lost = _CANCELLED * self._traces.double()
+        lost = _CANCELLED * self._traces
         squares = lost[anchors][:, None] + lost[others]
         for name, part in self._towers.items():
             owns = [name == tower for tower in contrast.towers]
@@ -144,7 +145,7 @@ class ExactNorms:
         return torch.cat([self._of_sums(part) for part in cotangents])
 
     def _of_sums(self, cotangents: Tensor) -> Tensor:
-        squares = cotangents.square().sum(2).double() @ (_CANCELLED * self._traces.double())
+        squares = cotangents.square().sum(2) @ (_CANCELLED * self._traces)
         for name, part in self._towers.items():
             weights = cotangents[:, part].flatten(1)
             for jacobian in self._slices(name):

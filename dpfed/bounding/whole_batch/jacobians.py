@@ -1,4 +1,4 @@
-"""Jacobians of embeddings with respect to the parameters, many embeddings at a time, kept in factors.
+"""Jacobians of embeddings with respect to the parameters, one embedding at a time, kept in factors.
 
 The Jacobian of an embedding has D rows as long as the model: too much to keep. For a linear or convolutional layer that is
 applied at T positions, row k is ``sum over t of delta[k, t] x[t]^T``: the derivatives of dimension k with respect to the
@@ -6,13 +6,16 @@ layer's outputs, times the layer's inputs. Both are T (D O + I) numbers instead 
 follows from them (Goodfellow 2015, "Efficient Per-Example Gradient Computations"). All other parameters (normalisation,
 embedding tables, adapters) keep their rows as they are.
 
+A Jacobian is computed in float32 from its own view alone, so no other record changes its bits. All that is computed from it
+(inner products, norms, sums) is float64: it is exact beside C, also where parts of a gradient nearly cancel.
+
 Shapes: R embeddings, D dimensions of each, T positions, O outputs and I inputs of a layer (a constant 1 for its bias included),
 p parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-_WORKSPACE = 1 << 27  # bytes for one kind of intermediate result
 
 
 @dataclass(frozen=True)
@@ -36,41 +37,32 @@ class LayerFactors:
     deltas: Tensor
     inputs: Tensor
 
-    @classmethod
-    def balanced(cls, deltas: Tensor, inputs: Tensor) -> LayerFactors:
-        """The same products, of inputs that are 1 to 2 in their largest entry at each position.
-
-        Inner products of tiny inputs would vanish in float32, and with them what large derivatives make of them.
-        """
-        largest = inputs.abs().amax(2, keepdim=True)
-        halvings = (1 - torch.frexp(largest).exponent).clamp(-120, 120)  # powers of two: nothing is rounded
-        scaled = torch.ldexp(inputs, halvings)
-        return cls(torch.ldexp(deltas, -halvings[:, None]), scaled)
-
     def gram(self) -> Tensor:
-        """``(R, D, D)``: inner products of a record's own Jacobian rows."""
+        """``(R, D, D)`` float64: inner products of a record's own Jacobian rows."""
         d, t, o = self.deltas.shape[1:]
         i = self.inputs.shape[2]
         if t * t * i + d * t * t * o + d * d * t * o > d * t * o * i + d * d * o * i:
             rows = self._columns(0, o)
             return rows @ rows.mT
-        positions = self.inputs @ self.inputs.mT
-        weighted = positions[:, None] @ self.deltas
-        return weighted.flatten(2) @ self.deltas.flatten(2).mT
+        deltas, inputs = self.deltas.double(), self.inputs.double()
+        weighted = (inputs @ inputs.mT)[:, None] @ deltas
+        return weighted.flatten(2) @ deltas.flatten(2).mT
+
+    def pulled_back(self, cotangents: Tensor) -> Tensor:
+        """``(O, I)`` float64: the sum over embeddings of their Jacobians' rows, weighted by cotangents ``(R, D)``."""
+        slopes = torch.einsum("rd,rdto->rto", cotangents, self.deltas.double())
+        return torch.einsum("rto,rti->oi", slopes, self.inputs.double())
 
     def slices(self, columns: int) -> Iterator[Tensor]:
-        """``(R, D, p)``: Jacobian rows, about `columns` parameters at a time."""
+        """``(R, D, p)`` float64: Jacobian rows, about `columns` parameters at a time."""
         outputs = self.deltas.shape[3]
         step = max(1, columns // self.inputs.shape[2])
         for start in range(0, outputs, step):
             yield self._columns(start, min(start + step, outputs))
 
     def _columns(self, start: int, end: int) -> Tensor:
-        deltas = self.deltas[:, :, :, start:end].transpose(2, 3).flatten(1, 2)
-        return (deltas @ self.inputs).view(*self.deltas.shape[:2], -1)
-
-    def __getitem__(self, rows: Tensor) -> LayerFactors:
-        return LayerFactors(self.deltas[rows], self.inputs[rows])
+        deltas = self.deltas[:, :, :, start:end].double().transpose(2, 3).flatten(1, 2)
+        return (deltas @ self.inputs.double()).view(*self.deltas.shape[:2], -1)
 
     @staticmethod
     def cat(parts: list[LayerFactors]) -> LayerFactors:
@@ -90,14 +82,16 @@ class PlainRows:
 
     def gram(self) -> Tensor:
         """See `LayerFactors.gram`."""
-        return self.rows @ self.rows.mT
+        rows = self.rows.double()
+        return rows @ rows.mT
+
+    def pulled_back(self, cotangents: Tensor) -> Tensor:
+        """``(p,)``, see `LayerFactors.pulled_back`."""
+        return torch.einsum("rd,rdp->p", cotangents, self.rows.double())
 
     def slices(self, columns: int) -> Iterator[Tensor]:
         """See `LayerFactors.slices`."""
-        yield from self.rows.split(columns, dim=2)
-
-    def __getitem__(self, rows: Tensor) -> PlainRows:
-        return PlainRows(self.rows[rows])
+        yield from (part.double() for part in self.rows.split(columns, dim=2))
 
     @staticmethod
     def cat(parts: list[PlainRows]) -> PlainRows:
@@ -174,7 +168,9 @@ class Jacobians:
             if (delta := deltas[module]) is not None and _rule_holds(module, inputs, delta, found)
         }
         ruled = {p for module in self._layers for p in module.parameters()}
+        self._owners = [[names[p] for p in module.parameters()] for module in self._layers]
         self._rest = [name for name, p in trainable.items() if p in found and p not in ruled]
+        self._owners += [[name] for name in self._rest]
         self.names = {name for name, p in trainable.items() if p in found}
         self.dimensions = embedding.shape[1]
         self.parameters = sum(p.numel() for p in found)
@@ -182,13 +178,12 @@ class Jacobians:
         inputs_numel = sum(_unfolded(module, once[module][0][None]).numel() for module in self._layers)
         rest = sum(trainable[name].numel() for name in self._rest)
         self.floats_per_row = self.dimensions * (outputs_numel + rest) + inputs_numel
-        self._chunk = max(1, _WORKSPACE // (4 * max(self.floats_per_row, probe.numel())))
 
-    def chunks(self, views: Tensor) -> Iterator[tuple[Tensor, list[Block]]]:
-        """Embeddings ``(r, D)`` and Jacobians, a few rows at a time, of views ``(R, ...)``."""
+    def each(self, views: Tensor) -> Iterator[tuple[Tensor, list[Block]]]:
+        """Embedding ``(1, D)`` and Jacobian of one view after the other, of ``(R, ...)``."""
         if not self.parameters:
             with torch.no_grad():
-                yield from ((self._tower(part), []) for part in views.split(self._chunk))
+                yield from ((self._tower(view), []) for view in views.split(1))
             return
         values = {name: p.detach() for name, p in self._tower.named_parameters()}
         rest = {name: values[name] for name in self._rest}
@@ -218,27 +213,44 @@ class Jacobians:
             return embedding, inputs, deltas, rows
 
         together = vmap(one)
-        for part in views.split(self._chunk):
+        for part in views.split(1):
             with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no batching rule
                 embeddings, inputs, deltas, rows = together(part)
             layers = [
-                LayerFactors.balanced(_positions(module, delta), _unfolded(module, given))
+                LayerFactors(_positions(module, delta), _unfolded(module, given))
                 for module, given, delta in zip(self._layers, inputs, deltas, strict=True)
             ]
             yield embeddings, [*layers, *(PlainRows(rows[name].flatten(2)) for name in self._rest)]
 
     def all(self, views: Tensor) -> tuple[Tensor, list[Block]]:
         """Embeddings ``(R, D)`` and Jacobians of all views ``(R, ...)`` at once."""
-        embeddings, blocks = zip(*self.chunks(views), strict=True)
+        embeddings, blocks = zip(*self.each(views), strict=True)
         return torch.cat(embeddings), [type(parts[0]).cat(list(parts)) for parts in zip(*blocks, strict=True)]
 
     def grams(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings ``(R, D)`` and the inner products ``(R, D, D)`` of each one's Jacobian rows; memory linear in R."""
         embeddings, grams = [], []
-        for z, blocks in self.chunks(views):
+        for z, blocks in self.each(views):
             embeddings.append(z)
-            grams.append(sum((block.gram() for block in blocks), start=z.new_zeros(*z.shape, z.shape[1])))
+            none = z.new_zeros(*z.shape, z.shape[1], dtype=torch.float64)
+            grams.append(sum((block.gram() for block in blocks), start=none))
         return torch.cat(embeddings), torch.cat(grams)
+
+    def pull_back(self, views: Tensor, cotangents: Tensor, parts: Mapping[str, Tensor]) -> None:
+        """Adds the gradient of ``sum(cotangents * embeddings)`` to a sum.
+
+        Args:
+            views: ``(R, ...)``.
+            cotangents: ``(R, D)`` float64.
+            parts: the sum's part of each trainable parameter; added to in place.
+        """
+        for (_, blocks), weights in zip(self.each(views), cotangents.split(1), strict=True):
+            for names, block in zip(self._owners, blocks, strict=True):
+                found = block.pulled_back(weights)
+                if len(names) > 1:  # a layer's weight, and behind it the bias
+                    parts[names[1]].add_(found[:, -1])
+                    found = found[:, :-1]
+                parts[names[0]].add_(found.reshape(parts[names[0]].shape))
 
 
 def _has_rule(module: nn.Module) -> bool:
@@ -274,5 +286,5 @@ def _rule_holds(module: nn.Module, inputs: Tensor, deltas: Tensor, gradients: di
         [gradients[p].flatten(1) if p.dim() > 1 else gradients[p][:, None] for p in module.parameters()], dim=1
     )
     factors = LayerFactors(_positions(module, deltas[None, None]), _unfolded(module, inputs[None]))
-    found = next(factors.slices(factors.inputs.shape[2] * factors.deltas.shape[3])).view(factors.deltas.shape[3], -1)
-    return bool(torch.dist(found, expected) <= 1e-4 * expected.norm())
+    found = factors.pulled_back(expected.new_ones(1, 1, dtype=torch.float64))
+    return bool(torch.dist(found, expected.double()) <= 1e-4 * expected.norm())

@@ -1,7 +1,9 @@
 """Engines that contrast the whole batch and clip smaller parts of its gradient: each similarity's, or each record's.
 
-Both reweight the similarities of the batch, `Contrast` by `Contrast`, and then take one backward pass: what is clipped is never
-made, only its norm. Shapes: n records, R embedding rows, D dimensions, m candidates of a record.
+Both reweight the similarities of the batch, `Contrast` by `Contrast`, and then put the weights on the Jacobians of the
+embeddings: what is clipped is never made, only its norm. Embeddings and Jacobians are each computed from one view alone, and
+everything behind them in float64. So the clipped gradient of a similarity is a function of its two views alone, but for a
+rounding that is far below C. Shapes: n records, R embedding rows, D dimensions, m candidates of a record.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from dpfed.bounding.bounded_sum import Clip, clip_factors
 from dpfed.bounding.engines import Engine, GroupBatch, Views
 from dpfed.bounding.whole_batch.contrasts import Contrast, contrastive_derivatives, contrasts, spread_out_derivatives
-from dpfed.bounding.whole_batch.gradient_cache import EmbeddingPasses
+from dpfed.bounding.whole_batch.gradient_cache import refuse_random
 from dpfed.bounding.whole_batch.jacobian_norms import ExactNorms, NormBounds, Norms
 from dpfed.bounding.whole_batch.jacobians import Jacobians
 from dpfed.errors import UserError
@@ -36,12 +38,11 @@ class _PairEngine(Engine):
         model: with towers ``embed_images`` and, for records with text, ``embed_text``; its temperature is fixed.
         max_batch: largest number of records in a batch: public, so that the choice of norms depends on no record.
         norms: ``exact``, ``bound``, or ``auto``: exact where memory and work for a full batch are within reason.
-        microbatch: records in memory at a time in the backward pass.
     """
 
-    def __init__(self, model: nn.Module, max_batch: int, norms: WhichNorms = "auto", microbatch: int = 512) -> None:
+    def __init__(self, model: nn.Module, max_batch: int, norms: WhichNorms = "auto") -> None:
         super().__init__(model)
-        self._passes = EmbeddingPasses(model, "fp32", microbatch)
+        refuse_random(model)
         self._model, self._max_batch, self._asked = model, max_batch, norms
         self._temperature = float(temperature_of(model))
         self._towers: dict[str, Jacobians] = {}
@@ -69,8 +70,9 @@ class _PairEngine(Engine):
             return self.add_clipped(GroupBatch(kept, [0, int(finite.sum())]), clip_norm, into)
         shape = {name: (view.shape[0], view.shape[1]) for name, view in views.items() if name in self._towers}
         cotangents, norms = self._clipped(rows, contrasts(shape, rows.device), jacobian_norms, clip_norm)
-        split = {name: cotangents[part].unflatten(0, shape[name]) for name, part in _parts(views, self._towers).items()}
-        self._passes.pull_back(views, split, into)
+        parts = {f"model.{name}": part for name, part in zip(self._vector.names, self._vector.split(into), strict=True)}
+        for name, some in _parts(views, self._towers).items():
+            self._towers[name].pull_back(views[name].flatten(0, 1), cotangents[some], parts)
         return norms
 
     @abstractmethod
@@ -105,10 +107,10 @@ class _PairEngine(Engine):
         flat = {name: views[name].flatten(0, 1) for name in self._towers}
         if self.norms == "exact":
             every = {name: tower.all(flat[name]) for name, tower in self._towers.items()}
-            rows = torch.cat([embeddings for embeddings, _ in every.values()])
+            rows = torch.cat([embeddings for embeddings, _ in every.values()]).double()
             return rows, ExactNorms({name: blocks for name, (_, blocks) in every.items()}, parts, rows.device)
         grams = [tower.grams(flat[name]) for name, tower in self._towers.items()]
-        rows = torch.cat([embeddings for embeddings, _ in grams])
+        rows = torch.cat([embeddings for embeddings, _ in grams]).double()
         return rows, NormBounds(torch.cat([gram for _, gram in grams]), parts, self._disjoint)
 
     def _finite_records(self, views: Views, rows: Tensor, norms: Norms) -> Tensor:
@@ -134,7 +136,6 @@ class LogitEngine(_PairEngine):
         model: see `_PairEngine`.
         max_batch: likewise.
         norms: likewise.
-        microbatch: likewise.
         one_sided: only the first views are anchors, as in the paper; otherwise both directions of the contrast.
         spread_out: weight of the spread-out regulariser.
     """
@@ -146,11 +147,10 @@ class LogitEngine(_PairEngine):
         model: nn.Module,
         max_batch: int,
         norms: WhichNorms = "auto",
-        microbatch: int = 512,
         one_sided: bool = False,
         spread_out: float = 0.0,
     ) -> None:
-        super().__init__(model, max_batch, norms, microbatch)
+        super().__init__(model, max_batch, norms)
         self._one_sided, self._spread_out = one_sided, spread_out
 
     def _clipped(
@@ -165,7 +165,7 @@ class LogitEngine(_PairEngine):
             # Without further candidates, the other direction has the same pairs.
             mirrored = all_norms and similarities.shape[2] == all_norms[0].shape[2] == 1
             pairs = all_norms[0].transpose(0, 1) if mirrored else norms.of_pairs(rows, contrast)
-            cotangents += contrast.cotangents(rows, weights * clip_factors(pairs, clip_norm).to(weights.dtype))
+            cotangents += contrast.cotangents(rows, weights * clip_factors(pairs, clip_norm))
             all_norms.append(pairs)
         return cotangents, torch.cat([pairs.flatten() for pairs in all_norms])
 
@@ -180,7 +180,7 @@ class SampleEngine(_PairEngine):
     ) -> tuple[Tensor, Tensor]:
         weights = [contrastive_derivatives(contrast.similarities(rows), self._temperature) for contrast in directions]
         sums = norms.of_sums(_each_record(rows, directions, weights))
-        factors = clip_factors(sums, clip_norm).to(rows.dtype)[:, None, None]
+        factors = clip_factors(sums, clip_norm)[:, None, None]
         cotangents = [contrast.cotangents(rows, weight * factors) for contrast, weight in zip(directions, weights, strict=True)]
         return sum(cotangents[1:], cotangents[0]), sums
 

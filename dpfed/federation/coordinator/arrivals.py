@@ -29,10 +29,13 @@ class Step:
     Attributes:
         asked: names of the sites that were asked.
         seconds: after the question, by name, of those that have answered.
+        until: when the coordinator goes on without the others, seconds since the epoch; ``None``: it waits for as many as it
+            needs, however long that takes.
     """
 
     asked: list[str]
     seconds: dict[str, float] = field(default_factory=dict)
+    until: float | None = None
 
     @property
     def awaited(self) -> list[str]:
@@ -53,10 +56,10 @@ class Arrivals:
         self._steps: dict[int, Step] = {}
         self._began = self._written = clock()
 
-    def ask(self, step: int, sites: Iterable[str]) -> None:
-        """The sites are asked now."""
+    def ask(self, step: int, sites: Iterable[str], seconds: float | None = None) -> None:
+        """The sites are asked now, and awaited so many seconds at most."""
         self._began = self._clock()
-        self._steps[step] = Step(list(sites))
+        self._steps[step] = Step(list(sites), until=None if seconds is None else time.time() + seconds)
         kept = max(1, min(_STEPS, _NUMBERS // max(1, len(self._steps[step].asked))))
         self._steps = dict(sorted(self._steps.items())[-kept:])
         self._write()
@@ -87,9 +90,10 @@ def read_arrivals(path: Path) -> dict[int, Step]:
     try:
         found = json.loads(read_bytes(path))
         steps = {
-            int(step): Step([str(name) for name in times["asked"]], dict(times["seconds"])) for step, times in found.items()
+            int(step): Step([str(name) for name in times["asked"]], dict(times["seconds"]), times.get("until"))
+            for step, times in found.items()
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
-    times = (value for step in steps.values() for value in step.seconds.values())
+    times = [value for step in steps.values() for value in (*step.seconds.values(), step.until or 0)]
     return steps if all(isinstance(value, int | float) and 0 <= value < math.inf for value in times) else {}

@@ -39,7 +39,8 @@ def coordinate(folder: Path, place: Path, channel: Channel, watcher: Watcher) ->
 
     def connect(job: Job) -> Federation:
         journal, paid, arrivals = Journal(job.run.journal), Ledger.open(job.run.ledger), Arrivals(job.run.arrivals)
-        return Federation(terms, identity, channel, job.parts.model, journal, paid, watcher.note, arrivals=arrivals)
+        model, note = job.parts.model, watcher.note
+        return Federation(terms, identity, channel, model, journal, paid, note, arrivals=arrivals, left=party.left)
 
     if RunDirectory.unused(place):
         job = begin(party.config(), place, watcher, terms=terms)

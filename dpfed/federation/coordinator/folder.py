@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from dpfed.federation.own_folder import own_folder, refuse_unmakeable
 from dpfed.federation.protocol.cards import SiteCard
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.terms import Terms
-from dpfed.files.atomic import create_file
+from dpfed.files.atomic import create_file, write_atomically
+from dpfed.files.reading import read_text
 from dpfed.places import local_path
 from dpfed.progress import Silent, Watcher, import_progress
 from dpfed.runs.preflight import refuse_impossible
@@ -30,6 +32,19 @@ class CoordinatorFolder:
         self.path = local_path(path, "the folder of a site or a coordinator")
         self.terms = self.path / "terms.json"
         self._identity, self._config = self.path / "identity.key", self.path / "config.toml"
+        self._left = self.path / "left.json"
+
+    def note_left(self, sites: list[str]) -> None:
+        """Notes which sites have left the federation for good, so that a run which goes on can say it."""
+        if sites != self.left():
+            write_atomically(self._left, json.dumps(sites) + "\n")
+
+    def left(self) -> list[str]:
+        """Those sites, by name."""
+        try:
+            return list(map(str, json.loads(read_text(self._left))))
+        except (OSError, ValueError, TypeError):  # it only serves to explain
+            return []
 
     @classmethod
     def create(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Protocol
 
 from dpfed import __version__
@@ -13,6 +13,8 @@ from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.messages import alleged, sign
 from dpfed.federation.protocol.packets import Packet
 from dpfed.federation.protocol.terms import Terms
+
+_LEFT = "it has left the federation"
 
 
 class Channel(Protocol):
@@ -43,15 +45,22 @@ class Members:
         frozen: digest of the weights that are not trained.
         note: told what the operator should see.
         patience: with sites that hang.
+        left: names the sites that have left the federation for good, as far as its operator knows.
 
     Attributes:
         ahead: latest step of sites that took part in later steps than the one to come.
     """
 
     def __init__(
-        self, terms: Terms, identity: Identity, frozen: str, note: Callable[[str], None], patience: Patience | None = None
+        self,
+        terms: Terms,
+        identity: Identity,
+        frozen: str,
+        note: Callable[[str], None],
+        patience: Patience | None = None,
+        left: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        self._terms, self._identity, self._frozen, self._note = terms, identity, frozen, note
+        self._terms, self._identity, self._frozen, self._note, self._left = terms, identity, frozen, note, left
         self._patience = patience or Patience()
         self._addresses: dict[int, str] = {}
         self._offers: dict[int, Offer] = {}
@@ -64,11 +73,14 @@ class Members:
         """Addresses of the sites that can take a step, by number."""
         return {number: address for number, address in sorted(self._addresses.items()) if self._can_take(number, step)}
 
-    def absent(self, step: int) -> str:
-        """The sites that cannot take a step, by name, and why."""
+    def absent(self, step: int) -> dict[int, str]:
+        """The names of the sites that cannot take a step, by number."""
         there = self.present(step)
-        names = {number: site.name for number, site in enumerate(self._terms.sites) if number not in there}
-        return "; ".join(f"{name}: {self._reason(number)}" for number, name in names.items())
+        return {number: site.name for number, site in enumerate(self._terms.sites) if number not in there}
+
+    def absence(self, step: int) -> str:
+        """The same in words, and why."""
+        return "; ".join(f"{name}: {self._reason(number)}" for number, name in self.absent(step).items())
 
     @property
     def releases(self) -> dict[str, str]:
@@ -148,8 +160,18 @@ class Members:
         self._why.pop(number, None)
         self.keep(number, hello.offer, step)
 
+    def missing(self, step: int) -> dict[str, str]:
+        """The sites that are not asked, by name, and why: those that have left, and those that are not there."""
+        reasons = {name: self._why_absent(number) for number, name in self.absent(step).items()}
+        return {name: why if why == _LEFT else f"not there: {why}" for name, why in reasons.items()}
+
+    def _why_absent(self, number: int) -> str:
+        if self._name(number) in self._left():
+            return _LEFT
+        return "it has made no masks yet" if number in self._addresses else self._why.get(number, "it never came")
+
     def _reason(self, number: int) -> str:
-        why, left = self._why.get(number, "it never came"), self._patience.left(number)
+        why, left = self._why_absent(number), self._patience.left(number)
         return f"{why}, and is asked again in {left:.0f} s" if left else why
 
     def _heard(self, number: int, release: str) -> None:

@@ -8,7 +8,7 @@ as zeros: divisor and noise do not depend on who came.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +54,7 @@ class Federation:
         note: told what the operator should see.
         patience: with sites that hang.
         arrivals: who watches sees there when answers come.
+        left: see `Members`.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Federation:
         note: Callable[[str], None],
         patience: Patience | None = None,
         arrivals: Arrivals | None = None,
+        left: Callable[[], Collection[str]] = tuple,
     ) -> None:
         if identity.signing_key != terms.coordinator:
             raise UserError("this is not the coordinator's key that the terms name: use the folder in which they were made.")
@@ -74,7 +76,7 @@ class Federation:
         self._journal, self._paid, self._note = journal, paid, note
         self._plan, self._trust = terms.privacy_plan, terms.trust_model
         self._vector, self._sent = TrainableVector(model), BroadcastVector(model)
-        self._members = Members(terms, identity, frozen_digest(model), note, patience)
+        self._members = Members(terms, identity, frozen_digest(model), note, patience, left)
         self._secure, self._grid = terms.trust == "secure", grid_of(terms)
         self._numbers = self._vector.numel + self._plan.statistics_count  # of a sum
         self._threshold: dict[str, float] = {}  # what the steps ask about beside their gradients
@@ -122,10 +124,11 @@ class Federation:
 
     def _wait_for_sites(self, step: int) -> None:
         """Greets until enough sites are there; before this server's first step, until all are, or the deadline is over."""
-        started, pause = time.monotonic(), _PAUSES[0]
+        started, pause, absent = time.monotonic(), _PAUSES[0], [""]
         say_at = started + min(_QUIET, self._terms.deadline)
         while True:
-            over = self._gathered or time.monotonic() - started > self._terms.deadline
+            left = 0.0 if self._gathered else max(0.0, started + self._terms.deadline - time.monotonic())
+            over = not left
             needed = self._trust.least if over else max(self._trust.least, self._trust.sites - len(self._members.ahead))
             addresses = self._channel.sites()
             self._members.connected(addresses)
@@ -146,9 +149,12 @@ class Federation:
                     f"the sites took part in steps up to {max(ahead.values())}, and this run is at step {step}: it is not the "
                     "run that they know. Go on with that one, or make new terms."
                 )
+            if absent != (absent := list(self._members.absent(step).values())):
+                self._arrivals.ask(step, absent, left or None)
             if time.monotonic() > say_at:
                 counts = f"{there} of {self._trust.sites}, {self._trust.least} are needed"
-                self._note(f"waiting for sites: {counts}. {self._members.absent(step)}")
+                long = f", for all of them {left:.0f} s more" if left and there >= self._trust.least else ""
+                self._note(f"waiting for sites{long}: {counts}. {self._members.absence(step)}")
                 say_at = time.monotonic() + _AGAIN
             time.sleep(pause)
             pause = min(1.5 * pause, _PAUSES[1])
@@ -161,7 +167,7 @@ class Federation:
         if came := [name for name in self._without if name not in without]:
             self._note(f"{', '.join(came)} {'takes' if len(came) == 1 else 'take'} part from step {step} on")
         if without and without != self._without:
-            self._note(f"step {step} goes on without {len(without)} of {len(names)} sites. {self._members.absent(step)}")
+            self._note(f"step {step} goes on without {len(without)} of {len(names)} sites. {self._members.absence(step)}")
         self._without = without
 
     def _ask(self, step: int) -> tuple[dict[int, Content], dict[str, str]]:
@@ -181,10 +187,11 @@ class Federation:
         }
         greetings = self._members.greetings(set(self._channel.sites()) - set(numbers), step + 1)
         arrived: dict[int, Content] = {}
-        missing = {site.name: "not there" for number, site in enumerate(self._terms.sites) if number not in roster}
+        names = [site.name for site in self._terms.sites]
+        missing = self._members.missing(step)
         waiting = set(roster)
         most = LONGEST_HEADER + 4 * self._numbers
-        self._arrivals.ask(step, [self._terms.sites[number].name for number in roster])
+        self._arrivals.ask(step, [names[number] for number in roster], self._terms.deadline)
         for address, reply in self._channel.exchange(greetings | packets, self._terms.deadline, most):
             if address in greetings:
                 self._members.welcome(reply, address, greetings[address], step + 1)

@@ -55,7 +55,7 @@ class Operator:
         CoordinatorFolder.open(self._folder / "federation")
         home = self._folder / "flower" / "operator"
         home.mkdir(parents=True, exist_ok=True)
-        self._registered = home / "registered.json"
+        self._registered, self._named = home / "registered.json", home / "names.json"
         authority = self._folder / "certificates" / "inner" / "ca.crt"
         connection = {"address": f"{_HOST}:{port}", "root-certificates": str(authority)}
         (home / "config.toml").write_text(tomli_w.dumps({"superlink": {_CONNECTION: connection}}))
@@ -86,17 +86,24 @@ class Operator:
         wanted = {key.read_text(): key for key in sorted((self._folder / "nodes").glob("*.pub"))}
         listed = self._json("supernode", "list", _CONNECTION)["nodes"]
         there = {str(node["node-id"]) for node in listed if node["status"] not in _GONE}
+        names = self._names()
         # A SuperLink that was started anew has forgotten all of them.
         known = {key: node for key, node in self._known().items() if node in there}
         for key in known.keys() - wanted.keys():
             node = known.pop(key)
             self._flwr("supernode", "unregister", node, _CONNECTION)
-            print(f"the SuperNode {node}, whose key is no longer in use, is unregistered", flush=True)
+            called = names.get(node, f"with the number {node}")
+            print(f"the SuperNode {called}, whose key is no longer in use, is unregistered", flush=True)
         for key in wanted.keys() - known.keys():
             file = wanted[key]
             known[key] = str(self._json("supernode", "register", str(file), _CONNECTION, "--name", file.stem)["node-id"])
+            names[known[key]] = file.stem
             print(f"the SuperNode {file.stem} is registered, as {known[key]}", flush=True)
+        write_atomically(self._named, json.dumps(names, indent=1) + "\n")
         write_atomically(self._registered, json.dumps(known, indent=1) + "\n")
+
+    def _names(self) -> dict[str, str]:
+        return json.loads(read_text(self._named)) if self._named.exists() else {}
 
     def _known(self) -> dict[str, str]:
         return json.loads(read_text(self._registered)) if self._registered.exists() else {}

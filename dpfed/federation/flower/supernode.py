@@ -8,7 +8,14 @@ as well, and is slower; see that it is started again.
 
 from __future__ import annotations
 
+import sys
+
 from dpfed.federation.flower.internals import outlast_cut_handshakes, run_supernode, shorten_fetching, shorten_idling
+
+_NOT_LET_IN = (
+    "error: the SuperNode was not let in. If `dpfed site doctor` reaches the coordinator, the coordinator has not registered "
+    "this SuperNode's key yet: send it reply.json, and start the SuperNode again. A service manager does that by itself."
+)
 
 
 def main() -> None:
@@ -16,4 +23,9 @@ def main() -> None:
     shorten_fetching()
     shorten_idling()
     outlast_cut_handshakes()
-    run_supernode()
+    try:
+        run_supernode()
+    except SystemExit as end:
+        if end.code == 1:
+            print(_NOT_LET_IN, file=sys.stderr)
+        raise

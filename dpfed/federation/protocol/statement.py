@@ -35,7 +35,7 @@ def statement(terms: Terms, own: int | None = None, confirmed: Collection[str] =
         confirmed: fingerprints of the cards that this site has confirmed.
     """
     plan = terms.privacy_plan
-    yield "fingerprint", terms.fingerprint
+    yield "terms", terms.fingerprint
     if plan.promises:
         if warning := large_delta(plan.delta, plan.records, plan.protected):
             yield "warning", warning

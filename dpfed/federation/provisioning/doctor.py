@@ -169,7 +169,10 @@ def _node_ports(place: SitePlace) -> Iterator[Finding]:
             )
             continue
         yield from of_port(
-            int(port), f"SuperNode {slot}", f"start node-{slot} and app-{slot}; in containers it is not seen from here"
+            int(port),
+            f"SuperNode {slot}",
+            f"start node-{slot} and app-{slot}; the SuperNode ends, and is started again, until the coordinator has registered "
+            "its key. In containers it is not seen from here",
         )
 
 

@@ -105,6 +105,8 @@ def provision(
         if not done.waiting and not office.agreed.path.exists():
             office.agree(beside, replies, watcher)
         done.terms = Terms.load(office.agreed.terms) if office.agreed.path.exists() else None
+        if done.terms:
+            office.agreed.note_left(done.left)
         office.keep_node_keys(replies)
         for site in project.sites:
             done.kits[site], changed = office.write_kit(site)

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +173,8 @@ class SitePlace:
                 self._write(new)
             return changed
 
-    def join(self) -> Terms:
-        """Signs up to the kit's terms, see `SiteFolder.join`.
+    def join(self, agreed: Callable[[Terms], bool] | None = None) -> Terms | None:
+        """Signs up to the kit's terms, see `SiteFolder.join`; ``None``: it was not agreed to.
 
         Raises:
             UserError: if the kit has none yet, or they are not the coordinator's.
@@ -187,8 +188,7 @@ class SitePlace:
         terms = Terms.load(self.terms)
         if terms.coordinator != manifest.coordinator:
             raise UserError(f"{self.terms} names another coordinator than the one that made this kit: do not join it.")
-        self.site.join(terms)
-        return terms
+        return terms if self.site.join(terms, agreed) else None
 
     def rotate(self) -> Slot:
         """Makes the next key for a SuperNode and a reply with it, see `NodeKeys.make_next`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,15 @@ class SiteFolder:
             raise UserError(f"{self.path} has joined no federation: `dpfed site join {self.path} TERMS` does.")
         return Terms.load(self._terms)
 
-    def join(self, terms: Terms) -> None:
+    def join(self, terms: Terms, agreed: Callable[[Terms], bool] | None = None) -> bool:
         """Signs up: from now on the site answers to these terms, and to no others.
+
+        Args:
+            terms: of the federation.
+            agreed: asked when nothing else stands in the way, before anything is reserved; default: yes.
+
+        Returns:
+            Whether the site has joined.
 
         Raises:
             UserError: if the site is not in them, has joined others, does not agree to what they spend, has confirmed a card
@@ -192,13 +200,15 @@ class SiteFolder:
         if terms.run_config().privacy.seed is not None:
             raise UserError("these terms fix privacy.seed, with which anyone can compute the noise: a site does not join them.")
         self.refuse_cost(plan)
-        if self.ledger.exists():
-            if Ledger.open(self.ledger).charged:
-                raise UserError(f"{self.ledger} has paid for steps of a federation whose terms are gone: restore them.")
-            self.ledger.unlink()  # of an attempt that a crash cut short
+        if self.ledger.exists() and Ledger.open(self.ledger).charged:
+            raise UserError(f"{self.ledger} has paid for steps of a federation whose terms are gone: restore them.")
+        if agreed is not None and not agreed(terms):
+            return False
+        self.ledger.unlink(missing_ok=True)  # of an attempt that a crash cut short
         reserve_site(self, terms)
         Ledger.create(self.ledger, plan)
         terms.save(self._terms)
+        return True
 
     def refuse_cost(self, plan: PrivacyPlan) -> None:
         """Refuses a plan that spends more than the site agrees to, now.

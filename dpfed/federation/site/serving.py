@@ -9,7 +9,7 @@ from pathlib import Path
 from dpfed.budgets.refusals import percent, shown
 from dpfed.data.own_rows import OwnRows
 from dpfed.errors import UserError
-from dpfed.federation.budgeting import reserve_site
+from dpfed.federation.budgeting import reserve_site, settle_locked
 from dpfed.federation.leaving import refuse_if_left
 from dpfed.federation.site.folder import SiteFolder, refuse_too_few
 from dpfed.federation.site.local_socket import serve
@@ -41,6 +41,10 @@ def serve_site(
         worker = load_site(folder, log)
         log("ready")
         serve(door, worker.answer, stop, group, worker.longest)
+        ledger = Ledger.open(folder.ledger)
+        if ledger.last_step + 1 >= ledger.plan.steps:  # it will not be asked again
+            for book in settle_locked(folder):
+                log(f"settled with the lifetime budget {shown(book)}: {percent(book.filter.part(book.spent))} of it is taken")
 
 
 def load_site(folder: SiteFolder, log: Callable[[str], None]) -> SiteWorker:

@@ -17,6 +17,7 @@ from dpfed.bounding.engines import (
 )
 from dpfed.bounding.engines.choice import fitting_engines
 from dpfed.bounding.engines.deadline import Deadline, TooSlow
+from dpfed.bounding.engines.lanes import Lanes
 from dpfed.config import ModelConfig, ObjectiveConfig
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -357,3 +358,18 @@ def test_sums_of_owners_keep_the_larger_sensitivity_and_add_their_groups():
     assert (both.values.tolist(), both.sensitivity, both.groups) == ([2, 2, 2], 2.0, 9)
     with pytest.raises(UserError):
         BoundedSum(torch.ones(3), 2.0, 4) + BoundedSum(torch.ones(4), 2.0, 4)
+
+
+def test_a_deadline_holds_in_every_lane():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        model = build_model(MODELS["cnn"], ObjectiveConfig())
+        lanes, passed = Lanes(model, TrainableVector(model)), []
+        assert lanes.count == 2
+        with pytest.raises(TooSlow), Deadline(0.0):
+            lanes.each(lambda lane: passed.append(torch.ones(1) + lane))
+        lanes.each(lambda lane: passed.append(torch.ones(1) + lane))
+        assert len(passed) == 2
+    finally:
+        torch.set_num_threads(threads)

@@ -110,7 +110,7 @@ def of_all_places(layer, inputs, seeds, sizes):
     parts = [torch.zeros_like(parameter) for parameter in parameters]
     with torch.no_grad():
         for term in terms:
-            term.add_weighted(factors, term.target.of(parts))
+            term.add_weighted(factors, parts)
     return sum(term.squares for term in terms), parts, factors, parameters
 
 

@@ -12,6 +12,7 @@ from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.lora import AdaptedWeight
 from dpfed.bounding.layer_rules.recorder import Recorder
 from dpfed.bounding.layer_rules.refusal import Unsupported
+from dpfed.bounding.layer_rules.row_sums import side_by_side
 from dpfed.bounding.layer_rules.term import Target
 from dpfed.models.fixed_batch_norm import FixedBatchNorm
 from dpfed.models.lora import LowRankUpdate
@@ -189,15 +190,16 @@ def test_norms_and_weighted_sums_are_those_of_autograd(name, sizes):
     gradients = by_autograd(layer, inputs, seeds, sizes, parameters)
     assert {t.target.parameter for t in terms} == set(range(len(parameters)))
     norms = torch.tensor([sum(part.double().square().sum() for part in gradient) for gradient in gradients])
-    torch.testing.assert_close(sum(t.squares for t in terms), norms, rtol=2e-5, atol=1e-8)
     factors = torch.rand(len(sizes))
-    parts = [torch.zeros_like(parameter) for parameter in parameters]
-    with torch.no_grad():
-        for t in terms:
-            t.add_weighted(factors, t.target.of(parts))
-    for index, part in enumerate(parts):
-        expected = sum(factor * gradient[index] for factor, gradient in zip(factors, gradients, strict=True))
-        torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
+    for some in (terms, side_by_side(terms)):
+        torch.testing.assert_close(sum(t.squares for t in some), norms, rtol=2e-5, atol=1e-8)
+        parts = [torch.zeros_like(parameter) for parameter in parameters]
+        with torch.no_grad():
+            for t in some:
+                t.add_weighted(factors, parts)
+        for index, part in enumerate(parts):
+            expected = sum(factor * gradient[index] for factor, gradient in zip(factors, gradients, strict=True))
+            torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("way")
@@ -217,7 +219,7 @@ def test_groups_that_are_not_finite_leave_the_others_as_they_are(name):
         parts = [torch.zeros_like(parameter) for parameter in parameters]
         with torch.no_grad():
             for t in terms:
-                t.add_weighted(factors, t.target.of(parts))
+                t.add_weighted(factors, parts)
         sums.append(torch.cat([part.flatten() for part in parts]))
     assert sums[0].any()
     torch.testing.assert_close(sums[1], sums[0])

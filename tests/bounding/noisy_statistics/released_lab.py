@@ -67,7 +67,7 @@ def plan_for(config: Config, **fields) -> PrivacyPlan:
 
 def engine_for(kind: str, statistics) -> tuple[torch.nn.Module, StatisticsEngine]:
     model = build_model(config_for(kind).model, config_for(kind).objective)
-    return model, StatisticsEngine(model, "fp32", 5, statistics)
+    return model, StatisticsEngine(model, "fp32", statistics)
 
 
 def total(engine: StatisticsEngine, batch: GroupBatch, clip_norm: float) -> torch.Tensor:

@@ -38,7 +38,7 @@ def config_for(kind: str, objective: str = "infonce", **bounding):
 def engine_for(kind: str, statistics, by_view: bool = True) -> tuple[torch.nn.Module, StatisticsEngine]:
     config = config_for(kind)
     model = build_model(config.model, config.objective)
-    return model, StatisticsEngine(model, "fp32", 4, statistics, by_view)
+    return model, StatisticsEngine(model, "fp32", statistics, by_view)
 
 
 def total(engine: StatisticsEngine, views, clip_norm: float) -> torch.Tensor:
@@ -140,7 +140,7 @@ def fixed(statistics, release):
 
 def moved(statistics, neighbours: list[dict[str, torch.Tensor]], clip_norm: float, by_view: bool = True) -> float:
     """How far the clipped sum moves when the first record is replaced, in units of C."""
-    engine = StatisticsEngine(Shift(), "fp32", 4, statistics, by_view)
+    engine = StatisticsEngine(Shift(), "fp32", statistics, by_view)
     one, two = (total(engine, views, clip_norm) for views in neighbours)
     return (one - two).norm().item() / clip_norm
 

@@ -87,8 +87,8 @@ def test_times_go_with_the_process_however_it_ends(monkeypatch, tmp_path, tiny, 
     there = []
 
     class Ending(Arrivals):
-        def ask(self, step, sites):
-            super().ask(step, sites)
+        def ask(self, step, sites, seconds):
+            super().ask(step, sites, seconds)
             there.append(self._path.is_file())
             if step == 2:
                 raise end

@@ -151,18 +151,34 @@ def test_a_hanging_site_costs_one_deadline_and_comes_back_by_itself(lab):
     plain = one.wire.exchange
     hanging(one, "node0")
     asked = [one.server.collect(step) is not None for step in (1, 2, 3)]
-    assert asked == [True] * 3 and one.events()[-1]["missing"] == {"site-0": "not there"}
+    assert asked == [True] * 3 and one.events()[-1]["missing"] == {"site-0": "not there: it did not answer step 1 within 5 s"}
     assert [line["missing"].get("site-0") for line in one.events() if line["event"] == "collected"] == [
         None,
         "no answer before the deadline",
-        "not there",
-        "not there",
+        "not there: it did not answer step 1 within 5 s",
+        "not there: it did not answer step 1 within 5 s",
     ]
     assert "site-0 did not answer step 1 within 5 s: it is asked again in 5 s" in one.notes
     clock.now, one.wire.exchange = 6.0, plain
     one.server.collect(4)  # it is greeted along with this step
     one.server.collect(5)
     assert one.events()[-1]["arrived"] == ["site-0", "site-1", "site-2"]
+
+
+def test_a_site_that_has_left_is_said_to_have_left(lab):
+    one, left = lab("distributed", drops=1, deadline=5.0), []
+    one.server._members._left = lambda: left
+    one.server.collect(0)
+    gone = one.wire.workers.pop("node0")
+    for step in (1, 2):
+        one.server.collect(step)
+        left.append("site-0")
+    assert [line["missing"] for line in one.events() if line["event"] == "collected"] == [
+        {},
+        {"site-0": "not there: its SuperNode is not connected any more"},
+        {"site-0": "it has left the federation"},
+    ]
+    assert gone is not None
 
 
 def test_patience_doubles_ends_and_is_forgotten():
@@ -191,7 +207,7 @@ def test_a_hanging_site_that_is_started_again_is_taken_in_at_once(lab):
     one.wire.exchange = plain
     one.server.collect(2)
     one.server.collect(3)
-    assert one.events()[-1]["missing"] == {"site-0": "not there"}
+    assert one.events()[-1]["missing"] == {"site-0": "not there: it did not answer step 1 within 5 s"}
     one.wire.workers["node0"] = one.site(0)
     one.server.collect(4)
     one.server.collect(5)

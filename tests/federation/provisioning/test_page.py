@@ -65,7 +65,7 @@ def test_the_commands_print_what_the_page_shows(shapes, tmp_path, dpfed):
     assert dpfed("federation", "provision", office.file)[0] == 0
     place = tmp_path / "north" / "chest-north"
     assert dpfed("site", "confirm", place, cards["south"])[0] == 0
-    code, output, error = dpfed("site", "join", place, tmp_path / "chest" / "kits" / "chest-north.tar.gz")
+    code, output, error = dpfed("site", "join", place, tmp_path / "chest" / "kits" / "chest-north.tar.gz", "--yes")
     assert code == 0 and "2 of 2 members: this site, south" in output, error
     code, output, _ = dpfed("site", "doctor", place)
     kinds = re.findall(r"^ +([a-z]+)  \w+ ", shown("dpfed site doctor"), re.MULTILINE)

@@ -485,7 +485,7 @@ def test_a_site_is_told_at_once_which_copies_it_needs_and_the_doctor_asks_for_th
     for place in places.values():
         office.send(place)
     kits = office.provision().kits
-    told = {site: dpfed("site", "join", place.path, kits[site]) for site, place in places.items()}
+    told = {site: dpfed("site", "join", place.path, kits[site], "--yes") for site, place in places.items()}
     assert [code for code, _, _ in told.values()] == [0, 0]
     assert "Before it can be served: the public records 'shapes' (`public`)" in told["north"][1]
     assert "Before it can be served" not in told["south"][1]

@@ -1,0 +1,77 @@
+"""Scales and shifts: a group's gradient is the sum of the group's rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from dpfed.bounding.layer_rules.grouping import Gradients, Grouping, precise_type
+from dpfed.bounding.layer_rules.term import Target, Term, add_weighted, squares_of
+
+
+class RowSums:
+    """What rows of a pass add up to, of one parameter, or of several side by side.
+
+    Side by side, they take one call for each group; apart, one for each group and parameter, which costs more than it computes.
+
+    Args:
+        targets: the parameters, and how many entries each has.
+        rows: ``(n k, N)`` what each row of the pass adds to all of them.
+        grouping: of the records.
+    """
+
+    slack = 0.0
+
+    def __init__(self, targets: list[tuple[Target, int]], rows: Tensor, grouping: Grouping) -> None:
+        self.targets, self.rows, self._grouping = targets, rows, grouping
+
+    @classmethod
+    def of(cls, target: Target, rows: Tensor, grouping: Grouping) -> RowSums:
+        """Of one parameter; the rows are ``(n k, ...)`` in its shape."""
+        flat = rows.flatten(1)
+        return cls([(target, flat.shape[1])], flat, grouping)
+
+    @property
+    def target(self) -> Target:
+        """See `Term`; the first of several."""
+        return self.targets[0][0]
+
+    @cached_property
+    def _gradients(self) -> Gradients:
+        return self._grouping.sums(self.rows)
+
+    @cached_property
+    def squares(self) -> Tensor:
+        """See `Term`."""
+        return squares_of(self._gradients, self._grouping)
+
+    def parts(self, group: int) -> list[Tensor]:
+        """See `Term`."""
+        return [self._gradients[group]]
+
+    def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
+        """See `Term`."""
+        total = self.rows.new_zeros(self.rows.shape[1], dtype=precise_type(self.rows))
+        add_weighted(self._gradients, factors, total)
+        for (target, _), part in zip(self.targets, total.split([size for _, size in self.targets]), strict=True):
+            place = target.of(parts)
+            place.add_(part.view(place.shape))
+
+
+def side_by_side(terms: Iterable[Term]) -> list[Term]:
+    """The same terms; those that are sums of equally many rows have become one."""
+    kept: list[Term] = []
+    sums: dict[int, list[RowSums]] = defaultdict(list)
+    for term in terms:
+        if isinstance(term, RowSums):
+            sums[len(term.rows)].append(term)
+        else:
+            kept.append(term)
+    for some in sums.values():
+        targets = [target for term in some for target in term.targets]
+        kept.append(RowSums(targets, torch.cat([term.rows for term in some], dim=1), some[0]._grouping))
+    return kept
