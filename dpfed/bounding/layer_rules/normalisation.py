@@ -12,7 +12,7 @@ from torch import Tensor
 from dpfed.bounding.layer_rules.grouping import Grouping, precise
 from dpfed.bounding.layer_rules.row_sums import RowSums
 from dpfed.bounding.layer_rules.standardised import standardise
-from dpfed.bounding.layer_rules.term import Materialised, Target, Term
+from dpfed.bounding.layer_rules.term import Target, Term
 
 if TYPE_CHECKING:
     from dpfed.bounding.layer_rules.recorder import Recorder
@@ -80,7 +80,7 @@ def batch_norm(
         if shifts is not None:
             parts.append((shifts, gradient))
         by_row = ((target, part.flatten(2).sum(2) if part.dim() > 2 else part) for target, part in parts)
-        return [Materialised(target, grouping.sums(part), grouping) for target, part in by_row]
+        return [RowSums.of(target, part, grouping) for target, part in by_row]
 
     return recorder.collect(output, seen, terms)
 
