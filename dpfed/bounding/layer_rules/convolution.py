@@ -34,6 +34,8 @@ def convolution(
     """``F.conv2d`` on ``(n k, C, H, W)``."""
     if isinstance(padding, str):
         return NotImplemented
+    if recorder.grouping.has_kernels_for(input):  # all that follows lies as the kernels read it
+        input = input.contiguous(memory_format=torch.channels_last)
     output = func(input, weight.detach(), None if bias is None else bias.detach(), stride, padding, dilation, groups)
     geometry = Geometry(_pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation), groups)
     weights, biases, x = recorder.source(weight), recorder.target(bias), input.detach()

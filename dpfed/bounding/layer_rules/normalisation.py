@@ -1,4 +1,7 @@
-"""GroupNorm and LayerNorm: scale and shift have one gradient per channel, which is written down."""
+"""GroupNorm and LayerNorm: scale and shift have one gradient per channel, which is written down.
+
+On a GPU one kernel computes a GroupNorm with the addition and the ReLU behind it, where the model calls `norm_relu`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpfed.bounding.layer_rules.grouping import Grouping, precise
-from dpfed.bounding.layer_rules.row_sums import RowSums
-from dpfed.bounding.layer_rules.term import Target, Term
+from dpfed.bounding.layer_rules.term import Materialised, Target, Term
+from dpfed.models.norm import one_by_one
 
 if TYPE_CHECKING:
     from dpfed.bounding.layer_rules.recorder import Recorder
@@ -21,6 +24,8 @@ def group_norm(
     recorder: Recorder, _: Any, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5
 ) -> Tensor:
     """``F.group_norm`` on ``(n k, C, ...)``."""
+    if _has_kernel(recorder, input):
+        return _in_one_kernel(recorder, input, num_groups, weight, bias, eps)
     x = input.to(weight.dtype).contiguous()
     rows, channels = x.shape[:2]
     output, mean, inverse = torch.native_group_norm(
@@ -28,6 +33,83 @@ def group_norm(
     )
     targets = recorder.target(weight), recorder.target(bias)
     return recorder.collect(output, x, lambda g: group_norm_terms(targets, x, g, (mean, inverse), recorder.grouping))
+
+
+def norm_relu(
+    recorder: Recorder,
+    _: Any,
+    x: Tensor,
+    norm: nn.GroupNorm,
+    relu: nn.Module,
+    shortcut: Callable[[], Tensor] | None,
+    weight: Tensor,
+    bias: Tensor,
+) -> Tensor:
+    """`dpfed.models.norm.norm_relu`."""
+    with recorder:
+        if not _has_kernel(recorder, x):
+            return one_by_one(x, norm, relu, shortcut)
+        added = None if shortcut is None else shortcut()
+    return _in_one_kernel(recorder, x, norm.num_groups, weight, bias, norm.eps, True, added)
+
+
+def _has_kernel(recorder: Recorder, images: Tensor) -> bool:
+    return images.dim() == 4 and recorder.grouping.has_kernels_for(images)
+
+
+def _in_one_kernel(
+    recorder: Recorder,
+    images: Tensor,
+    groups: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    relu: bool = False,
+    added: Tensor | None = None,
+) -> Tensor:
+    targets, grouping = (recorder.target(weight), recorder.target(bias)), recorder.grouping
+
+    def terms(by_image: tuple[Tensor, Tensor]) -> None:
+        pairs = zip(targets, by_image, strict=True)
+        recorder.terms += [Materialised(t, grouping.sums(part), grouping) for t, part in pairs if t is not None]
+
+    recorder.rows.append(len(images))
+    start = torch.zeros((), requires_grad=True)  # without it, nothing asks a first layer for gradients
+    return _GroupNorm.apply(images, added, start, weight.detach(), bias.detach(), groups, eps, relu, terms)
+
+
+class _GroupNorm(torch.autograd.Function):
+    """GroupNorm, addition and ReLU in one kernel; the gradients of scale and shift go to who asked for them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        added: Tensor | None,
+        _: Tensor,
+        scale: Tensor,
+        shift: Tensor,
+        groups: int,
+        eps: float,
+        relu: bool,
+        found: Callable[[tuple[Tensor, Tensor]], None],
+    ) -> Tensor:
+        """See `dpfed.bounding.kernels.normalise`."""
+        from dpfed.bounding.kernels import normalise
+
+        out, means, inverses = normalise(images, scale, shift, groups, eps, relu, added)
+        ctx.save_for_backward(images, out, scale, means, inverses)
+        ctx.relu, ctx.added, ctx.found = relu, None if added is None else added.dtype, found
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """See `dpfed.bounding.kernels.pull_back`."""
+        from dpfed.bounding.kernels import pull_back
+
+        of_images, of_added, *by_image = pull_back(*gradients, *ctx.saved_tensors, ctx.relu, ctx.added is not None)
+        ctx.found(tuple(by_image))
+        return of_images, None if of_added is None else of_added.to(ctx.added), *[None] * 7
 
 
 def layer_norm(
@@ -73,7 +155,7 @@ def group_norm_terms(
         [False, targets[0] is not None, targets[1] is not None],
     )  # fmt: skip
     return [
-        RowSums.of(target, part.view(rows, channels), grouping)
+        Materialised(target, grouping.sums(part.view(rows, channels)), grouping)
         for target, part in zip(targets, by_image, strict=True)
         if target is not None
     ]
@@ -94,4 +176,4 @@ def layer_norm_terms(
     if targets[1] is not None:
         parts.append((targets[1], gradients))
     middle = tuple(range(1, inputs.dim() - len(shape)))
-    return [RowSums.of(target, part.sum(middle) if middle else part, grouping) for target, part in parts]
+    return [Materialised(target, grouping.sums(part.sum(middle) if middle else part), grouping) for target, part in parts]
