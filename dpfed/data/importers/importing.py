@@ -20,7 +20,7 @@ from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.naming import CONTENT
 from dpfed.data.importers.parquet import ParquetImporter
 from dpfed.data.importers.pieces import Progress, VolumesPlan, store_records
-from dpfed.data.importers.processes import MOST_WORKERS, Tell
+from dpfed.data.processes import MOST_WORKERS, Tell
 from dpfed.data.importers.source import Source
 from dpfed.data.importers.table import TableImporter, common_folder
 from dpfed.data.importers.table_rows import TABLES

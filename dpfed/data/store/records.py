@@ -106,7 +106,7 @@ class RecordStore:
             raise damaged(path, f"its files cannot be read ({type(error).__name__})") from error
         if store._linked is not None:
             store._linked.check()
-        store._opened = (path, owner, owners)
+        store._opened = store.pictures.opened = (path, owner, owners)
         return store
 
     @functools.cached_property
