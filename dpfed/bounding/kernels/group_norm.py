@@ -74,7 +74,7 @@ def _normalise(
 
 @triton.jit
 def _pull_back(
-    slopes, images, out, scale, means, inverses, of_images, of_added, of_scale, of_shift, positions, channels, groups,
+    slopes, images, out, scale, means, inverses, of_images, of_added, of_both, positions, channels, groups,
     ADDS: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0).to(tl.int64)
@@ -93,8 +93,8 @@ def _pull_back(
         x = tl.load(images + place, mask=is_ours, other=0.0).to(tl.float32)
         scales += tl.sum(g * (x - m[None, :]) * inverse[None, :], 0)
         shifts += tl.sum(g, 0)
-    tl.store(of_scale + image * channels + c, scales, mask=is_channel)
-    tl.store(of_shift + image * channels + c, shifts, mask=is_channel)
+    tl.store(of_both + 2 * image * channels + c, scales, mask=is_channel)
+    tl.store(of_both + (2 * image + 1) * channels + c, shifts, mask=is_channel)
     size = WIDTH * positions
     along = _of_channels(tl.sum(tl.reshape(w * scales, (GROUPS, WIDE)), 1) / size, GROUPS, WIDE)
     level = _of_channels(tl.sum(tl.reshape(w * shifts, (GROUPS, WIDE)), 1) / size, GROUPS, WIDE)
@@ -156,7 +156,7 @@ def normalise(
 
 def pull_back(
     slopes: Tensor, images: Tensor, out: Tensor, scale: Tensor, means: Tensor, inverses: Tensor, relu: bool, adds: bool
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """The gradients of `normalise`.
 
     Args:
@@ -171,15 +171,14 @@ def pull_back(
 
     Returns:
         Gradients of the images and of what was added, in the images' type; of scale and shift for every image,
-        ``(n, C)`` float32.
+        ``(n, 2, C)`` float32.
     """
     x, g = _channels_last(images, images), _channels_last(slopes, out)
     of_images, of_added = torch.empty_like(x), torch.empty_like(x) if adds else None
-    of_scale = x.new_empty(*x.shape[:2], dtype=torch.float32)
-    of_shift = torch.empty_like(of_scale)
+    of_both = x.new_empty(len(x), 2, x.shape[1], dtype=torch.float32)
     grid, numbers, compiled = _launch(x.shape, means.shape[1])
     _pull_back[grid](
-        g, x, out, scale, means, inverses, of_images, x if of_added is None else of_added, of_scale, of_shift, *numbers,
+        g, x, out, scale, means, inverses, of_images, x if of_added is None else of_added, of_both, *numbers,
         ADDS=adds, RELU=relu, **compiled, num_warps=4,
     )  # fmt: skip
-    return of_images, of_added, of_scale, of_shift
+    return of_images, of_added, of_both

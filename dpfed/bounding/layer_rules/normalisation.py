@@ -69,13 +69,13 @@ def _in_one_kernel(
 ) -> Tensor:
     targets, grouping = (recorder.target(weight), recorder.target(bias)), recorder.grouping
 
-    def terms(by_image: tuple[Tensor, Tensor]) -> None:
-        pairs = zip(targets, by_image, strict=True)
-        recorder.terms += [Materialised(t, grouping.sums(part), grouping) for t, part in pairs if t is not None]
+    def found(by_image: Tensor) -> None:
+        recorder.terms += _of_both(targets, by_image, grouping)
 
     recorder.rows.append(len(images))
-    start = torch.zeros((), requires_grad=True)  # without it, nothing asks a first layer for gradients
-    return _GroupNorm.apply(images, added, start, weight.detach(), bias.detach(), groups, eps, relu, terms)
+    # Without it, nothing would ask a first layer for gradients.
+    start = None if images.requires_grad else torch.zeros((), requires_grad=True)
+    return _GroupNorm.apply(images, added, start, weight.detach(), bias.detach(), groups, eps, relu, found)
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -86,13 +86,13 @@ class _GroupNorm(torch.autograd.Function):
         ctx: Any,
         images: Tensor,
         added: Tensor | None,
-        _: Tensor,
+        _: Tensor | None,
         scale: Tensor,
         shift: Tensor,
         groups: int,
         eps: float,
         relu: bool,
-        found: Callable[[tuple[Tensor, Tensor]], None],
+        found: Callable[[Tensor], None],
     ) -> Tensor:
         """See `dpfed.bounding.kernels.normalise`."""
         from dpfed.bounding.kernels import normalise
@@ -107,9 +107,17 @@ class _GroupNorm(torch.autograd.Function):
         """See `dpfed.bounding.kernels.pull_back`."""
         from dpfed.bounding.kernels import pull_back
 
-        of_images, of_added, *by_image = pull_back(*gradients, *ctx.saved_tensors, ctx.relu, ctx.added is not None)
-        ctx.found(tuple(by_image))
+        of_images, of_added, by_image = pull_back(*gradients, *ctx.saved_tensors, ctx.relu, ctx.added is not None)
+        ctx.found(by_image)
         return of_images, None if of_added is None else of_added.to(ctx.added), *[None] * 7
+
+
+def _of_both(targets: tuple[Target | None, Target | None], by_row: Tensor, grouping: Grouping) -> list[Term]:
+    """Of scale and shift ``(n k, 2, ...)``, of all places at once."""
+    sums = grouping.sums(by_row)
+    assert isinstance(sums, Tensor)
+    pairs = zip(targets, sums.unbind(1), strict=True)
+    return [Materialised(target, part, grouping) for target, part in pairs if target is not None]
 
 
 def layer_norm(
@@ -176,4 +184,7 @@ def layer_norm_terms(
     if targets[1] is not None:
         parts.append((targets[1], gradients))
     middle = tuple(range(1, inputs.dim() - len(shape)))
+    if grouping.batched and len(parts) == 2:
+        both = torch.stack([part.sum(middle) if middle else part for _, part in parts], dim=1)
+        return _of_both((targets[0], targets[1]), both, grouping)
     return [Materialised(target, grouping.sums(part.sum(middle) if middle else part), grouping) for target, part in parts]
