@@ -109,7 +109,9 @@ def _pull_back(
             tl.store(of_added + place, g, mask=is_ours)
         x = tl.load(images + place, mask=is_ours, other=0.0).to(tl.float32)
         normal = (x - m[None, :]) * inverse[None, :]
-        tl.store(of_images + place, (g * w[None, :] - level[None, :] - normal * along[None, :]) * inverse[None, :], mask=is_ours)
+        tl.store(
+            of_images + place, (g * w[None, :] - level[None, :] - normal * along[None, :]) * inverse[None, :], mask=is_ours
+        )
 
 
 def _launch(shape: torch.Size, groups: int) -> tuple[tuple[int, int], tuple[int, int, int], dict]:

@@ -67,7 +67,8 @@ def in_processes(opened: Opened, indices: np.ndarray, wanted: Wanted, workers: i
 
     pool = _pool(os.getpid(), workers)
     block = pool.block(len(indices) * 3 * wanted.size**2)
-    parts = [(opened, block.place, start, indices[start : start + _PART], wanted) for start in range(0, len(indices), _PART)]
+    part = max(4, min(_PART, len(indices) // (4 * workers)))
+    parts = [(opened, block.place, start, indices[start : start + part], wanted) for start in range(0, len(indices), part)]
     with pool.turn:
         for _ in pool.processes.each(_decode, parts):
             pass

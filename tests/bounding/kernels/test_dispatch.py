@@ -17,7 +17,6 @@ from dpfed.objectives.infonce import group_loss
 from tests.bounding.engines.cancelling import MODELS
 
 pytest.importorskip("triton")
-import dpfed.bounding.kernels  # noqa: E402
 
 KINDS = {
     "cnn": MODELS["cnn"],
