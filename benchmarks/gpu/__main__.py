@@ -149,10 +149,11 @@ def _run(job: dict[str, object], work: Path, ends: float) -> int:
 
 def _lack(work: Path) -> str:
     """What this machine lacks, if anything."""
-    code = "import importlib.util as u, sys, torch; sys.exit(2 * (u.find_spec('triton') is None) if torch.cuda.is_available() else 1)"
+    words = "import importlib.util as u, sys, torch"
+    code = f"{words}; sys.exit(2 * (u.find_spec('triton') is None) if torch.cuda.is_available() else 1)"
     found = subprocess.run([sys.executable, "-c", code], env=_environment(work)).returncode
-    words = {0: "", 2: "torch has no Triton here (pip install triton), without which a step is many times as slow"}
-    return words.get(found, "torch finds no GPU here (torch.cuda.is_available())")
+    said = {0: "", 2: "torch has no Triton here (pip install triton), without which a step is many times as slow"}
+    return said.get(found, "torch finds no GPU here (torch.cuda.is_available())")
 
 
 def _environment(work: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """A whole private step against the best step without privacy, at the sizes of a GPU.
 
-Whole: views, pass, noise, optimizer, and what the coordinator writes down. The private step is a real run's, timed step by step.
-The plain one has the same records, views and batch, and may be captured in a CUDA graph or compiled.
+Whole: views, pass, noise, optimizer, and what the coordinator writes down. The private steps are those of a real run, timed one
+by one. The plain step has as many records and views, and may be captured in a CUDA graph or compiled.
 """
 
 from __future__ import annotations

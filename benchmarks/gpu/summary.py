@@ -22,7 +22,8 @@ def summary(results: Path) -> str:
 
 
 def _steps(step: dict[str, Any]) -> Iterator[str]:
-    yield f"{'a step, all in':<26}{'private ms':>11}{'plain ms':>10}{'ratio':>7}{'records/s':>11}{'peak GiB':>10}  best plain step"
+    heads = f"{'a step, all in':<26}{'private ms':>11}{'plain ms':>10}{'ratio':>7}{'records/s':>11}{'peak GiB':>10}"
+    yield f"{heads}  best plain step"
     for name, ways in step.items():
         if not isinstance(ways, dict) or "private" not in ways:
             continue

@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from dpfed.data.processes import Processes, Tell, cores
 if TYPE_CHECKING:
     from torch import Tensor
 
-Opened = tuple[Path, int, int]  # arguments of `RecordStore.open`
+Opened = tuple[Callable[..., Any], tuple[Any, ...]]  # what opens a store, and with what: see `RecordStore.__reduce__`
 
 _LEAST_CORES = 4  # with fewer, threads do as well, and take less memory
 _MOST = 16  # processes
@@ -144,9 +144,8 @@ def _memory(place: str, number: int) -> mmap.mmap:
 
 @functools.lru_cache(maxsize=4)
 def _store(opened: Opened) -> Any:
-    from dpfed.data.store.records import RecordStore
-
-    return RecordStore.open(*opened)
+    function, arguments = opened
+    return function(*arguments)
 
 
 def _images(memory: mmap.mmap, wanted: Wanted) -> np.ndarray:

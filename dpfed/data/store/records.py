@@ -106,7 +106,8 @@ class RecordStore:
             raise damaged(path, f"its files cannot be read ({type(error).__name__})") from error
         if store._linked is not None:
             store._linked.check()
-        store._opened = store.pictures.opened = (path, owner, owners)
+        store._opened = (path, owner, owners)
+        store.pictures.opened = store.__reduce__()
         return store
 
     @functools.cached_property
