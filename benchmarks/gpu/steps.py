@@ -139,7 +139,6 @@ class _Plain:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.Adam(trained, 1e-3, fused=device.type == "cuda")
         text, batch = config.model.reads_text, config.privacy.batch
-        assert batch is not None
         self._images = torch.randint(0, 256, (batch, 3, config.data.size or 32, config.data.size or 32), dtype=torch.uint8)
         self._count, self._maker = 1 if text else 3, ImageViews(config.views)
         self._tokens: Tensor | None = None
