@@ -88,7 +88,11 @@ class _Bottleneck(Bottleneck):
         return norm_relu(self.conv3(out), self.bn3, self.relu, lambda: self.downsample(x) if self.downsample else x)
 
 
-_BLOCKS = {18: (_BasicBlock, (2, 2, 2, 2)), 34: (_BasicBlock, (3, 4, 6, 3)), 50: (_Bottleneck, (3, 4, 6, 3))}
+_BLOCKS: dict[int, tuple[type[_BasicBlock] | type[_Bottleneck], tuple[int, ...]]] = {
+    18: (_BasicBlock, (2, 2, 2, 2)),
+    34: (_BasicBlock, (3, 4, 6, 3)),
+    50: (_Bottleneck, (3, 4, 6, 3)),
+}
 
 
 class ResNet(nn.Module):

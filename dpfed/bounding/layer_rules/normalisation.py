@@ -103,11 +103,13 @@ class _GroupNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
         """See `dpfed.bounding.kernels.pull_back`."""
         from dpfed.bounding.kernels import pull_back
 
-        of_images, of_added, by_image = pull_back(*gradients, *ctx.saved_tensors, ctx.relu, ctx.added is not None)
+        images, out, scale, means, inverses = ctx.saved_tensors
+        adds = ctx.added is not None
+        of_images, of_added, by_image = pull_back(gradient[0], images, out, scale, means, inverses, ctx.relu, adds)
         ctx.found(by_image)
         return of_images, None if of_added is None else of_added.to(ctx.added), *[None] * 7
 
