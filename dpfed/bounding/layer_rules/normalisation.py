@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpfed.bounding.layer_rules.grouping import Grouping, precise
-from dpfed.bounding.layer_rules.term import Materialised, Target, Term
+from dpfed.bounding.layer_rules.row_sums import RowSums
+from dpfed.bounding.layer_rules.term import Target
 from dpfed.models.norm import one_by_one
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def _in_one_kernel(
     targets, grouping = (recorder.target(weight), recorder.target(bias)), recorder.grouping
 
     def found(by_image: Tensor) -> None:
-        recorder.terms += _of_both(targets, by_image, grouping)
+        pairs = zip(targets, by_image.unbind(1), strict=True)
+        recorder.terms += [RowSums.of(target, rows, grouping) for target, rows in pairs if target is not None]
 
     recorder.rows.append(len(images))
     # Without it, nothing would ask a first layer for gradients.
@@ -114,14 +116,6 @@ class _GroupNorm(torch.autograd.Function):
         return of_images, None if of_added is None else of_added.to(ctx.added), *[None] * 7
 
 
-def _of_both(targets: tuple[Target | None, Target | None], by_row: Tensor, grouping: Grouping) -> list[Term]:
-    """Of scale and shift ``(n k, 2, ...)``, of all places at once."""
-    sums = grouping.sums(by_row)
-    assert isinstance(sums, Tensor)
-    pairs = zip(targets, sums.unbind(1), strict=True)
-    return [Materialised(target, part, grouping) for target, part in pairs if target is not None]
-
-
 def layer_norm(
     recorder: Recorder,
     func: Callable,
@@ -145,7 +139,7 @@ def group_norm_terms(
     gradients: Tensor,
     statistics: tuple[Tensor, Tensor],
     grouping: Grouping,
-) -> list[Term]:
+) -> list[RowSums]:
     """Of scale and shift of a GroupNorm.
 
     Args:
@@ -165,7 +159,7 @@ def group_norm_terms(
         [False, targets[0] is not None, targets[1] is not None],
     )  # fmt: skip
     return [
-        Materialised(target, grouping.sums(part.view(rows, channels)), grouping)
+        RowSums.of(target, part.view(rows, channels), grouping)
         for target, part in zip(targets, by_image, strict=True)
         if target is not None
     ]
@@ -178,7 +172,7 @@ def layer_norm_terms(
     shape: tuple[int, ...],
     epsilon: float,
     grouping: Grouping,
-) -> list[Term]:
+) -> list[RowSums]:
     """Of scale and shift of a LayerNorm over the last dimensions of ``(n k, ..., *shape)``."""
     parts = []
     if targets[0] is not None:
@@ -186,7 +180,4 @@ def layer_norm_terms(
     if targets[1] is not None:
         parts.append((targets[1], gradients))
     middle = tuple(range(1, inputs.dim() - len(shape)))
-    if grouping.batched and len(parts) == 2:
-        both = torch.stack([part.sum(middle) if middle else part for _, part in parts], dim=1)
-        return _of_both((targets[0], targets[1]), both, grouping)
-    return [Materialised(target, grouping.sums(part.sum(middle) if middle else part), grouping) for target, part in parts]
+    return [RowSums.of(target, part.sum(middle) if middle else part, grouping) for target, part in parts]
