@@ -1,6 +1,6 @@
 """What a GPU's pass dispatches and asks: not more for more groups, not much more than a step without privacy, and nothing."""
 
-import sys
+import importlib
 from collections import Counter
 
 import pytest
@@ -70,7 +70,8 @@ def batch_of(sizes, text):
 @pytest.mark.parametrize("name", KINDS)
 def test_a_pass_dispatches_no_more_for_more_groups_and_asks_nothing(name, monkeypatch):
     for path in ("outer_products._add_up", "grouped_convolution._add_up", "group_norm._normalise", "group_norm._pull_back"):
-        monkeypatch.setattr(sys.modules[f"dpfed.bounding.kernels.{path.split('.')[0]}"], path.split(".")[1], NoKernel())
+        file, kernel = path.split(".")
+        monkeypatch.setattr(importlib.import_module(f"dpfed.bounding.kernels.{file}"), kernel, NoKernel())
     config = KINDS[name]
     model = build_model(config, ObjectiveConfig(learn_temperature=True), AdaptationConfig(), 32)
     engine, counts = LayerwiseEngine(model, group_size=4, if_unlike="go on"), []
