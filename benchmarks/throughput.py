@@ -29,6 +29,7 @@ from benchmarks.record import write_result
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.bounding.engines import ENGINES, GroupBatch, Precision, Views, fastest_engine
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, ViewsConfig
+from dpfed.data.store.decoding import Wanted, in_processes
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
@@ -54,7 +55,7 @@ MODELS = {
     "ViT-B-32 LoRA, 224 px": (ModelConfig(kind="open_clip", architecture="ViT-B-32"), 224, None, 512),
 }
 VIEWS_OF_IMAGES = ViewsConfig(crop_scale=(0.2, 1.0), crop_ratio=(0.75, 1.333), flip=0.5, jitter=0.8, grayscale=0.2)
-DECODED = 64  # images
+DECODED = 512  # images
 COORDINATED = 4_000_000  # parameters
 SIZES = (1, 1_000_000, 11_000_000)  # floats that travel
 
@@ -113,14 +114,23 @@ def made_views(size: int, views: int, records: int, device: torch.device) -> flo
     return records / median_seconds(lambda: maker(images.to(device), uniforms.to(device)).sum().item())
 
 
-def decoded_images(size: int) -> float:
-    """JPEG files of this size per second that a process reads from a store and decodes."""
+def decoded_images(size: int, workers: int | None = None) -> float:
+    """JPEG files of this size per second that a process reads from a store and decodes, with the cores that it has.
+
+    Args:
+        size: side, pixels.
+        workers: so many processes instead.
+    """
     with tempfile.TemporaryDirectory() as folder:
         with StoreWriter(Path(folder) / "store", name="noise", kind="image", public=True) as writer:
             for number in range(DECODED):
-                writer.add(RecordInput(str(number), _jpeg(number, size)))
-        store = RecordStore.open(Path(folder) / "store")
-        return DECODED / median_seconds(lambda: store.images(np.arange(DECODED), size))
+                writer.add(RecordInput(str(number), _jpeg(number % 64, size)))
+        store, indices = RecordStore.open(Path(folder) / "store"), np.arange(DECODED)
+        if workers is None:
+            return DECODED / median_seconds(lambda: store.images(indices, size))
+        assert store.pictures.opened is not None
+        opened, wanted = store.pictures.opened, Wanted(size, "crop", "bicubic")
+        return DECODED / median_seconds(lambda: in_processes(opened, indices, wanted, workers))
 
 
 def _jpeg(number: int, size: int) -> bytes:

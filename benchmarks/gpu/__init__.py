@@ -1,8 +1,9 @@
-"""Everything that wants a GPU, for a machine that is borrowed for minutes: one command for each of four stages.
+"""Everything that wants a GPU, for a machine that is borrowed for minutes: one command, and another for a cell of a table.
 
     python -m benchmarks.gpu pack --data ../shared/data/cifar10      here: wheels, records and commit, into .gpu/
-    python -m benchmarks.gpu --minutes 9 --stage 1                   there, with .gpu/ carried along
-    python -m benchmarks.gpu fetch FOLDER                            here: results to benchmarks/results, the rest to .gpu/
+    python -m benchmarks.gpu                                         there, with .gpu/ carried along: all that matters
+    python -m benchmarks.gpu table                                   there: Table 1's CIFAR-10 cell, DP-GCL at epsilon 10
+    python -m benchmarks.gpu fetch FOLDER                            here: results to benchmarks/results
 
-docs/gpu.md says what the stages are, how much is carried, and how unfinished runs go on.
+docs/gpu.md says what is measured and how much is carried.
 """

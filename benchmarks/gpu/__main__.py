@@ -12,12 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.gpu import loads, pieces, wheels
+from benchmarks.gpu import loads, wheels
+from benchmarks.gpu.summary import summary
 
-STAGES = range(5)
 _DONE, _FAILED, _UNFINISHED = 0, 4, 3  # what `benchmarks.gpu.worker` ends with
-_WORK = Path(tempfile.gettempdir()) / "dpfed-gpu"
-_FILES, _BYTES = 8, 64 << 20  # that come back from a call
 # What must be importable before anything begins; what they need themselves shows when they are imported.
 _IMPORTS = (
     "torch torchvision numpy PIL pyarrow pydantic cryptography dp_accounting scipy sklearn matplotlib jinja2 typer".split()
@@ -26,7 +24,7 @@ _IMPORTS += "rich safetensors tomli_w markdown_it fsspec filelock timm open_clip
 
 
 def main(words: list[str] | None = None) -> int:
-    """Returns the exit code: 0 if the stage is done, 3 if it goes on in the next call, 1 if something failed."""
+    """Returns the exit code: 0 if all is done, 3 if the same command does the rest, 1 if something failed, 2 if none began."""
     given = _arguments(words)
     if given.action == "pack":
         return _pack(given)
@@ -37,36 +35,35 @@ def main(words: list[str] | None = None) -> int:
         return 0
     given.work = given.work.absolute()
     loads.take(given.work)
-    missing = pieces.join(given.work / "pieces", given.work)
     wheels.unpack(sorted((given.work / "wheels").glob("*.whl")), given.work / "site")
     sys.path.insert(0, str(given.work / "site"))
     absent = [name for name in _IMPORTS if importlib.util.find_spec(name) is None]
-    if absent or missing or given.stage == 0:
-        return _said(given, absent, missing)
-    if given.pieces is not None:
-        return _bring(given, given.pieces, _FILES)
-    return _stage(given)
+    if absent:
+        print(f"packages that are missing: {', '.join(absent)}. Carry the next load of `python -m benchmarks.gpu pack`.")
+    if given.action == "take":
+        return 0
+    if absent:
+        return _refused("something is missing, and nothing was begun")
+    return _call(given)
 
 
 def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description="What wants a GPU, in stages of minutes.", epilog="docs/gpu.md says more."
+        prog="python -m benchmarks.gpu", description="What wants a GPU, in a call of minutes.", epilog="docs/gpu.md says more."
     )
-    parser.add_argument("action", nargs="?", choices=("pack", "fetch"), help="before and after, where there is no GPU")
+    actions = {"measure": "all that matters (the default)", "table": "a cell of Table 1", "take": "only take what was carried"}
+    actions |= {"pack": "before, where there is no GPU", "fetch": "after it"}
+    help = "; ".join(f"{name}: {words}" for name, words in actions.items())
+    parser.add_argument("action", nargs="?", choices=actions, default="measure", help=help)
     parser.add_argument("folder", nargs="?", type=Path, help="fetch: what came back")
-    parser.add_argument("--stage", type=int, choices=STAGES, help="which; 0 only takes what was carried")
-    parser.add_argument("--minutes", type=float, default=9.0, help="after which the command ends; default 9")
+    parser.add_argument("--minutes", type=float, default=7.0, help="after which the command ends; default 7")
     parser.add_argument("--data", type=Path, help="the folder with CIFAR-10's train.parquet and test.parquet")
     parser.add_argument(
         "--work", type=Path, default=Path(tempfile.gettempdir()) / "dpfed-gpu", help="what is kept between calls"
     )
     parser.add_argument("--there", nargs="*", default=[], metavar="NAME", help="pack: packages that the machine has")
-    parser.add_argument("--pieces", type=int, metavar="N", help="bring the pieces of unfinished runs from the Nth on, and end")
-    parser.add_argument("--tiny", action="store_true", help="try a stage in seconds; its figures mean nothing")
-    parser.add_argument("--again", action="store_true", help="measure what is measured already")
+    parser.add_argument("--tiny", action="store_true", help="try everything in a minute; its figures mean nothing")
     given = parser.parse_args(words)
-    if given.action is None and given.stage is None:
-        parser.error("say which --stage, from 0 to 4, or pack, or fetch FOLDER")
     if not given.minutes > 0:
         parser.error(f"--minutes must be positive, got {given.minutes}")
     if given.data is not None and not any(given.data.glob("*.parquet")):
@@ -82,7 +79,6 @@ def _pack(given: argparse.Namespace) -> int:
     packed = {
         "wheels": wheels.download(names, loads.BAGGAGE / "wheels"),
         "cifar10": [] if given.data is None else sorted(given.data.glob("*.parquet")),
-        "pieces": sorted((loads.BAGGAGE / "pieces").glob("*")),
     }
     made = loads.pack(packed, commit())
     for kind, files in packed.items():
@@ -91,43 +87,33 @@ def _pack(given: argparse.Namespace) -> int:
     first, *others = (str(load.relative_to(loads.ROOT)) for load in made)
     if others:
         for load in (first, *others[:-1]):
-            print(f"a call that carries {load}: python3 -m benchmarks.gpu --stage 0")
-    print(f"a call that carries {(others or [first])[-1]}: python3 -m benchmarks.gpu --minutes 9 --stage 1")
+            print(f"a call that carries {load}: python3 -m benchmarks.gpu take")
+    print(f"a call that carries {(others or [first])[-1]}: python3 -m benchmarks.gpu")
     return 0
 
 
-def _said(given: argparse.Namespace, absent: list[str], missing: list[str]) -> int:
-    """What was taken and what is not there yet."""
-    for line in missing:
-        print(line)
-    if absent:
-        print(f"packages that are missing: {', '.join(absent)}. Carry the next load of `python -m benchmarks.gpu pack`.")
-    else:
-        print(f"all packages are there; what was carried is in {given.work}")
-    if given.stage == 0:
-        return 0
-    print("error: something is missing, and nothing was begun", file=sys.stderr)
+def _refused(sentence: str) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
     return 2
 
 
-def _stage(given: argparse.Namespace) -> int:
+def _call(given: argparse.Namespace) -> int:
     began = time.time()
-    if not given.tiny and not _has_gpu(given.work):
-        print("error: torch finds no GPU here (torch.cuda.is_available()): --tiny tries a stage without one", file=sys.stderr)
-        return 2
-    ends = began + 60 * given.minutes
+    if not given.tiny and (lack := _lack(given.work)):
+        return _refused(f"{lack}: --tiny tries the command without a GPU")
     carried = given.work / "cifar10"
     data = given.data or (carried if any(carried.glob("*.parquet")) else None)
-    out = os.environ.get("OUT")
+    if given.action == "table" and data is None:
+        return _refused("the cell wants CIFAR-10: python -m benchmarks.gpu pack --data DIR carries it, or give --data DIR here")
+    out, ends = os.environ.get("OUT"), began + 60 * given.minutes
     job = {
-        "stage": given.stage,
+        "call": given.action,
         "work": str(given.work),
         "data": data and str(data.absolute()),
         "out": out,
-        "command": f"python -m benchmarks.gpu --stage {given.stage}" + " --tiny" * given.tiny,
+        "command": f"python -m benchmarks.gpu {given.action}" + " --tiny" * given.tiny,
         "ends": ends - min(20.0, 6 * given.minutes),  # what is left after that is for the last words
         "tiny": given.tiny,
-        "again": given.again,
     }
     tried = given.work / "this-call.json"
     tried.unlink(missing_ok=True)
@@ -139,19 +125,17 @@ def _stage(given: argparse.Namespace) -> int:
     if out is None and not given.tiny:
         for path in sorted((given.work / "results").glob("gpu-*.json")):
             loads.RESULTS.joinpath(path.name).write_bytes(path.read_bytes())
-    print(
-        f"\nstage {given.stage}: {sum(state == 'done' for state in states.values())} parts done in {time.time() - began:.0f} s"
-    )
+    done = sum(state == "done" for state in states.values())
+    print(f"\n{summary(given.work / 'results')}\n\n{done} parts done in {time.time() - began:.0f} s")
     for name in failed:
         print(f"  failed: {name}")
     if code != _DONE:
-        print(f"go on: python3 -m benchmarks.gpu --minutes {given.minutes:g} --stage {given.stage}")
-        _bring(given, 1, _FILES - len(list((given.work / "results").glob("gpu-*.json"))))
+        print("the same command does the rest")
     return 1 if failed else 0 if code == _DONE else 3
 
 
 def _run(job: dict[str, object], work: Path, ends: float) -> int:
-    """One process of a stage; it is ended when time is up."""
+    """One process of a call; it is ended when time is up."""
     command = [sys.executable, "-m", "benchmarks.gpu.worker", json.dumps(job)]
     process = subprocess.Popen(command, cwd=loads.ROOT, env=_environment(work))
     try:
@@ -163,28 +147,13 @@ def _run(job: dict[str, object], work: Path, ends: float) -> int:
         return _UNFINISHED
 
 
-def _bring(given: argparse.Namespace, first: int, files: int) -> int:
-    """Lays pieces of unfinished runs where they are fetched from, as many as come back in one call."""
-    out = os.environ.get("OUT")
-    room = _BYTES - (1 << 20)
-    cut = [piece for run in pieces.unfinished(given.work) for piece in pieces.cut(run, given.work)]
-    if not cut or out is None:
-        return 0
-    end = first
-    for name, content in cut[first - 1 :]:
-        if files == 0 or room < len(content):
-            break
-        Path(out, name).write_bytes(content)
-        files, room, end = files - 1, room - len(content), end + 1
-    print(f"unfinished runs: pieces {first} to {end - 1} of {len(cut)} come back")
-    if end <= len(cut):
-        print(f"  the next ones: python3 -m benchmarks.gpu --stage {given.stage} --pieces {end}")
-    return 0
-
-
-def _has_gpu(work: Path) -> bool:
-    code = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return subprocess.run([sys.executable, "-c", code], env=_environment(work)).returncode == 0
+def _lack(work: Path) -> str:
+    """What this machine lacks, if anything."""
+    words = "import importlib.util as u, sys, torch"
+    code = f"{words}; sys.exit(2 * (u.find_spec('triton') is None) if torch.cuda.is_available() else 1)"
+    found = subprocess.run([sys.executable, "-c", code], env=_environment(work)).returncode
+    said = {0: "", 2: "torch has no Triton here (pip install triton), without which a step is many times as slow"}
+    return said.get(found, "torch finds no GPU here (torch.cuda.is_available())")
 
 
 def _environment(work: Path) -> dict[str, str]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks import throughput
 from benchmarks.digests import CASES, tree_of
 from benchmarks.gpu.place import Place
 from dpfed.bounding.bounded_sum import _SHARED_PASS as ROOM
@@ -44,7 +45,7 @@ _MODELS = {
 _TINY = {"small CNN": ModelConfig(image="cnn", width=8)}
 _LORA, _FULL = AdaptationConfig(), AdaptationConfig(image="full")
 # Model, what of it is trained, side of the images.
-_SHARED = {
+SHARED = {
     "small CNN": (_MODELS["small CNN"], _FULL, 32),
     "ResNet-18": (_MODELS["ResNet-18"], _FULL, 32),
     "ResNet-18, ImageNet stem": (ModelConfig(image="resnet18", width=64, stem="imagenet"), _FULL, 32),
@@ -91,19 +92,38 @@ def engines(place: Place) -> dict[str, Any]:
     return {"passed": all(one["sum"] < EXACT and one["norms"] < EXACT for one in found.values()), "relative_difference": found}
 
 
-def others(place: Place) -> dict[str, Any]:
+def others(place: Place, name: str) -> dict[str, Any]:
     """Whether the device computes a group alike whoever shares its pass, and how far a group that adds nothing moves others.
 
     A refusal names the first operation that differs; the engine then takes one group at a time, and nothing is lost but time.
+
+    Args:
+        place: where.
+        name: of one of `SHARED`.
     """
+    config, adaptation, side = _SHARED_TINY[name] if place.tiny else SHARED[name]
     found: dict[str, Any] = {}
-    for name, (config, adaptation, side) in (_SHARED_TINY if place.tiny else _SHARED).items():
-        for precision in ("bf16", "fp32"):
-            model = build_model(config, ObjectiveConfig(), adaptation, side).to(place.device)
-            found[f"{name}, {precision}"] = _moved_by_a_stranger(model, precision, side, place.device)
-            torch.cuda.empty_cache() if place.device.type == "cuda" else None
-    moved = [one["moved"] for one in found.values()]
-    return {"passed": all(one <= 1 for one in moved), "moved_over_room": found}
+    for precision in ("bf16", "fp32"):
+        model = build_model(config, ObjectiveConfig(), adaptation, side).to(place.device)
+        found[precision] = _moved_by_a_stranger(model, precision, side, place.device)
+        torch.cuda.empty_cache() if place.device.type == "cuda" else None
+    refused = "; ".join(f"{precision}: {one['refused']}" for precision, one in found.items() if one["refused"])
+    return {"passed": all(one["moved"] <= 1 for one in found.values()), "moved_over_room": found, "refused": refused or None}
+
+
+def gradients(place: Place, name: str) -> dict[str, Any]:
+    """Clipped group gradients per second of one of `throughput.MODELS`, of as many records as fit into the memory."""
+    config, size, _, most = throughput.MODELS[name]
+    records = 32 if place.tiny else most or 512
+    config = _TINY["small CNN"] if place.tiny else config
+    while True:
+        try:
+            return throughput.gradients(config, size, records, place.device)
+        except torch.OutOfMemoryError:
+            if records < 32:
+                raise
+        torch.cuda.empty_cache()  # outside of the handler, which holds the tensors of the failed call
+        records //= 2
 
 
 def _moved_by_a_stranger(model: nn.Module, precision: Precision, side: int, device: torch.device) -> dict[str, Any]:
@@ -209,7 +229,6 @@ def tf32(place: Place) -> dict[str, Any]:
 
 CHECKS: dict[str, Callable[[Place], dict[str, Any]]] = {
     "engines": engines,
-    "others": others,
     "methods": methods,
     "noise": noise,
     "digests": digests,

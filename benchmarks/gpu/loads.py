@@ -7,14 +7,12 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.gpu.pieces import PIECE
-
 ROOT = Path(__file__).resolve().parents[2]
 BAGGAGE = ROOT / ".gpu"  # git ignores it
 RESULTS = ROOT / "benchmarks" / "results"
 CALL = 64 << 20  # bytes that a call carries: the checkout, and what is carried beside it
 _SPARE = 1 << 20
-_KINDS = ("wheels", "cifar10", "pieces")
+_KINDS = ("wheels", "cifar10")
 COMMIT = "commit"
 
 
@@ -67,19 +65,16 @@ def take(work: Path) -> None:
 
 
 def fetch(folder: Path) -> list[Path]:
-    """Puts what came back where it belongs: results into the checkout, pieces of unfinished runs to what is carried next.
+    """Puts results that came back into the checkout.
 
     Raises:
-        SystemExit: if there is nothing.
+        SystemExit: if there are none.
     """
-    brought = []
-    for file in sorted(folder.rglob("gpu-*.json")) + sorted(folder.rglob(f"*{PIECE}*")):
-        place = (RESULTS if file.suffix == ".json" else BAGGAGE / "pieces") / file.name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, place)
-        brought.append(place)
+    brought = [RESULTS / file.name for file in sorted(folder.rglob("gpu-*.json"))]
     if not brought:
         raise SystemExit(f"there are no results in {folder}: give the folder that holds gpu-*.json")
+    for file in folder.rglob("gpu-*.json"):
+        shutil.copyfile(file, RESULTS / file.name)
     return brought
 
 

@@ -1,4 +1,4 @@
-"""Where a stage works, until when, and where its figures go."""
+"""Where a call works, until when, and where its figures go."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import RESULTS, provenance
+from benchmarks.record import provenance
 
 
 class TimeIsUp(Exception):
-    """The stage must end: what is done is kept, and the same command goes on.
+    """The call must end: what is done is kept, and the same command goes on.
 
     Args:
         text: how far it is.
@@ -25,13 +25,13 @@ class TimeIsUp(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stage works, and until when.
+    """Where a call works, and until when.
 
     Attributes:
         device: what computes.
         work: runs, stores and figures, which outlive a call.
         data: the folder of CIFAR-10's Parquet files, if it is there.
-        ends: when the stage should be over, on the clock of `time.time`, which processes share.
+        ends: when the call should be over, on the clock of `time.time`, which processes share.
         tiny: sizes that a CPU does in seconds.
     """
 
@@ -49,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that a stage measures.
+    """One thing that is measured.
 
     Attributes:
         file: of the results, without ``gpu-``.
@@ -72,29 +72,28 @@ class Part:
 
 
 class Results:
-    """The result files ``gpu-NAME.json``, of this machine or brought along from one with the same hardware.
+    """The result files ``gpu-NAME.json`` of this machine.
 
     Args:
         work: where they are kept.
         command: for the files' heads.
-        brought: a folder with those of earlier calls; ``None``: there is none.
         out: another folder that gets a copy of what is new; ``None``: no.
     """
 
-    def __init__(self, work: Path, command: str, brought: Path | None = RESULTS, out: Path | None = None) -> None:
-        self._folder, self._command, self._brought, self._out = work / "results", command, brought, out
+    def __init__(self, work: Path, command: str, out: Path | None = None) -> None:
+        self._folder, self._command, self._out = work / "results", command, out
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def find(self, part: Part) -> Any:
-        """The figures of a part; ``None``: not measured yet, or on other hardware."""
-        found: Any = self._figures(part.file)
+        """The figures of a part; ``None``: not measured yet."""
+        found: Any = self.figures(part.file)
         for key in part.path:
             found = found.get(key) if isinstance(found, dict) else None
         return found
 
     def add(self, part: Part, figures: Any) -> None:
         """Keeps what a part gave."""
-        tree = self._figures(part.file)
+        tree = self.figures(part.file)
         inner = tree
         for key in part.path[:-1]:
             inner = inner.setdefault(key, {})
@@ -102,17 +101,10 @@ class Results:
         content = provenance(seeds=[0]) | {"command": self._command, "figures": tree}
         path = self._folder / f"gpu-{part.file}.json"
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        self.copy_out()
-
-    def copy_out(self) -> None:
-        """Lays all files of this machine where they are fetched from."""
-        for path in self._folder.glob("gpu-*.json") if self._out is not None else ():
+        if self._out is not None:
             shutil.copy(path, self._out)
 
-    def _figures(self, name: str) -> dict[str, Any]:
-        for folder in (self._folder, self._brought):
-            if folder is not None and (path := folder / f"gpu-{name}.json").exists():
-                known = json.loads(path.read_text(encoding="utf-8"))
-                if known["hardware"] == provenance([])["hardware"]:
-                    return known["figures"]
-        return {}
+    def figures(self, name: str) -> dict[str, Any]:
+        """All figures of a file."""
+        path = self._folder / f"gpu-{name}.json"
+        return json.loads(path.read_text(encoding="utf-8"))["figures"] if path.exists() else {}

@@ -1,9 +1,8 @@
-"""Runs that go on from call to call: cells of the papers' tables at their own settings, and our recipes."""
+"""A cell of a paper's table at its own settings; a run that is not done in one call goes on in the next."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,21 +10,17 @@ from typing import Any
 
 from benchmarks.gpu.place import Place, TimeIsUp
 from benchmarks.reproduced import figures
-from dpfed.config import load_config
 from dpfed.console.terminal import watching
 from dpfed.progress import Watcher
-from dpfed.reproduce.comparison import Variant
 from dpfed.reproduce.datasets import DATA_SETS
 from dpfed.reproduce.experiments import experiment
 from dpfed.reproduce.outcome import reproduce
-from dpfed.reproduce.runs import Request, plan_runs
-from dpfed.runs.making import make_start_if_wanted
-from dpfed.runs.pretraining import pretrain
+from dpfed.reproduce.runs import Request
 
 _EVERY = 20  # steps between two checkpoints: what a call that is cut short loses at most
 _RESERVE = 10.0  # seconds that a call keeps for what comes after the last step
-# Neither changes what a step computes, but for the last bits.
-_HERE = {"training.checkpoint_every": _EVERY, "bounding.microbatch": 512}
+# None changes what a step computes, but for rounding.
+_HERE = {"training.checkpoint_every": _EVERY, "training.precision": "bf16", "bounding.microbatch": 2_048}
 _TINY = {
     "model.image": "cnn",
     "model.width": 8,
@@ -75,75 +70,27 @@ class Until:
         return advance
 
 
-def cell(place: Place, name: str, variants: tuple[Variant, ...], epsilon: float) -> dict[str, Any]:
-    """Some rows of an experiment on CIFAR-10 at the paper's settings.
-
-    Args:
-        place: where the runs are kept.
-        name: of the experiment.
-        variants: of it that are wanted.
-        epsilon: the promise.
+def cell(place: Place) -> dict[str, Any]:
+    """DP-GCL on CIFAR-10 at the paper's settings and epsilon 10, beside the figures that the paper has.
 
     Raises:
         TimeIsUp: when the rest must wait for the next call.
     """
     more = _HERE | {"data.stores": str(place.work / "stores")} | (_TINY if place.tiny else {})
-    changed = tuple(dataclasses.replace(variant, changes=variant.changes | more) for variant in variants)
+    wanted = [variant for variant in experiment("table1").variants if variant.method == "group"]
+    changed = tuple(dataclasses.replace(variant, changes=variant.changes | more) for variant in wanted)
     request = Request(
-        dataclasses.replace(experiment(name), variants=changed, sweep=None),
+        dataclasses.replace(experiment("table1"), variants=changed, sweep=None),
         DATA_SETS["cifar10"],
         "gpu",
-        (epsilon,),
+        (10.0,),
         None,
         _records(place),
         True,
         place.work / "reproduce",
     )
     with watching() as shown:
-        watcher = Until(place, more["training.checkpoint_every"], shown)
-        for item in plan_runs(request):  # a start is part of the configuration, so it must be there before the runs are named
-            make_start_if_wanted(item.config, watcher, lambda _: None)
-        return figures(reproduce(request, watcher))
-
-
-def variants_of(name: str, *methods: str, label: str | None = None) -> tuple[Variant, ...]:
-    """The variants of an experiment with one of these methods, and with this label if one is given."""
-    every = experiment(name).variants
-    return tuple(one for one in every if one.method in methods and label in (None, one.label))
-
-
-def shipped(place: Place, name: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """What results.json says of a run of a shipped configuration.
-
-    Args:
-        place: where the run is kept, under the configuration's own name.
-        name: of the configuration.
-        changes: by key.
-
-    Raises:
-        TimeIsUp: when the rest must wait for the next call.
-    """
-    own = {"data.path": str(_records(place)), "data.stores": str(place.work / "stores")}
-    changes = own | {"training.checkpoint_every": _EVERY} | changes
-    config = load_config(name, [f"{key}={value}" for key, value in changes.items()])
-    with watching() as shown:
-        run = pretrain(config, place.work / "runs" / config.name, Until(place, _EVERY, shown), resume=True)
-    return json.loads(run.results.read_text(encoding="utf-8"))
-
-
-def scenes(place: Place) -> dict[str, Any]:
-    """Captioned scenes: the public half in full, then the private half through adapters."""
-    small = {"privacy.batch": 8, "privacy.steps": 2, "bounding.group_size": 4} if place.tiny else {}
-    public = shipped(place, "adapt/cifar10-public", small | ({"optimizer.warmup": 0} if place.tiny else {}))
-    start = f"local-dir:{place.work / 'runs' / 'cifar10-public' / 'model'}"
-    return {"public": public, "adapted": shipped(place, "adapt/cifar10", small | {"model.architecture": start})}
-
-
-def started(place: Place, epsilon: float) -> dict[str, Any]:
-    """DP-GCL's cell of Table 1 from a procedural start instead of random weights."""
-    variants = variants_of("table1", "group")
-    procedural = tuple(dataclasses.replace(one, changes=one.changes | {"model.start": "procedural"}) for one in variants)
-    return cell(place, "table1", procedural, epsilon)
+        return figures(reproduce(request, Until(place, more["training.checkpoint_every"], shown)))
 
 
 def _records(place: Place) -> Path:

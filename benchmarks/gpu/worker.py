@@ -1,4 +1,4 @@
-"""Does the parts of a stage, one after the other, in the process that `python -m benchmarks.gpu` starts and watches.
+"""Does the parts of a call, one after the other, in the process that `python -m benchmarks.gpu` starts and watches.
 
 A part that fails ends the process, which may have lost its GPU; the next process goes on behind that part.
 """
@@ -14,29 +14,28 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu import parts
 from benchmarks.gpu.place import Part, Place, Results, TimeIsUp
-from benchmarks.gpu.stages import stages
-from benchmarks.record import RESULTS
+from dpfed.errors import UserError
 
 DONE, FAILED, UNFINISHED = 0, 4, 3
 
 
-def main(stage: int, work: str, data: str | None, out: str | None, command: str, ends: float, tiny: bool, again: bool) -> int:
-    """Goes on with a stage; returns one of the codes above.
+def main(call: str, work: str, data: str | None, out: str | None, command: str, ends: float, tiny: bool) -> int:
+    """Goes on with a call; returns one of the codes above.
 
     Args:
-        stage: its number.
+        call: ``measure`` or ``table``.
         work: see `Place`.
         data: see `Place`.
         out: see `Results`.
         command: see `Results`.
         ends: see `Place`.
         tiny: see `Place`.
-        again: measure what earlier calls have measured, too.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     place = Place(device, Path(work), None if data is None else Path(data), ends, tiny)
-    results = Results(place.work, command, None if tiny or again else RESULTS, None if out is None else Path(out))
+    results = Results(place.work, command, None if out is None else Path(out))
     calls = place.work / "this-call.json"  # what was tried in this call, by processes before this one, too
     tried: dict[str, str] = json.loads(calls.read_text(encoding="utf-8")) if calls.exists() else {}
 
@@ -44,14 +43,14 @@ def main(stage: int, work: str, data: str | None, out: str | None, command: str,
         tried[part.name] = state
         calls.write_text(json.dumps(tried), encoding="utf-8")
 
-    torch.backends.cudnn.allow_tf32 = False  # as in a run
-    for part in stages()[stage]:
-        if part.name in tried or (tiny and not part.tiny) or (not again and _passed(results.find(part))):
+    left_over = False
+    for part in getattr(parts, call)():
+        if part.name in tried or (tiny and not part.tiny) or _passed(results.find(part)):
             continue
         if tried and place.left < part.seconds and not tiny:
             print(f"{part.name}: not begun, it takes about {part.seconds:.0f} s", flush=True)
-            return UNFINISHED
-        print(f"{part.name}: ...", flush=True)
+            left_over = True
+            continue  # a shorter one may fit
         began = time.time()
         try:
             figures = part.work(place)
@@ -60,15 +59,17 @@ def main(stage: int, work: str, data: str | None, out: str | None, command: str,
             print(f"{part.name}: {reached}", flush=True)
             return UNFINISHED
         except Exception as error:  # whatever it is, the other parts are still of use
-            traceback.print_exc()
+            if not isinstance(error, (UserError, torch.OutOfMemoryError)):
+                traceback.print_exc()
             words = " ".join(str(error).split())[:300]
             results.add(part, {"failed": f"{type(error).__name__}: {words}"})
             note(part, "failed")
+            print(f"{part.name}: failed: {words}", flush=True)
             return FAILED
         results.add(part, figures)
         note(part, "done" if _passed(figures) else "failed")
         print(f"{part.name}: {_words(figures)}  ({time.time() - began:.0f} s)", flush=True)
-    return DONE
+    return UNFINISHED if left_over else DONE
 
 
 def _passed(figures: Any) -> bool:

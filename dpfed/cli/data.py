@@ -81,7 +81,7 @@ def import_(
     say(f"importing {', '.join(source)} into {dest}")
     from dpfed.data.importers import import_records
     from dpfed.data.importers.dicom import parsed_window
-    from dpfed.data.importers.processes import cores
+    from dpfed.data.processes import cores
     from dpfed.data.reasons import by_reason
     from dpfed.progress import import_progress
 

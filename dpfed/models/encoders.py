@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, conv1x1
 
-from dpfed.models.norm import Norm, group_norm
+from dpfed.models.norm import Norm, group_norm, norm_relu
 
 _EIGHT_GROUPS: Norm = functools.partial(group_norm, groups=8)
 Features = Literal["last", "pyramid"]
-_BLOCKS = {18: (BasicBlock, (2, 2, 2, 2)), 34: (BasicBlock, (3, 4, 6, 3)), 50: (Bottleneck, (3, 4, 6, 3))}
 
 
 def read_out(maps: Sequence[torch.Tensor], features: Features) -> torch.Tensor:
@@ -65,11 +64,35 @@ class SmallCNN(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """``(n, 3, H, W)`` normalised images -> ``(n, features_dim)``."""
         maps = []
-        for layer in self.stages:
-            images = layer(images)
-            if isinstance(layer, nn.ReLU):
-                maps.append(images)
+        layers = list(self.stages)
+        for convolution, norm, relu in zip(layers[::3], layers[1::3], layers[2::3], strict=True):
+            images = norm_relu(convolution(images), norm, relu)
+            maps.append(images)
         return read_out(maps, self._features)
+
+
+class _BasicBlock(BasicBlock):
+    """torchvision's, with `norm_relu`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = norm_relu(self.conv1(x), self.bn1, self.relu)
+        return norm_relu(self.conv2(out), self.bn2, self.relu, lambda: self.downsample(x) if self.downsample else x)
+
+
+class _Bottleneck(Bottleneck):
+    """torchvision's, with `norm_relu`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = norm_relu(self.conv1(x), self.bn1, self.relu)
+        out = norm_relu(self.conv2(out), self.bn2, self.relu)
+        return norm_relu(self.conv3(out), self.bn3, self.relu, lambda: self.downsample(x) if self.downsample else x)
+
+
+_BLOCKS: dict[int, tuple[type[_BasicBlock] | type[_Bottleneck], tuple[int, ...]]] = {
+    18: (_BasicBlock, (2, 2, 2, 2)),
+    34: (_BasicBlock, (3, 4, 6, 3)),
+    50: (_Bottleneck, (3, 4, 6, 3)),
+}
 
 
 class ResNet(nn.Module):
@@ -106,7 +129,7 @@ class ResNet(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """``(n, 3, H, W)`` normalised images -> ``(n, features_dim)``."""
-        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        x = self.maxpool(norm_relu(self.conv1(images), self.bn1, self.relu))
         maps = []
         for layer in map(self.get_submodule, ("layer1", "layer2", "layer3", "layer4")):
             x = layer(x)
@@ -114,7 +137,7 @@ class ResNet(nn.Module):
         return read_out(maps, self._features)
 
 
-def _block(block: type[BasicBlock] | type[Bottleneck], channels: int, planes: int, stride: int, norm: Norm) -> nn.Module:
+def _block(block: type[_BasicBlock] | type[_Bottleneck], channels: int, planes: int, stride: int, norm: Norm) -> nn.Module:
     out, shortcut = planes * block.expansion, None
     if stride != 1 or channels != out:
         shortcut = nn.Sequential(conv1x1(channels, out, stride), norm(out))

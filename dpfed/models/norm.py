@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.overrides import handle_torch_function, has_torch_function
 
 from dpfed.errors import UserError
 
@@ -38,6 +39,31 @@ def group_norm(channels: int, groups: int = 32) -> nn.GroupNorm:
 def layer_norm(channels: int) -> nn.GroupNorm:
     """LayerNorm (Ba et al. 2016) of feature maps: over all channels and positions of an image, a GroupNorm with one group."""
     return nn.GroupNorm(1, channels)
+
+
+def norm_relu(
+    x: Tensor, norm: nn.Module, relu: nn.Module, shortcut: Callable[[], Tensor] | None = None, **read: Tensor
+) -> Tensor:
+    """``relu(norm(x) + shortcut())``, in one call that a `TorchFunctionMode` may compute in its own way.
+
+    Args:
+        x: ``(n, channels, H, W)``.
+        norm: of such images.
+        relu: behind it.
+        shortcut: gives what is added, in the shape of `x`.
+        **read: the parameters that the call reads, for such a mode.
+    """
+    if isinstance(norm, nn.GroupNorm) and has_torch_function((x,)):
+        return handle_torch_function(norm_relu, (x,), x, norm, relu, shortcut, weight=norm.weight, bias=norm.bias)
+    return one_by_one(x, norm, relu, shortcut)
+
+
+def one_by_one(x: Tensor, norm: nn.Module, relu: nn.Module, shortcut: Callable[[], Tensor] | None = None) -> Tensor:
+    """As `norm_relu`, module by module."""
+    y = norm(x)
+    if shortcut is not None:
+        y += shortcut()
+    return relu(y)
 
 
 class AnchoredBatchNorm(nn.Module):

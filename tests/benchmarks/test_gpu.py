@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import checks, loads, pieces, speed, stages, wheels, worker
+from benchmarks.gpu import checks, loads, parts, steps, wheels, worker
 from benchmarks.gpu.place import Part, Place, Results, TimeIsUp
-from benchmarks.gpu.training import cell, started, variants_of
+from benchmarks.gpu.summary import summary
+from benchmarks.gpu.training import cell
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 
@@ -35,131 +36,95 @@ def place(tmp_path, cifar) -> Place:
 
 
 @pytest.fixture
-def stage(place, monkeypatch):
-    """Does a stage as the worker process does it."""
+def call(place, monkeypatch):
+    """Does a call as the worker process does it."""
     monkeypatch.setattr("benchmarks.throughput.transport", lambda: {"backend": "gloo"})  # it starts processes
+    monkeypatch.setattr("benchmarks.throughput.DECODED", 8)
     place.work.mkdir()
 
-    def do(number: int, **changes) -> int:
+    def do(action: str = "measure", **changes) -> int:
         job = {"work": str(place.work), "data": str(place.data), "out": None, "command": "test", "ends": place.ends}
         (place.work / "this-call.json").unlink(missing_ok=True)
-        return worker.main(number, **{**job, "tiny": True, "again": False, **changes})
+        return worker.main(action, **{**job, "tiny": True, **changes})
 
     do.work = place.work
     return do
 
 
-LONG = ("scenes, epsilon 8", "overhead", "coordinator", "methods", "memory")  # the first word or words of their paths
+LONG = ("coordinator", "methods", "worker", "gradients")  # the first words of their paths
 
 
-@pytest.mark.parametrize("number", [1, *(pytest.param(number, marks=pytest.mark.slow) for number in (2, 3, 4))])
-def test_every_part_of_a_stage_gives_figures(stage, number, monkeypatch):
-    try_all(stage, number, [part for part in parts_to_try(number) if part.path[0] not in LONG], monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [1, 3, 4])
-def test_long_parts_give_figures_too(stage, number, monkeypatch):
-    try_all(stage, number, [part for part in parts_to_try(number) if part.path[0] in LONG], monkeypatch)
-
-
-def try_all(stage, number, parts, monkeypatch):
-    monkeypatch.setattr(worker, "stages", lambda: {number: parts})
-    assert parts and stage(number) == worker.DONE
-    results = Results(stage.work, "test", brought=None)
-    for part in parts:
+def try_all(call, tried, monkeypatch):
+    monkeypatch.setattr(parts, "measure", lambda: tried)
+    assert tried and call() == worker.DONE
+    results = Results(call.work, "test")
+    for part in tried:
         found = results.find(part)
         assert found is not None and "failed" not in (found if isinstance(found, dict) else {}), part.name
         assert not isinstance(found, dict) or found.get("passed", True) is True, part.name
 
 
-def parts_to_try(number: int) -> list[Part]:
-    """Leaves out parts that differ from others in sizes alone, which are all the same when they are tiny."""
-    alike = re.compile(r"ResNet|epsilon 1$|^batch, epsilon|16384|pyramid|S = 64|memory, 1024")
-    every = [part for part in stages.stages()[number] if part.tiny]
-    return [part for part in every if not alike.search(", ".join(part.path))]
+def parts_to_try() -> list[Part]:
+    return [part for part in parts.measure() if part.tiny and part.path[-1] not in (steps.PLAIN[0], steps.PLAIN[2])]
 
 
-def test_the_stages_have_what_they_promise():
-    found = stages.stages()
-    assert [part.path[0] for part in found[2]] == [
-        "group, epsilon 10",
-        "batch, epsilon 10",
-        "group, epsilon 1",
-        "batch, epsilon 1",
-    ]
-    assert {part.path[0] for part in found[1] if part.file == "checks"} == set(checks.CHECKS)
-    names = [part.name for parts in found.values() for part in parts]
-    assert len(set(names)) == len(names)
+def test_every_part_gives_figures_and_the_summary_has_them(call, monkeypatch):
+    try_all(call, [part for part in parts_to_try() if part.path[0] not in LONG], monkeypatch)
+    said = summary(call.work / "results")
+    assert re.search(r"ResNet-18, CIFAR stem +[\d.]+ +[\d.]+ +[\d.]+ +[\d,]+ +0.0  bf16, channels last\n", said)
+    for words in ("4,096 views of 32 px", "of linear", "check engines: passed", "check others, small CNN: passed"):
+        assert words in said
 
 
-def test_a_run_that_is_out_of_time_travels_in_pieces_and_goes_on(place, monkeypatch, tmp_path):
-    monkeypatch.setattr(pieces, "BYTES", 200_000)
+@pytest.mark.slow
+def test_long_parts_give_figures_too(call, monkeypatch):
+    try_all(call, [part for part in parts_to_try() if part.path[0] in LONG], monkeypatch)
+
+
+def test_the_calls_have_what_they_promise():
+    found = parts.measure()
+    assert {part.path[0] for part in found if part.file == "checks"} == {*checks.CHECKS, "others"}
+    ways = [(name, way) for name in steps.CASES for way in ("private", *steps.PLAIN)]
+    assert sorted(part.path for part in found if part.file == "step" and len(part.path) == 2) == sorted(ways)
+    assert len({part.name for part in found}) == len(found)
+    first = [part for part in found if part.file != "throughput" and not {"compiled", "fp32"} & set(part.name.split(", "))]
+    assert sum(part.seconds for part in first if "compiled" not in part.name) <= 400, "a call of seven minutes does these"
+
+
+def test_a_part_that_does_not_fit_makes_room_for_a_shorter_one(call, place, monkeypatch, capsys):
+    done = []
+    tried = [Part("checks", (name,), seconds, lambda _, name=name: done.append(name) or {"passed": True})
+             for name, seconds in (("first", 0.0), ("long", 500.0), ("short", 5.0))]  # fmt: skip
+    monkeypatch.setattr(parts, "measure", lambda: tried)
+    assert call(tiny=False, ends=time.time() + 60) == worker.UNFINISHED
+    assert done == ["first", "short"] and "long: not begun, it takes about 500 s" in capsys.readouterr().out
+
+
+def test_a_cell_that_is_out_of_time_goes_on_in_the_next_call(place):
     late = Place(place.device, place.work, place.data, time.time() - 1, tiny=True)
-    variants = variants_of("table1", "group")
     with pytest.raises(TimeIsUp, match="2 of 4 steps"):
-        cell(late, "table1", variants, 10.0)
-    (run,) = pieces.unfinished(place.work)
-    digests = [Ledger.open(run / "ledger.jsonl").release_of(step).digest for step in (0, 1)]
-
-    cut = dict(pieces.cut(run, place.work))
-    run.rename(tmp_path / "gone")
-    folder = tmp_path / "pieces"
-    folder.mkdir()
-    first, *others = cut
-    for name in others:
-        (folder / name).write_bytes(cut[name])
-    assert "pieces 1 of" in pieces.join(folder, place.work)[0] and others and not run.exists()
-    (folder / first).write_bytes(cut[first])
-    assert pieces.join(folder, place.work) == []
-    kept = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
-    assert {"config.toml", "ledger.jsonl", "secret.key", "checkpoints/step-00000002.safetensors"} <= kept
-    assert "checkpoints/step-00000000.safetensors" not in kept and not any(name.startswith("releases/") for name in kept)
-
-    rows = cell(place, "table1", variants, 10.0)["rows"]
+        cell(late)
+    (ledger,) = place.work.rglob("ledger.jsonl")
+    digests = [Ledger.open(ledger).release_of(step).digest for step in (0, 1)]
+    rows = cell(place)["rows"]
     beside = [(row["name"], row["published"]) for row in rows if row["metric"] == "knn3_accuracy"]
     assert beside == [("Base", 24.5), ("DP-GCL", 39.5)]
-    ledger = Ledger.open(run / "ledger.jsonl")
-    assert ledger.charged == 4 and [ledger.release_of(step).digest for step in (0, 1)] == digests
-    assert not pieces.unfinished(place.work)
+    after = Ledger.open(ledger)
+    assert after.charged == 4 and [after.release_of(step).digest for step in (0, 1)] == digests
 
 
-def test_a_start_is_made_before_the_run_is_named(place, monkeypatch, tmp_path):
-    """Its digest is part of the configuration, after which the run's folder is named."""
-    recipe = tmp_path / "start.toml"
-    text = (ROOT / "configs" / "start.toml").read_text(encoding="utf-8")
-    for old, new in (("= 300", "= 2"), ("= 256", "= 8"), ("20_000", "32"), ("warmup = 20", "warmup = 0")):
-        text = text.replace(old, new)
-    recipe.write_text(text)
-    monkeypatch.setattr("dpfed.runs.starts.shipped_file", lambda _: recipe)
-    rows = started(place, 10.0)["rows"]
-    assert {row["name"] for row in rows} == {"Base", "DP-GCL"}
-    assert len(list((place.work / "reproduce" / "runs").iterdir())) == 1
-
-
-def test_a_part_that_fails_is_named_and_the_others_are_done(stage, place, monkeypatch, capsys):
+def test_a_part_that_fails_is_named_and_the_others_are_done(call, place, monkeypatch, capsys):
     def broken(_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    parts = [Part("checks", ("broken",), 0.0, broken), Part("checks", ("fine",), 0.0, lambda _: {"passed": True})]
-    monkeypatch.setattr(worker, "stages", lambda: {1: parts})
-    assert stage(1) == worker.FAILED
-    results = Results(place.work, "test", brought=None)
-    assert "illegal memory access" in results.find(parts[0])["failed"] and results.find(parts[1]) is None
+    tried = [Part("checks", ("broken",), 0.0, broken), Part("checks", ("fine",), 0.0, lambda _: {"passed": True})]
+    monkeypatch.setattr(parts, "measure", lambda: tried)
+    assert call() == worker.FAILED
+    results = Results(place.work, "test")
+    assert "illegal memory access" in results.find(tried[0])["failed"] and results.find(tried[1]) is None
     job = {"work": str(place.work), "data": None, "out": None, "command": "test", "ends": place.ends, "tiny": True}
-    assert worker.main(1, **job, again=False) == worker.DONE  # the next process of the same call
-    assert results.find(parts[1]) == {"passed": True}
-
-
-def test_what_was_measured_elsewhere_counts_on_the_same_hardware_only(place, tmp_path, monkeypatch):
-    brought = tmp_path / "brought"
-    brought.mkdir()
-    part = Part("step", ("overhead", "small CNN"), 0.0, lambda _: None)
-    Results(tmp_path / "a", "test", brought=None).add(part, {"ratio": 1.0})
-    (tmp_path / "a" / "results" / "gpu-step.json").rename(brought / "gpu-step.json")
-    assert Results(tmp_path / "b", "test", brought).find(part) == {"ratio": 1.0}
-    monkeypatch.setattr("benchmarks.record.hardware", lambda: "another GPU")
-    assert Results(tmp_path / "b", "test", brought).find(part) is None
+    assert worker.main("measure", **job) == worker.DONE  # the next process of the same call
+    assert results.find(tried[1]) == {"passed": True}
 
 
 def test_noise_that_differs_is_seen(place, monkeypatch):
@@ -187,18 +152,6 @@ def test_a_sum_that_differs_is_seen(place, monkeypatch):
 
     monkeypatch.setattr(checks, "_sums", other)
     assert not checks.engines(place)["passed"]
-
-
-def test_what_does_not_fit_into_memory_is_halved():
-    tried = []
-
-    def measure(records):
-        tried.append(records)
-        if records > 100:
-            raise torch.OutOfMemoryError("no")
-        return {"records": records}
-
-    assert speed.fitting(measure, 400) == {"records": 100} and tried == [400, 200, 100]
 
 
 def test_loads_hold_everything_and_none_is_too_large(tmp_path, monkeypatch):
@@ -249,10 +202,9 @@ def test_unpacking_writes_nothing_to_where_a_link_leads(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "--stage"),
-        (["--stage", "7"], "invalid choice"),
-        (["--stage", "1", "--minutes", "0"], "must be positive"),
-        (["--stage", "1", "--data", "nowhere"], "no Parquet files"),
+        (["everything"], "invalid choice"),
+        (["--minutes", "0"], "must be positive"),
+        (["--data", "nowhere"], "no Parquet files"),
         (["fetch"], "FOLDER"),
     ],
 )
@@ -262,14 +214,18 @@ def test_bad_words_are_refused(words, said, capsys):
     assert ended.value.code != 0 and said in f"{ended.value.code}{capsys.readouterr().err}"
 
 
-def test_without_a_gpu_nothing_is_measured(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "_has_gpu", lambda _: False)
-    assert command.main(["--stage", "1", "--work", str(tmp_path)]) == 2
-    assert "no GPU" in capsys.readouterr().err
+@pytest.mark.parametrize("lack", ["torch finds no GPU here", "torch has no Triton here"])
+def test_without_a_gpu_or_triton_nothing_is_measured(lack, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "_lack", lambda _: lack)
+    assert command.main(["--work", str(tmp_path)]) == 2
+    assert lack in capsys.readouterr().err
+    monkeypatch.setattr(command, "_lack", lambda _: "")
+    assert command.main(["table", "--work", str(tmp_path)]) == 2
+    assert "the cell wants CIFAR-10" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_machine_with_torch_and_the_wheels_does_the_first_stage(tmp_path):
+def test_a_machine_with_torch_and_the_wheels_measures_all(tmp_path):
     """A real process, in an environment that holds torch, torchvision, numpy, pillow and what `pack` carries; nothing else."""
     site, base, work, copy = (tmp_path / name for name in ("env", "base", "work", "copy"))
     venv.create(site, symlinks=True)
@@ -281,8 +237,6 @@ def test_a_machine_with_torch_and_the_wheels_does_the_first_stage(tmp_path):
         str(site / "bin" / "python"),
         "-m",
         "benchmarks.gpu",
-        "--stage",
-        "1",
         "--minutes",
         "9",
         "--tiny",

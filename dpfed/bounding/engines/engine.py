@@ -55,7 +55,7 @@ class GroupBatch:
         """Some groups, in the given order."""
         ranges = [(self.starts[group], self.starts[group + 1]) for group in groups]
         device = next(iter(self.views.values())).device
-        rows = torch.cat([torch.arange(first, end) for first, end in ranges]).to(device)
+        rows = torch.tensor([row for first, end in ranges for row in range(first, end)], dtype=torch.int64).to(device)
         starts = [0, *itertools.accumulate(end - first for first, end in ranges)]
         return GroupBatch({name: view[rows] for name, view in self.views.items()}, starts, self.step)
 

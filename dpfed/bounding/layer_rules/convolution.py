@@ -34,6 +34,8 @@ def convolution(
     """``F.conv2d`` on ``(n k, C, H, W)``."""
     if isinstance(padding, str):
         return NotImplemented
+    if recorder.grouping.has_kernels_for(input):  # all that follows lies as the kernels read it
+        input = input.contiguous(memory_format=torch.channels_last)
     output = func(input, weight.detach(), None if bias is None else bias.detach(), stride, padding, dilation, groups)
     geometry = Geometry(_pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation), groups)
     weights, biases, x = recorder.source(weight), recorder.target(bias), input.detach()
@@ -41,7 +43,7 @@ def convolution(
         weights = recorder.target(weight)
 
     def seen(grouping: Grouping) -> Tensor:
-        return x.to(output.dtype) if grouping.has_kernels_for(x) and groups == 1 else precise(x)
+        return x.to(output.dtype) if grouping.has_kernels_for(x) else precise(x)
 
     def terms(gradient: Tensor) -> Iterator[Term]:
         grouping = recorder.grouping
@@ -83,7 +85,7 @@ def _of_kernel(
         slopes = gradients.permute(0, 2, 3, 1).flatten(1, 2)
         met = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
         return OuterProducts(target, patches, slopes, grouping, lambda whole: whole[:, :, *met].permute(0, 2, 3, 1))
-    if grouping.has_kernels_for(inputs) and geometry.groups == 1:
+    if grouping.has_kernels_for(inputs):
         return Materialised(target, geometry.of_places(inputs, gradients, grouping), grouping, lambda w: w.permute(0, 2, 3, 1))
     return Materialised(target, geometry.weight_gradients(inputs, gradients, weight, grouping), grouping)
 
@@ -100,7 +102,7 @@ class Geometry:
 
     def weight_gradients(self, inputs: Tensor, gradients: Tensor, weight: Tensor, grouping: Grouping) -> Gradients:
         """Of the sum over the images of each group, in the kernel's shape: ``(n, C, H, W)`` and ``(n, O, H', W')``."""
-        if grouping.has_kernels_for(inputs) and self.groups == 1:
+        if grouping.has_kernels_for(inputs):
             return self.of_places(inputs, gradients, grouping).permute(0, 1, 4, 2, 3)
         backward, only_weight = torch.ops.aten.convolution_backward, [False, True, False]
         moves = (list(self.stride), list(self.padding), list(self.dilation), False, [0, 0], self.groups)
@@ -108,10 +110,15 @@ class Geometry:
         return [backward(g, x, weight, None, *moves, only_weight)[1] for g, x in sides]
 
     def of_places(self, inputs: Tensor, gradients: Tensor, grouping: Grouping) -> Tensor:
-        """The same of all places at once, ``(places, O, kH, kW, C)``."""
-        from dpfed.bounding.kernels import outer_products
+        """The same of all places at once, ``(places, O, kH, kW, C / groups)``."""
+        from dpfed.bounding.kernels import grouped_convolution, outer_products
 
         x, g = (images.permute(0, 2, 3, 1).contiguous() for images in (inputs, gradients.to(inputs.dtype)))
+        if self.groups > 1:
+            moves = self.kernel, self.stride, self.padding, self.dilation
+            sums = grouping.sums(grouped_convolution(g, x, self.groups, *moves))
+            assert isinstance(sums, Tensor)
+            return sums.permute(0, 1, 3, 4, 2)
         starts = grouping.starts * grouping.per_record(inputs)
         return outer_products(g, x, starts, self.kernel, self.stride, self.padding, self.dilation)
 

@@ -35,7 +35,8 @@ def embedding(
     def terms(gradient: Tensor) -> list[Term]:
         if padding_idx is not None:  # torch: the padding's vector is not trained
             gradient = gradient.masked_fill((input == padding_idx % len(weight))[..., None], 0.0)
-        return [EmbeddingWeight(target, input, gradient, len(weight), recorder.grouping)]
+        kind = EmbeddingOfPlaces if recorder.grouping.batched else EmbeddingWeight
+        return [kind(target, input, gradient, len(weight), recorder.grouping)]
 
     return recorder.collect(func(input, weight.detach()), input, terms)
 
@@ -54,7 +55,7 @@ class EmbeddingWeight:
     slack = 0.0
 
     def __init__(self, target: Target, tokens: Tensor, gradients: Tensor, vocabulary: int, grouping: Grouping) -> None:
-        self.target, self._many = target, grouping.batched
+        self.target = target
         group = grouping.of_rows(tokens)
         tokens, rows = tokens[: len(group)], gradients[: len(group)].flatten(0, -2)
         # A group's gradient has one row per token that occurs in it: the sum over its occurrences.
@@ -72,9 +73,51 @@ class EmbeddingWeight:
     def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
         """See `Term`."""
         into = self.target.of(parts)
-        total = into.double() if self._many else into  # more than `GROUPS_OF_A_PASS` are not added up in float32
         for rows, tokens, factor in zip(self._rows, self._tokens, factors.tolist(), strict=False):
             if factor > 0:
-                total.index_add_(0, tokens, rows.to(total.dtype), alpha=factor)
-        if self._many:
-            into.copy_(total)
+                into.index_add_(0, tokens, rows.to(into.dtype), alpha=factor)
+
+
+class EmbeddingOfPlaces:
+    """The same of all places of a pass at once, in shapes that no token decides: nothing is asked of the device.
+
+    Tokens are sorted, group by group; the sum over a token's occurrences in a group lies where the first of them stands, and
+    zeros lie behind it. So a group's rows stay within the places that its records have.
+
+    Args:
+        target: as of `EmbeddingWeight`, as the next.
+        tokens: see `target`.
+        gradients: see `target`.
+        vocabulary: see `target`.
+        grouping: see `target`.
+    """
+
+    slack = 0.0
+
+    def __init__(self, target: Target, tokens: Tensor, gradients: Tensor, vocabulary: int, grouping: Grouping) -> None:
+        self.target, self._vocabulary, self._grouping = target, vocabulary, grouping
+        self._of_records = grouping.of_records(tokens)  # places are for fillers, too
+        owner = self._of_records.view(-1, *[1] * (tokens.dim() - 1)).expand(tokens.shape).flatten()
+        pairs, order = torch.sort(owner * vocabulary + tokens.flatten(), stable=True)
+        number = torch.arange(len(pairs), device=pairs.device)
+        is_first = torch.cat([pairs.new_ones(1, dtype=torch.bool), pairs[1:] != pairs[:-1]])
+        first = torch.where(is_first, number, 0).cummax(0).values
+        rows = gradients.flatten(0, -2)[order]
+        self._tokens, self._owner = pairs % vocabulary, pairs // vocabulary
+        self._rows = torch.ops.aten.embedding_dense_backward(rows, first, len(pairs), -1, False)
+        lengths = torch.linalg.vector_norm(self._rows, dim=1, dtype=grouping.exact).square()
+        by_record = lengths.view(grouping.records, -1).sum(1)
+        self.squares = grouping.by_place(by_record).sum(1)[: grouping.count]
+
+    def parts(self, group: int) -> list[Tensor]:
+        """See `Term`."""
+        own = self._grouping.records_of(group)
+        return [whole.unflatten(0, (self._grouping.records, -1))[own] for whole in (self._rows, self._tokens)]
+
+    def add_weighted(self, factors: Tensor, parts: Sequence[Tensor]) -> None:
+        """See `Term`; in float64, for these are more groups than may be added up in float32."""
+        weights = torch.cat([factors, factors.new_zeros(1)])[self._owner][:, None]
+        rows = self._rows.to(self._grouping.exact).masked_fill(weights == 0, 0.0) * weights
+        added = torch.ops.aten.embedding_dense_backward(rows, self._tokens, self._vocabulary, -1, False)
+        into = self.target.of(parts)
+        into.copy_(into + added)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ class Grouping:
         counts[: self.count, 0] = torch.tensor(sizes)
         starts = torch.full_like(counts, sum(sizes))
         starts[: self.count, 0] = torch.tensor([0, *sizes[:-1]]).cumsum(0)
-        self._ends = [0, *torch.tensor(sizes).cumsum(0).tolist()]
+        self._ends = [0, *itertools.accumulate(sizes)]
         each = torch.arange(longest)
         self.present = (each < counts).to(device)
         self.slots = torch.where(each < counts, starts + each, self.records).to(device)
@@ -107,11 +107,21 @@ class Grouping:
     def split(self, rows: Tensor) -> list[Tensor]:
         """The rows of each group, views."""
         k = self.per_record(rows)
-        return [rows[first * k : end * k] for first, end in pairwise(self._ends)]
+        return [rows[first * k : end * k] for first, end in itertools.pairwise(self._ends)]
 
     def of_rows(self, rows: Tensor) -> Tensor:
         """``(m,)`` the group of each row that has one: the first m rows."""
         return torch.arange(self.count).repeat_interleave(torch.tensor(self.sizes) * self.per_record(rows)).to(rows.device)
+
+    def of_records(self, rows: Tensor) -> Tensor:
+        """``(n k,)`` the group of each row; of fillers a number behind all places."""
+        sizes = [*self.sizes, self.records - self._ends[-1]]
+        numbers = torch.tensor([*range(self.count), self.places])
+        return numbers.repeat_interleave(torch.tensor(sizes) * self.per_record(rows)).to(rows.device)
+
+    def records_of(self, group: int) -> slice:
+        """The records of a group."""
+        return slice(self._ends[group], self._ends[group + 1])
 
     def sums(self, rows: Tensor) -> Gradients:
         """``(n k, ...)`` -> for each group ``(...)``, added up over its rows in `precise_type`."""

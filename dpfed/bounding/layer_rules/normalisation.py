@@ -1,4 +1,7 @@
-"""GroupNorm, LayerNorm, BatchNorm by fixed statistics: scale and shift have one gradient per channel, which is written down."""
+"""GroupNorm, LayerNorm, BatchNorm by fixed statistics: scale and shift have one gradient per channel, which is written down.
+
+On a GPU one kernel computes a GroupNorm with the addition and the ReLU behind it, where the model calls `norm_relu`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpfed.bounding.layer_rules.grouping import Grouping, precise
 from dpfed.bounding.layer_rules.row_sums import RowSums
 from dpfed.bounding.layer_rules.standardised import standardise
 from dpfed.bounding.layer_rules.term import Target, Term
+from dpfed.models.norm import one_by_one
 
 if TYPE_CHECKING:
     from dpfed.bounding.layer_rules.recorder import Recorder
@@ -22,6 +26,8 @@ def group_norm(
     recorder: Recorder, _: Any, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5
 ) -> Tensor:
     """``F.group_norm`` on ``(n k, C, ...)``."""
+    if _has_kernel(recorder, input):
+        return _in_one_kernel(recorder, input, num_groups, weight, bias, eps)
     x = input.to(weight.dtype).contiguous()
     rows, channels = x.shape[:2]
     output, mean, inverse = torch.native_group_norm(
@@ -29,6 +35,86 @@ def group_norm(
     )
     targets = recorder.target(weight), recorder.target(bias)
     return recorder.collect(output, x, lambda g: group_norm_terms(targets, x, g, (mean, inverse), recorder.grouping))
+
+
+def norm_relu(
+    recorder: Recorder,
+    _: Any,
+    x: Tensor,
+    norm: nn.GroupNorm,
+    relu: nn.Module,
+    shortcut: Callable[[], Tensor] | None,
+    weight: Tensor,
+    bias: Tensor,
+) -> Tensor:
+    """`dpfed.models.norm.norm_relu`."""
+    with recorder:
+        if not _has_kernel(recorder, x):
+            return one_by_one(x, norm, relu, shortcut)
+        added = None if shortcut is None else shortcut()
+    return _in_one_kernel(recorder, x, norm.num_groups, weight, bias, norm.eps, True, added)
+
+
+def _has_kernel(recorder: Recorder, images: Tensor) -> bool:
+    return images.dim() == 4 and recorder.grouping.has_kernels_for(images)
+
+
+def _in_one_kernel(
+    recorder: Recorder,
+    images: Tensor,
+    groups: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    relu: bool = False,
+    added: Tensor | None = None,
+) -> Tensor:
+    targets, grouping = (recorder.target(weight), recorder.target(bias)), recorder.grouping
+
+    def found(by_image: Tensor) -> None:
+        pairs = zip(targets, by_image.unbind(1), strict=True)
+        recorder.terms += [RowSums.of(target, rows, grouping) for target, rows in pairs if target is not None]
+
+    recorder.rows.append(len(images))
+    # Without it, nothing would ask a first layer for gradients.
+    start = None if images.requires_grad else torch.zeros((), requires_grad=True)
+    return _GroupNorm.apply(images, added, start, weight.detach(), bias.detach(), groups, eps, relu, found)
+
+
+class _GroupNorm(torch.autograd.Function):
+    """GroupNorm, addition and ReLU in one kernel; the gradients of scale and shift go to who asked for them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        added: Tensor | None,
+        _: Tensor | None,
+        scale: Tensor,
+        shift: Tensor,
+        groups: int,
+        eps: float,
+        relu: bool,
+        found: Callable[[Tensor], None],
+    ) -> Tensor:
+        """See `dpfed.bounding.kernels.normalise`."""
+        from dpfed.bounding.kernels import normalise
+
+        out, means, inverses = normalise(images, scale, shift, groups, eps, relu, added)
+        ctx.save_for_backward(images, out, scale, means, inverses)
+        ctx.relu, ctx.added, ctx.found = relu, None if added is None else added.dtype, found
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """See `dpfed.bounding.kernels.pull_back`."""
+        from dpfed.bounding.kernels import pull_back
+
+        images, out, scale, means, inverses = ctx.saved_tensors
+        adds = ctx.added is not None
+        of_images, of_added, by_image = pull_back(gradient[0], images, out, scale, means, inverses, ctx.relu, adds)
+        ctx.found(by_image)
+        return of_images, None if of_added is None else of_added.to(ctx.added), *[None] * 7
 
 
 def layer_norm(
@@ -91,7 +177,7 @@ def group_norm_terms(
     gradients: Tensor,
     statistics: tuple[Tensor, Tensor],
     grouping: Grouping,
-) -> list[Term]:
+) -> list[RowSums]:
     """Of scale and shift of a GroupNorm.
 
     Args:
@@ -124,7 +210,7 @@ def layer_norm_terms(
     shape: tuple[int, ...],
     epsilon: float,
     grouping: Grouping,
-) -> list[Term]:
+) -> list[RowSums]:
     """Of scale and shift of a LayerNorm over the last dimensions of ``(n k, ..., *shape)``."""
     parts = []
     if targets[0] is not None:

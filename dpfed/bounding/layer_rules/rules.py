@@ -14,13 +14,15 @@ from dpfed.bounding.layer_rules.broadcast import add, add_product, expand, multi
 from dpfed.bounding.layer_rules.convolution import convolution
 from dpfed.bounding.layer_rules.embedding import embedding
 from dpfed.bounding.layer_rules.linear import linear, matmul
-from dpfed.bounding.layer_rules.normalisation import batch_norm, group_norm, layer_norm
+from dpfed.bounding.layer_rules.normalisation import batch_norm, group_norm, layer_norm, norm_relu
+from dpfed.models import norm
 
 # A rule is called with the recorder, the function, and the function's arguments; NotImplemented: it does not cover these.
 RULES: dict[Callable, Callable[..., Any]] = {
     F.linear: linear,
     F.conv2d: convolution,
     F.group_norm: group_norm,
+    norm.norm_relu: norm_relu,
     F.layer_norm: layer_norm,
     F.embedding: embedding,
     F.multi_head_attention_forward: attention,

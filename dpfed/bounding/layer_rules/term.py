@@ -122,8 +122,8 @@ def add_weighted(gradients: Gradients, factors: Tensor, place: Tensor) -> None:
         place: where they are added.
     """
     if isinstance(gradients, Tensor):
-        flat = gradients.reshape(len(gradients), -1).masked_fill_((factors == 0)[:, None], 0.0)  # 0 * inf is not 0
-        blocks = factors.to(flat.dtype).view(-1, 1, BLOCK) @ flat.view(-1, BLOCK, flat.shape[1])
+        flat = gradients.reshape(len(gradients), -1).masked_fill_((factors == 0).unsqueeze(1), 0.0)  # 0 * inf is not 0
+        blocks = torch.bmm(factors.to(flat.dtype).view(-1, 1, BLOCK), flat.view(-1, BLOCK, flat.shape[1]))
         place.add_(blocks.sum((0, 1)).view(place.shape))
         return
     for gradient, factor in zip(gradients, factors.tolist(), strict=False):

@@ -20,13 +20,13 @@ from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.naming import CONTENT
 from dpfed.data.importers.parquet import ParquetImporter
 from dpfed.data.importers.pieces import Progress, VolumesPlan, store_records
-from dpfed.data.importers.processes import MOST_WORKERS, Tell
 from dpfed.data.importers.source import Source
 from dpfed.data.importers.table import TableImporter, common_folder
 from dpfed.data.importers.table_rows import TABLES
 from dpfed.data.importers.webdataset import WebDatasetImporter
 from dpfed.data.importers.workplace import workplace
 from dpfed.data.limits import stored_side, whole_number
+from dpfed.data.processes import MOST_WORKERS, Tell
 from dpfed.data.reasons import by_reason, mending
 from dpfed.data.store.columns import blocks
 from dpfed.data.store.new_directory import check_destination

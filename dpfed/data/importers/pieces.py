@@ -18,9 +18,9 @@ import numpy as np
 
 from dpfed.data.importers.access import Access
 from dpfed.data.importers.naming import content_hash
-from dpfed.data.importers.processes import Tell
 from dpfed.data.importers.source import FileRecord, Item, Piece, Source, Unreadable
 from dpfed.data.importers.workplace import DRAFT, Workplace, stamp_of
+from dpfed.data.processes import Tell
 from dpfed.data.store.fingerprint import new_key
 from dpfed.data.store.layout import volume_files
 from dpfed.data.store.linked import LinkedFiles

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpfed.data.importers.processes import Processes, Tell
+from dpfed.data.processes import Processes, Tell
 from dpfed.data.store.new_directory import cannot_write, refuse_existing
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically

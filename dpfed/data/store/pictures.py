@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dpfed.data.store.decoding import Opened, Wanted, in_processes
 from dpfed.data.store.layout import damaged
 from dpfed.data.store.linked import COLUMNS, LinkedFiles
 from dpfed.data.store.mapped import MappedBatches
@@ -30,7 +31,12 @@ class Pictures:
         size: side of raw images, pixels; ``None``: the original files are stored, or linked.
         batches: the records.
         linked: the files that hold the images; ``None``: the batches do.
+
+    Attributes:
+        opened: what another process opens the store with; ``None``: it cannot.
     """
+
+    opened: Opened | None = None
 
     def __init__(self, path: Path, size: int | None, batches: MappedBatches, linked: LinkedFiles | None) -> None:
         self._path, self._size, self._batches, self._linked = path, size, batches, linked
@@ -77,24 +83,37 @@ class Pictures:
     def _decoded(self, indices: np.ndarray, size: int, resize: str, interpolation: str) -> Tensor:
         import torch
 
+        wanted = Wanted(size, resize, interpolation)
+        if self.opened is not None and (images := in_processes(self.opened, indices, wanted)) is not None:
+            return images
         result = np.empty((len(indices), 3, size, size), np.uint8)
-
-        def fill(place: int, batch: pa.RecordBatch, row: int) -> None:
-            try:
-                with decoded(self.at(batch, row)) as (image, _):
-                    result[place] = square(image, size, resize, interpolation)
-            except BrokenImage as error:
-                found = damaged(self._path, f"the image of {batch.column('id')[row].as_py()!r} cannot be decoded ({error})")
-                raise UserError(str(found), damaged(self._path, "an image cannot be decoded").public) from error
-
-        files = [
-            (place, batch, row)
-            for places, batch, local in self._batches.holding(indices)
-            for place, row in zip(places.tolist(), local.tolist(), strict=True)
-        ]
-        for _ in decoders().map(lambda file: fill(*file), files):
+        for _ in decoders().map(lambda file: self._decode(result, wanted, *file), self._files(indices)):
             pass  # an error in a thread is raised here
         return torch.from_numpy(result)
+
+    def decode_into(self, result: np.ndarray, indices: np.ndarray, wanted: Wanted) -> None:
+        """Decodes files in this thread.
+
+        Args:
+            result: ``(n, 3, size, size)`` uint8.
+            indices: ``(n,)``.
+            wanted: how they become square.
+        """
+        for file in self._files(indices):
+            self._decode(result, wanted, *file)
+
+    def _files(self, indices: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch, int]]:
+        for places, batch, local in self._batches.holding(indices):
+            for place, row in zip(places.tolist(), local.tolist(), strict=True):
+                yield place, batch, row
+
+    def _decode(self, result: np.ndarray, wanted: Wanted, place: int, batch: pa.RecordBatch, row: int) -> None:
+        try:
+            with decoded(self.at(batch, row)) as (image, _):
+                result[place] = square(image, *wanted)
+        except BrokenImage as error:
+            found = damaged(self._path, f"the image of {batch.column('id')[row].as_py()!r} cannot be decoded ({error})")
+            raise UserError(str(found), damaged(self._path, "an image cannot be decoded").public) from error
 
 
 def _resize(images: Tensor, size: int, interpolation: str) -> Tensor:

@@ -107,6 +107,7 @@ class RecordStore:
         if store._linked is not None:
             store._linked.check()
         store._opened = (path, owner, owners)
+        store.pictures.opened = store.__reduce__()
         return store
 
     @functools.cached_property

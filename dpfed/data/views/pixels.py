@@ -186,7 +186,7 @@ def memory(image: ImageInput) -> int:
 
 
 def decoders() -> ThreadPoolExecutor:
-    """The threads that decode images (PIL lets go of the interpreter lock while it does)."""
+    """The threads that decode images where processes do not (`dpfed.data.store.decoding`)."""
     return _pool(os.getpid())
 
 

@@ -4,10 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpfed.bounding.engines import layerwise
 from dpfed.bounding.engines.layerwise import LayerwiseEngine
 from dpfed.bounding.engines.loop import LoopEngine
-from dpfed.bounding.engines.pass_shape import PassShape
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.config import ObjectiveConfig
 from dpfed.models.building import build_model
@@ -65,18 +63,6 @@ def test_a_groups_gradient_has_the_same_bits_wherever_it_stands():
         assert torch.equal(outer_products(g, x, starts, *moves)[1], alone)
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    """The engine makes passes as on a GPU: one shape, all places together, Triton's kernels."""
-
-    def grouping(*given, **named):
-        return Grouping(*given, **named, batched=True)
-
-    monkeypatch.setattr(layerwise, "Grouping", grouping)
-    on = PassShape.on
-    monkeypatch.setattr(PassShape, "on", lambda device, size, records, pixels: on("cuda", size, records or 24, pixels))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("name", ["cnn", "two towers"])
@@ -128,7 +114,7 @@ def test_every_layer_has_autograds_gradients_for_all_places_at_once(name):
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_convolution_in_bf16_has_its_own_gradients(groups):
-    """Also one whose channels are kept apart, which no kernel computes."""
+    """Also one whose channels are kept apart."""
     layer, inputs = torch.nn.Conv2d(4, 8, 3, padding=1, groups=groups), torch.randn(22, 4, 6, 6)
     with torch.autocast("cpu", torch.bfloat16):
         seeds = torch.randn_like(layer(inputs)).float()

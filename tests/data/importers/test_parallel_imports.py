@@ -22,8 +22,8 @@ from PIL import Image
 
 from dpfed.data.importers import import_records, pieces
 from dpfed.data.importers import workplace as workplace_room
-from dpfed.data.importers.processes import Processes
 from dpfed.data.importers.workplace import workplace
+from dpfed.data.processes import Processes
 from dpfed.data.store.fingerprint import contents_of, splits_of
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError

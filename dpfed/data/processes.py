@@ -24,7 +24,7 @@ Tell = Callable[[int], None]  # called with how much is done
 MOST_WORKERS = 512
 _TOLD_EVERY = 0.2  # seconds between two messages about how far a process is
 _LOOKED_EVERY = 0.2  # seconds between two looks at whether the parent is there
-_PROGRAM = "from dpfed.data.importers.processes import serve; serve({0}, {1})"
+_PROGRAM = "from dpfed.data.processes import serve; serve({0}, {1})"
 
 
 def cores() -> int:
@@ -129,9 +129,9 @@ def _died(process: subprocess.Popen[bytes]) -> UserError:
     code = process.wait()
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
     return UserError(
-        f"a process of the import {how}, perhaps for want of memory. Start the same import again: it goes on where it stopped, "
-        "and with fewer workers it needs less memory.",
-        command="--workers says how many.",
+        f"a process that reads images {how}, perhaps for want of memory. Start the same command again: an import or a run goes "
+        "on where it stopped, and an import with fewer workers needs less memory.",
+        command="--workers says how many an import has.",
     )
 
 

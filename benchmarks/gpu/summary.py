@@ -1,0 +1,65 @@
+"""All that a call found, in one table. Needs nothing but Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def summary(results: Path) -> str:
+    """The table.
+
+    Args:
+        results: the folder with ``gpu-NAME.json``.
+    """
+    found = {
+        path.stem.removeprefix("gpu-"): json.loads(path.read_text(encoding="utf-8"))["figures"]
+        for path in sorted(results.glob("gpu-*.json"))
+    }
+    return "\n".join([*_steps(found.get("step", {})), *_others(found), *_cells(found.get("table1", {}))])
+
+
+def _steps(step: dict[str, Any]) -> Iterator[str]:
+    heads = f"{'a step, all in':<26}{'private ms':>11}{'plain ms':>10}{'ratio':>7}{'records/s':>11}{'peak GiB':>10}"
+    yield f"{heads}  best plain step"
+    for name, ways in step.items():
+        if not isinstance(ways, dict) or "private" not in ways:
+            continue
+        plain = {way: figures["ms"] for way, figures in ways.items() if way != "private" and "ms" in figures}
+        best = min(plain, key=plain.__getitem__, default=None)
+        own = ways["private"]
+        if "ms" not in own:
+            yield f"{name:<26}{own['failed']}"
+            continue
+        beside = f"{plain[best]:>10.1f}{own['ms'] / plain[best]:>7.2f}" if best else f"{'':>17}"
+        yield f"{name:<26}{own['ms']:>11.1f}{beside}{own['records_per_second']:>11,.0f}{own['peak_gib']:>10.1f}  {best or ''}"
+    if "ms_of_4096" in step.get("views", {}):
+        yield f"4,096 views of 32 px: {step['views']['ms_of_4096']:.1f} ms"
+    if "all" in (decoded := step.get("decoding", {})):
+        share = decoded["all"] / decoded["one_core"] / decoded["cores"]
+        cores = f"{decoded['cores']} cores {decoded['all']:,.0f}"
+        yield f"decoding at 224 px, images a second: one core {decoded['one_core']:,.0f}, {cores} ({share:.2f} of linear)"
+
+
+def _others(found: dict[str, Any]) -> Iterator[str]:
+    for name, seconds in found.get("throughput", {}).get("coordinator", {}).items():
+        yield f"coordinator, {name.replace('_', ' ')}: {seconds}"
+    for name, check in _checks(found.get("checks", {})):
+        refused = f" (refused: {check['refused']})" if check.get("refused") else ""
+        yield f"check {name}: {'passed' if check.get('passed') else 'FAILED'}{refused}"
+
+
+def _checks(checks: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, check in checks.items():
+        if name == "others":
+            yield from ((f"others, {model}", figures) for model, figures in check.items())
+        else:
+            yield name, check
+
+
+def _cells(table: dict[str, Any]) -> Iterator[str]:
+    for cell in table.values():
+        for row in cell.get("rows", ()):
+            yield f"{row['name']:<10}{row['metric']:<20} ours {row['ours']}, published {row['published']}"

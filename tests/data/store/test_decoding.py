@@ -1,0 +1,79 @@
+"""Images that processes decode: the pixels of the threads, in memory that nobody else can find."""
+
+import os
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dpfed.data.importers.importing import import_records
+from dpfed.data.store import decoding
+from dpfed.data.store.decoding import Wanted, in_processes
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.records import RecordStore
+from dpfed.data.store.writing import StoreWriter
+from dpfed.data.views.pixels import encode
+from dpfed.errors import UserError
+
+COUNT = 70
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory without a name")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path, draw = tmp_path_factory.mktemp("files") / "store", np.random.default_rng(0)
+    with StoreWriter(path, name="files", kind="image", public=True) as writer:
+        for number in range(COUNT):
+            pixels = draw.integers(0, 256, (20 + number % 7, 30, 3), np.uint8)
+            writer.add(RecordInput(str(number), encode(Image.fromarray(pixels))))
+    return RecordStore.open(path)
+
+
+@pytest.fixture
+def many_cores(monkeypatch):
+    monkeypatch.setattr(decoding, "cores", lambda: 2)
+    monkeypatch.setattr(decoding, "_LEAST_CORES", 2)
+
+
+def test_processes_give_the_pixels_of_threads(store, many_cores, monkeypatch):
+    indices, kinds = np.random.default_rng(1).permutation(COUNT), ("crop", "pad")
+    found = [store.images(indices, 16, kind) for kind in kinds]
+    pool = decoding._pool(os.getpid(), 2)
+    assert len(pool.processes._all) == 2, "processes have decoded"
+    monkeypatch.setattr(decoding, "cores", lambda: 1)
+    assert all((one == store.images(indices, 16, kind)).all() for one, kind in zip(found, kinds, strict=True))
+
+
+def test_memory_is_written_again_only_when_nobody_reads_it(store, many_cores):
+    first, second = np.arange(COUNT), np.arange(COUNT)[::-1].copy()
+    kept = store.images(first, 16)[3:5]
+    expected = kept.clone()
+    for _ in range(3):
+        store.images(second, 16)
+    assert (kept == expected).all()
+    pool = decoding._pool(os.getpid(), 2)
+    assert len(pool.free) == 1, "the others had the same memory, one after the other"
+    view = in_processes(store.pictures.opened, first, Wanted(16, "crop", "bicubic"), 2)[7:9]
+    store.images(second, 16)
+    assert (view == store.images(first, 16)[7:9]).all()
+
+
+def test_a_file_that_cannot_be_decoded_is_one_sentence(store, many_cores, tmp_path):
+    (tmp_path / "in").mkdir()
+    with tarfile.open(tmp_path / "in" / "00000.tar", "w") as archive:
+        for number in range(COUNT):
+            content = store.encoded(np.array([number]))[0][: 300 if number == 9 else None]
+            (tmp_path / "file").write_bytes(content)
+            archive.add(tmp_path / "file", f"{number:03}.png")
+    import_records(tmp_path / "in", tmp_path / "broken", decode=False)
+    with pytest.raises(UserError, match="the image of '.*009' cannot be decoded") as error:
+        RecordStore.open(tmp_path / "broken").images(np.arange(COUNT), 16)
+    assert "009" not in error.value.public
+    assert store.images(np.arange(COUNT), 16).shape[0] == COUNT, "new processes go on"
+
+
+def test_nothing_is_left_where_others_look(store, many_cores):
+    before = set(os.listdir("/dev/shm"))
+    images = store.images(np.arange(COUNT), 16)
+    assert set(os.listdir("/dev/shm")) == before and len(images) == COUNT
