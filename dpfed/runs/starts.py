@@ -23,7 +23,6 @@ from dpfed.config.toml_file import read_toml
 from dpfed.data.generated.dead_leaves import VERSION
 from dpfed.errors import UserError
 from dpfed.models.starting import MissingStart, StartingWeights, find_start
-from dpfed.models.summary import start_of
 
 if TYPE_CHECKING:
     from dpfed.privacy.ledger import Ledger
@@ -158,6 +157,8 @@ def origin_of(config: Config) -> dict[str, Any] | None:
     Returns:
         ``weights`` (in words), ``sha256``, and ``trained``: the runs that made them, see `runs_of` (``None``: nothing says).
     """
+    from dpfed.models.summary import start_of  # it needs torch
+
     found = starting_weights(config)
     if found is None:
         return None
@@ -177,6 +178,8 @@ def runs_of(run: RunDirectory, parts: Components, ledger: Ledger) -> list[dict[s
         ``generated`` (they are nobody's), ``guarantee`` (whether one holds), ``epsilon``, ``delta`` and ``unit`` (of the
         guarantee).
     """
+    from dpfed.models.summary import start_of
+
     start = run.provenance.get("start")
     before: list[dict[str, Any]] = []
     if start is not None:

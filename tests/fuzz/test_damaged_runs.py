@@ -46,8 +46,8 @@ def runs(tmp_path_factory) -> Path:
     dpfed.pretrain(config, folder / "done")
     took = dpfed.runs.running.train
 
-    def interrupted(transport, coordinator, steps, observers) -> None:
-        took(transport, coordinator, range(steps.start, 3), observers)
+    def interrupted(transport, coordinator, steps, *rest) -> None:
+        took(transport, coordinator, range(steps.start, 3), *rest)
         raise UserError("stopped by the test after three steps.")
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):

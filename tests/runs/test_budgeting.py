@@ -61,8 +61,8 @@ def book_of(store):
 def stopped_after(monkeypatch, steps):
     real = running.train
 
-    def train(transport, coordinator, numbers, observers):
-        real(transport, coordinator, list(numbers)[:steps], observers)
+    def train(transport, coordinator, numbers, *rest):
+        real(transport, coordinator, list(numbers)[:steps], *rest)
         raise Stopped
 
     monkeypatch.setattr(running, "train", train)

@@ -18,7 +18,7 @@ from dpfed.privacy.ledger import Ledger, Release
 from dpfed.privacy.noise import digest_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.training.coordinator import DISCARDED
-from dpfed.training.trainer import InProcess, train
+from dpfed.training.trainer import InProcess, Observer, train
 from tests.federation.lab import SITES, Lab, identity_of
 
 MODES = ["central", "distributed", "secure", "local"]
@@ -185,7 +185,7 @@ def test_a_step_with_too_few_sites_is_discarded_and_paid_for(lab, trust, tmp_pat
     ledger = Ledger.create(tmp_path / "ledger.jsonl", one.plan)
     before = [p.detach().clone() for p in one.parts.model.parameters()]
     summaries = []
-    train(one.server, one.parts.coordinator(Randomness.from_seed(9), ledger), range(1), [summaries.append])
+    train(one.server, one.parts.coordinator(Randomness.from_seed(9), ledger), range(1), [Observer(summaries.append)])
     assert (ledger.charged, ledger.release_of(0).digest) == (1, DISCARDED)
     assert summaries[0].noisy_gradient_norm is None
     assert all(torch.equal(a, b) for a, b in zip(before, one.parts.model.parameters(), strict=True))
