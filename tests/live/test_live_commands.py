@@ -30,7 +30,7 @@ SITES = ("north", "south")
 def test_a_run_in_the_terminal(dpfed, make, plan):
     run = make(done=3, sites=SITES)
     code, out, _ = dpfed("watch", run.path)
-    assert code == 0 and "3 of 6 (50 %)" in out and "of 8.00 planned" in out and re.search(r"south +3 +0", out)
+    assert code == 0 and "3 of 6 (50%)" in out and "of 8.00 planned" in out and re.search(r"south +3 +0", out)
     code, out, _ = dpfed("watch", run.path, "--json")
     (facts,) = json.loads(out)
     assert code == 0 and {one["name"]: one["value"] for one in facts["figures"]}["epsilon_spent"] == plan.epsilon(3)
