@@ -1,0 +1,89 @@
+"""Real pictures with names, as record stores: tiles and icons of public libraries, CIFAR-10 with classes as captions.
+
+The libraries are checkouts on this machine, and nothing of them is kept here: tiles of Dungeon Crawl Stone Soup
+(github.com/crawl/tiles, releases/Nov-2015, CC0) and KDE's Oxygen icons (github.com/KDE/oxygen-icons, LGPL; faces are left out).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from PIL import Image
+
+from dpfed.data.store.record import RecordInput
+from dpfed.data.store.records import RecordStore, open_or_write
+from dpfed.data.store.writing import StoreWriter
+
+_HELD_OUT = 7  # one of so many names, by the name's hash
+_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
+_CIFAR_TRAIN, _CIFAR_TEST = 30_000, 2_000
+
+
+def tiles(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Names (``player cloak red``) and files of tiles."""
+    for path in sorted(folder.rglob("*.png")):
+        yield _name("/".join(path.relative_to(folder).with_suffix("").parts[2:])), path
+
+
+def icons(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Names (``address book new``) and files of icons, the largest of each."""
+    for size in ("128x128", "64x64", "48x48"):
+        for path in sorted((folder / size).rglob("*.png")):
+            if not path.is_symlink() and path.parent.name != "emotes":
+                yield _name(path.stem), path
+
+
+def named_store(found: Iterator[tuple[str, Path]], place: Path) -> RecordStore:
+    """A store of pictures with one name each; of equal names, or equal pictures, the first."""
+
+    def write(target: Path) -> None:
+        names: set[str] = set()
+        pictures: set[str] = set()
+        with StoreWriter(target, name=place.name, kind="image-text", public=True) as writer:
+            for name, path in found:
+                with Image.open(path) as image:
+                    shown = Image.new("RGB", image.size, "white")
+                    shown.paste(image.convert("RGBA"), mask=image.convert("RGBA").getchannel("A"))
+                digest = hashlib.sha256(shown.tobytes()).hexdigest()
+                if not name or name in names or digest in pictures:
+                    continue
+                names.add(name)
+                pictures.add(digest)
+                held_out = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _HELD_OUT == 0
+                writer.add(RecordInput(name, _png(shown), (name,), split="test" if held_out else "train"))
+
+    return open_or_write(place, write)
+
+
+def cifar_store(folder: Path, place: Path) -> RecordStore:
+    """CIFAR-10, of which 30,000 images are for training and 2,000 for testing; the class is label and caption."""
+
+    def write(target: Path) -> None:
+        names = {"class": [f"a photo of a {name}" for name in _CLASSES]}
+        with StoreWriter(target, name="CIFAR-10", kind="image-text", public=True, label_names=names) as writer:
+            for split, count in (("train", _CIFAR_TRAIN), ("test", _CIFAR_TEST)):
+                table = pq.read_table(folder / f"{split}.parquet").slice(0, count)
+                image, label = table.column_names[:2]
+                for number, row in enumerate(table.to_pylist()):
+                    kind = row[label]
+                    caption = (names["class"][kind],)
+                    labels = {"class": kind}
+                    writer.add(RecordInput(f"{split}-{number}", row[image]["bytes"], caption, labels, split=split))
+
+    return open_or_write(place, write)
+
+
+def _name(stem: str) -> str:
+    words = [word for word in re.split(r"[\W_\d]+", stem.lower()) if word not in ("", "unused")]
+    return " ".join(dict.fromkeys(words))
+
+
+def _png(image: Image.Image) -> bytes:
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
