@@ -123,6 +123,7 @@ PIECES = {
     "logit": lambda p: p.max_batch * p.options["directions"] * 2 / p.options["temperature"],
     "released": lambda p: 2 * p.batch,
     "dpcl": lambda p: 2 * p.batch,
+    "moments": lambda p: p.records,
 }
 
 
