@@ -1,3 +1,5 @@
 """The Flower app that `flwr run .` bundles; dpfed itself is installed wherever it runs."""
 
-from dpfed.federation.flower.server_app import app as app
+from dpfed.federation.flower.server_app import app
+
+__all__ = ["app"]  # where Flower looks for it

@@ -37,7 +37,8 @@ def make_app_folder(folder: Path) -> Path:
         folder.mkdir(parents=True)
         for name, module in _ENTRIES.items():
             (folder / name).parent.mkdir()
-            (folder / name).write_text(f"from dpfed.federation.flower.{module} import app as app\n", encoding="utf-8")
+            entry = f'from dpfed.federation.flower.{module} import app\n\n__all__ = ["app"]\n'  # Flower looks for it there
+            (folder / name).write_text(entry, encoding="utf-8")
         content = {"project": {**project, "license": "Apache-2.0"}, "tool": {"flwr": {"app": APP}}}
         (folder / "pyproject.toml").write_text(tomli_w.dumps(content), encoding="utf-8")
     except OSError as error:
