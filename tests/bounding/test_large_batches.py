@@ -124,11 +124,12 @@ PIECES = {
     "logit": lambda p: p.max_batch * p.options["directions"] * 2 / p.options["temperature"],
     "released": lambda p: 2 * p.batch,
     "dpcl": lambda p: 2 * p.batch,
-    "moments": lambda p: p.records,
 }
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if method_named(name).private])
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if method_named(name).private and not method_named(name).closed_form]
+)
 def test_the_spread_of_every_method_is_its_longest_sum_over_its_sensitivity(name):
     one = plan(name)
     assert one.method.spread(one) >= PIECES[name](one) * one.clip_norm / one.sensitivity * (1 - 1e-12)
