@@ -11,7 +11,10 @@ from dpfed.cli import operating
 from dpfed.cli.parties import line, show_findings, show_terms, tell
 from dpfed.console.terminal import chosen_config, say
 
-federation = typer.Typer(help="For the coordinator of several institutions: make the terms, show them.", no_args_is_help=True)
+federation = typer.Typer(
+    help="For the coordinator of several institutions: make the terms, run the federation, try one on this machine.",
+    no_args_is_help=True,
+)
 operating.register(federation)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]

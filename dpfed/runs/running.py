@@ -124,7 +124,6 @@ def _carry_out(
     # Sites get the parameters in every step, and whoever observes groups writes what follows from them: both wait.
     coordinator.ahead = ahead = parts.terms is None and job.observe is None
     points = max(1, plan.steps // _CURVE_POINTS)
-    advance = _progress(watcher, plan, start, ledger.last_step + 1)
     own = [
         Observer(keep_metrics, lambda summary: summary.phase is not None or _due(summary, plan, points)),
         Observer(evaluate_on_the_way, is_measured),
@@ -133,8 +132,7 @@ def _carry_out(
     with TensorBoard(run) as board:
         kept = dataclasses.replace(parts, kept=(run.features, watcher))
         transport = connect(dataclasses.replace(job, parts=kept))
-        advance = watcher.stage("private steps" if plan.private else "steps", plan.steps)
-        advance(start)
+        advance = _progress(watcher, plan, start, ledger.last_step + 1)
         copies = Observer(board, lambda summary: not ahead or _due(summary, plan, points))
         every_step = map(Observer, observers)
         train(transport, coordinator, range(start, plan.steps), [*own, copies, *every_step], advance)

@@ -115,15 +115,15 @@ class Coordinator:
         return None if self.curve is None else self.curve.threshold
 
     def commit(self) -> None:
-        """Returns when the last release is on disk and paid for.
+        """Returns when the last release is on disk and paid for. If that failed, every further call fails, too.
 
         Raises:
             OSError: if it could not be kept or paid for.
             UserError: if the budget is spent.
         """
-        pending, self._committing = self._committing, None
-        if pending is not None:
-            pending.result()
+        if self._committing is not None:
+            self._committing.result()
+            self._committing = None
 
     def apply(self, step: int, total: BoundedSum) -> StepSummary:
         """One step: noise once, keep, charge, divide by the public divisor, update.
@@ -163,7 +163,7 @@ class Coordinator:
         Raises:
             UserError: if the ledger lost a release that is still kept.
         """
-        if self._releases is None or self._committing is not None:  # a release of this run is under way: none is left behind it
+        if self._releases is None or self._committing is not None:  # this process made the last release: no later one is kept
             return None
         recorded = self._ledger.release_of(step)
         if recorded is not None and recorded.digest == DISCARDED:
@@ -255,7 +255,7 @@ class Coordinator:
 
     def _require_finite(self, step: int) -> None:
         # A function of the noisy sum only, so stopping here tells nothing more.
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in self._vector.parameters):
+        if not torch.stack([torch.isfinite(parameter).all() for parameter in self._vector.parameters]).all():
             raise UserError(
                 f"step {step}: the parameters are no longer finite. Lower optimizer.learning_rate "
                 f"(now {self._config.learning_rate:g}) or use a warm-up."

@@ -136,6 +136,10 @@ def test_a_payment_that_failed_stops_the_run_before_anything_is_seen(step, monke
     with pytest.raises(OSError, match="No space"):
         train(Sums([]), coordinator, range(4), [Observer(seen.append)])
     assert not seen and ledger.charged == 0
+    with pytest.raises(OSError, match="No space"):  # whoever goes on all the same takes no step
+        coordinator.apply(1, zeros(size=SIZE))
+    with pytest.raises(OSError, match="No space"):
+        coordinator.discard(1)
 
 
 def test_a_checkpoint_is_on_disk_under_its_name_before_older_ones_go(step, monkeypatch):
