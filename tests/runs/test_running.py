@@ -1,18 +1,22 @@
 """Runs as they are assembled and carried out in one process: weights, arithmetic, and who shared the work."""
 
 import dataclasses
+import time
 
 import pytest
 import torch
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
+from dpfed.federation.coordinator.rounds import Federation
+from dpfed.federation.simulation import Simulation, simulate
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
-from dpfed.runs import assembly
+from dpfed.runs import assembly, running
 from dpfed.runs.assembly import assemble
 from dpfed.runs.job import begin
+from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 from dpfed.runs.running import run_job
 from dpfed.training.trainer import InProcess
@@ -61,3 +65,26 @@ def test_products_are_not_rounded_to_tf32(tiny, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     assemble(resolve(parse_config(tiny)))
     assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize("who", ["sites", "raw figures", "nobody"])
+def test_what_follows_from_a_release_is_sent_or_written_when_that_is_paid_for(tiny, tmp_path, monkeypatch, who):
+    """Each step is paid for slowly. Only where nobody sees parameters in between may the next sum be computed meanwhile."""
+    tiny["privacy"]["steps"], tiny["evaluation"] = 4, {"split": "none"}
+    tiny |= {"diagnostics": "raw"} if who == "raw figures" else {}
+    monkeypatch.setattr(running, "_due", lambda summary, *_: summary.done == 4)  # metrics and checkpoints wait, too
+    charge, place, paid = Ledger.charge, tmp_path / "run" / "ledger.jsonl", []
+    monkeypatch.setattr(Ledger, "charge", lambda self, release: (time.sleep(0.2), charge(self, release)))
+    owner = Federation if who == "sites" else InProcess
+    collect = owner.collect
+
+    def watched(self, step):
+        paid.append(Ledger.open(place).charged)
+        return collect(self, step)
+
+    monkeypatch.setattr(owner, "collect", watched)
+    if who == "sites":
+        simulate(parse_config(tiny), place.parent, Simulation(sites=2))
+    else:
+        pretrain(parse_config(tiny), place.parent)
+    assert paid == [0, 1, 2, 3] if who != "nobody" else paid[1:] != [1, 2, 3]
