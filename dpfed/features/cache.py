@@ -162,12 +162,15 @@ class Features:
         return self._shards[number]
 
     def _read(self, number: int) -> Shard | None:
-        """A shard that was written whole; ``None``: it is to be computed."""
+        """A shard that was written whole, of as many records as belong to it; ``None``: it is to be computed."""
+        records = min(SHARD, len(self) - number * SHARD)
         try:
             found = load_file(self._path(number))
-            return Shard(found[_IMAGE], found.get(_TEXT), found.get(_STARTS))
+            shard = Shard(found[_IMAGE], found.get(_TEXT), found.get(_STARTS))
         except (OSError, SafetensorError, KeyError):
             return None
+        starts = shard.starts is None or len(shard.starts) == records + 1
+        return shard if len(shard.image) == records and starts else None
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06d}.safetensors"
