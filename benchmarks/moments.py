@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from safetensors.torch import save_file
 from torch import nn
 
-from benchmarks.picture_sets import cifar_store, icons, named_store, tiles
+from benchmarks.picture_sets import cifar_store, icons, named_store, symbols, tiles
 from benchmarks.record import RESULTS, figures, write_result
 from dpfed.config import Config, parse_config
 from dpfed.data.store.records import RecordStore
@@ -243,7 +243,7 @@ def main(place: str, work: str, *given: str) -> None:
         if name == "cifar10":
             store = cifar_store(Path(path), folder / name)
         else:
-            store = named_store({"tiles": tiles, "icons": icons}[name](Path(path)), folder / name)
+            store = named_store({"symbols": symbols, "tiles": tiles, "icons": icons}[name](Path(path)), folder / name)
         made = bench(store, 64 if name == "cifar10" else 128, files, folder)
         measure = "accuracy" if name == "cifar10" else "R@10"
         sets[name] = {
