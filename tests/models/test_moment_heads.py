@@ -27,7 +27,7 @@ def scores(found):
 @pytest.mark.parametrize("aligned", [False, True])
 def test_heads_are_the_regularised_solution_with_roots_of_its_singular_values(aligned):
     layout, noise, moments = MomentLayout(K, 2, 0.05, 0.8), MomentNoise(N, 1.5), moments_of()
-    ridge = (1.0 if aligned else 0.15) / K + (6 if aligned else 3) * 1.5 * np.sqrt(K) / N
+    ridge = (1.0 if aligned else 0.15) / K + 6 * 1.5 * np.sqrt(K) / N
     a, b = (np.linalg.inv(auto.numpy() + ridge * np.eye(K)) for auto in moments.autos)
     alike = min(1, max(0.05, 5 * (np.trace(moments.cross.numpy()) + 2 * 1.5 / N / np.sqrt(0.8) * np.sqrt(K))))
     left, values, right = np.linalg.svd(a @ (moments.cross.numpy() + aligned * alike * ridge * np.eye(K)) @ b)
