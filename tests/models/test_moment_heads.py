@@ -68,7 +68,7 @@ def test_more_epsilon_never_hurts_aligned_towers_and_next_to_none_leaves_them_as
         own = [
             unit(side - centre) for side, centre in zip((x, y), centres(layout, noise, Moments(means, None, None)), strict=True)
         ]
-        autos = [side[:records].T @ side[:records] / records + std[2] * _symmetric(drawn(k, k)) for side in own]
+        autos = torch.stack([side[:records].T @ side[:records] / records + std[2] * _symmetric(drawn(k, k)) for side in own])
         cross = own[0][:records].T @ own[1][:records] / records + std[1] * drawn(k, k)
         return recall(
             *(side @ head for side, head in zip(own, heads(layout, noise, Moments(means, cross, autos), True), strict=True))
