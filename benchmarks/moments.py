@@ -107,7 +107,9 @@ def tree(store: Path, size: int, files: dict[str, str], method: str, epsilon: fl
         "training": {"device": "cpu"},
         "evaluation": {"split": "none"},
     }
-    if not closed:
+    if closed:
+        sections["bounding"]["microbatch"] = 1024
+    else:
         sections["views"], sections["adaptation"] = {"cached": 1}, {"image": "frozen"}
         sections["bounding"] |= {"engine": "loop" if method == "none" else "layerwise", "group_size": 16}
         sections["privacy"] |= {"batch": 256, "steps": STEPS}
