@@ -35,7 +35,8 @@ pytestmark = pytest.mark.slow
 
 def found(parties, stores, config, **options):
     config["data"] = {"source": "store", "path": str(stores / EVALUATION), "size": 16}
-    sites = [SiteFolder.create(parties / name, name, stores / name) for name in (FIRST, *OTHERS)]
+    start = config["model"]["start"]
+    sites = [SiteFolder.create(parties / name, name, stores / name, start=start) for name in (FIRST, *OTHERS)]
     made = CoordinatorFolder.create(parties / "coordinator", parse_config(config), [site.card for site in sites], **options)
     for site in sites:
         site.join(Terms.load(made.terms))
