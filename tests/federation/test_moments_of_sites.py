@@ -71,7 +71,7 @@ def test_a_site_needs_its_own_copy_of_the_towers(agreed, aligned_start, tmp_path
     terms = Lab(agreed, tmp_path).terms
     with pytest.raises(UserError, match="starting weights .* do not travel: get a copy"):
         require_copies(terms, SiteSettings(name="north", store="x"))
-    assert "start" in require_copies(terms, SiteSettings(name="north", store="x", start=str(aligned_start)))
+    assert "model.start" in require_copies(terms, SiteSettings(name="north", store="x", start=str(aligned_start)))
 
 
 def test_the_terms_count_each_record_once(agreed, tmp_path):
