@@ -193,7 +193,8 @@ def measured(bench: Bench, files: dict[str, str], done: list[Row]) -> Iterator[R
     for count in counts:
         rows += [{"method": "no privacy", "records": count, "epsilon": None}]
         rows += [{"method": "moments", "records": count, "epsilon": e} for e in (EPSILONS if count in both else FEW)]
-    rows.sort(key=lambda row: row["epsilon"] not in (*FEW, None))  # what the table says comes first
+    # What tables say comes first.
+    rows.sort(key=lambda row: (row["epsilon"] not in (*FEW, None), row["records"] not in (600, 3000, 30_000)))
     rows += [{"method": "DP-GCL heads", "records": count, "epsilon": e} for count in both for e in (*FEW, None)]
     for row in rows:
         if _key(row) in there:
