@@ -34,7 +34,7 @@ from dpfed.runs.assembly import assemble
 from dpfed.runs.resolution import resolve, settle
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = (ROOT / "docs" / "federation.md").read_text()
+GUIDE = (ROOT / "docs" / "a-site-in-15-minutes.md").read_text().partition("\n## Appendix")[2]
 NAMES = ("north", "south", "west")
 FLOWERS = ("flower-superlink", "flower-supernode", "flwr")
 PLAN = {
