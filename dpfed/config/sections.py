@@ -109,7 +109,7 @@ class ModelConfig(Section):
         "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weight)"
     )
     normalisation: Literal["group", "layer", "batch"] = Field(
-        "group", description="behind each convolution; 'batch': over one group and public anchors (docs/normalisation.md)"
+        "group", description="behind each convolution; 'batch': over one group and public anchors (docs/methods.md)"
     )
     anchors: str | None = Field(None, description="normalisation = 'batch': a public record store; none: generated shapes")
     anchor_count: int = Field(32, ge=2, le=4096, description="M: public images in every group (normalisation = 'batch')")
