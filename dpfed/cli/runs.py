@@ -30,7 +30,7 @@ def pretrain(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Where the run goes; default runs/NAME.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run if it exists.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run if it exists.")] = False,
     as_json: Json = False,
     cluster: Cluster = None,
     workers: Workers = None,
@@ -82,7 +82,7 @@ def resume(
     cpus_per_worker: CpusPerWorker = None,
     restarts: Restarts = None,
 ) -> None:
-    """Go on with a run that was interrupted. A finished run is only shown."""
+    """Resume an interrupted run. A finished run is only shown."""
     from dpfed.console.terminal import say
 
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
@@ -212,10 +212,10 @@ def export(
     dest: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.", show_default=False)],
     adapters: Annotated[bool, typer.Option("--adapters", help="Only the adapters, as one file.")] = False,
     hub: Annotated[
-        bool, typer.Option("--hub", help="With a page for the Hugging Face hub: README.md, with the privacy card in it.")
+        bool, typer.Option("--hub", help="Add a page for the Hugging Face hub: README.md, with the privacy card in it.")
     ] = False,
     license: Annotated[
-        str | None, typer.Option(help="Of the weights, for that page, such as apache-2.0.", show_default=False)
+        str | None, typer.Option(help="License of the weights for that page, such as apache-2.0.", show_default=False)
     ] = None,
     transformers: Annotated[
         bool, typer.Option("--transformers", help="For transformers' CLIPModel, where it has such a model.")
