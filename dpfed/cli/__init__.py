@@ -8,7 +8,22 @@ from typing import Annotated
 import typer
 
 import dpfed
-from dpfed.cli import audit, budget, config, data, federation, forecast, live, privacy, reproduce, runs, site, starts, sweep
+from dpfed.cli import (
+    audit,
+    budget,
+    config,
+    data,
+    embedding,
+    federation,
+    forecast,
+    live,
+    privacy,
+    reproduce,
+    runs,
+    site,
+    starts,
+    sweep,
+)
 from dpfed.cli.cluster import cluster
 from dpfed.console import logs
 from dpfed.console.entry import run
@@ -45,6 +60,7 @@ def _options(
 
 
 runs.register(app)
+embedding.register(app)
 live.register(app)
 starts.register(app)
 forecast.register(app)
