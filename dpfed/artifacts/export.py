@@ -22,16 +22,18 @@ def export_model(
     hub: bool = False,
     license: str | None = None,
     transformers: bool = False,
+    onnx: bool = False,
 ) -> list[Path]:
     """Copies the model of a finished run; the copy has the time of copying.
 
     Args:
         folder: a run directory.
-        dest: a folder to make; with `adapters`, a file.
+        dest: a folder to make; with `adapters` or `onnx`, a file.
         adapters: only what was trained; `dpfed.apply_adapters` adds it to the weights that the run started from.
         hub: with a page for the Hugging Face hub, ``README.md`` (`dpfed.artifacts.model_card`).
         license: of the weights, for that page.
         transformers: as Hugging Face `transformers` reads it (`dpfed.models.transformers_clip`).
+        onnx: the image tower alone (`dpfed.models.onnx_export`).
 
     Returns:
         The files that were written.
@@ -45,8 +47,10 @@ def export_model(
         raise UserError(f"{folder} is not finished: `dpfed resume {folder}` trains it to its end.")
     if os.path.lexists(dest):
         raise UserError(f"{dest} exists already; choose another destination or delete it first.")
-    if adapters and (hub or transformers):
-        raise UserError("--adapters makes one file; --hub and --transformers make a folder with a whole model: leave one out.")
+    if adapters + onnx > 1 or (adapters or onnx) and (hub or transformers):
+        raise UserError(
+            "--adapters and --onnx make one file; --hub and --transformers make a folder with a whole model: choose one."
+        )
     if license is not None and not hub:
         raise UserError("--license is for the page that --hub makes: add --hub, or leave it out.")
     source = run.model / ADAPTERS if adapters else run.model
@@ -56,7 +60,11 @@ def export_model(
     page = model_card(run, license, transformers) if hub else None
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
-        if adapters:
+        if onnx:
+            from dpfed.models.onnx_export import write_onnx
+
+            write_atomically(dest, lambda file: write_onnx(run.model, file))
+        elif adapters:
             write_atomically(dest, read_bytes(source))
         else:
             with new_folder(dest) as draft:
@@ -70,7 +78,7 @@ def export_model(
                     os.utime(path)  # when training ended tells how long its steps took, which no epsilon covers
     except OSError as error:
         raise UserError(f"cannot write {dest}: {error.strerror or error}.") from error
-    return [dest] if adapters else sorted(dest.iterdir())
+    return [dest] if adapters or onnx else sorted(dest.iterdir())
 
 
 def _files_for_transformers(run: RunDirectory) -> dict[str, bytes]:

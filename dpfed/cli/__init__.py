@@ -16,6 +16,7 @@ from dpfed.cli import (
     embedding,
     federation,
     forecast,
+    hub,
     live,
     privacy,
     reproduce,
@@ -71,6 +72,7 @@ app.add_typer(privacy.app, name="privacy")
 app.add_typer(data.app, name="data")
 app.add_typer(budget.app, name="budget")
 app.add_typer(audit.app, name="audit")
+app.add_typer(hub.app, name="hub")
 app.add_typer(federation.federation, name="federation")
 app.add_typer(site.site, name="site")
 app.add_typer(cluster, name="cluster")
