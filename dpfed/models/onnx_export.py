@@ -23,7 +23,7 @@ class _ImageTower(nn.Module):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.model = load_encoder(folder).eval()
+        self.model = load_encoder(folder)
         self._plain = ImageViews(ViewsConfig(), preprocessing_in(folder)).plain
         self._features = method_of(self.model, features_of(self.model))
 
@@ -47,7 +47,7 @@ def write_onnx(folder: Path, file: Path) -> None:
         import onnxscript  # noqa: F401 torch.onnx needs it
     except ImportError as error:
         raise UserError(f"--onnx needs the package {error.name}: pip install 'dpfed[onnx]'.") from error
-    tower = _ImageTower(folder)
+    tower = _ImageTower(folder).eval()
     if sum(value.nbytes for value in tower.state_dict().values()) > _MOST_BYTES:
         raise UserError(f"the model in {folder} is larger than the 2 GB that an ONNX file holds: export it without --onnx.")
     size = describe(folder)["image_size"]
