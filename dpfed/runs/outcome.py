@@ -183,6 +183,7 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
         "clipping": plan.clipping,
         "progress": plan.progress,
         "noise_std": plan.noise_std,
+        "trained_parameters": trained_part(parts.model, parts.config).trainable,
         "noise": plan.noise_kind,
         "sound": plan.method.sound,
         "max_batch": plan.max_batch,
