@@ -94,7 +94,7 @@ def reference() -> dict[str, str]:
         pages[f"{folder}.md"] = f"# {folder}\n\n{_summary(folder)}\n\n{entries}\n"
     lines = [f"- [{folder}]({folder}.md): {_summary(folder)}" for folder in sorted(folders)]
     intro = (
-        "Every module, class and function with its docstring. Programs import `dpfed` itself ([as a library](../library.md))."
+        "Every module, class and function with its docstring. Programs import `dpfed` itself ([as a library](../commands.md#as-a-library))."
     )
     pages["index.md"] = "# Reference\n\n" + intro + "\n\n" + "\n".join(lines) + "\n"
     return pages

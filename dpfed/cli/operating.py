@@ -26,7 +26,7 @@ def run(
     port: Annotated[int | None, typer.Option(help="Of the SuperLink, on loopback.", show_default=False)] = None,
     keys_only: Annotated[bool, typer.Option("--register", help="Only register the SuperNodes' keys, and end.")] = False,
 ) -> int:
-    """Register the SuperNodes' keys, and start a provisioned federation's run, or go on with it."""
+    """Register the SuperNodes' keys, and start or resume a provisioned federation's run."""
     from dpfed.federation.flower.operator import Unavailable, operate
     from dpfed.federation.provisioning.services import LINK_PORT
 
@@ -78,7 +78,7 @@ def demo(
     skew: Skew = 0.8,
     deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
 ) -> None:
-    """Train with several institutions, all on this machine; again after an interruption, to go on."""
+    """Train with several institutions, all on this machine; the same command resumes after an interruption."""
     say(f"reading {config}")
     from dpfed.artifacts.directory import RunDirectory
 

@@ -1,4 +1,4 @@
-"""How much one record can change the weights of the similarities: the constants of Logit-DP, derived in docs/logit-dp.md.
+"""How much one record can change the weights of the similarities: the constants of Logit-DP, derived in docs/methods.md.
 
 The weights are the loss's derivatives with respect to the similarities (cosines, in [-1, 1]). Every constant here bounds the
 sum of their absolute changes, for one direction of the contrast, over all batches of at most b records that differ as those of
