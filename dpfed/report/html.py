@@ -18,6 +18,7 @@ from dpfed.errors import UserError
 from dpfed.places import path_of
 from dpfed.privacy.promise import round_up
 from dpfed.report.audit_plot import audit_plot
+from dpfed.report.card import table_rows
 from dpfed.report.curves import training_note, training_plots
 from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, noise_plot, progress_plot
 from dpfed.report.results import Result, headlines, label, shown, tied
@@ -91,7 +92,9 @@ def _single(run: RunView) -> dict:
         tall = len(plots) == 2
         chart = bar_chart(bars[: 12 if tall else 6], tall)
         guessed = ", chance (orange)" if any(item.chance is not None for item in bars) else ""
-        plots.insert(0, (f"Held-out records: after (blue) and before training (grey){guessed}", chart))
+        start = table_rows(run.card_markdown).get("Trained", "").partition("starting weights: ")[2]
+        before = "before training" if start in ("", "random") else f"starting weights {start} alone"
+        plots.insert(0, (f"Held-out records: trained (blue), {before} (grey){guessed}", chart))
     marks = run.marks
     return {
         "title": run.name,

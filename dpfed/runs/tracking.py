@@ -115,6 +115,7 @@ def _wandb(name: str, facts: dict[str, Any], lines: Lines) -> None:
         x_disable_stats=True,
         x_disable_meta=True,
         x_disable_machine_info=True,
+        x_save_requirements=False,
     )
     board = wandb.init(project=_PROJECT, name=name, config=facts, settings=quiet)
     for step, figures in lines:
