@@ -53,7 +53,7 @@ def import_(
         typer.Option(help="Processes that read archives and Parquet files. Default: one for each core.", show_default=False),
     ] = None,
     link: Annotated[
-        bool, typer.Option("--link", help="Leave the images in their archives: the store then holds where they lie.")
+        bool, typer.Option("--link", help="Leave the images in their archives; the store holds their positions.")
     ] = False,
     no_decode: Annotated[
         bool,

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 def run(
     folder: Annotated[Path, typer.Argument(help="What `dpfed federation provision` made.", show_default=False)],
-    port: Annotated[int | None, typer.Option(help="Of the SuperLink, on loopback.", show_default=False)] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the SuperLink, on loopback.", show_default=False)] = None,
     keys_only: Annotated[bool, typer.Option("--register", help="Only register the SuperNodes' keys, and end.")] = False,
 ) -> int:
     """Register the SuperNodes' keys, and start or resume a provisioned federation's run."""
@@ -38,7 +38,7 @@ def run(
 
 
 def app_folder(folder: Annotated[Path, typer.Argument(help="Must not exist.", show_default=False)]) -> None:
-    """Make the folder that `flwr run` takes."""
+    """Make the app folder for `flwr run`."""
     from dpfed.federation.flower.app_folder import make_app_folder
 
     print(make_app_folder(folder))
