@@ -16,7 +16,6 @@ from dpfed.cli.simulation import Colluders, Drops, Federated, Skew, TrustMode, s
 
 if TYPE_CHECKING:
     from dpfed.artifacts.directory import RunDirectory
-    from dpfed.config import Config
     from dpfed.progress import Watcher
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
@@ -56,32 +55,22 @@ def pretrain(
     finished = resume and _finished(folder)
 
     def carry_out(watcher: Watcher) -> RunDirectory | None:
+        from dpfed.runs.preflight import Preflight
+
         owners = simulation.sites if simulation else least_of(cluster, workers)
-        _refuse_early(loaded, folder, resume, watcher, owners)
+        preflight = Preflight.of(loaded, folder, owners, watcher, resume)
+        watcher.note("loading PyTorch")
         if simulation is not None:
-            from dpfed.federation.simulation import simulate
+            from dpfed.federation.simulation import carry_out as simulate
 
-            return simulate(loaded, folder, simulation, watcher, resume)
+            return simulate(preflight, simulation, watcher)
         if cluster is None:
-            from dpfed.runs.pretraining import pretrain
+            from dpfed.runs.pretraining import carry_out as pretrain
 
-            return pretrain(loaded, folder, watcher, resume)
+            return pretrain(preflight, watcher)
         return on_cluster(cluster, folder, loaded, resume, watcher, **options)
 
     _watch(carry_out, as_json, another_process(cluster), folder if finished else None)
-
-
-def _refuse_early(config: Config, folder: Path, resume: bool, watcher: Watcher, owners: int) -> None:
-    """Answers what is wrong with a new run, as far as it shows now, before torch is imported; that takes seconds."""
-    from dpfed.artifacts.directory import RunDirectory
-    from dpfed.runs.preflight import foresee, refuse_place
-    from dpfed.runs.starts import refuse_start
-
-    refuse_place(folder, resume)
-    if RunDirectory.unused(folder):
-        refuse_start(config)
-        foresee(config, watcher, owners)
-    watcher.note("loading PyTorch")
 
 
 def resume(
