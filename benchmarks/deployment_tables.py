@@ -112,21 +112,19 @@ def torture() -> str:
 def stores() -> str:
     """What large stores cost to open and to import."""
     result = figures("stores")
-    lines = ["| records | on disk | opening, first and again | memory of the process |", "|---" * 4 + "|"]
-    for size, found in result["opening"].items():
-        opened = found["opened"]
-        times = f"{opened['seconds']:.2f} s, {1000 * opened['seconds_again']:.0f} ms"
-        lines.append(f"| {int(size):,} | {found['disk_bytes'] / 1e9:.2g} GB | {times} | {opened['peak']:.0f} MB |")
+    size, largest = list(result["opening"].items())[-1]
+    opened = largest["opened"]
     rates = []
     for kind, found in result["importing"].items():
         decoded, raw = (found["records"] / found["imports"][f"{how}, 2"]["seconds"] for how in ("decoded", "not decoded"))
         rates.append(f"{kind} {decoded:,.0f} ({raw:,.0f} without decoding)")
-    lines += [
-        "",
-        "Images of one pixel. Import with two workers, of JPEG files of 224 pixels, on two busy cores, in records a second: "
-        f"{', '.join(rates)}. {made_by('stores')}",
-    ]
-    return "\n".join(lines)
+    return (
+        f"A store of {int(size):,} records of one pixel ({largest['disk_bytes'] / 1e9:.2g} GB) opens in "
+        f"{opened['seconds']:.2f} s, and "
+        f"again in {1000 * opened['seconds_again']:.0f} ms; the process takes {opened['peak']:.0f} MB. Two workers "
+        "on two busy cores "
+        f"import JPEG files of 224 pixels, in records a second: {', '.join(rates)}. {made_by('stores')}"
+    )
 
 
 def secure_sums() -> str:
