@@ -14,9 +14,11 @@ def faults() -> str:
     steps = figures("federation-faults")["steps"]
     lines = ["| what happened | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
     names = [step["fault"] for step in steps["central"] if step["fault"]]
+    alike: dict[str, list[str]] = {}  # faults by what they did
     for fault in names:
         cells = (_fate(next(step for step in mode if step["fault"] == fault)) for mode in steps.values())
-        lines.append(f"| {fault} | {' | '.join(cells)} |")
+        alike.setdefault(" | ".join(cells), []).append(fault)
+    lines += [f"| {'; '.join(faults)} | {cells} |" for cells, faults in alike.items()]
     every = [step for mode in steps.values() for step in mode]
     if not all(step["charged"][0] for step in every):
         raise SystemExit("a step was not charged: benchmarks/results/federation-faults.json")
