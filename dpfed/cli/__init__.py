@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import dpfed
-from dpfed.cli import audit, budget, config, data, federation, forecast, live, privacy, reproduce, runs, site, starts, sweep
+from dpfed.cli import audit, budget, config, data, federation, forecast, live, privacy, runs, site, starts, sweep
 from dpfed.cli.cluster import cluster
 from dpfed.console import logs
 from dpfed.console.entry import run
@@ -49,7 +51,8 @@ live.register(app)
 starts.register(app)
 forecast.register(app)
 sweep.register(app)
-reproduce.register(app)
+if importlib.util.find_spec("dpfed.reproduce"):  # by name: the room may be absent
+    importlib.import_module("dpfed.reproduce.command").register(app)
 app.add_typer(config.app, name="config")
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(data.app, name="data")

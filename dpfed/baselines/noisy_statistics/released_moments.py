@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dpfed.bounding.noisy_statistics.record_gradients import Cotangents
-from dpfed.bounding.noisy_statistics.released_embeddings import bounded
+from dpfed.baselines.noisy_statistics.record_gradients import Cotangents
+from dpfed.baselines.noisy_statistics.released_embeddings import bounded
 from dpfed.models.parameters import exact_type
 from dpfed.objectives.two_views import off_diagonal_squares
 from dpfed.privacy.noise import KeyedNoise
@@ -63,7 +63,7 @@ class ReleasedMoments:
         self._batch, self._noise, self._redundancy = batch, noise, redundancy
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """See `dpfed.bounding.noisy_statistics.record_gradients.Statistics`; the loss has no temperature."""
+        """See `dpfed.baselines.noisy_statistics.record_gradients.Statistics`; the loss has no temperature."""
         units = torch.cat([normalize(own, dim=2) for own in embeddings.split(1)])
         slope = self.slope(self.release(units, step))
 

@@ -23,8 +23,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dpfed.bounding.whole_batch.contrasts import Contrast
-from dpfed.bounding.whole_batch.jacobians import Block
+from dpfed.baselines.whole_batch.contrasts import Contrast
+from dpfed.baselines.whole_batch.jacobians import Block
 
 _WORKSPACE = 1 << 23  # floats of an intermediate result
 _COLUMNS = 1 << 10  # parameters in a slice

@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
+from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
+from dpfed.baselines.whole_batch import pair_engines
+from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.bounding.engines import GroupBatch
-from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
-from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
-from dpfed.bounding.whole_batch import pair_engines
-from dpfed.bounding.whole_batch.pair_engines import LogitEngine, SampleEngine
+from tests.baselines.noisy_statistics.released_lab import SLOTS, in_slots, silent
 from tests.bounding.engines.cancelling import KINDS, ROOM, model_of, records
-from tests.bounding.noisy_statistics.released_lab import SLOTS, in_slots, silent
 
 MODELS = ("cnn", "two towers")
 CLIPS = (0.1, 1e-5)

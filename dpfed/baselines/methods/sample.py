@@ -11,7 +11,7 @@ clipped to C. But ``l_i`` contrasts i with all records of the batch, so each of 
   each; one gradient leaves and one comes, up to C each: 2(b - 1)C + 2C = 2bC.
 
 The second case is the larger one, and it is tight: one hard negative for all anchors, in the place of another one, can turn
-every gradient at once (`tests/bounding/whole_batch/test_whole_batch_sensitivity.py` does it). The paper states (2B + 1)C for a
+every gradient at once (`tests/baselines/whole_batch/test_whole_batch_sensitivity.py` does it). The paper states (2B + 1)C for a
 batch of B records that becomes one of B + 1. Poisson batches have no fixed size, so a hard cap has to stand in the place of B.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpfed.bounding.whole_batch.pair_options import PairOptions, refuse_unbounded
+from dpfed.baselines.whole_batch.pair_options import PairOptions, refuse_unbounded
 from dpfed.privacy.method import Build, Method, options_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _numbers(config: Config, options: PairOptions) -> dict[str, Any]:
 
 
 def _engine(build: Build) -> Engine:
-    from dpfed.bounding.whole_batch.pair_engines import SampleEngine
+    from dpfed.baselines.whole_batch.pair_engines import SampleEngine
 
     norms = options_of(build.config).norms
     return SampleEngine(build.model, build.plan.whole_batch_cap, norms)

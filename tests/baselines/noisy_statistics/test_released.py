@@ -9,16 +9,16 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 from torch.nn.functional import normalize
 
-from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
-from dpfed.bounding.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
-from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
+from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
+from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
+from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.privacy.method import Build, method_named
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.resolution import resolve
-from tests.bounding.noisy_statistics.released_lab import config_for, in_slots, plan_for, silent
+from tests.baselines.noisy_statistics.released_lab import config_for, in_slots, plan_for, silent
 
 HOSTILE = [
     torch.full((2, 8), 1e15),

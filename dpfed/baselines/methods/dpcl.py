@@ -3,7 +3,7 @@
 Each step takes B records without replacement, releases a noisy similarity matrix (SimCLR) or noisy means and variances (Barlow
 Twins), clips every view's gradient to C and adds them up. The paper states that replacing one record then moves the sum by at
 most 4C, two views by 2C each, because the other views' gradients stay what they are once the noisy statistics are fixed.
-They do not: they contain the replaced record's clean embedding (`dpfed.bounding.noisy_statistics.published_dpcl`). Every one
+They do not: they contain the replaced record's clean embedding (`dpfed.baselines.noisy_statistics.published_dpcl`). Every one
 of the 2B clipped gradients can turn round, so the sum can move by up to 4BC. The 4C here is the paper's, and so is the claimed
 epsilon: every release has noise multiplier sigma, and their Renyi epsilons, each for a sample without replacement (Wang et al.
 2019), add up.
@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpfed.bounding.methods.released import refuse_augmentations
+from dpfed.baselines.methods.released import refuse_augmentations
 from dpfed.privacy.method import Build, Method
 from dpfed.privacy.samplers import FixedSizeSampler
 from dpfed.schema.section import NoOptions
 
 if TYPE_CHECKING:
+    from dpfed.baselines.noisy_statistics.record_gradients import Statistics
     from dpfed.bounding.engines import Engine
-    from dpfed.bounding.noisy_statistics.record_gradients import Statistics
     from dpfed.config import Config
     from dpfed.privacy.noise import KeyedNoise
 
@@ -34,8 +34,8 @@ def _numbers(config: Config, options: NoOptions) -> dict[str, Any]:
 
 
 def _statistics(build: Build) -> Statistics:
-    from dpfed.bounding.noisy_statistics.published_dpcl import PublishedMoments, PublishedSimilarity
-    from dpfed.bounding.noisy_statistics.released_embeddings import release_noise
+    from dpfed.baselines.noisy_statistics.published_dpcl import PublishedMoments, PublishedSimilarity
+    from dpfed.baselines.noisy_statistics.released_embeddings import release_noise
 
     plan, config = build.plan, build.config
 
@@ -54,7 +54,7 @@ def _statistics(build: Build) -> Statistics:
 
 
 def _engine(build: Build) -> Engine:
-    from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
+    from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
 
     config = build.config
     return StatisticsEngine(build.model, config.training.precision, _statistics(build), by_view=True)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from dpfed.baselines.noisy_statistics.released_embeddings import release_noise
+from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
 from dpfed.bounding.engines import GroupBatch
-from dpfed.bounding.noisy_statistics.released_embeddings import release_noise
-from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
 from dpfed.privacy.randomness import Randomness
-from tests.bounding.noisy_statistics.released_lab import MODELS, SLOTS, batch_for, engine_for, first, in_slots, silent, total
+from tests.baselines.noisy_statistics.released_lab import MODELS, SLOTS, batch_for, engine_for, first, in_slots, silent, total
 
 
 class Given:

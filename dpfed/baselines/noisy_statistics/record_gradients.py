@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import Clip
 from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views
+from dpfed.bounding.engines.gradient_cache import refuse_random
 from dpfed.bounding.engines.lanes import Lanes
 from dpfed.bounding.engines.loop import add_clipped
-from dpfed.bounding.whole_batch.gradient_cache import refuse_random
 from dpfed.models.contract import embeddings_of, temperature_of
 
 

@@ -16,12 +16,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from dpfed.baselines.whole_batch.contrasts import Contrast, contrastive_derivatives, contrasts, spread_out_derivatives
+from dpfed.baselines.whole_batch.jacobian_norms import ExactNorms, NormBounds, Norms
+from dpfed.baselines.whole_batch.jacobians import Jacobians
 from dpfed.bounding.bounded_sum import Clip, clip_factors
 from dpfed.bounding.engines import Engine, GroupBatch, Views
-from dpfed.bounding.whole_batch.contrasts import Contrast, contrastive_derivatives, contrasts, spread_out_derivatives
-from dpfed.bounding.whole_batch.gradient_cache import refuse_random
-from dpfed.bounding.whole_batch.jacobian_norms import ExactNorms, NormBounds, Norms
-from dpfed.bounding.whole_batch.jacobians import Jacobians
+from dpfed.bounding.engines.gradient_cache import refuse_random
 from dpfed.errors import UserError
 from dpfed.models.contract import method_of, temperature_of
 
@@ -120,7 +120,7 @@ class _PairEngine(Engine):
 
 
 def _parts(views: Views, towers: dict[str, Jacobians]) -> dict[str, slice]:
-    """Which embedding rows belong to which tower, see `dpfed.bounding.whole_batch.contrasts`."""
+    """Which embedding rows belong to which tower, see `dpfed.baselines.whole_batch.contrasts`."""
     parts, start = {}, 0
     for name in towers:
         count = math.prod(views[name].shape[:2])

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from dpfed.baselines.noisy_statistics.record_gradients import Cotangents
 from dpfed.bounding.bounded_sum import clip_factors
-from dpfed.bounding.noisy_statistics.record_gradients import Cotangents
 from dpfed.models.parameters import exact_type
 from dpfed.privacy.noise import GaussianNoise, KeyedNoise
 from dpfed.privacy.randomness import Randomness
@@ -59,7 +59,7 @@ class ReleasedEmbeddings:
         self._slots, self._batch, self._noise, self._randomness = slots, batch, noise, randomness
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """See `dpfed.bounding.noisy_statistics.record_gradients.Statistics`."""
+        """See `dpfed.baselines.noisy_statistics.record_gradients.Statistics`."""
         slot = self.draw_slots(len(embeddings), step).to(embeddings.device)
         negatives = self.denoised(self.release(embeddings, slot, step))
 

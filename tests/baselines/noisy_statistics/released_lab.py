@@ -2,9 +2,9 @@
 
 import torch
 
+from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
+from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
 from dpfed.bounding.engines import GroupBatch
-from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
-from dpfed.bounding.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
 from dpfed.config import Config, parse_config
 from dpfed.models.building import build_model
 from dpfed.privacy.method import method_named

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from dpfed.bounding.whole_batch.gradient_cache import BatchEngine
-from dpfed.bounding.whole_batch.logit_sensitivity import contrastive_change, contrastive_change_below_cap, spread_out_change
-from dpfed.bounding.whole_batch.pair_engines import LogitEngine, SampleEngine
+from dpfed.baselines.whole_batch.logit_sensitivity import contrastive_change, contrastive_change_below_cap, spread_out_change
+from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
+from dpfed.bounding.engines.gradient_cache import BatchEngine
 from dpfed.config import parse_config
 from dpfed.objectives.infonce import group_loss
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
-from tests.bounding.whole_batch.angle_model import AngleModel, batch_of, intruder, moving, newcomer, staying
+from tests.baselines.whole_batch.angle_model import AngleModel, batch_of, intruder, moving, newcomer, staying
 
 CAP, CLIP = 6, 0.5
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from dpfed.baselines.whole_batch.contrasts import contrasts
+from dpfed.baselines.whole_batch.jacobian_norms import ExactNorms, NormBounds
+from dpfed.baselines.whole_batch.jacobians import Jacobians
+from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.bounding.bounded_sum import clip_factors
 from dpfed.bounding.engines import GroupBatch
-from dpfed.bounding.whole_batch.contrasts import contrasts
-from dpfed.bounding.whole_batch.gradient_cache import BatchEngine
-from dpfed.bounding.whole_batch.jacobian_norms import ExactNorms, NormBounds
-from dpfed.bounding.whole_batch.jacobians import Jacobians
-from dpfed.bounding.whole_batch.pair_engines import LogitEngine, SampleEngine
+from dpfed.bounding.engines.gradient_cache import BatchEngine
 from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model

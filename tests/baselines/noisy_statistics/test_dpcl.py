@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from dpfed.baselines.noisy_statistics.published_dpcl import PublishedMoments, PublishedSimilarity
+from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
+from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings
+from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
 from dpfed.bounding.engines import GroupBatch
-from dpfed.bounding.noisy_statistics.published_dpcl import PublishedMoments, PublishedSimilarity
-from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
-from dpfed.bounding.noisy_statistics.released_embeddings import ReleasedEmbeddings
-from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.models.building import build_model
@@ -19,7 +19,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.privacy.samplers import FixedSizeSampler
 from dpfed.runs.resolution import resolve
-from tests.bounding.noisy_statistics.released_lab import MODELS, batch_for, silent
+from tests.baselines.noisy_statistics.released_lab import MODELS, batch_for, silent
 
 COUNT = 10
 

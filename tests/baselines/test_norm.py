@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from dpfed.baselines.anchored_batch_norm import AnchoredBatchNorm, AnchoredEncoder, anchor_images
 from dpfed.config import Config, ModelConfig, ObjectiveConfig, ViewsConfig, parse_config
 from dpfed.data.generated.shapes import write_shapes
 from dpfed.data.store.record import RecordInput
@@ -11,11 +12,10 @@ from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.images import ImageViews
 from dpfed.errors import UserError
-from dpfed.models.anchors import anchor_images
 from dpfed.models.building import build_model
 from dpfed.models.encoders import SmallCNN
 from dpfed.models.folder import load_encoder, save_encoder
-from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, layer_norm, mixes_records, standardise_weights
+from dpfed.models.norm import layer_norm, mixes_records, standardise_weights
 from dpfed.models.validation import check_independence, random_group, validate
 from dpfed.runs.resolution import settle
 
@@ -165,7 +165,7 @@ def test_only_the_anchored_layer_may_mix():
     with pytest.raises(UserError, match=r"AnchoredBatchNorm at 'encoder\.encoder\.stages\.1' has no anchors"):
         validate(model)
     model.encoder.encoder.stages[1] = nn.BatchNorm2d(4)
-    with pytest.raises(UserError, match=r"BatchNorm2d at .* AnchoredBatchNorm in an AnchoredEncoder"):
+    with pytest.raises(UserError, match=r"BatchNorm2d at .* normalisation = .batch"):
         validate(model)
 
 

@@ -64,9 +64,9 @@ def release_multiplier(plan: PrivacyPlan) -> float:
 
 
 def _engine(build: Build) -> Engine:
-    from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
-    from dpfed.bounding.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
-    from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
+    from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
+    from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
+    from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
 
     plan, config = build.plan, build.config
 

@@ -2,7 +2,7 @@
 
 The gradient of a loss of similarities is ``sum over pairs of (dl/ds) grad s``. Clipping every ``grad s`` to C leaves the
 weights ``dl/ds``, and a record changes few of them by much. **Sensitivity G C**, with G the largest change of the weights,
-summed over all pairs in absolute value; `dpfed.bounding.whole_batch.logit_sensitivity` has the formulas, docs/logit-dp.md the
+summed over all pairs in absolute value; `dpfed.baselines.whole_batch.logit_sensitivity` has the formulas, docs/logit-dp.md the
 proof:
 
 - contrastive loss at temperature tau, m candidates per record, at most b records, ``E = exp(2 / tau)``:
@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpfed.bounding.whole_batch.logit_sensitivity import contrastive_change, spread_out_change
-from dpfed.bounding.whole_batch.pair_options import LogitOptions, refuse_unbounded
+from dpfed.baselines.whole_batch.logit_sensitivity import contrastive_change, spread_out_change
+from dpfed.baselines.whole_batch.pair_options import LogitOptions, refuse_unbounded
 from dpfed.privacy.method import Build, Method, options_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _spread(plan: PrivacyPlan) -> float:
 
 
 def _engine(build: Build) -> Engine:
-    from dpfed.bounding.whole_batch.pair_engines import LogitEngine
+    from dpfed.baselines.whole_batch.pair_engines import LogitEngine
 
     options = options_of(build.config).model_dump()
     return LogitEngine(build.model, build.plan.whole_batch_cap, **options)

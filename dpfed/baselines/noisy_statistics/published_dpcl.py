@@ -3,7 +3,7 @@
 What the paper calls differentially private here is so; its conclusion is not. It takes the gradients of the other views for
 fixed once the noisy statistics are (sections 3.2.2 and 3.3.2), but they still contain the other records' clean embeddings:
 ``d s_ij / d z_i = z_j``, and the cross-correlation of Barlow Twins is not released at all. docs/released.md works it out;
-``tests/bounding/noisy_statistics/test_dpcl.py`` exhibits it. Shapes: n records, two views each, D dimensions.
+``tests/baselines/noisy_statistics/test_dpcl.py`` exhibits it. Shapes: n records, two views each, D dimensions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from dpfed.bounding.noisy_statistics.record_gradients import Cotangents
+from dpfed.baselines.noisy_statistics.record_gradients import Cotangents
 from dpfed.objectives.two_views import off_diagonal_squares
 from dpfed.privacy.noise import KeyedNoise
 
@@ -42,7 +42,7 @@ class PublishedSimilarity:
         return (2 if two_towers else 4) * math.sqrt(2 * batch - 1)
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """See `dpfed.bounding.noisy_statistics.record_gradients.Statistics`."""
+        """See `dpfed.baselines.noisy_statistics.record_gradients.Statistics`."""
         rows, columns = self._sides(embeddings)
         noisy = self.release(rows @ columns.T, step)
         return self.given(noisy, embeddings, temperature)
@@ -98,7 +98,7 @@ class PublishedMoments:
         return 2 / batch
 
     def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
-        """See `dpfed.bounding.noisy_statistics.record_gradients.Statistics`; the loss has no temperature."""
+        """See `dpfed.baselines.noisy_statistics.record_gradients.Statistics`; the loss has no temperature."""
         return self.given(*self.release(normalize(embeddings, dim=2), step), embeddings)
 
     def release(self, units: Tensor, step: int) -> tuple[Tensor, Tensor]:
