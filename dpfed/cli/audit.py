@@ -76,7 +76,6 @@ def privacy(
     experiments: Annotated[int, typer.Option(min=400, max=1_000_000, help="Repeated experiments: more show more.")] = 6000,
     canaries: Annotated[int, typer.Option(min=16, max=5000, help="Canaries of the one run.")] = 400,
     steps: Annotated[int, typer.Option(min=1, max=5000, help="Steps of the one run, at most.")] = 400,
-    black_box: Annotated[bool, typer.Option("--black-box", help="Also train the model itself, with canaries in it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
     """Attack the mechanism of a plan with canaries, and compare what they show with the epsilon that is claimed.
@@ -99,7 +98,7 @@ def privacy(
         from dpfed.audit.publishing import Trial, audit_config, audit_run
 
         trial = Trial(federated or workers, trust if federated else None)
-        effort = Effort(canaries, steps, experiments, black_box)
+        effort = Effort(canaries, steps, experiments)
         if given is None:
             path, audit = audit_run(config, trial, effort, watcher)
         else:

@@ -25,7 +25,7 @@ app = typer.Typer(
 def import_(
     source: Annotated[
         list[str],
-        typer.Argument(help="A data set: a file, a folder, several tables, or hf://OWNER/NAME.", show_default=False),
+        typer.Argument(help="A data set: a file, a folder, or several tables.", show_default=False),
     ],
     dest: Annotated[str, typer.Argument(help="The record store to make; must not exist.", show_default=False)],
     format: Annotated[str | None, typer.Option(help="Importer; default: the one that recognises the source.")] = None,

@@ -224,9 +224,6 @@ def export(
     license: Annotated[
         str | None, typer.Option(help="Of the weights, for that page, such as apache-2.0.", show_default=False)
     ] = None,
-    transformers: Annotated[
-        bool, typer.Option("--transformers", help="For transformers' CLIPModel, where it has such a model.")
-    ] = False,
 ) -> None:
     """Copy a run's model to a folder, for example for `open_clip.create_model("local-dir:DEST")`. Nothing is uploaded."""
     from dpfed.console.terminal import console, say
@@ -235,7 +232,7 @@ def export(
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.artifacts.export import export_model
 
-    for file in export_model(run, dest, adapters, hub, license, transformers):
+    for file in export_model(run, dest, adapters, hub, license):
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)
     if hub:
         console.print(f"`hf upload OWNER/NAME {dest}` uploads it.", markup=False, highlight=False, soft_wrap=True)

@@ -5,7 +5,6 @@ import os
 import shutil
 
 import pytest
-import torch
 import yaml
 from huggingface_hub import ModelCard
 
@@ -16,7 +15,6 @@ from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.pretraining import pretrain
-from tests.models.conftest import SMALL
 
 
 def test_a_copy_has_none_of_the_times_of_the_run(tmp_path):
@@ -114,31 +112,9 @@ class TestHub:
             ({"license": "mit"}, "add --hub"),
             ({"hub": True, "license": "my own: licence\n"}, "expected a name that the hub knows"),
             ({"hub": True, "adapters": True}, "leave one out"),
-            ({"transformers": True}, "transformers reads CLIP models"),
         ],
     )
     def test_what_does_not_fit_is_refused_and_nothing_is_written(self, finished, tmp_path, options, sentence):
         with pytest.raises(UserError, match=sentence):
             export_model(finished.path, tmp_path / "out", **options)
         assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_clip_run_leaves_in_transformers_format_with_its_own_page(shapes, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    (tmp_path / "small.json").write_text(json.dumps(SMALL))
-    tree = {
-        **TREE,
-        "model": {"kind": "open_clip", "architecture": str(tmp_path / "small.json")},
-        "data": {"source": "store", "path": str(shapes.path)},
-        "privacy": {"epsilon": 8.0, "batch": 16, "steps": 1},
-    }
-    run = pretrain(parse_config(tree), tmp_path / "run")
-    export_model(run.path, tmp_path / "out", transformers=True, hub=True)
-    assert "library_name: transformers" in (tmp_path / "out" / "README.md").read_text()
-    theirs, ours = transformers.CLIPModel.from_pretrained(tmp_path / "out").eval(), dpfed.load(run.path)
-    tokenizer = transformers.CLIPTokenizer.from_pretrained(tmp_path / "out")
-    tokens = tokenizer(["a large red circle"], return_tensors="pt", padding="max_length")
-    with torch.no_grad():
-        found = theirs(pixel_values=torch.zeros(1, 3, 32, 32), **tokens).text_embeds
-    assert torch.allclose(found, ours.embed_text(["a large red circle"]), atol=1e-5)

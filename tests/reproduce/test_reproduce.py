@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cli import reproduce as command
+from dpfed.reproduce import command
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError

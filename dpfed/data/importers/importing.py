@@ -15,7 +15,6 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.detection import detect, existing, importers
 from dpfed.data.importers.dicom import DicomImporter
 from dpfed.data.importers.folder import FolderImporter
-from dpfed.data.importers.hub import fetched, is_address
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.naming import CONTENT
 from dpfed.data.importers.parquet import ParquetImporter
@@ -107,7 +106,7 @@ def import_records(
     (`dpfed.data.importers.workplace`). The store is the same for any number of workers, and after any interruption.
 
     Args:
-        source: a local file or folder, several tables of one folder, or ``hf://OWNER/NAME`` (`dpfed.data.importers.hub`).
+        source: a local file or folder, or several tables of one folder.
         dest: the store to create; must not exist.
         format: name of an importer; ``None``: found by looking at the source.
         size: store raw square images of this side; ``None``: keep the original files.
@@ -136,11 +135,6 @@ def import_records(
         UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for;
             when another import to `dest` is under way, or was interrupted there.
     """
-    if is_address(source):
-        given = dict(locals())
-        store_at = local_path(dest, "the place of the new store")
-        with fetched(given.pop("source"), store_at, say or (lambda text: None)) as folder:
-            return import_records(folder, **given)
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
     check_destination(dest)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dpfed.data.importers.access import Access
-from dpfed.data.importers.captioned_people import read_json
 from dpfed.data.importers.source import FileRecord, Importer, Item, Source
 from dpfed.errors import UserError
+from dpfed.reproduce.importers.captioned_people import read_json
 
 _ITEM = re.compile(r"-(id_\d+)-")
 _PEEK = 4096  # bytes of captions.json that tell whose it is
