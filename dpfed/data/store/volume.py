@@ -19,10 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from dpfed.data.store.fingerprint import RECORD_BYTES, record_digest
-from dpfed.data.store.holdout import hold_out_hash
 from dpfed.data.store.integrity import records_schema
 from dpfed.data.store.linked import digest_of
-from dpfed.data.store.record import SPLITS, RecordInput, check_types, is_text, record_key
+from dpfed.data.store.record import SPLITS, RecordInput, check_types, hold_out_hash, is_text, record_key
 from dpfed.data.views.pixels import BrokenImage, check_header, decoded, decoders, encode, memory, square
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
