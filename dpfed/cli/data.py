@@ -52,9 +52,6 @@ def import_(
         int | None,
         typer.Option(help="Processes that read archives and Parquet files. Default: one for each core.", show_default=False),
     ] = None,
-    link: Annotated[
-        bool, typer.Option("--link", help="Leave the images in their archives: the store then holds where they lie.")
-    ] = False,
     no_decode: Annotated[
         bool,
         typer.Option("--no-decode", help="Do not decode every image once: one that cannot be read ends the run that draws it."),
@@ -100,7 +97,6 @@ def import_(
             allow_outside=allow_outside,
             watch=import_progress(watcher, "files found"),
             workers=cores() if workers is None else workers,
-            link=link,
             decode=not no_decode,
             say=watcher.note,
             surveyed=import_progress(watcher, "archives read"),

@@ -92,7 +92,6 @@ def import_records(
     allow_outside: bool = False,
     watch: Callable[[int], None] | None = None,
     workers: int = 1,
-    link: bool = False,
     decode: bool = True,
     wait: bool = False,
     say: Callable[[str], None] | None = None,
@@ -121,7 +120,6 @@ def import_records(
         allow_outside: also read files outside of the source's folder, which tables or links name.
         watch: called now and then, with how many files were found, while the source is looked through.
         workers: processes that read archives and Parquet files at a time.
-        link: leave the images in their archives, and store where they lie (`dpfed.data.store.linked`).
         decode: decode every image of an archive or a Parquet file once. Otherwise one that cannot be read ends the run that
             draws it.
         wait: wait for another import to the same place, instead of refusing.
@@ -152,13 +150,11 @@ def import_records(
                 say(opened.notice)
             _refuse_unread(opened, path, chosen, skip_broken, format is not None)
             _refuse_splits(opened, path, held_out)
-            if link:
-                _refuse_links(opened, chosen, size)
             if not decode:
                 _refuse_undecoded(opened, chosen, size)
             name = path.stem if path.is_file() else path.name
             of_import = tuple(split for _, split in held_out)
-            form = Form(name, opened.kind, size, public, opened.label_names, opened.unit_name, of_import, link, decode)
+            form = Form(name, opened.kind, size, public, opened.label_names, opened.unit_name, of_import, decode)
             access, by_content = Access.to(path, allow_outside), id == CONTENT or not opened.named
             if opened.pieces:
                 plan = VolumesPlan(place, opened, form, access, by_content)
@@ -259,16 +255,6 @@ def _refuse_splits(opened: Source, path: Path, held_out: list[tuple[int, str]]) 
             f"{path} has {opened.total:,} records, so {most:,} of them cannot be held out: some must be left for training; ask "
             "for fewer."
         )
-
-
-def _refuse_links(opened: Source, format: str, size: int | None) -> None:
-    if not opened.linkable:
-        raise UserError(
-            f"--link stores where images lie in archives of the format {WebDatasetImporter.name!r}, and the format here is "
-            f"{format!r}: leave it out."
-        )
-    if size is not None:
-        raise UserError("--link leaves images as they are in their archives, and --size makes squares of them: leave one out.")
 
 
 def _refuse_undecoded(opened: Source, format: str, size: int | None) -> None:

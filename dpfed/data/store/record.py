@@ -32,7 +32,6 @@ class RecordInput:
         split: ``"train"``, ``"validation"`` or ``"test"``.
         unit: what this record shares with others, such as a person; ``None`` or blank: it is its own unit.
         place: where it stands at the source, for messages; ``None``: its id says that.
-        origin: a file, and the offset in it at which the bytes of the image stand as they are; ``None``: nowhere.
     """
 
     id: str
@@ -42,7 +41,6 @@ class RecordInput:
     split: str = "train"
     unit: str | None = None
     place: str | None = None
-    origin: tuple[str, int] | None = None
 
     @property
     def called(self) -> str:

@@ -149,7 +149,6 @@ def write_around(
     held_out: Sequence[tuple[int, str]],
     skip_broken: bool,
     left_out: Sequence[tuple[str, str]] = (),
-    linked: Sequence[tuple[str, int]] | None = None,
 ) -> None:
     """Writes what makes a store of volumes: index and header.
 
@@ -162,7 +161,6 @@ def write_around(
         held_out: how many training records go to which split, in this order.
         skip_broken: leave unreadable records out, instead of refusing.
         left_out: (id, reason) of what is left out beside the volumes' own records.
-        linked: path and size of the files that hold the images; ``None``: the volumes do.
 
     Raises:
         UserError: for unreadable records, no records, ids that occur twice, or more held out than there are.
@@ -213,7 +211,6 @@ def write_around(
         "unit_name": form.unit_name,
         **({} if units is None else {"training_units": units}),
         **({} if len(volumes) == 1 else {"volumes": len(volumes)}),
-        **({} if linked is None else {"linked": [{"path": path, "size": size} for path, size in linked]}),
         "skipped": skipped[:MOST_SKIPPED],
         "files": {name: (folder / name).stat().st_size for name in (INDEX, *files)},
         **({"converted": dict(sorted(converted.items()))} if converted else {}),
