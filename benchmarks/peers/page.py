@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/peers.md, from the result file: `python -m benchmarks.peers.page` draws the picture."""
+"""The tables and the picture of peers in docs/results.md, from the result file: `python -m benchmarks.peers.page` draws it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ _ORDER = (PLAIN, "dpfed", "torch.func", "jax_privacy", "Opacus, hooks", "Opacus,
 
 
 def steps() -> str:
-    """Time of a step over the step without privacy, and memory."""
+    """Time of a step over the step without privacy at each batch, and memory at the largest."""
     cells = {name: found for name, found in _cells("step").items() if name.startswith(CNN)}
     batches = sorted({_batch(name) for name in cells})
     sizes = sorted({_size(name) for name in cells})
+    heads = "".join(f" S = {size} |" for size in sizes)
     lines = [
-        "| S | who | " + " | ".join(f"B = {batch:,}" for batch in batches) + " | memory, largest B |",
-        "|---|---|" + "---|" * (len(batches) + 1),
+        f"| time over no privacy, B = {', '.join(f'{batch:,}' for batch in batches)} |{heads}",
+        "|---" * (len(sizes) + 1) + "|",
     ]
-    for size in sizes:
-        row = {batch: cells.get(f"{CNN}{size}, B = {batch}") for batch in batches}
-        for name in _ORDER:
-            shown = [_step(found, name) for found in row.values()]
-            if size > 1 and name.startswith("Opacus"):
-                continue
-            there = [found["contenders"][name] for found in row.values() if found and name in found["contenders"]]
-            memory = f"{there[-1]['step_mb']:.0f} MB" if there else ""
-            lines.append(f"| {size} | {_with_engine(name, there)} | {' | '.join(shown)} | {memory} |")
+    for name in _ORDER:
+        shown = []
+        for size in sizes:
+            row = [cells.get(f"{CNN}{size}, B = {batch}") for batch in batches]
+            there = [found["contenders"][name] for found in row if found and name in found["contenders"]]
+            memory = f"; {there[-1]['step_mb']:.0f} MB" if there else ""
+            alone = size > 1 and name.startswith("Opacus")  # it clips records, not groups
+            shown.append("" if alone else ", ".join(_step(found, name) for found in row) + memory)
+        if any(shown):
+            lines.append(f"| {'**dpfed**' if name == 'dpfed' else name} | {' | '.join(shown)} |")
     return _whole("step", lines, cells)
 
 
@@ -107,23 +109,24 @@ def _step(found: dict[str, Any] | None, name: str) -> str:
         return "not measured"
     if name not in found["contenders"]:
         return "left out: too long" if name in found["left_out"] else "not there"
-    one = found["contenders"][name]
-    return f"{one['ratio']:.2f} ({statistics.median(one['seconds']):.2f} s)"
-
-
-def _with_engine(name: str, there: list[dict[str, Any]]) -> str:
-    engines = sorted({one["at_once"] for one in there if isinstance(one["at_once"], str)})
-    return f"**{name}**, {' or '.join(engines)} engine" if engines else name
+    return f"{found['contenders'][name]['ratio']:.2f}"
 
 
 def _whole(part: str, lines: list[str], cells: dict[str, Any]) -> str:
     """A table, and what was measured with what."""
     if not cells:
         return "Not measured yet."
-    result = figures("peers")[part]
-    packages = ", ".join(f"{name} {number}" for name, number in result["packages"].items())
-    said = f"{_machines(cells)}. Medians of {result['rounds']} rounds in turns. {packages}."
-    return "\n".join([*lines, "", said])
+    return "\n".join([*lines, "", f"{_machines(cells)}. Medians of {figures('peers')[part]['rounds']} rounds in turns."])
+
+
+def versions() -> str:
+    """The packages that were compared."""
+    packages = {
+        name: number
+        for part in ("step", "sampling", "federation")
+        for name, number in figures("peers")[part]["packages"].items()
+    }
+    return ", ".join(f"{name} {number}" for name, number in packages.items()) + "."
 
 
 def _machines(cells: dict[str, Any]) -> str:

@@ -93,9 +93,7 @@ def reference() -> dict[str, str]:
         entries = "\n\n".join(f"::: {module}" for module in modules)
         pages[f"{folder}.md"] = f"# {folder}\n\n{_summary(folder)}\n\n{entries}\n"
     lines = [f"- [{folder}]({folder}.md): {_summary(folder)}" for folder in sorted(folders)]
-    intro = (
-        "Every module, class and function with its docstring. Programs import `dpfed` itself ([as a library](../library.md))."
-    )
+    intro = "Every module, class and function with its docstring. Programs import `dpfed` itself ([as a library](../commands.md#as-a-library))."
     pages["index.md"] = "# Reference\n\n" + intro + "\n\n" + "\n".join(lines) + "\n"
     return pages
 

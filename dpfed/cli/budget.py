@@ -30,7 +30,9 @@ def set_(
     distinct: Annotated[
         str | None,
         typer.Option(
-            metavar="WHY", help="Why these are not the records of a known budget that have the same names.", show_default=False
+            metavar="WHY",
+            help="Justification: these records differ from those of an existing budget despite identical record ids.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -82,9 +84,7 @@ def history(store: Store, as_json: Json = False) -> None:
 
 @app.command()
 def settle(
-    run: Annotated[
-        Path, typer.Argument(help="A run that will not go on, a sweep's folder, or a site's folder.", show_default=False)
-    ],
+    run: Annotated[Path, typer.Argument(help="An abandoned run, a sweep's folder, or a site's folder.", show_default=False)],
 ) -> None:
     """Give back what a run reserved and will not spend. What its ledger was charged stays spent."""
     from dpfed.console.terminal import say

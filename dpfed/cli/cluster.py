@@ -42,13 +42,13 @@ Restarts = Annotated[int | None, _option("How often workers that died are starte
 def carry_out(
     kind: str, folder: Path, config: Config | None, resume: bool, watcher: Watcher, **options: str | int | None
 ) -> RunDirectory | None:
-    """Begins a run, or goes on with it, in the processes that the options ask for.
+    """Begins or resumes a run in the processes that the options ask for.
 
     Args:
         kind: ``ray`` or ``torchrun``.
         folder: of the run.
         config: of the run; ``None``: the run is there.
-        resume: go on if the run is there.
+        resume: resume the run if it exists.
         watcher: sees the stages.
         options: ``workers``, ``gpus``, ``cpus`` and ``restarts``; ``None``: not given.
 

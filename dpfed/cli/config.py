@@ -36,7 +36,6 @@ def list_(as_json: Json = False) -> None:
     """List the configurations that dpfed ships: what each is, its epsilon, and what it needs."""
     from rich.markup import escape
 
-    from dpfed.cli.config import shipped_configs, shipped_sweeps
     from dpfed.console.terminal import console
 
     trained, sweeps = shipped_configs(), shipped_sweeps()

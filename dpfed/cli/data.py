@@ -39,7 +39,7 @@ Workers = Annotated[
 ]
 Undecoded = Annotated[
     bool,
-    typer.Option("--no-decode", help="Do not decode every image once: one that cannot be read ends the run that draws it."),
+    typer.Option("--no-decode", help="Skip decoding images at import. A corrupt image then aborts the run that samples it."),
 ]
 Window = Annotated[
     str | None,
@@ -74,7 +74,7 @@ def import_(
     window: Window = None,
     splits: Splits = None,
 ) -> None:
-    """Import a data set into a record store; an interrupted import of archives or Parquet files goes on where it stopped."""
+    """Import a data set into a record store; an interrupted import of archives or Parquet files resumes."""
     from dpfed.console.terminal import say, watching
 
     say(f"importing {', '.join(source)} into {dest}")

@@ -31,7 +31,8 @@ def create_federation(
     cards: Annotated[list[Path], typer.Argument(help="card.json of each site.", show_default=False)],
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
     trust: Annotated[
-        Literal["central", "distributed", "secure", "local"], typer.Option(help="Who adds the noise (docs/federation.md).")
+        Literal["central", "distributed", "secure", "local"],
+        typer.Option(help="Who adds the noise (docs/a-site-in-15-minutes.md)."),
     ] = "central",
     drops: Annotated[int, typer.Option(help="Sites that may drop out of a step (distributed, secure).")] = 0,
     colluders: Annotated[int, typer.Option(help="Sites that may tell others what they know (distributed, secure).")] = 1,
@@ -124,7 +125,7 @@ def run(
     port: Annotated[int | None, typer.Option(help="Of the SuperLink, on loopback.", show_default=False)] = None,
     keys_only: Annotated[bool, typer.Option("--register", help="Only register the SuperNodes' keys, and end.")] = False,
 ) -> int:
-    """Register the SuperNodes' keys, and start a provisioned federation's run, or go on with it."""
+    """Register the SuperNodes' keys, and start or resume a provisioned federation's run."""
     from dpfed.federation.flower.operator import Unavailable, operate
     from dpfed.federation.provisioning.services import LINK_PORT
 
@@ -179,7 +180,7 @@ def demo(
     skew: Skew = 0.8,
     deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
 ) -> None:
-    """Train with several institutions, all on this machine; again after an interruption, to go on."""
+    """Train with several institutions, all on this machine; the same command resumes after an interruption."""
     say(f"reading {config}")
     from dpfed.artifacts.directory import RunDirectory
 

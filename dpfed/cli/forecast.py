@@ -94,7 +94,7 @@ def rehearse(
     """Train on public records with the private run's own q, sigma and steps, and write the best configuration.
 
     Noise over signal is that of the private run. No private record is read, and no privacy is spent. What is finished is
-    kept, and an interrupted rehearsal goes on.
+    kept, and an interrupted rehearsal resumes.
     """
     from dpfed.console.terminal import chosen_config, say, watching
 

@@ -163,7 +163,11 @@ def evaluate(
     task: Annotated[list[str] | None, typer.Option(help="retrieval, zero_shot, knn or linear; may be repeated.")] = None,
     not_covered: Annotated[
         str | None,
-        typer.Option(metavar="WHY", help="Why training labels may be used of records that have a budget.", show_default=False),
+        typer.Option(
+            metavar="WHY",
+            help="Justification for using training labels of records under a lifetime budget; it is recorded in its log.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

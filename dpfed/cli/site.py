@@ -262,7 +262,7 @@ def join(
 def serve(
     folder: SiteDirectory,
     socket: Annotated[
-        Path | None, typer.Option(help="Where to answer; default: FOLDER/door/socket.", show_default=False)
+        Path | None, typer.Option(help="Unix socket to listen on; default: FOLDER/door/socket.", show_default=False)
     ] = None,
     group: Annotated[
         str | None, typer.Option(help="Unix group that may ask, such as the SuperNode's.", show_default=False)

@@ -42,7 +42,6 @@ def listen(gathering: Gathering, access: Access, pictures: Path | None, ready: C
 
         from dpfed.live.app import application
         from dpfed.live.retrieval import Retrieval
-        from dpfed.live.serving import Listener
     except ImportError as error:
         raise UserError(f"the page needs the package {error.name}; install dpfed[live].") from error
     if access.certificate is not None:

@@ -10,7 +10,7 @@ changes no other. The batch has no cap: a record that pushes another one out wou
 Both are Gaussian mechanisms on one Poisson sample, the second adaptive. With multipliers ``sigma / sqrt(share)`` and
 ``sigma / sqrt(1 - share)`` they are together dominated by one of multiplier sigma on that sample: for each outcome of
 "the record is drawn", a sample of N(b / sigma, 1) can be turned into the pair of outputs without knowing b, and such a map
-takes mixtures to mixtures. docs/released.md has the proof in full.
+takes mixtures to mixtures. docs/methods.md has the proof in full.
 """
 
 from __future__ import annotations

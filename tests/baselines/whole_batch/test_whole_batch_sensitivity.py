@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dpfed.baselines.methods.logit import contrastive_change, contrastive_change_below_cap, spread_out_change
+from dpfed.baselines.whole_batch.logit_sensitivity import contrastive_change, contrastive_change_below_cap, spread_out_change
 from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.bounding.engines.gradient_cache import BatchEngine
 from dpfed.config import parse_config
