@@ -1,14 +1,12 @@
-"""The tables and the picture of peers in docs/results.md, from the result file: `python -m benchmarks.peers.page` draws it."""
+"""The tables of dpfed beside its peers, from the result file, which names the commit of the code that measured them."""
 
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 from typing import Any
 
-from benchmarks.record import RESULTS, figures
+from benchmarks.record import figures
 
-PICTURE = RESULTS.parents[1] / "docs" / "pictures" / "peers.png"
 PLAIN, SAMPLER = "no privacy", "dpfed sampler"
 CNN = "small CNN, S = "
 _ORDER = (PLAIN, "dpfed", "torch.func", "jax_privacy", "Opacus, hooks", "Opacus, ghost")
@@ -139,73 +137,3 @@ def _machines(cells: dict[str, Any]) -> str:
     if len(machines) == 1:
         return machines.pop()
     return "; ".join(f"{column}: {' or '.join(sorted(some))}" for column, some in columns.items())
-
-
-STEPS = "a step over one without privacy"
-DRAWS = "a step's draw, ms"
-
-
-def picture() -> None:
-    """Draws the parts that are measured."""
-    from matplotlib.ticker import NullLocator
-
-    from dpfed.report.style import MUTED, SERIES, figure, png_bytes, quiet
-
-    canvas, first = figure(10, 3.8)
-    first.remove()
-    panels = {
-        STEPS: _panel_of_steps(),
-        DRAWS: _panel("sampling", 1000.0),
-        "a federation's round, s": _panel("federation", 1.0),
-    }
-    panels = {title: panel for title, panel in panels.items() if panel}
-    axes = canvas.subplots(1, len(panels), squeeze=False)[0]
-    for one, (title, panel) in zip(axes, panels.items(), strict=True):
-        quiet(one)
-        one.set_title(title, fontsize=10, loc="left")
-        names = list(dict.fromkeys(name for bars in panel.values() for name in bars))
-        for number, name in enumerate(names):
-            places = [place + number / (len(names) + 1) for place in range(len(panel))]
-            heights = [bars.get(name, 0.0) for bars in panel.values()]
-            one.bar(places, heights, 0.9 / (len(names) + 1), color=SERIES[number], label=name, align="edge")
-        one.set_xticks([place + 0.4 for place in range(len(panel))], list(panel), fontsize=8)
-        if title == STEPS:
-            one.axhline(1, color=MUTED, linewidth=0.8)  # without privacy
-        if title == DRAWS:
-            one.set_yscale("log")
-            one.yaxis.set_major_formatter("{x:g}")
-            one.yaxis.set_minor_locator(NullLocator())
-        one.legend(
-            fontsize=7,
-            frameon=False,
-            labelcolor=MUTED,
-            loc="upper left",
-            bbox_to_anchor=(-0.04, -0.08),
-            ncols=2,
-            columnspacing=1,
-        )
-    PICTURE.write_bytes(png_bytes(canvas))
-
-
-def _panel_of_steps() -> dict[str, dict[str, float]]:
-    cells = {name: found for name, found in _cells("step").items() if name.startswith(CNN)}
-    sizes = {_size(name) for name in cells}
-    every = [batch for batch in map(_batch, cells) if sum(_batch(name) == batch for name in cells) == len(sizes)]
-    batch = max(every or map(_batch, cells), default=0)  # the largest that all S have
-    return {
-        f"S = {_size(name)}": {who: found["contenders"][who]["ratio"] for who in _ORDER[1:] if who in found["contenders"]}
-        for name, found in sorted(cells.items(), key=lambda item: _size(item[0]))
-        if _batch(name) == batch
-    }
-
-
-def _panel(part: str, scale: float) -> dict[str, dict[str, float]]:
-    return {
-        cell.partition(", B")[0]: {name: scale * statistics.median(one["seconds"]) for name, one in found["contenders"].items()}
-        for cell, found in _cells(part).items()
-    }
-
-
-if __name__ == "__main__":
-    picture()
-    print(Path(PICTURE))
