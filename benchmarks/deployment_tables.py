@@ -43,19 +43,16 @@ def _fate(step: dict[str, Any]) -> str:
 
 
 def rounds() -> str:
-    """How long a round takes, and what it consists of."""
-    result = figures("federation")
-    modes = {name: result[name] for name in ("central", "secure")}
-    lines = ["| 45 MB out and back, three sites | " + " | ".join(modes) + " |", "|---|---|---|"]
-    for name, carrier in (
-        ("a round over its parts: an empty round, Flower's bare transfer, all computing", "flower"),
-        ("the same with a bare TLS transfer instead of Flower's", "tls"),
-    ):
-        ratios = (f"{mode['ratio'][carrier]:.2f}" for mode in modes.values())
-        lines.append(f"| {name} | {' | '.join(ratios)} |")
-    hours = " and ".join(f"{mode['hours_for_1200_rounds']:.1f}" for mode in modes.values())
-    lines += ["", f"1,200 rounds take {hours} hours at that rate, on two cores that all parties share."]
-    return "\n".join(lines)
+    """How long a round takes, over its parts."""
+    modes = [figures("federation")[name] for name in ("central", "secure")]
+    flower, tls = (" and ".join(f"{mode['ratio'][carrier]:.2f}" for mode in modes) for carrier in ("flower", "tls"))
+    hours = " and ".join(f"{mode['hours_for_1200_rounds']:.1f}" for mode in modes)
+    return (
+        f"A round (`central` and `secure`, three sites, 45 MB each way) takes {flower} times the sum of an empty "
+        "round, Flower's bare "
+        f"transfer and all computing; {tls} times with a bare TLS transfer instead. 1,200 rounds take {hours} "
+        "hours on two shared cores."
+    )
 
 
 def membership() -> str:
@@ -135,16 +132,17 @@ def stores() -> str:
 def secure_sums() -> str:
     """What a step of secure sums costs the coordinator and a site, at many numbers of sites."""
     result = figures("secure-scale")
-    lines = ["| sites | may leave | leave | the coordinator | a site |", "|---" * 5 + "|"]
-    for sites, cases in ((sites, result["sites"][sites]) for sites in ("10", "100", "1000")):
-        none, *_, most = cases.values()
-        for leave, case in (("none", none), ("three tenths", most)):
-            site = case["site"]
-            spent = 1000 * (site["offer"] + site["mask"] + site.get("reveal", 0.0))
-            lines.append(f"| {int(sites):,} | {case['drops']} | {leave} | {case['server']['total']:.2g} s | {spent:.0f} ms |")
-    what = f"Time of one core, for {result['numbers']:,} numbers and without gradients and network."
-    lines += ["", f"{what} {made_by('secure-scale')}"]
-    return "\n".join(lines)
+    cells = []
+    for sites in ("10", "100", "1000"):
+        case = list(result["sites"][sites].values())[-1]
+        site = case["site"]
+        spent = 1000 * (site["offer"] + site["mask"] + site.get("reveal", 0.0))
+        cells.append(f"{case['server']['total']:.2g} s and {spent:.0f} ms ({int(sites):,} sites)")
+    return (
+        f"A secure sum of {result['numbers']:,} numbers, with three tenths of the sites leaving, takes the "
+        "coordinator and a site "
+        f"{', '.join(cells)} of one core. {made_by('secure-scale')}"
+    )
 
 
 def _lost(found: dict[str, Any]) -> str:

@@ -62,7 +62,7 @@ def quickstart() -> str:
     privacy = run["privacy"]
     lead = f"quickstart: epsilon {round_up(privacy['epsilon'])}, delta {round_up(privacy['delta'])}"
     lines = [f"{lead} ({privacy['accountant'].upper()})"]
-    lines += textwrap.wrap(meaning(privacy["epsilon"], privacy["delta"], released="what this run released"), 124)
+    lines += textwrap.wrap(meaning(privacy["epsilon"], privacy["delta"], released="what this run released"), 104)
     lines.append(f"{'':<20}{'before':>14}{'after':>16}{'change':>20}")
     for metric in ("image_to_text_R@10", "text_to_image_R@10"):
         result = first_and_last(run, metric)

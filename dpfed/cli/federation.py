@@ -122,7 +122,7 @@ def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.
 @federation.command("run")
 def run(
     folder: Annotated[Path, typer.Argument(help="What `dpfed federation provision` made.", show_default=False)],
-    port: Annotated[int | None, typer.Option(help="Of the SuperLink, on loopback.", show_default=False)] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the SuperLink, on loopback.", show_default=False)] = None,
     keys_only: Annotated[bool, typer.Option("--register", help="Only register the SuperNodes' keys, and end.")] = False,
 ) -> int:
     """Register the SuperNodes' keys, and start or resume a provisioned federation's run."""
@@ -138,7 +138,7 @@ def run(
 
 @federation.command("app")
 def app_folder(folder: Annotated[Path, typer.Argument(help="Must not exist.", show_default=False)]) -> None:
-    """Make the folder that `flwr run` takes."""
+    """Make the app folder for `flwr run`."""
     from dpfed.federation.flower.app_folder import make_app_folder
 
     print(make_app_folder(folder))

@@ -71,6 +71,8 @@ def test_a_tutorial_begins_with_what_it_needs_how_long_it_takes_and_the_notebook
 
 def test_code_and_addresses_stay_as_they_are():
     class Page:
+        meta = {}
+
         class file:
             src_uri = "index.md"
 
