@@ -9,7 +9,7 @@ import pytest
 
 uvicorn = pytest.importorskip("uvicorn")
 
-from dpfed.live import visitors  # noqa: E402
+from dpfed.live import serving  # noqa: E402
 
 FEW = 8
 
@@ -22,8 +22,8 @@ class Server(uvicorn.Server):
 @pytest.fixture
 def port(monkeypatch):
     """Of a page that answers at once, and of one that goes on for ever."""
-    monkeypatch.setattr(visitors, "_CONNECTIONS", FEW)
-    monkeypatch.setattr(visitors, "_ENDING", 2)
+    monkeypatch.setattr(serving, "_CONNECTIONS", FEW)
+    monkeypatch.setattr(serving, "_ENDING", 2)
 
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
@@ -31,7 +31,7 @@ def port(monkeypatch):
         while scope["path"] == "/events" and (await receive())["type"] != "http.disconnect":
             pass
 
-    bound = visitors.Listener(socket.AF_INET)
+    bound = serving.Listener(socket.AF_INET)
     bound.bind(("127.0.0.1", 0))
     bound.listen()
     options = {"http": "h11", "loop": "asyncio", "lifespan": "off", "log_level": "critical", "ws": "none"}
