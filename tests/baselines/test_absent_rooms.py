@@ -13,10 +13,9 @@ CORE = [
     "tests/training/test_worker_draws.py",
     "tests/privacy/test_ledger.py",
     "tests/privacy/test_samplers.py",
-    "tests/bounding/methods/test_public.py",
 ]
 REFUSED = {
-    "bounding.method=sample": "bounding.method: expected one of batch, group, moments, none, public",
+    "bounding.method=sample": "expected one of batch, group, moments, none, public; got 'sample'",
     "model.normalisation=batch": "BatchNorm is in dpfed.baselines, which is not installed",
 }
 
