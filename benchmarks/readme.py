@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from benchmarks import peer_tables as page
 from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, secure_sums, stores, torture
 from benchmarks.method_tables import forecast, logit, objectives, table1
-from benchmarks.peers import page
 from benchmarks.recipe_tables import rehearsed, rungs
 from benchmarks.recipes import LADDERS
 from benchmarks.record import RESULTS, figures
