@@ -94,7 +94,7 @@ class Federation:
     def doctor(self, name: str) -> dict[str, dict]:
         """What `dpfed site doctor` finds at a site, by name."""
         done = self.sites[name].run("dpfed", "site", "doctor", self.places[name], "--json", check=False)
-        return {finding["what"]: finding for finding in json.loads(done.stdout)}
+        return {finding["about"]: finding for finding in json.loads(done.stdout)}
 
     def _sign_up(self, stores: Path) -> None:
         machine = self.coordinator
@@ -113,3 +113,8 @@ class Federation:
             shutil.copy(self.chest / "kits" / f"chest-{name}.tar.gz", site.home)
             site.run("dpfed", "site", "confirm", self.places[name], *(card for other, card in cards.items() if other != name))
             site.run("dpfed", "site", "join", "--yes", self.places[name], f"chest-{name}.tar.gz")
+
+
+def no_proxy_server() -> str:
+    """Why there is no proxy in front of the SuperLink; empty: there is."""
+    return "" if shutil.which("nginx") else "nginx is not installed"
