@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
 import time
@@ -19,6 +18,11 @@ def command(start: str) -> str:
     """The first command of the page that begins so, as one line."""
     lines = re.sub(r" \\\n *", " ", "\n".join(line.strip() for line in GUIDE.splitlines() if line.startswith("    ")))
     return next(line.partition("#")[0].strip() for line in lines.splitlines() if line.startswith(start))
+
+
+def _option(start: str) -> str:
+    """What the page says of an option, in the running text."""
+    return re.search(rf"`({re.escape(start)}[ =][^`]*)`", GUIDE)[1]
 
 
 class Cluster:
@@ -41,22 +45,27 @@ class Cluster:
 
     def start(self) -> None:
         """Starts Ray on the head, and then on the workers' machines."""
-        self.start_node(self.head, "ray start --head")
+        self.start_node(self.head, "ray start --head", _option("--dashboard-host"))
         for machine in self.workers:
             self.start_node(machine)
 
-    def start_node(self, machine: Machine, how: str = "ray start --address") -> None:
+    def start_node(self, machine: Machine, how: str = "ray start --address", more: str = "") -> None:
         """Starts Ray on one machine; again, where it was too slow, as the page says."""
         for _ in range(_STARTS):
-            done = self._do(machine, command(how), check=False)
+            done = self._do(machine, f"{command(how)} {more}", check=False)
             if done.returncode == 0:
                 return
             machine.run("ray", "stop", check=False)
         raise AssertionError(done.stdout)
 
-    def submit(self, machine: Machine, log: str, words: str, how: str = "dpfed cluster submit") -> subprocess.Popen[bytes]:
-        """Submits a run; its output goes to a log."""
-        return machine.start(log, "bash", "-ec", f"{self._export}; exec {self._here(how)} {words}", **self._settings)
+    def submit(self, machine: Machine, log: str, changes: dict[str, str], more: str) -> subprocess.Popen[bytes]:
+        """Submits a run by the page's command, some words of which are others here; its output goes to a log."""
+        line = command("dpfed cluster submit")
+        for word, other in changes.items():
+            assert word in line, line
+            line = line.replace(word, other)
+        more += "" if machine is self.head else f" {_option('--address http')}"
+        return machine.start(log, "bash", "-ec", f"{self._export}; exec {self._here(f'{line} {more}')}")
 
     def resumed(self, machine: Machine, folder: Path) -> subprocess.CompletedProcess[str]:
         """`dpfed resume` as the page has it."""
@@ -67,5 +76,3 @@ class Cluster:
 
     def _here(self, line: str) -> str:
         return line.replace("HEAD", self.head.address)
-
-    _settings: dict[str, str] = {}

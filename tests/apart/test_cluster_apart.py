@@ -8,6 +8,7 @@ pytest.importorskip("ray")
 
 from dpfed.artifacts.directory import RunDirectory  # noqa: E402
 from dpfed.artifacts.verification import verify  # noqa: E402
+from dpfed.data.generated.shapes import write_shapes  # noqa: E402
 from dpfed.privacy.ledger import Ledger  # noqa: E402
 from tests.apart.machines import no_other_clock, until  # noqa: E402
 from tests.apart.ray_machines import Cluster  # noqa: E402
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cluster(network):
+def cluster(network, place):
+    write_shapes(place / "shapes", train=2000, validation=0, test=200)
     made = Cluster(network)
     for machine in made.workers:
         network.slow(machine, RATE)
@@ -31,8 +33,10 @@ class Run:
     def __init__(self, cluster, place, name, where=None, workers="2", resume=False):
         self.cluster, self.folder, self.log, self.where = cluster, place / "runs" / name, f"{name}{resume:d}", where or cluster.head
         options = [f"--set {key}={value}" for key, value in SETTINGS.items()] + ["--resume"] * resume
-        words = f"quickstart --workers {workers} --gpus-per-worker 0 --run {self.folder} {' '.join(options)}"
-        self.process = cluster.submit(self.where, self.log, words)
+        changes = {"submit imagenet": "submit quickstart", "/shared/stores/imagenet": f"{place}/shapes", " --resume": ""}
+        changes |= {"--workers 64": f"--workers {workers}", "--gpus-per-worker 1": "--gpus-per-worker 0"}
+        changes |= {"/shared/runs/imagenet": str(self.folder)}
+        self.process = cluster.submit(self.where, self.log, changes, " ".join(options))
 
     @property
     def said(self):

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(no_proxy_server()), reas
 def federation(network, place):
     write_shapes(place / "shapes", train=600, validation=0, test=100)
     made = Federation(network, place, place / "shapes", STEPS, trust="distributed", drops=1, deadline=DEADLINE)
-    until(made.in_step(*ALL), "step of all sites", 400)
+    until(made.in_step(*ALL), "step of all sites", 900)
     return made
 
 

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from dpfed.cluster.machines import watched
 from dpfed.cluster.waiting import patiently
 from dpfed.errors import UserError
 from dpfed.progress import Silent, signs_of_life
@@ -257,3 +258,22 @@ def test_an_agent_that_never_comes_ends_in_a_sentence(jobs):
     jobs(*[status(500, "No available agent")] * 10_000)
     with pytest.raises(UserError, match=r"submitting to http://head:8265 failed for .* No available agent\. Look at"):
         submit(Silent(), wait=0.05)
+
+
+def test_the_operator_is_told_once_of_machines_that_go_and_once_when_they_are_back():
+    rooms, looked, watcher = iter([2, 1, None, 0, 2, 2]), threading.Event(), Notes()
+
+    def room():
+        if (now := next(rooms, "over")) == "over":
+            looked.set()
+            return 2
+        if now is None:
+            raise ConnectionError
+        return now
+
+    with watched(2, room, watcher, every=0.01):
+        assert looked.wait(10)
+    assert watcher.notes == [
+        "machines are missing: the cluster has room for 1 of 2 workers, and the run waits for the others",
+        "the machines that were missing are back",
+    ]
