@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster.admission import require_admission
 from dpfed.cluster.machines import machines, room_for, watched
-from dpfed.cluster.network import take_network_of
+from dpfed.cluster.network import on_the_nodes_network
 from dpfed.cluster.reach import ray_folder, require_cluster
 from dpfed.cluster.relay import Relay, in_a_thread, relayed, telling_of_deaths
 from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, process_group
@@ -30,13 +30,13 @@ from dpfed.progress import Watcher
 from dpfed.runs.running import stopped
 
 if TYPE_CHECKING:
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
 
 # Ray's workers are niced by 15 otherwise, so that whatever else runs on the machine comes before them.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died or was killed",  # a page of Ray's; `telling_of_deaths` says it in a line
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "^(A worker died or was killed|The node with node id|Raylet is terminated)",  # a page of Ray's; `telling_of_deaths` says it in a line
     "RAY_worker_niceness": "0",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # not 60: on a busy machine, loading PyTorch alone takes that long
 }
@@ -142,7 +142,7 @@ def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> Tor
     return TorchTrainer(
         _in_worker,  # type: ignore[arg-type]  # Ray types Train v1
         train_loop_config={"task": task, "queue": queue},
-        torch_config=_process_group(BACKEND_OF[bool(resources.gpus)]),
+        torch_config=on_the_nodes_network(BACKEND_OF[bool(resources.gpus)], TIMEOUT),
         scaling_config=ScalingConfig(
             num_workers=workers,
             use_gpu=bool(resources.gpus),
@@ -157,24 +157,6 @@ def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> Tor
             worker_runtime_env=None if resources.gpus else {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}},
         ),
     )
-
-
-def _process_group(backend: str) -> TorchConfig:
-    """Ray's set-up of the process group, on the network by which each machine is a node of the cluster."""
-    from ray.train.torch import TorchConfig
-    from ray.util import get_node_ip_address
-
-    class OnTheNodesNetwork(TorchConfig().backend_cls):  # type: ignore[misc]  # known only as a value
-        def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
-            worker_group.execute(lambda: take_network_of(get_node_ip_address()))
-            super().on_start(worker_group, backend_config)
-
-    class Config(TorchConfig):
-        @property
-        def backend_cls(self) -> type:
-            return OnTheNodesNetwork
-
-    return Config(backend, timeout_s=TIMEOUT)
 
 
 def _stopped(task: Task) -> str:

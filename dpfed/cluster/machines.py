@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from dpfed.progress import Watcher
 
@@ -30,7 +30,7 @@ def room_for(cpus: int, gpus: int, there: list[dict[str, float]]) -> int:
     return sum(min(pair) if gpus else pair[0] for pair in room)
 
 
-@contextmanager
+@contextlib.contextmanager
 def watched(least: int, room: Callable[[], int], watcher: Watcher, every: float = _EVERY) -> Iterator[None]:
     """Within it, the operator is told when machines are missing without which a run cannot go on, and when they are back.
 
@@ -47,14 +47,12 @@ def watched(least: int, room: Callable[[], int], watcher: Watcher, every: float 
     def look() -> None:
         missing = False
         while not ended.wait(every):
-            try:
+            with contextlib.suppress(Exception):  # of Ray's, where the head is gone: the run ends, and says so
                 now = room()
-            except Exception:  # the head is gone: the run ends, and says so
-                continue
-            if (now < least) != missing:
-                missing = not missing
-                what = f"machines are missing: the cluster has room for {now} of {least} workers, and the run waits for the others"
-                watcher.note(what if missing else "the machines that were missing are back")
+                if (now < least) != missing:
+                    missing = not missing
+                    waits = f"the cluster has room for {now} of {least} workers, and the run waits for the others"
+                    watcher.note(f"machines are missing: {waits}" if missing else "the machines that were missing are back")
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()

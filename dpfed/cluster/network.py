@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.train.torch import TorchConfig
 
 _SETTING = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
@@ -51,3 +55,26 @@ def interface_of(address: str) -> str:
     except (ImportError, OSError):
         return ""
     return ""
+
+
+def on_the_nodes_network(backend: str, seconds: int) -> TorchConfig:
+    """Ray's set-up of the process group, on the network by which each machine is a node of the cluster.
+
+    Args:
+        backend: of `torch.distributed`.
+        seconds: that a process waits for the others.
+    """
+    from ray.train.torch import TorchConfig
+    from ray.util import get_node_ip_address
+
+    class Backend(TorchConfig().backend_cls):  # type: ignore[misc]  # known only as a value
+        def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
+            worker_group.execute(lambda: take_network_of(get_node_ip_address()))
+            super().on_start(worker_group, backend_config)
+
+    class Config(TorchConfig):
+        @property
+        def backend_cls(self) -> type:
+            return Backend
+
+    return Config(backend, timeout_s=seconds)

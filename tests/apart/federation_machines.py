@@ -11,7 +11,7 @@ from pathlib import Path
 import tomli_w
 
 from dpfed.data.store.division import EVALUATION, divide_store, site_folder
-from tests.apart.machines import Machine, Switch, until
+from tests.apart.machines import Machine, Switch
 from tests.federation.flower.provisioned import start_unit
 from tests.federation.provisioning.office import PLAN
 

@@ -19,7 +19,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 _NET = "10.77.0"
 # The first process: ends with the one that started it (PR_SET_PDEATHSIG), and has orphans reaped.
-_INIT = "import ctypes, signal; ctypes.CDLL(None).prctl(1, 9); signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True: signal.pause()"
+_INIT = """
+import ctypes, signal
+ctypes.CDLL(None).prctl(1, 9)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True: signal.pause()
+"""
 _APART = ["unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--mount-proc"]
 _FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")  # of Debian's package
 
@@ -43,7 +48,11 @@ class Machine:
             (self._folder / part).mkdir(parents=True, exist_ok=True)
         (self._folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
         (self._folder / "resolv.conf").write_text("# nobody is asked for a name\n")
-        own = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "FLWR_")) and "proxy" not in key.lower()}
+        own = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("RAY_", "FLWR_")) and "proxy" not in key.lower()
+        }
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         more = {"HOME": str(self._folder / "home"), "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.environment = {**own, **more, "PYTHONUNBUFFERED": "1"}
@@ -62,7 +71,9 @@ class Machine:
         Path("/tmp/ray").mkdir(exist_ok=True)
         switch.plug(self)
         self.run(
-            "sh", "-ec", f"hostname {self.name}; ip link set lo up; {self._addressed()};"
+            "sh",
+            "-ec",
+            f"hostname {self.name}; ip link set lo up; {self._addressed()};"
             f"mount --bind {home}/ray /tmp/ray; mount -t tmpfs tmpfs /dev/shm;"
             f"for name in hosts resolv.conf; do mount --bind {home}/$name /etc/$name; done",
         )
@@ -98,15 +109,28 @@ class Machine:
         """Starts a program there; its output goes to a log of that name."""
         with self.log(log).open("ab") as file:
             return subprocess.Popen(
-                self._there(*command), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                env=self._settings(environment), cwd=self.home, start_new_session=True,
+                self._there(*command),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=self._settings(environment),
+                cwd=self.home,
+                start_new_session=True,
             )
 
-    def run(self, *command: object, check: bool = True, seconds: float = 400, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: object, check: bool = True, seconds: float = 400, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """Runs a program there to its end."""
         done = subprocess.run(
-            self._there(*command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=seconds, env=self._settings(environment), cwd=self.home,
+            self._there(*command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=seconds,
+            env=self._settings(environment),
+            cwd=self.home,
         )
         assert done.returncode == 0 or not check, f"{self.name}: {command}\n{done.stdout}"
         return done

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import time
-from pathlib import Path
 
 from tests.apart.machines import ROOT, Machine, Switch
 
@@ -55,7 +53,7 @@ class Cluster:
             done = self._do(machine, f"{command(how)} {more}", check=False)
             if done.returncode == 0:
                 return
-            machine.run("ray", "stop", check=False)
+            self._do(machine, "ray stop --force", check=False)
         raise AssertionError(done.stdout)
 
     def submit(self, machine: Machine, log: str, changes: dict[str, str], more: str) -> subprocess.Popen[bytes]:
@@ -66,10 +64,6 @@ class Cluster:
             line = line.replace(word, other)
         more += "" if machine is self.head else f" {_option('--address http')}"
         return machine.start(log, "bash", "-ec", f"{self._export}; exec {self._here(f'{line} {more}')}")
-
-    def resumed(self, machine: Machine, folder: Path) -> subprocess.CompletedProcess[str]:
-        """`dpfed resume` as the page has it."""
-        return self._do(machine, f"dpfed resume {folder} --cluster ray --workers 2", check=False)
 
     def _do(self, machine: Machine, line: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return machine.run("bash", "-ec", f"{self._export}; {self._here(line)}", check=check)

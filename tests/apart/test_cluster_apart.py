@@ -1,4 +1,4 @@
-"""A Ray cluster on machines of their own, by the commands of cluster/README.md: links are cut, machines go, the head restarts."""
+"""A Ray cluster on machines of their own, by the commands of cluster/README.md: cuts, lost machines, restarts."""
 
 import time
 
@@ -31,7 +31,12 @@ class Run:
     """A run that is submitted, and what can be seen of it."""
 
     def __init__(self, cluster, place, name, where=None, workers="2", resume=False):
-        self.cluster, self.folder, self.log, self.where = cluster, place / "runs" / name, f"{name}{resume:d}", where or cluster.head
+        self.cluster, self.folder, self.log, self.where = (
+            cluster,
+            place / "runs" / name,
+            f"{name}{resume:d}",
+            where or cluster.head,
+        )
         options = [f"--set {key}={value}" for key, value in SETTINGS.items()] + ["--resume"] * resume
         changes = {"submit imagenet": "submit quickstart", "/shared/stores/imagenet": f"{place}/shapes", " --resume": ""}
         changes |= {"--workers 64": f"--workers {workers}", "--gpus-per-worker 1": "--gpus-per-worker 0"}
@@ -92,3 +97,47 @@ def test_a_job_that_a_fourth_machine_submits_trains_on_two_and_cuts_of_seconds_c
             print(f"{seconds} s, {where}: goes on after {run.reaches(before + 2, 200):.0f} s more")
     run.ends()
     assert "died" not in run.said
+
+
+def test_a_machine_that_is_cut_off_for_minutes_is_waited_for_and_takes_part_again_when_ray_is_started_there(
+    cluster, network, place
+):
+    run, lost = Run(cluster, place, "long"), cluster.workers[1]
+    run.reaches(3)
+    before = run.charged
+    network.cut(lost)
+    until(lambda: "machines are missing: the cluster has room for 1 of 2 workers" in run.said or None, "word of it", 200)
+    time.sleep(200)
+    network.mend(lost)
+    assert run.process.poll() is None and run.charged <= before + 1
+    cluster.start_node(lost)
+    print(f"goes on {run.reaches(before + 2):.0f} s after Ray is started there")
+    assert "the machines that were missing are back" in run.said
+    run.ends()
+
+
+def test_a_range_of_workers_goes_on_without_a_machine_that_is_gone_for_good(cluster, network, place):
+    run = Run(cluster, place, "gone", workers="1-2")
+    run.reaches(3)
+    before = run.charged
+    cluster.workers[1].kill()
+    print(f"goes on after {run.reaches(before + 2):.0f} s")
+    run.ends()
+    cluster.workers[1].boot(network)
+    cluster.start_node(cluster.workers[1])
+
+
+@pytest.mark.parametrize("clock", [0, 600])
+def test_when_the_heads_machine_restarts_the_run_is_submitted_again_and_loses_nothing(cluster, network, place, clock):
+    if clock and no_other_clock():
+        pytest.skip(no_other_clock())
+    run = Run(cluster, place, f"head{clock}")
+    run.reaches(3)
+    before = run.charged
+    cluster.head.kill()
+    cluster.head.clock = clock  # and comes back with another time of day
+    cluster.head.boot(network)
+    cluster.start()
+    again = Run(cluster, place, f"head{clock}", resume=True)
+    again.reaches(before + 2)
+    again.ends()

@@ -1,4 +1,4 @@
-"""Three sites and a coordinator on machines of their own, over TLS: links are cut, machines restart, move, and lose the time."""
+"""Three sites and a coordinator on machines of their own, over TLS: cuts, restarts, other addresses, wrong clocks."""
 
 import time
 
@@ -51,7 +51,10 @@ def test_a_site_whose_link_is_cut_comes_back_by_itself(federation, network, seco
     network.mend(federation.sites["north"])
     seconds_until(federation.in_step(*ALL), f"all sites after a cut of {seconds} s", 700)
     if seconds > DEADLINE:
-        assert f"within {DEADLINE} s: it is asked again in" in federation.said() and "north takes part from step" in federation.said()
+        assert (
+            f"within {DEADLINE} s: it is asked again in" in federation.said()
+            and "north takes part from step" in federation.said()
+        )
 
 
 def test_a_site_that_gets_another_address_comes_back_by_itself(federation):

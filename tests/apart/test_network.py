@@ -21,7 +21,8 @@ def test_machines_whose_own_names_stand_for_loopback_reduce_over_their_network_t
     machines = [network.machine(f"gpu{number}") for number in range(2)]
     setting = {"MASTER_ADDR": machines[0].address, "MASTER_PORT": "29500", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     ranks = [
-        machine.start("rank", sys.executable, "-c", TAKE_PART, RANK=str(rank), **setting) for rank, machine in enumerate(machines)
+        machine.start("rank", sys.executable, "-c", TAKE_PART, RANK=str(rank), **setting)
+        for rank, machine in enumerate(machines)
     ]
     until(lambda: "\n3 3.0" in machines[0].text("rank") or None, "third sum", 60)
     network.cut(machines[1])

@@ -243,6 +243,26 @@ def test_a_head_that_dies_while_a_job_is_followed_is_a_sentence_that_says_how_to
         asyncio.run(_follow(Client(), "dpfed-1"))
 
 
+def test_a_head_that_vanishes_without_a_word_is_noticed_and_a_busy_one_is_not_given_up():
+    from dpfed.cluster.submit import _follow
+
+    answers = iter([RuntimeError("status code 500"), SimpleNamespace(), ConnectionError("no route to host")])
+
+    class Client:
+        async def tail_job_logs(self, job):
+            yield "step 1\n"
+            await asyncio.Event().wait()
+
+        def get_job_info(self, job):
+            if isinstance(answer := next(answers), Exception):
+                raise answer
+            return answer
+
+    with pytest.raises(UserError, match=r"connection to the cluster is lost \(no route to host\).*--resume"):
+        asyncio.run(_follow(Client(), "dpfed-1", every=0.01))
+    assert next(answers, None) is None
+
+
 @pytest.mark.parametrize(
     "address", ["head:8265", "http://", "http://:8265", "http://head:99999", "http://head:0", "http://head:x"]
 )

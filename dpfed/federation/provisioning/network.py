@@ -123,7 +123,9 @@ def of_clock(date: str | None) -> Iterator[Finding]:
     away = (datetime.datetime.now(datetime.UTC) - theirs).total_seconds()
     said = f"{abs(away):,.0f} s {'ahead of' if away > 0 else 'behind'} the coordinator's"
     if not -_BEHIND <= away <= _AHEAD:
-        yield Finding("clock", State.BAD, said, "set it by NTP (timedatectl set-ntp true): Flower refuses a site of another time")
+        yield Finding(
+            "clock", State.BAD, said, "set it by NTP (timedatectl set-ntp true): Flower refuses a site of another time"
+        )
     else:
         yield Finding("clock", State.GOOD, said)
 
