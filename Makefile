@@ -64,7 +64,8 @@ tutorials: install
 	$(VENV)/bin/python docs/tutorials/run.py
 
 lint: install
-	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy && \
+		$(VENV)/bin/python -m pytest --quiet tests/docs/test_words.py
 
 # The lock files: exact versions and hashes for every supported Python, no registry addresses; the shorter one is a part of the other.
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url --quiet

@@ -1,17 +1,23 @@
-"""Writes the tables of the READMEs and of the guides in docs/ from the result files: `python -m benchmarks.readme`."""
+"""Writes the tables of the READMEs and of docs/results.md from the result files: `python -m benchmarks.readme`."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import statistics
 import textwrap
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from benchmarks.guides import GUIDES, there
+from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, secure_sums, stores, torture
+from benchmarks.method_tables import forecast, logit, objectives, table1
+from benchmarks.peers import page
+from benchmarks.recipe_tables import rehearsed, rungs
+from benchmarks.recipes import LADDERS
 from benchmarks.record import RESULTS, figures
-from benchmarks.utility_tables import runs_at_best_rate
+from benchmarks.utility_tables import ladder, public_cifar10, public_contrast, runs_at_best_rate
 from dpfed.evaluation.intervals import Interval, apart, wilson
 from dpfed.privacy.promise import meaning, round_up
 from dpfed.report.results import Result, results_of, shown
@@ -56,7 +62,7 @@ def quickstart() -> str:
     privacy = run["privacy"]
     lead = f"quickstart: epsilon {round_up(privacy['epsilon'])}, delta {round_up(privacy['delta'])}"
     lines = [f"{lead} ({privacy['accountant'].upper()})"]
-    lines += textwrap.wrap(meaning(privacy["epsilon"], privacy["delta"], released="what this run released"), 124)
+    lines += textwrap.wrap(meaning(privacy["epsilon"], privacy["delta"], released="what this run released"), 104)
     lines.append(f"{'':<20}{'before':>14}{'after':>16}{'change':>20}")
     for metric in ("image_to_text_R@10", "text_to_image_R@10"):
         result = first_and_last(run, metric)
@@ -68,29 +74,21 @@ def quickstart() -> str:
 
 def results() -> str:
     """The table of results."""
-    lines = ["| what | before | after | change, points | epsilon | command |", "|---|---|---|---|---|---|"]
+    lines = ["| epsilon | what | before | after |", "|---|---|---|---|"]
+    for cost, words, start, mean, spread in adapted_by_the_better_method():
+        lines.append(f"| {round_up(cost)} | adapted by {words}, R@10 | {start:.1f}% | {mean:.1f}% ± {spread:.1f} |")
     run = figures("cifar10-cpu")
     result = first_and_last(run, "linear_probe_accuracy")
     before = with_error(result.untrained, result.untrained_interval)
     after = with_error(result.trained, result.trained_interval)
-    epsilon, change = round_up(run["privacy"]["epsilon"]), result.difference.replace(" pts", "")
-    what = "CIFAR-10 from scratch, linear probe"
-    lines.append(f"| {what} | {before} | {after} | {change} | {epsilon} | `benchmarks.runs cifar10-cpu` |")
-    for cost, words, start, mean, spread in adapted_by_the_better_method():
-        what, change = f"adapted by {words}, R@10, image to text", f"{mean - start:+.1f}"
-        row = f"| {what} | {start:.1f}% | {mean:.1f}% ± {spread:.1f} | {change} | {round_up(cost)} |"
-        lines.append(f"{row} `benchmarks.public_contrast` |")
-    adapted = (
-        "Adapted: mean and standard deviation of three runs, each from a public model of its own "
-        "([docs/methods.md](docs/methods.md#public-contrast))."
-    )
-    return "\n".join([*lines, "", f"{ERROR_BARS} {adapted}"])
+    lines.append(f"| {round_up(run['privacy']['epsilon'])} | CIFAR-10 from scratch, linear probe | {before} | {after} |")
+    return "\n".join([*lines, "", "±: standard deviation of three runs; for CIFAR-10, the 95% interval over held-out records."])
 
 
 def adapted_by_the_better_method() -> list[tuple[float, str, float, float, float]]:
     """Of each epsilon with three runs: method, mean R@10 of the public models, mean and standard deviation after adaptation."""
     found = []
-    for epsilon in (0.25, 1.0, 8.0):
+    for epsilon in (1.0, 8.0):
         sides = []
         for method, words in (("public", "public contrast"), ("group", "DP-GCL")):
             runs = runs_at_best_rate(method, epsilon)
@@ -104,16 +102,17 @@ def adapted_by_the_better_method() -> list[tuple[float, str, float, float, float
 
 def steps() -> str:
     """What a private step costs in time and memory."""
-    lines = ["| time of a private step over the best non-private one (2 CPU cores) | S = 4 | S = 16 |", "|---|---|---|"]
+    lines = ["| time over the best non-private step: loop, layerwise | S = 4 | S = 16 |", "|---|---|---|"]
     step = figures("step")
     for model, result in step["overhead"].items():
-        for engine in ("loop", "layerwise"):
-            ratios = (f"{result['ratio'][f'{engine}, S = {size}']:.2f}" for size in (4, 16))
-            lines.append(f"| {model}, {engine} engine | {' | '.join(ratios)} |")
-        chosen = (f"{result['chosen_engine'][f'S = {size}']}" for size in (4, 16))
-        lines.append(f"| {model}, the automatic choice | {' | '.join(chosen)} |")
+        cells = []
+        for size in ("S = 4", "S = 16"):
+            ratios = {engine: f"{result['ratio'][f'{engine}, {size}']:.2f}" for engine in ("loop", "layerwise")}
+            chosen = result["chosen_engine"][size]
+            cells.append(", ".join(f"**{ratio}**" if engine == chosen else ratio for engine, ratio in ratios.items()))
+        lines.append(f"| {model} | {' | '.join(cells)} |")
     memory = [f"{figure['peak_mb']:.0f} MB at B = {int(batch):,}" for batch, figure in step["memory"].items()]
-    lines += ["", f"Peak memory of a step of the small CNN: {', '.join(memory)}."]
+    lines += ["", f"Two CPU cores. Bold: what `auto` took. Peak memory of a step of the small CNN: {', '.join(memory)}."]
     return "\n".join(lines)
 
 
@@ -132,30 +131,55 @@ def adaptation() -> str:
     vit = figures("vit")
     lines += [
         "",
-        f"ViT-B-32 at 224 pixels with rank 16 on q and v trains {vit['trainable_parameters']:,} of {vit['parameters']:,} "
-        f"parameters, so {vit['bytes_per_aggregate'] / 1e6:.1f} MB travel per aggregate. A step of {vit['records']} records in "
-        f"{vit['groups']} groups fits into {vit['peak_memory_mb'] / 1024:.1f} GB on two cores; its gradients differ from "
-        f"plain autograd by at most {vit['largest_relative_error_of_a_group']:.0e} (relative).",
+        f"ViT-B-32 at 224 pixels, rank 16 on q and v: {vit['trainable_parameters']:,} of {vit['parameters']:,} "
+        "parameters are trained, "
+        f"{vit['bytes_per_aggregate'] / 1e6:.1f} MB travel per aggregate, and a step of {vit['records']} records "
+        f"in {vit['groups']} "
+        f"groups takes {vit['peak_memory_mb'] / 1024:.1f} GB.",
     ]
     return "\n".join(lines)
 
 
-def cluster() -> str:
-    """What a cluster costs and gains."""
-    result = figures("cluster")
-    overhead, speedup = result["overhead"]["ratio"] - 1, 1 / result["speedup"]["ratio"]
-    of_ray, ceiling = 1 / statistics.median(result["speedup_of_ray"]["ratio_of_rounds"]), figures("ceiling")["ratio"]
-    lines = [
-        "| two CPU cores, the quickstart's plan | |",
-        "|---|---|",
-        f"| time of a step through Ray with one worker, against the plain loop | {overhead:+.1%} |",
-        f"| groups per second: two workers over one worker, one thread each | {speedup:.2f} x |",
-        f"| the same through Ray, whose services share the two cores | {of_ray:.2f} x |",
-        f"| the same for two processes that share nothing (the most that is possible) | {ceiling:.2f} x |",
-    ]
-    for batch, figure in result["memory"].items():
-        lines.append(f"| peak memory of each of two workers at B = {int(batch):,} | {max(figure['peak_mb'])} MB |")
-    return "\n".join(lines)
+def moments() -> str:
+    """Private moments beside DP-GCL heads and the public towers, for few and many records."""
+    head = "| records | public model alone | DP-GCL, epsilon 1, 8 | moments, epsilon 1, 8 | moments, hardly any noise |"
+    lines, sets = [head, "|---" * 5 + "|"], figures("moments")["sets"]
+    for count in (600, 3000, 30_000):
+        for name, found in sets.items():
+            rows = {(row["method"], row["epsilon"]): row["figures"] for row in found["rows"] if row["records"] == count}
+            if rows:
+                private = [", ".join(_mean_figure(rows.get((way, epsilon))) for epsilon in (1.0, 8.0)) for way in _WAYS]
+                cells = [f"{100 * found['public']:.1f}", *private, _mean_figure(rows.get(("no privacy", None)))]
+                lines.append(f"| {count:,} {name}, {found['measure']} | {' | '.join(cells)} |")
+        if not any(row["records"] == count for found in sets.values() for row in found["rows"]):
+            lines.append(f"| {count:,} | not measured | | | |")
+    return "\n".join([*lines, "", "Percent; means over five draws of the noise."])
+
+
+_WAYS = ("DP-GCL heads", "moments")
+
+
+def _mean_figure(found: list[float] | None) -> str:
+    return f"{100 * statistics.mean(found):.1f}" if found else "–"
+
+
+def gpu() -> str:
+    """Records a second on a borrowed GPU."""
+    kept = json.loads((RESULTS / "gpu-throughput.json").read_text(encoding="utf-8"))
+    lines = ["| model | records/s | engine, precision | views/s |", "|---|---|---|---|"]
+    for model, one in kept["figures"]["gradients"].items():
+        how = f"{one['engine']}, {one['precision']}"
+        lines.append(f"| {model} | {one['records_per_second']:,.0f} | {how} | {one['views_per_second']:,.0f} |")
+    return "\n".join([*lines, "", f"Groups of 16, three views. {kept['hardware']}. Commit {kept['commit'][:7]}."])
+
+
+def gpu_in_short() -> str:
+    """The same in a sentence."""
+    kept = json.loads((RESULTS / "gpu-throughput.json").read_text(encoding="utf-8"))
+    speeds = [f"{one['records_per_second']:,.0f} ({model})" for model, one in list(kept["figures"]["gradients"].items())[:2]]
+    return (
+        f"One GPU ({kept['hardware'].rpartition(', ')[2]}, float32) clips gradients of {' or '.join(speeds)} records a second."
+    )
 
 
 def institutions() -> str:
@@ -171,9 +195,9 @@ def institutions() -> str:
 def methods() -> str:
     """All methods on the same records at the same promise."""
     lines = [
-        "| captioned shapes | epsilon | R@10, image to text | R@10, text to image | sensitivity (C = 1) | "
-        "noise per coordinate | time of a step |",
-        "|---|---|---|---|---|---|---|",
+        "| captioned shapes, epsilon 8 | R@10, image to text / text to image | sensitivity (C = 1) | noise per "
+        "coordinate | time of a step |",
+        "|---|---|---|---|---|",
     ]
     result = figures("methods")
     for run in result["methods"].values():
@@ -182,40 +206,65 @@ def methods() -> str:
         found = (with_error(best[f"{way}_R@10"], bars.get(f"{way}_R@10")) for way in ("image_to_text", "text_to_image"))
         sensitivity = "" if run["sensitivity"] is None else f"{run['sensitivity']:,.0f}"
         noise = "" if run["noise"] is None else f"{run['noise']:.2g}"
-        promise = "none" if run["noise"] is None else round_up(run["epsilon"]) if run["epsilon"] else "claimed, does not hold"
-        lines.append(f"| {run['title']} | {promise} | {' | '.join(found)} | {sensitivity} | {noise} | {run['cost']:.1f} x |")
-    tried = {run["title"]: [setting.removeprefix("rate ") for setting in run["R@10"]] for run in result["methods"].values()}
-    choosers = [title for title, rates in tried.items() if len(rates) > 1]
-    rates = " and ".join(dict.fromkeys(rate for title in choosers for rate in tried[title]))
+        lines.append(f"| {run['title']} | {' / '.join(found)} | {sensitivity} | {noise} | {run['cost']:.1f} x |")
     lines += [
         "",
-        f"For {', '.join(choosers)}, the table has the better of two learning rates ({rates}). The sound form of DPCL adds "
-        "little noise to its gradients, but these gradients pull towards embeddings that are mostly noise. "
-        f"{result['scale'][0].upper()}{result['scale'][1:]} {ERROR_BARS}",
+        "Batch clipping has the better of two learning rates. Each time is relative to `group` in the same command. "
+        f"{result['scale'][0].upper()}{result['scale'][1:]} ±: 95% intervals over held-out records.",
     ]
     return "\n".join(lines)
 
 
-def fill(path: Path, blocks: dict[str, str]) -> None:
-    """Fills those of the parts that a file has."""
-    text = path.read_text(encoding="utf-8")
+def fill(text: str, blocks: dict[str, str]) -> str:
+    """A page whose marked parts are filled."""
     for name, content in blocks.items():
         block = f"<!-- {name} -->\n\n{content}\n\n<!-- /{name} -->"
         text = re.sub(f"<!-- {name} -->(.*<!-- /{name} -->)?", lambda _, block=block: block, text, flags=re.DOTALL)
-    path.write_text(text, encoding="utf-8")
+    return text
+
+
+TABLES: dict[str, dict[str, Callable[[], str]]] = {  # by page, and by the name of a marked part
+    "README.md": {"quickstart": quickstart, "results": results, "moments": moments, "gpu": gpu_in_short},
+    "cluster/README.md": {"cluster": cluster},
+    "docs/results.md": {
+        "steps": steps,
+        "gpu": gpu,
+        "methods": methods,
+        "public": public_contrast,
+        "public-cifar10": public_cifar10,
+        "objectives": objectives,
+        "logit": logit,
+        "ladder": ladder,
+        **{f"recipe-{situation}": partial(rungs, situation) for situation in LADDERS},
+        "recipe-large-image-text": rehearsed,
+        "forecast": forecast,
+        "adaptation": adaptation,
+        "table1": table1,
+        "peers-step": page.steps,
+        "peers-clip": page.clip,
+        "peers-sampling": page.sampling,
+        "peers-federation": page.rounds,
+        "peers-faster": page.faster,
+        "peers-versions": page.versions,
+        "federation": institutions,
+        "rounds": rounds,
+        "faults": faults,
+        "torture": torture,
+        "secure-sums": secure_sums,
+        "stores": stores,
+        "budget": budget,
+        "membership": membership,
+    },
+}
 
 
 def main() -> None:
-    """Fills the marked parts of the READMEs and of the guides."""
-    root = README.parent
-    fill(README, {"quickstart": quickstart(), "results": results()})
-    fill(root / "cluster" / "README.md", {"cluster": cluster()})
-    fill(root / "docs" / "towers.md", {"adaptation": adaptation()})
-    fill(root / "docs" / "results.md", {"steps": steps()})
-    fill(root / "docs" / "federation.md", there({"federation": ("institutions", institutions)}))
-    fill(root / "docs" / "methods.md", there({"methods": ("methods", methods)}))
-    for guide, blocks in GUIDES.items():
-        fill(root / "docs" / guide, there(blocks))
+    """Fills the marked parts of all pages."""
+    for name, blocks in TABLES.items():
+        path = README.parent / name
+        path.write_text(
+            fill(path.read_text(encoding="utf-8"), {part: table() for part, table in blocks.items()}), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def test_there_are_examples():
     assert len(SHOWING) >= 3
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/library.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
 def test_programs_on_a_page_are_python(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks

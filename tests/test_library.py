@@ -1,4 +1,4 @@
-"""The library as docs/library.md shows it: a plan, a store, a model of one's own, training, features."""
+"""The library as docs/commands.md shows it: a plan, a store, a model of one's own, training, features."""
 
 import numpy as np
 import torch

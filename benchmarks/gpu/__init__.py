@@ -5,5 +5,5 @@
     python -m benchmarks.gpu table                                   there: Table 1's CIFAR-10 cell, DP-GCL at epsilon 10
     python -m benchmarks.gpu fetch FOLDER                            here: results to benchmarks/results
 
-docs/gpu.md says what is measured and how much is carried.
+docs/results.md says what is measured and how much is carried.
 """

@@ -49,7 +49,9 @@ def main(words: list[str] | None = None) -> int:
 
 def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description="What wants a GPU, in a call of minutes.", epilog="docs/gpu.md says more."
+        prog="python -m benchmarks.gpu",
+        description="What wants a GPU, in a call of minutes.",
+        epilog="docs/results.md says more.",
     )
     actions = {"measure": "all that matters (the default)", "table": "a cell of Table 1", "take": "only take what was carried"}
     actions |= {"pack": "before, where there is no GPU", "fetch": "after it"}

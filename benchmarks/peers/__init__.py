@@ -1,1 +1,1 @@
-"""dpfed beside its peers, in one run: `python -m benchmarks.peers` (docs/peers.md)."""
+"""dpfed beside its peers, in one run: `python -m benchmarks.peers` (docs/results.md)."""

@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/peers.md, from the result file: `python -m benchmarks.peers.page` draws the picture."""
+"""The tables and the picture of peers in docs/results.md, from the result file: `python -m benchmarks.peers.page` draws it."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ _ORDER = (PLAIN, "dpfed", "torch.func", "jax_privacy", "Opacus, hooks", "Opacus,
 
 
 def steps() -> str:
-    """Time of a step over the step without privacy, and memory."""
+    """Time of a step over the step without privacy at each batch, and memory at the largest."""
     cells = {name: found for name, found in _cells("step").items() if name.startswith(CNN)}
     batches = sorted({_batch(name) for name in cells})
     sizes = sorted({_size(name) for name in cells})
+    heads = "".join(f" S = {size} |" for size in sizes)
     lines = [
-        "| S | who | " + " | ".join(f"B = {batch:,}" for batch in batches) + " | memory, largest B |",
-        "|---|---|" + "---|" * (len(batches) + 1),
+        f"| time over no privacy, B = {', '.join(f'{batch:,}' for batch in batches)} |{heads}",
+        "|---" * (len(sizes) + 1) + "|",
     ]
-    for size in sizes:
-        row = {batch: cells.get(f"{CNN}{size}, B = {batch}") for batch in batches}
-        for name in _ORDER:
-            shown = [_step(found, name) for found in row.values()]
-            if size > 1 and name.startswith("Opacus"):
-                continue
-            there = [found["contenders"][name] for found in row.values() if found and name in found["contenders"]]
-            memory = f"{there[-1]['step_mb']:.0f} MB" if there else ""
-            lines.append(f"| {size} | {_with_engine(name, there)} | {' | '.join(shown)} | {memory} |")
+    for name in _ORDER:
+        shown = []
+        for size in sizes:
+            row = [cells.get(f"{CNN}{size}, B = {batch}") for batch in batches]
+            there = [found["contenders"][name] for found in row if found and name in found["contenders"]]
+            memory = f"; {there[-1]['step_mb']:.0f} MB" if there else ""
+            alone = size > 1 and name.startswith("Opacus")  # it clips records, not groups
+            shown.append("" if alone else ", ".join(_step(found, name) for found in row) + memory)
+        if any(shown):
+            lines.append(f"| {'**dpfed**' if name == 'dpfed' else name} | {' | '.join(shown)} |")
     return _whole("step", lines, cells)
 
 
 def clip() -> str:
     """A step of a CLIP beside open_clip's own."""
-    lines = ["| ViT-B-32 at 224 px | time over open_clip's step on the same adapters | memory |", "|---|---|---|"]
+    lines = ["| ViT-B-32 at 224 px, B = 16 | time over open_clip's step on the same adapters | memory |", "|---|---|---|"]
     cells = {name: found for name, found in _cells("step").items() if not name.startswith(CNN)}
-    for name, found in cells.items():
-        batch = name.rpartition("B = ")[2]
+    for found in cells.values():
         for who, one in found["contenders"].items():
             what = "private, adapters" if who.startswith("dpfed") else "no privacy"
-            lines.append(f"| {who}, {what}, B = {batch} | {one['ratio']:.2f} | {one['step_mb']:,.0f} MB |")
+            lines.append(f"| {who}, {what} | {one['ratio']:.2f} | {one['step_mb']:,.0f} MB |")
     return _whole("step", lines, cells)
 
 
@@ -76,17 +77,13 @@ def faster() -> str:
     """Where a peer is faster than dpfed, cell by cell."""
     lines = []
     for part, own in (("step", "dpfed"), ("sampling", SAMPLER), ("federation", "dpfed, secure")):
+        ahead: dict[str, list[str]] = {}
         for cell, found in _cells(part).items():
             times = {name: statistics.median(one["seconds"]) for name, one in found["contenders"].items()}
-            if own not in times:
-                continue
-            ahead = [
-                f"{name} takes {times[name] / times[own]:.2f} of dpfed's time"
-                for name in times
-                if times[name] < times[own] and name != PLAIN and not name.startswith("dpfed")
-            ]
-            if ahead:
-                lines.append(f"- {part}, {cell}: {'; '.join(ahead)}.")
+            for name in times:
+                if own in times and times[name] < times[own] and name != PLAIN and not name.startswith("dpfed"):
+                    ahead.setdefault(name, []).append(f"{times[name] / times[own]:.2f} ({cell})")
+        lines += [f"- {part}: {name} takes {', '.join(cells)} of dpfed's time." for name, cells in ahead.items()]
     return "\n".join(lines) or "In no cell."
 
 
@@ -107,23 +104,24 @@ def _step(found: dict[str, Any] | None, name: str) -> str:
         return "not measured"
     if name not in found["contenders"]:
         return "left out: too long" if name in found["left_out"] else "not there"
-    one = found["contenders"][name]
-    return f"{one['ratio']:.2f} ({statistics.median(one['seconds']):.2f} s)"
-
-
-def _with_engine(name: str, there: list[dict[str, Any]]) -> str:
-    engines = sorted({one["at_once"] for one in there if isinstance(one["at_once"], str)})
-    return f"**{name}**, {' or '.join(engines)} engine" if engines else name
+    return f"{found['contenders'][name]['ratio']:.2f}"
 
 
 def _whole(part: str, lines: list[str], cells: dict[str, Any]) -> str:
     """A table, and what was measured with what."""
     if not cells:
         return "Not measured yet."
-    result = figures("peers")[part]
-    packages = ", ".join(f"{name} {number}" for name, number in result["packages"].items())
-    said = f"{_machines(cells)}. Medians of {result['rounds']} rounds in turns. {packages}."
-    return "\n".join([*lines, "", said])
+    return "\n".join([*lines, "", f"{_machines(cells)}. Medians of {figures('peers')[part]['rounds']} rounds in turns."])
+
+
+def versions() -> str:
+    """The packages that were compared."""
+    packages = {
+        name: number
+        for part in ("step", "sampling", "federation")
+        for name, number in figures("peers")[part]["packages"].items()
+    }
+    return ", ".join(f"{name} {number}" for name, number in packages.items()) + "."
 
 
 def _machines(cells: dict[str, Any]) -> str:

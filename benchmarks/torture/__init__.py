@@ -1,1 +1,1 @@
-"""Faults done on purpose: whatever dies or breaks, a run must end like one that nobody disturbed (docs/faults.md)."""
+"""Faults done on purpose: whatever dies or breaks, a run ends like an undisturbed one: docs/a-site-in-15-minutes.md."""

@@ -26,6 +26,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent
 from dpfed.runs.assembly import Share, assemble
 from dpfed.runs.job import Job, begin
+from dpfed.runs.preflight import Preflight
 from dpfed.runs.resolution import resolve
 from dpfed.runs.running import run_job
 from dpfed.training.worker import Worker
@@ -99,7 +100,7 @@ def follow(run: RunDirectory, coordinator: Path, sites: dict[str, Path], key: by
     lines = {line["step"]: line for line in Journal(run.journal).lines}
     arrived = {step: line["arrived"] for step, line in lines.items() if line["event"] == "collected"}
     parties = {name: Party(SiteFolder(place), terms) for name, place in sites.items()}
-    job = begin(party.config(), folder, Silent(), randomness=Randomness(key), terms=terms)
+    job = begin(Preflight(party.config(), folder), Silent(), Randomness(key), terms)
 
     def connect(job: Job) -> Followed:
         job.run.journal.write_bytes(run.journal.read_bytes())  # the card counts each site's steps in it

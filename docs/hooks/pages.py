@@ -48,7 +48,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turns links of the repository into links of the site."""
     home = next((source for source, name in MOVED.items() if name == page.file.src_uri), f"docs/{page.file.src_uri}")
     if page.file.src_uri.startswith("reference/"):
+        page.meta["search"] = {"boost": 0.0001}  # guides first: a title counts 1,000 times as much as text
         return markdown
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation"]  # an empty column: its room is for commands
     return outside_code(markdown, lambda text: _LINK.sub(lambda link: _moved(link, home, page.file.src_uri), text))
 
 
@@ -93,9 +96,7 @@ def reference() -> dict[str, str]:
         entries = "\n\n".join(f"::: {module}" for module in modules)
         pages[f"{folder}.md"] = f"# {folder}\n\n{_summary(folder)}\n\n{entries}\n"
     lines = [f"- [{folder}]({folder}.md): {_summary(folder)}" for folder in sorted(folders)]
-    intro = (
-        "Every module, class and function with its docstring. Programs import `dpfed` itself ([as a library](../library.md))."
-    )
+    intro = "Every module, class and function. Programs import `dpfed` itself ([as a library](../commands.md#as-a-library))."
     pages["index.md"] = "# Reference\n\n" + intro + "\n\n" + "\n".join(lines) + "\n"
     return pages
 

@@ -28,7 +28,7 @@ from dpfed.report.audit_plot import audit_plot
 from dpfed.report.style import png_bytes
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import rewrite_papers
-from dpfed.runs.preflight import foresee, refuse_many_owners
+from dpfed.runs.preflight import known_plan, refuse_many_owners
 from dpfed.runs.resolution import resolve
 
 _WAIT = 30.0  # seconds for another process to write what it found
@@ -66,7 +66,7 @@ def audit_config(
     Raises:
         UserError: for a plan that cannot be, or that claims nothing; where only an import can tell the number of records.
     """
-    plan = foresee(config, watcher, trial.owners)
+    plan = known_plan(config, watcher, trial.owners)
     if plan is None:
         raise UserError(
             f"the number of records of data.source = '{config.data.source}' is known after an import only, and the plan "

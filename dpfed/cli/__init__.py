@@ -36,9 +36,7 @@ def _options(
     log_format: Annotated[
         str | None, typer.Option(help="text, or json: a JSON object a line, on stderr.", envvar=logs.FORMAT, show_default=False)
     ] = None,
-    log_file: Annotated[
-        Path | None, typer.Option(help="A file for these lines, which rotates.", envvar=logs.FILE, show_default=False)
-    ] = None,
+    log_file: Annotated[Path | None, typer.Option(help="Log file; it rotates.", envvar=logs.FILE, show_default=False)] = None,
 ) -> None:
     """Contrastive pretraining on private records, under differential privacy."""
     logs.set_up(log_format, log_file)

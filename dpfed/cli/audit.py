@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from dpfed.audit.membership import MembershipAudit, Outcome
     from dpfed.audit.rates import Rate
 
-app = typer.Typer(help="Attack a run: what its weights give away, and whether its claim holds.", no_args_is_help=True)
+app = typer.Typer(help="Attack a run: does its claim hold, and what do its weights reveal?", no_args_is_help=True)
 
 _CONTRADICTED = 3  # exit code
 Trust = Literal["central", "distributed", "secure", "local"]
@@ -30,7 +30,11 @@ def membership(
     show: Annotated[bool, typer.Option("--show", help="Print the figures although the records are not public.")] = False,
     not_covered: Annotated[
         str | None,
-        typer.Option(metavar="WHY", help="Why an audit may be made of records that have a budget.", show_default=False),
+        typer.Option(
+            metavar="WHY",
+            help="Justification for an audit of records under a lifetime budget; it is recorded in its log.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
@@ -70,16 +74,18 @@ def privacy(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the configuration.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the result; default: audits/NAME, or the run.")] = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Attack a mechanism of so many workers.")] = 1,
-    federated: Annotated[int, typer.Option(min=0, max=64, help="Attack a federation of so many sites.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Audit the mechanism with this many workers.")] = 1,
+    federated: Annotated[int, typer.Option(min=0, max=64, help="Audit a federation of this many sites.")] = 0,
     trust: Annotated[Trust, typer.Option(help="Between the sites: who adds the noise.")] = "central",
-    experiments: Annotated[int, typer.Option(min=400, max=1_000_000, help="Repeated experiments: more show more.")] = 6000,
-    canaries: Annotated[int, typer.Option(min=16, max=5000, help="Canaries of the one run.")] = 400,
-    steps: Annotated[int, typer.Option(min=1, max=5000, help="Steps of the one run, at most.")] = 400,
+    experiments: Annotated[
+        int, typer.Option(min=400, max=1_000_000, help="Repeated experiments; more of them raise the lower bound.")
+    ] = 6000,
+    canaries: Annotated[int, typer.Option(min=16, max=5000, help="Canaries of the audit in one run.")] = 400,
+    steps: Annotated[int, typer.Option(min=1, max=5000, help="Most steps of the audit in one run.")] = 400,
     black_box: Annotated[bool, typer.Option("--black-box", help="Also train the model itself, with canaries in it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
-    """Attack the mechanism of a plan with canaries, and compare what they show with the epsilon that is claimed.
+    """Attack a plan's mechanism with canaries, and compare the lower bounds with the claimed epsilon.
 
     It reads no private record: canaries and all other records are generated. The exit code is 3 if the claim is contradicted.
     """

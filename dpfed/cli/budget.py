@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dpfed.budgets.shelf import Found
     from dpfed.data.store.records import RecordStore
 
-app = typer.Typer(help="Give a record set a lifetime budget, over all runs, and see what is left of it.", no_args_is_help=True)
+app = typer.Typer(help="Give a record set a lifetime budget over all runs, and show its use.", no_args_is_help=True)
 
 Store = Annotated[Path, typer.Argument(help="A record store on this machine.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
@@ -30,7 +30,9 @@ def set_(
     distinct: Annotated[
         str | None,
         typer.Option(
-            metavar="WHY", help="Why these are not the records of a known budget that have the same names.", show_default=False
+            metavar="WHY",
+            help="Justification: these records differ from those of an existing budget despite identical record ids.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -52,7 +54,7 @@ def set_(
 
 @app.command()
 def show(store: Store, as_json: Json = False) -> None:
-    """Show the budget of a store's records, what is spent and reserved, and what else could have been said of it."""
+    """Show a store's lifetime budget: spent, reserved, and the totals of other accountants for comparison."""
     from dpfed.console.terminal import say
 
     say(f"opening the records of {store}", as_json)
@@ -67,7 +69,7 @@ def show(store: Store, as_json: Json = False) -> None:
 
 @app.command()
 def history(store: Store, as_json: Json = False) -> None:
-    """Show everything that the budget's book says, in the order in which it was written."""
+    """Show every entry of the budget's ledger, in order."""
     from dpfed.console.terminal import say
 
     say(f"opening the records of {store}", as_json)
@@ -82,9 +84,7 @@ def history(store: Store, as_json: Json = False) -> None:
 
 @app.command()
 def settle(
-    run: Annotated[
-        Path, typer.Argument(help="A run that will not go on, a sweep's folder, or a site's folder.", show_default=False)
-    ],
+    run: Annotated[Path, typer.Argument(help="An abandoned run, a sweep's folder, or a site's folder.", show_default=False)],
 ) -> None:
     """Give back what a run reserved and will not spend. What its ledger was charged stays spent."""
     from dpfed.console.terminal import say

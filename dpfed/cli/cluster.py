@@ -29,26 +29,28 @@ def _option(help: str, metavar: str | None = None) -> typer.models.OptionInfo:
     return typer.Option(help=help, metavar=metavar, rich_help_panel="On a cluster", show_default=False)
 
 
-Cluster = Annotated[Literal["ray", "torchrun"] | None, _option("What starts the workers; default: this process does it all.")]
+Cluster = Annotated[Literal["ray", "torchrun"] | None, _option("Launcher of the workers; default: one process does it all.")]
 Workers = Annotated[
     str | None,
-    _option("Processes that share each batch; default 1. 4-8: as many of these as the cluster has room for.", "N|MIN-MAX"),
+    _option(
+        "Processes that share each batch; default 1. A range such as 4-8 adapts to the cluster's free resources.", "N|MIN-MAX"
+    ),
 ]
 GpusPerWorker = Annotated[int | None, _option("0 or 1; default: 1 if the cluster has GPUs.")]
 CpusPerWorker = Annotated[int | None, _option("Default: an equal share of all.")]
-Restarts = Annotated[int | None, _option("How often workers that died are started again; default 3.")]
+Restarts = Annotated[int | None, _option("Restarts after a worker's death; default 3.")]
 
 
 def carry_out(
     kind: str, folder: Path, config: Config | None, resume: bool, watcher: Watcher, **options: str | int | None
 ) -> RunDirectory | None:
-    """Begins a run, or goes on with it, in the processes that the options ask for.
+    """Begins or resumes a run in the processes that the options ask for.
 
     Args:
         kind: ``ray`` or ``torchrun``.
         folder: of the run.
         config: of the run; ``None``: the run is there.
-        resume: go on if the run is there.
+        resume: resume the run if it exists.
         watcher: sees the stages.
         options: ``workers``, ``gpus``, ``cpus`` and ``restarts``; ``None``: not given.
 

@@ -53,11 +53,13 @@ def import_(
         typer.Option(help="Processes that read archives and Parquet files. Default: one for each core.", show_default=False),
     ] = None,
     link: Annotated[
-        bool, typer.Option("--link", help="Leave the images in their archives: the store then holds where they lie.")
+        bool, typer.Option("--link", help="Leave the images in their archives; the store holds their positions.")
     ] = False,
     no_decode: Annotated[
         bool,
-        typer.Option("--no-decode", help="Do not decode every image once: one that cannot be read ends the run that draws it."),
+        typer.Option(
+            "--no-decode", help="Skip decoding images at import. A corrupt image then aborts the run that samples it."
+        ),
     ] = False,
     window: Annotated[
         str | None,
@@ -75,7 +77,7 @@ def import_(
         ),
     ] = None,
 ) -> None:
-    """Import a data set into a record store; an interrupted import of archives or Parquet files goes on where it stopped."""
+    """Import a data set into a record store; an interrupted import of archives or Parquet files resumes."""
     from dpfed.console.terminal import say, watching
 
     say(f"importing {', '.join(source)} into {dest}")

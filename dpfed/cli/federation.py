@@ -27,7 +27,8 @@ def create_federation(
     cards: Annotated[list[Path], typer.Argument(help="card.json of each site.", show_default=False)],
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key.")] = None,
     trust: Annotated[
-        Literal["central", "distributed", "secure", "local"], typer.Option(help="Who adds the noise (docs/federation.md).")
+        Literal["central", "distributed", "secure", "local"],
+        typer.Option(help="Who adds the noise (docs/a-site-in-15-minutes.md)."),
     ] = "central",
     drops: Annotated[int, typer.Option(help="Sites that may drop out of a step (distributed, secure).")] = 0,
     colluders: Annotated[int, typer.Option(help="Sites that may tell others what they know (distributed, secure).")] = 1,

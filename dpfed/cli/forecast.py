@@ -46,9 +46,9 @@ def forecast(
     assignments: Assignments = None,
     as_json: Json = False,
 ) -> None:
-    """Say what to expect of a private run, in about a minute. No private record is read, and no privacy is spent.
+    """Forecast a private run in about a minute. No private record is read, and no privacy is spent.
 
-    What private moments come to follows from public numbers: nothing is measured.
+    For private moments the forecast follows from public numbers alone.
 
     Noise, gradient, time and memory of the run, and what other batches, group sizes and numbers of steps would do.
     """
@@ -80,10 +80,12 @@ def rehearse(
     config: ConfigFile,
     public: Public = None,
     records: Records = None,
-    public_records: Annotated[int, typer.Option(min=16, help="At most so many public records are trained on.")] = 5_000,
+    public_records: Annotated[int, typer.Option(min=16, help="Most public records to train on.")] = 5_000,
     sweep: Annotated[
         str | None,
-        typer.Option(help="A sweep file with what is tried; default: learning rate, group size, steps.", show_default=False),
+        typer.Option(
+            help="Sweep file of the configurations to try; default: learning rate, group size, steps.", show_default=False
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where results and the chosen config go; default rehearsals/NAME.", show_default=False)
@@ -94,7 +96,7 @@ def rehearse(
     """Train on public records with the private run's own q, sigma and steps, and write the best configuration.
 
     Noise over signal is that of the private run. No private record is read, and no privacy is spent. What is finished is
-    kept, and an interrupted rehearsal goes on.
+    kept, and an interrupted rehearsal resumes.
     """
     from dpfed.console.terminal import chosen_config, say, watching
 

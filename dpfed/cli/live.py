@@ -1,4 +1,4 @@
-"""`dpfed watch` and `dpfed serve`: runs and federations while they go on, read from their files."""
+"""`dpfed watch` and `dpfed serve`: live runs and federations, read from their files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def serve(
     key: Annotated[Path | None, typer.Option(help="Key of the certificate, PEM.", show_default=False)] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without TLS.")] = False,
 ) -> None:
-    """Show runs and federations on a local web page, for reading only, as they go on."""
+    """Show live and finished runs and federations on a local, read-only web page."""
     from dpfed.console.terminal import console, say
 
     say(f"reading {runs}", True)

@@ -23,10 +23,10 @@ def register(app: typer.Typer) -> None:
 
 def run(
     folder: Annotated[Path, typer.Argument(help="What `dpfed federation provision` made.", show_default=False)],
-    port: Annotated[int | None, typer.Option(help="Of the SuperLink, on loopback.", show_default=False)] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the SuperLink, on loopback.", show_default=False)] = None,
     keys_only: Annotated[bool, typer.Option("--register", help="Only register the SuperNodes' keys, and end.")] = False,
 ) -> int:
-    """Register the SuperNodes' keys, and start a provisioned federation's run, or go on with it."""
+    """Register the SuperNodes' keys, and start or resume a provisioned federation's run."""
     from dpfed.federation.flower.operator import Unavailable, operate
     from dpfed.federation.provisioning.services import LINK_PORT
 
@@ -38,7 +38,7 @@ def run(
 
 
 def app_folder(folder: Annotated[Path, typer.Argument(help="Must not exist.", show_default=False)]) -> None:
-    """Make the folder that `flwr run` takes."""
+    """Make the app folder for `flwr run`."""
     from dpfed.federation.flower.app_folder import make_app_folder
 
     print(make_app_folder(folder))
@@ -78,7 +78,7 @@ def demo(
     skew: Skew = 0.8,
     deadline: Annotated[float, typer.Option(help="Seconds that a step waits for the slowest site.")] = 120.0,
 ) -> None:
-    """Train with several institutions, all on this machine; again after an interruption, to go on."""
+    """Train with several institutions, all on this machine; the same command resumes after an interruption."""
     say(f"reading {config}")
     from dpfed.artifacts.directory import RunDirectory
 

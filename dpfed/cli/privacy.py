@@ -113,9 +113,9 @@ def ledger(
 @app.command()
 def verify(
     card: Annotated[Path, typer.Argument(help="A privacy card.", show_default=False)],
-    run: Annotated[Path, typer.Argument(help="The run directory that it is said to be of.", show_default=False)],
+    run: Annotated[Path, typer.Argument(help="Run directory to verify the card against.", show_default=False)],
 ) -> None:
-    """Hold a privacy card against the ledger, plan, results and model of its run."""
+    """Verify a privacy card against the ledger, plan, results and model of its run."""
     from dpfed.console.terminal import say
 
     say(f"holding {card} against {run}")

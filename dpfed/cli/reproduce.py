@@ -34,7 +34,7 @@ def reproduce(
 ) -> None:
     """Repeat a table or figure of a paper: train its runs, and put our figures beside the paper's.
 
-    Finished runs are kept, and interrupted runs go on. Runs that several experiments share are trained once.
+    Finished runs are kept, and interrupted runs resume. Runs that several experiments share are trained once.
     """
     from dpfed.errors import UserError
 

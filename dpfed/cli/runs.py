@@ -16,7 +16,6 @@ from dpfed.cli.simulation import Colluders, Drops, Federated, Skew, TrustMode, s
 
 if TYPE_CHECKING:
     from dpfed.artifacts.directory import RunDirectory
-    from dpfed.config import Config
     from dpfed.progress import Watcher
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
@@ -31,7 +30,7 @@ def pretrain(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as privacy.epsilon=4.")
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Where the run goes; default runs/NAME.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run if it exists.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run if it exists.")] = False,
     as_json: Json = False,
     cluster: Cluster = None,
     workers: Workers = None,
@@ -56,32 +55,22 @@ def pretrain(
     finished = resume and _finished(folder)
 
     def carry_out(watcher: Watcher) -> RunDirectory | None:
+        from dpfed.runs.preflight import Preflight
+
         owners = simulation.sites if simulation else least_of(cluster, workers)
-        _refuse_early(loaded, folder, resume, watcher, owners)
+        preflight = Preflight.of(loaded, folder, owners, watcher, resume)
+        watcher.note("loading PyTorch")
         if simulation is not None:
-            from dpfed.federation.simulation import simulate
+            from dpfed.federation.simulation import carry_out as simulate
 
-            return simulate(loaded, folder, simulation, watcher, resume)
+            return simulate(preflight, simulation, watcher)
         if cluster is None:
-            from dpfed.runs.pretraining import pretrain
+            from dpfed.runs.pretraining import carry_out as pretrain
 
-            return pretrain(loaded, folder, watcher, resume)
+            return pretrain(preflight, watcher)
         return on_cluster(cluster, folder, loaded, resume, watcher, **options)
 
     _watch(carry_out, as_json, another_process(cluster), folder if finished else None)
-
-
-def _refuse_early(config: Config, folder: Path, resume: bool, watcher: Watcher, owners: int) -> None:
-    """Answers what is wrong with a new run, as far as it shows now, before torch is imported; that takes seconds."""
-    from dpfed.artifacts.directory import RunDirectory
-    from dpfed.runs.preflight import foresee, refuse_place
-    from dpfed.runs.starts import refuse_start
-
-    refuse_place(folder, resume)
-    if RunDirectory.unused(folder):
-        refuse_start(config)
-        foresee(config, watcher, owners)
-    watcher.note("loading PyTorch")
 
 
 def resume(
@@ -93,7 +82,7 @@ def resume(
     cpus_per_worker: CpusPerWorker = None,
     restarts: Restarts = None,
 ) -> None:
-    """Go on with a run that was interrupted. A finished run is only shown."""
+    """Resume an interrupted run. A finished run is only shown."""
     from dpfed.console.terminal import say
 
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
@@ -163,7 +152,11 @@ def evaluate(
     task: Annotated[list[str] | None, typer.Option(help="retrieval, zero_shot, knn or linear; may be repeated.")] = None,
     not_covered: Annotated[
         str | None,
-        typer.Option(metavar="WHY", help="Why training labels may be used of records that have a budget.", show_default=False),
+        typer.Option(
+            metavar="WHY",
+            help="Justification for using training labels of records under a lifetime budget; it is recorded in its log.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -219,10 +212,10 @@ def export(
     dest: Annotated[Path, typer.Argument(help="Where the model goes; must not exist.", show_default=False)],
     adapters: Annotated[bool, typer.Option("--adapters", help="Only the adapters, as one file.")] = False,
     hub: Annotated[
-        bool, typer.Option("--hub", help="With a page for the Hugging Face hub: README.md, with the privacy card in it.")
+        bool, typer.Option("--hub", help="Add a page for the Hugging Face hub: README.md, with the privacy card in it.")
     ] = False,
     license: Annotated[
-        str | None, typer.Option(help="Of the weights, for that page, such as apache-2.0.", show_default=False)
+        str | None, typer.Option(help="License of the weights for that page, such as apache-2.0.", show_default=False)
     ] = None,
     transformers: Annotated[
         bool, typer.Option("--transformers", help="For transformers' CLIPModel, where it has such a model.")

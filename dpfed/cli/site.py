@@ -112,7 +112,7 @@ def set_up_site(
 def unpack(
     folder: KitFolder, kit: Annotated[Path, typer.Argument(help="A newer kit of this site.", show_default=False)]
 ) -> None:
-    """Put a newer kit in the place of the one that is here; keys, settings and ledger stay."""
+    """Replace the site's kit with a newer one; keys, settings and ledger stay."""
     say(f"checking {kit}", True)
     from dpfed.federation.provisioning.site_place import SitePlace
 
@@ -157,7 +157,7 @@ def rotate(
 
 @site.command()
 def link(folder: KitFolder) -> None:
-    """Have the units start the programs of this Python environment: give it with the new one, after an upgrade."""
+    """Point the units at this Python environment; run it from the new one after an upgrade."""
     say(f"reading {folder}", True)
     from dpfed.federation.provisioning.site_place import SitePlace
 
@@ -199,7 +199,7 @@ def confirm(
         ),
     ],
 ) -> None:
-    """Note that other sites' cards are theirs: you have heard the fingerprints from the sites themselves."""
+    """Confirm other sites' cards, whose fingerprints you heard from the sites themselves."""
     say(f"reading {folder}", True)
     from dpfed.federation.protocol.statement import confirmation
     from dpfed.federation.site.folder import SiteFolder
@@ -262,7 +262,7 @@ def join(
 def serve(
     folder: SiteDirectory,
     socket: Annotated[
-        Path | None, typer.Option(help="Where to answer; default: FOLDER/door/socket.", show_default=False)
+        Path | None, typer.Option(help="Unix socket to listen on; default: FOLDER/door/socket.", show_default=False)
     ] = None,
     group: Annotated[
         str | None, typer.Option(help="Unix group that may ask, such as the SuperNode's.", show_default=False)
@@ -331,7 +331,7 @@ def resident_app(
     runtime_api_address: Annotated[str, typer.Option(help="The SuperNode's --host and --port, as HOST:PORT.")],
     superexec_auth_secret_file: Annotated[Path, typer.Option(help="The same file as the SuperNode's.")],
 ) -> int:
-    """Hand the messages of a SuperNode to the site's worker, in one process that stays."""
+    """Pass a SuperNode's messages to the site's worker, in one resident process."""
     from dpfed.errors import UserError
     from dpfed.federation.flower.resident import stay
 

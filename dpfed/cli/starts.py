@@ -22,7 +22,7 @@ def start(
 ) -> None:
     """Make starting weights for a configuration's model, without any record.
 
-    The model is trained on procedural images, without noise: they are nobody's data, so the weights cost no privacy. Of the
+    The model is trained on procedural images, without noise: they are no person's data, so the weights cost no privacy. Of the
     configuration, the model, views, objective and size of images count. The rest is the recipe of `dpfed config show start`.
     """
     from rich.markup import escape

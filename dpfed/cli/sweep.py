@@ -22,7 +22,7 @@ def sweep(
     ] = None,
     runs: Annotated[Path, typer.Option("--runs", help="Where the sweep goes, into RUNS/SWEEP/RUN.")] = Path("runs"),
 ) -> None:
-    """Train every run of a sweep and compare them. Finished runs are kept, and interrupted runs go on.
+    """Train every run of a sweep and compare them. Finished runs are kept, and interrupted runs resume.
 
     All runs spend from one privacy budget. The joint promise that is printed at the end is the sum of theirs.
     """

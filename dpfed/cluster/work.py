@@ -18,9 +18,9 @@ from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Watcher
 from dpfed.runs.assembly import Components, assemble
-from dpfed.runs.job import Job, begin, check, refuse, take_up
-from dpfed.runs.making import make_start_if_wanted
-from dpfed.runs.resolution import resolve
+from dpfed.runs.job import Job, begin, take_up
+from dpfed.runs.preflight import Preflight
+from dpfed.runs.resolution import resolve, settle
 from dpfed.runs.running import run_job
 from dpfed.training.worker import GroupObserver
 
@@ -53,8 +53,10 @@ class Task:
         """
         if self.config is None:
             RunDirectory.open(self.folder)
+        elif self.resume and not RunDirectory.unused(self.folder):
+            RunDirectory.open(self.folder).refuse_another(settle(self.config))
         else:
-            check(self.config, self.folder, self.resume)
+            RunDirectory.refuse_unusable(self.folder)
 
 
 def work(task: Task, watcher: Watcher) -> None:
@@ -139,8 +141,7 @@ def _take(task: Task, owners: int, watcher: Watcher, stack: contextlib.ExitStack
         raise UserError(f"worker 0 does not see {task.folder.parent}, where the run goes: use storage that all machines share.")
     task.check()
     if task.config is not None and RunDirectory.unused(task.folder):
-        make_start_if_wanted(task.config, watcher, lambda without: refuse(without, task.folder, watcher, owners))
-        job = begin(task.config, task.folder, watcher, owners)
+        job = begin(Preflight.of(task.config, task.folder, owners), watcher)
         stack.enter_context(job.run.locked())
         return job
     run = RunDirectory.open(task.folder)

@@ -109,7 +109,7 @@ class ModelConfig(Section):
         "last", description="the last stage's mean, or every stage's means over quadrants (a larger head, no other weight)"
     )
     normalisation: Literal["group", "layer", "batch"] = Field(
-        "group", description="behind each convolution; 'batch': over one group and public anchors (docs/normalisation.md)"
+        "group", description="behind each convolution; 'batch': over one group and public anchors (docs/methods.md)"
     )
     anchors: str | None = Field(None, description="normalisation = 'batch': a public record store; none: generated shapes")
     anchor_count: int = Field(32, ge=2, le=4096, description="M: public images in every group (normalisation = 'batch')")
@@ -334,11 +334,13 @@ class TrainingConfig(Section):
 class ProgressConfig(Section):
     """What `diagnostics = 'private'` releases of training, with noise, and accounted for."""
 
-    share: float = Field(0.01, gt=0, lt=1, description="of a step's 1 / sigma^2, what these figures get")
+    share: float = Field(
+        0.01, gt=0, lt=1, description="fraction of each step's privacy cost (1 / sigma^2) spent on these metrics"
+    )
     phase: int | None = Field(None, ge=1, description="steps whose figures are averaged; default: as many as the noise wants")
     quantile: float = Field(0.5, ge=0.01, le=0.99, description="of the groups' gradient norms, which is followed")
     loss_range: float | None = Field(
-        None, gt=0, description="a loss per record above it counts as it; default: of the loss, twice that of guessing"
+        None, gt=0, description="per-record losses are clipped to this value; default: twice the chance-level loss"
     )
 
 
@@ -349,7 +351,9 @@ class EvaluationConfig(Section):
     """What is measured on held-out records, on the untrained and on the trained model."""
 
     tasks: Items[Task] = Field((), description="what is measured; empty: all that is possible")
-    match: Literal["record", "unit"] = Field("record", description="retrieval: right is the own record, or any of its unit")
+    match: Literal["record", "unit"] = Field(
+        "record", description="retrieval: a hit is the query's own record, or any record of its unit"
+    )
     templates: Items[str] = Field(("a photo of a {}.",), min_length=1, description="zero-shot prompts, {} is the class")
     split: Literal["validation", "test", "none"] = Field("test", description="'none' trains without measuring")
     every: int = Field(0, ge=0, description="steps between evaluations during training; 0: at the end only")

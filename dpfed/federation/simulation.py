@@ -7,6 +7,7 @@ institutions run: the same terms, site workers, ledgers and messages; only the w
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,12 +34,12 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress
 from dpfed.runs.assembly import Share
-from dpfed.runs.job import Job, begin, check, refuse, secret_of, take_up
-from dpfed.runs.making import make_start_if_wanted
-from dpfed.runs.preflight import foresee, guarded
+from dpfed.runs.job import Job, begin, secret_of, take_up
+from dpfed.runs.preflight import Preflight, guarded
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
 from dpfed.runs.running import run_job
+from dpfed.runs.starts import starting_weights
 
 
 class InProcessChannel:
@@ -77,29 +78,36 @@ def simulate(
         UserError: before anything is written, for whatever can be known to be wrong by then.
     """
     watcher = watcher or Silent()
-    check(config, folder, resume)
-    if not RunDirectory.unused(folder):
-        return resume_simulation(RunDirectory.open(folder), watcher, simulation)
-    simulation.refuse(config)
-    foresee(config, watcher, simulation.sites)
-    randomness = secret_of(config)
-    parties = _identities(randomness, simulation.sites)
+    return carry_out(Preflight.of(config, folder, simulation.sites, watcher, resume), simulation, watcher)
 
-    def first(without: Config) -> None:
-        _agreed(without, simulation, parties, watcher)
-        refuse(without, folder, watcher)
 
-    make_start_if_wanted(config, watcher, first)
-    config, terms = _agreed(config, simulation, parties, watcher)
+def carry_out(preflight: Preflight, simulation: Simulation, watcher: Watcher) -> RunDirectory:
+    """Begins the run of a preflight with simulated sites, or resumes the one that is there.
+
+    Args:
+        preflight: of the run.
+        simulation: with which sites.
+        watcher: sees the stages.
+
+    Raises:
+        UserError: see `simulate`.
+    """
+    if preflight.there:
+        run = RunDirectory.open(preflight.folder)
+        run.refuse_another(settle(preflight.config))
+        return resume_simulation(run, watcher, simulation)
+    simulation.refuse(preflight.config)
+    config, randomness = settle(preflight.config), secret_of(preflight.config)
+    starting_weights(config)  # before records are read
+    terms = _agreed(config, simulation, _identities(randomness, simulation.sites), watcher)
     files = {RunDirectory.SIMULATION: simulation.model_dump_json() + "\n"}
-    job = begin(config, folder, watcher, randomness=randomness, terms=terms, files=files)
+    job = begin(dataclasses.replace(preflight, config=config), watcher, randomness, terms, files)
     with job.run.locked():
         return run_job(job, watcher, lambda job: _connect(job, simulation, watcher))
 
 
-def _agreed(config: Config, simulation: Simulation, parties: list[Identity], watcher: Watcher) -> tuple[Config, Terms]:
-    """The settled configuration, and terms for the sites that its records are divided among."""
-    config = settle(config)
+def _agreed(config: Config, simulation: Simulation, parties: list[Identity], watcher: Watcher) -> Terms:
+    """Terms for the sites that the records of a settled configuration are divided among."""
     watcher.note("opening the records, and dividing them among the sites")
     store = records_of(config, guarded(import_progress(watcher), config), say=watcher.note)
     indices, units = _divided(store, simulation), unit_keys(store, config.privacy)
@@ -115,7 +123,7 @@ def _agreed(config: Config, simulation: Simulation, parties: list[Identity], wat
         for number, (identity, own) in enumerate(zip(parties[1:], indices, strict=True))
     ]
     options = simulation.model_dump(include={"trust", "drops", "colluders"})
-    return config, Terms.agree(config, cards, parties[0].signing_key, **options)
+    return Terms.agree(config, cards, parties[0].signing_key, **options)
 
 
 def resume_simulation(run: RunDirectory, watcher: Watcher, expected: Simulation | None = None) -> RunDirectory:

@@ -1,4 +1,4 @@
-"""What a model must offer, whoever wrote it (docs/library.md), and the sentences for one that does not."""
+"""What a model must offer, whoever wrote it (docs/commands.md), and the sentences for one that does not."""
 
 from __future__ import annotations
 

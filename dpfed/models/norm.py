@@ -2,7 +2,7 @@
 
 GroupNorm and LayerNorm stay within one image. BatchNorm mixes images, so the records that it mixes must be clipped as one: here
 its statistics come from the records of ONE group and from M public anchor images (`AnchoredEncoder`). A record then touches the
-clipped gradient of its own group and of no other, and the sensitivity of the sum stays 2C (docs/normalisation.md). Nothing is
+clipped gradient of its own group and of no other, and the sensitivity of the sum stays 2C (docs/methods.md). Nothing is
 averaged over steps; at inference the statistics come from the anchors alone, so an image is embedded by itself.
 
 The idea of public images in the batch is Davody et al.'s (2020). Their own version is not sound: they take statistics over the

@@ -73,7 +73,7 @@ def check_independence(model: nn.Module, views: Views, largest: int = 0) -> None
     starts at zero is open. Then no embedding may change when the views of other records are changed, or when a record is
     left out, and none may have a derivative in another record's image: that finds a gate however small. Layers that mix a
     group on purpose (`AnchoredBatchNorm`) take their statistics from the anchors alone meanwhile, so that only what else mixes
-    shows. The model itself, and the random state, stay as they are. docs/library.md says what this cannot find.
+    shows. The model itself, and the random state, stay as they are. docs/commands.md says what this cannot find.
 
     Args:
         model: a model of docs/architecture.md.

@@ -24,7 +24,7 @@ from dpfed.runs.resolution import settle
 from dpfed.runs.starts import starting_weights
 from dpfed.training.memory import memory_of, needs_of
 
-ENOUGH, SOME = 20.0, 8.0  # of a reach, see docs/forecast.md
+ENOUGH, SOME = 20.0, 8.0  # of a reach, see docs/recipes.md
 _RECORDS = 1_000  # public ones that are looked at
 _BUDGET = 24.0  # seconds for all gradients, as a rule
 _CLEARLY = 1.1  # times as far

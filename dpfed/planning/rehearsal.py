@@ -33,7 +33,8 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, duration
 from dpfed.report.results import Result, headlines, results_of, shown, tied
-from dpfed.runs.making import make_start_if_wanted
+from dpfed.runs.resolution import settle
+from dpfed.runs.starts import starting_weights
 from dpfed.runs.sweep import read_sweep
 from dpfed.training.post_processing import serving
 from dpfed.training.trainer import train
@@ -163,12 +164,7 @@ def rehearse(
     watcher, folder = watcher or Silent(), Path(folder)
     tried: list[Rehearsed] = []
     asked = _asked(config, sweep)
-
-    def imitated(without: Config) -> None:
-        plan = declared_plan(without, records, Silent())
-        SimulatedRun.of(without, plan, stand, stand.at_most(min(most, plan.records)), watcher, measured=True)
-
-    make_start_if_wanted(config, watcher, imitated)
+    starting_weights(settle(config))  # before anything that takes seconds
     kept, engines = _Kept(folder), dict[int, str]()
     total = len(asked) if asked is not None else 1 + len(_FACTORS) + sum(map(len, _others(config).values()))
 

@@ -3,8 +3,15 @@
 A record that is drawn with probability q in each step independently is drawn after gaps that are geometric and independent.
 So a record need not be asked in every step. Its gaps are drawn from a stream that is a function of its own key, for a block of
 L steps at a time: a gap that leads beyond the block means that it is not drawn any more in it. The geometric distribution has
-no memory, so the next block begins anew (docs/guarantee.md has the proof). With L = 1/q a step costs about 2 q N encryptions
-instead of N.
+no memory, so the next block begins anew. With L = 1/q a step costs about 2 q N encryptions instead of N.
+
+**Claim.** The draws of all records in all steps are independent Bernoulli variables of probability q.
+
+**Proof.** A record's stream is AES of (its key, the word's number) under a key of the block, so streams are independent between
+records and blocks. Look at one record in one block. Let G1, G2, .. be independent with P(G = g) = q (1 - q)^g. The record is
+drawn in the steps G1, G1 + 1 + G2, .. below L. A pattern of L bits with m ones, at s1 < .. < sm, has probability
+q (1 - q)^s1 * q (1 - q)^(s2 - s1 - 1) * .. * (1 - q)^(L - 1 - sm), the last factor for a gap that leads beyond the block. That
+is q^m (1 - q)^(L - m). QED
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ LAST_BITS = (
     "defence against attacks on these bits. privacy.noise = 'discrete' closes this gap."
 )
 ASSUMED_OF_BITS = (
-    "A device that computes otherwise than assumed: the proof is about the bits that were released. It takes for granted that "
+    "A device that computes otherwise than assumed: the proof is about the bits that were released. It assumes that "
     "a group's gradient comes out the same, whichever other groups there are, and that nobody can tell the bits of AES-256 "
     "from uniform ones."
 )

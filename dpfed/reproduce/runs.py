@@ -23,7 +23,7 @@ from dpfed.privacy.method import method_named
 from dpfed.progress import Watcher, import_progress
 from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import WITHOUT_PRIVACY, DataSet, Scale
-from dpfed.runs.preflight import foresee, refuse_place
+from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
@@ -123,8 +123,7 @@ def train(planned: list[Planned], watcher: Watcher) -> None:
     for folder, config in runs.items():
         if RunDirectory.unused(folder):
             watcher.note(f"{config.name}: accounting")
-            refuse_place(folder)
-            foresee(config)
+            Preflight.of(config, folder)
     advance = watcher.stage("runs", len(runs))
     for done, (folder, config) in enumerate(runs.items(), start=1):
         watcher.note(f"{config.name}: {'is there' if RunDirectory(folder).finished else 'training'}")

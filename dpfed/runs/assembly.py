@@ -43,7 +43,7 @@ from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher, import_progress, signs_of_life
 from dpfed.runs.closed_form import FeatureViews, add_moment_heads
 from dpfed.runs.dummy_batch import dummy_batch, largest_pass, views_per_image
-from dpfed.runs.preflight import foresee, guarded, refuse_many_owners, refuse_uncaptioned
+from dpfed.runs.preflight import guarded, refuse_many_owners, refuse_uncaptioned
 from dpfed.runs.records import public_records_of, records_of
 from dpfed.runs.starts import starting_weights
 from dpfed.training.checkpoint import load_weights
@@ -243,8 +243,6 @@ def assemble(
 ) -> Components:
     """Builds the parts of a run and checks everything that can be checked before any budget is spent.
 
-    What needs no records is checked before any is read, generated or imported: that may take hours.
-
     Args:
         config: resolved (`dpfed.runs.resolution.resolve`).
         randomness: gives the initial weights; ``None`` when a checkpoint or a saved model will be loaded over them.
@@ -262,7 +260,6 @@ def assemble(
     device, watcher = torch.device(config.training.device), watcher or Silent()
     method, engine = method_named(config.bounding.method), config.bounding.engine
     agreed = terms.privacy_plan if terms else plan
-    foreseen = agreed or foresee(config, owners=owners)
     require_memory(config, device)
     tokenizer = tokenizer_for(config.model)
     preprocessing = preprocessing_of(config)
@@ -284,7 +281,7 @@ def assemble(
         torch.random.fork_rng(devices=[]),
         signs_of_life(watcher.note, "trying the model on noise: does a record change others?"),
     ):
-        tried = largest_pass(config, foreseen or PrivacyPlan.sketch(config))
+        tried = largest_pass(config, agreed or PrivacyPlan.sketch(config))
         text = (tokenizer.vocabulary, tokenizer.context) if tokenizer else None
         check_independence(model, random_group(image_size(config), text, records=2), tried)
     watcher.note(f"opening the records: {_source(config)}")
@@ -294,10 +291,7 @@ def assemble(
     if agreed:
         plan = agreed
     else:
-        records = protected_count(store, config.privacy)
-        if foreseen is None:
-            watcher.note(f"accounting for {records:,} records")
-        plan = PrivacyPlan.from_config(records, config)
+        plan = PrivacyPlan.from_config(protected_count(store, config.privacy), config)
         plan.require_finite()
     refuse_many_owners(plan, owners)
     tasks_of(store, config)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config
+from dpfed.config.effects import refuse_without_effect
 from dpfed.config.sections import SIZE
 from dpfed.data.public_store import given_public
 from dpfed.data.store.counting import known_count, store_at_hand
@@ -21,26 +23,56 @@ from dpfed.evaluation.tasks import refuse_empty_split, tasks_of
 from dpfed.privacy.method import method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent, Watcher
+from dpfed.runs.starts import refuse_start
 
 Progress = Callable[[int, int | None], None]
 
 
-def refuse_place(folder: str | Path, resume: bool = False) -> None:
-    """Refuses a directory where no new run can be made.
+@dataclass(frozen=True)
+class Preflight:
+    """A new run that nothing known so far refuses. It is made once, by the command, and `dpfed.runs.job.begin` takes it.
 
-    Args:
-        folder: of the run.
-        resume: a run may be there already; whether it is the right one is seen later (`dpfed.runs.job.check`).
-
-    Raises:
-        UserError: saying what is in the way.
+    Attributes:
+        config: of the run.
+        folder: where it goes.
+        owners: processes or sites that are to share the groups.
+        there: a run is there already; nothing of the configuration was checked.
+        plan: of the run; ``None``: the number of records is known after an import only, or a run is there.
     """
-    if not resume or RunDirectory.unused(folder):
+
+    config: Config
+    folder: Path
+    owners: int = 1
+    there: bool = False
+    plan: PrivacyPlan | None = None
+
+    @classmethod
+    def of(
+        cls, config: Config, folder: str | Path, owners: int = 1, watcher: Watcher | None = None, resume: bool = False
+    ) -> Preflight:
+        """Refuses whatever is wrong with a run, as far as it is known before any record is read, generated or imported.
+
+        Args:
+            config: of the run.
+            folder: where it goes.
+            owners: processes or sites that are to share the groups.
+            watcher: is told what takes a second.
+            resume: a run may be there already; whether it is the right one is seen later (`RunDirectory.refuse_another`).
+
+        Raises:
+            UserError: for keys without effect, a folder where no run can be made, starting weights that are not there, an
+                impossible plan.
+        """
+        if resume and not RunDirectory.unused(folder):
+            return cls(config, Path(folder), owners, there=True)
+        refuse_without_effect(config)
         RunDirectory.refuse_unusable(folder)
+        refuse_start(config)
+        return cls(config, Path(folder), owners, plan=known_plan(config, watcher, owners))
 
 
-def foresee(config: Config, watcher: Watcher | None = None, owners: int = 1) -> PrivacyPlan | None:
-    """Refuses whatever is wrong with a plan, as far as it is known before any record is read, generated or imported.
+def known_plan(config: Config, watcher: Watcher | None = None, owners: int = 1) -> PrivacyPlan | None:
+    """The plan of a configuration, if the number of records is known before an import.
 
     Args:
         config: of the run.

@@ -8,9 +8,10 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, load_config
 from dpfed.errors import UserError
 from dpfed.progress import Silent, Watcher
-from dpfed.runs import resuming
-from dpfed.runs.job import begin, check, refuse
-from dpfed.runs.making import make_start_if_wanted
+from dpfed.runs.job import begin
+from dpfed.runs.preflight import Preflight
+from dpfed.runs.resolution import settle
+from dpfed.runs.resuming import resume as resume_run
 from dpfed.runs.running import run_job
 
 
@@ -39,10 +40,22 @@ def pretrain(
             f"{type(config).__name__}."
         )
     watcher = watcher or Silent()
-    check(config, folder, resume)
-    if not RunDirectory.unused(folder):
-        return resuming.resume(folder, watcher)
-    make_start_if_wanted(config, watcher, lambda without: refuse(without, folder, watcher))
-    job = begin(config, folder, watcher)
+    return carry_out(Preflight.of(config, folder, watcher=watcher, resume=resume), watcher)
+
+
+def carry_out(preflight: Preflight, watcher: Watcher) -> RunDirectory:
+    """Begins the run of a preflight in this process, or resumes the one that is there.
+
+    Args:
+        preflight: of the run.
+        watcher: sees the stages.
+
+    Raises:
+        UserError: see `pretrain`.
+    """
+    if preflight.there:
+        RunDirectory.open(preflight.folder).refuse_another(settle(preflight.config))
+        return resume_run(preflight.folder, watcher)
+    job = begin(preflight, watcher)
     with job.run.locked():
         return run_job(job, watcher)

@@ -67,29 +67,47 @@ def procedural_start(place: Path) -> StartingWeights:
         UserError: if they are damaged; whoever deletes them gets the same again.
     """
     if not place.exists():
-        raise MissingStart(f"model.start: the procedural start is not at {place}: `dpfed start CONFIG` makes it.")
+        raise MissingStart(
+            f"model.start: the procedural start is not at {place}: `dpfed start` makes it.",
+            command="Give `dpfed start` the same configuration and --set options.",
+        )
     try:
         run = RunDirectory.open(place)
         if not run.finished:
             if not run.has_key:
                 raise UserError(f"{place} is unfinished, and cannot go on.")
-            raise MissingStart(f"model.start: the procedural start in {place} is unfinished: `dpfed start CONFIG` finishes it.")
+            raise MissingStart(f"model.start: the procedural start in {place} is unfinished: `dpfed start` finishes it.")
         found = find_start(place)
         found.refuse_damage()
     except MissingStart:
         raise
     except UserError as error:
         raise UserError(
-            f"model.start: the procedural start in {place} is damaged: delete that folder, and `dpfed start CONFIG` makes it "
-            "again."
+            f"model.start: the procedural start in {place} is damaged: delete that folder, and `dpfed start` makes it again."
         ) from error
     return found
+
+
+def start_is_there(config: Config) -> bool:
+    """Whether the procedural start of a configuration's model is there, whole.
+
+    Args:
+        config: that it is for, its model settled.
+
+    Raises:
+        UserError: if it is damaged.
+    """
+    try:
+        procedural_start(procedural_place(config))
+    except MissingStart:
+        return False
+    return True
 
 
 def refuse_start(config: Config) -> None:
     """Refuses starting weights that are not there, or not of the model, or that would give private records away.
 
-    Of a procedural start there is nothing to refuse: it is made if it is missing.
+    A procedural start is looked for later (`starting_weights`): its place follows from the architecture, which needs torch.
 
     Raises:
         UserError: see `starting_weights`; also for a run without a guarantee on records that are not public.

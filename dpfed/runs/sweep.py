@@ -20,7 +20,6 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.view import RunView
 from dpfed.config import Config, parse_config
 from dpfed.config.dotted_keys import leaves, put
-from dpfed.config.effects import without_effect
 from dpfed.config.shipped import find_sweep
 from dpfed.config.toml_file import read_toml
 from dpfed.data.sampling import protected_count
@@ -32,16 +31,13 @@ from dpfed.privacy.promise import large_delta, meaning, protected_by, round_up
 from dpfed.progress import Silent, Watcher
 from dpfed.report.html import write_report
 from dpfed.runs.budgeting import foresee_budget, hold_sweep, may_have_budget
-from dpfed.runs.preflight import foresee, refuse_place
-from dpfed.runs.pretraining import pretrain
+from dpfed.runs.preflight import Preflight
+from dpfed.runs.pretraining import carry_out
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
-from dpfed.runs.resuming import resume
-from dpfed.runs.starts import refuse_start
 from dpfed.schema.wording import has_control_characters, shown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,99}")  # the name of a folder
-_CHOSEN_LATER = ("data.size", "objective.bias", "model.digest")  # None in a user's configuration
 
 
 @dataclass(frozen=True)
@@ -96,21 +92,17 @@ def sweep(base: Config, file: str | Path, folder: str | Path, watcher: Watcher |
     watcher = watcher or Silent()
     asked = read_sweep(file, base)
     target = Path(folder) / asked.name
+    preflights: dict[str, Preflight] = {}
     for name, config in asked.configs.items():
-        _refuse_another_run(target / name, config)
-        if not _is_there(target / name):
-            watcher.note(f"{name}: accounting")
-            refuse_place(target / name)
-            foresee(config)
-            refuse_start(config)
-    _reserve({target / name: config for name, config in asked.configs.items() if not _is_there(target / name)})
+        preflights[name] = Preflight.of(config, target / name, watcher=_Prefixed(watcher, name), resume=True)
+        if preflights[name].there:
+            RunDirectory.open(target / name).refuse_another(settle(config))
+    _reserve({one.folder: one.config for one in preflights.values() if not one.there})
     advance = watcher.stage("runs", len(asked.configs))
     runs: list[RunView] = []
     with goes_on(lambda: f"stopped with {len(runs)} of {len(asked.configs)} runs finished; the same command goes on"):
-        for name, config in asked.configs.items():
-            path, prefixed = target / name, _Prefixed(watcher, name)
-            run = resume(path, prefixed) if _is_there(path) else pretrain(config, path, prefixed)
-            runs.append(RunView.read(run.path))
+        for name, preflight in preflights.items():
+            runs.append(RunView.read(carry_out(preflight, _Prefixed(watcher, name)).path))
             advance(len(runs))
     comparison = target / "comparison.html"
     promise = joint_promise(runs)
@@ -235,34 +227,3 @@ def _changed(base: Config, changes: Any, name: str, where: str) -> Config:
             raise UserError(f"{where}: unknown key {key!r}: it holds a line break or another control character.")
         put(tree, key, value, where)
     return parse_config({**tree, "name": name}, where)
-
-
-def _is_there(path: Path) -> bool:
-    return path.exists() and (not path.is_dir() or any(path.iterdir()))
-
-
-def _refuse_another_run(path: Path, config: Config) -> None:
-    """A run that was kept must be the one that is asked for now, or the comparison would be of something else."""
-    if not _is_there(path):
-        return
-    own = RunDirectory.open(path).config()
-    kept, asked = (leaves(tree.model_dump(mode="json")) for tree in (own, config))
-    differing = [key for key in asked | kept if not _agrees(key, asked.get(key), kept.get(key))]
-    idle = without_effect(own).keys() & without_effect(config) if differing else set()
-    changed = [key for key in differing if key not in idle]
-    if changed:
-        raise UserError(
-            f"{path} holds a run with another {', '.join(changed)}: choose another folder for this sweep, or another name."
-        )
-
-
-def _agrees(key: str, asked: Any, kept: Any) -> bool:
-    """Whether a run's resolved value is what was asked for: the same, chosen for 'auto', or a path made absolute."""
-    if asked == kept or asked in ("auto", "model") or (asked is None and key in _CHOSEN_LATER):
-        return True
-    paths = isinstance(asked, str) and isinstance(kept, str)
-    return paths and _place(asked) == _place(kept)
-
-
-def _place(text: str) -> Path:
-    return Path(text.removeprefix("local-dir:")).expanduser().resolve()

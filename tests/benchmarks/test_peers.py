@@ -81,8 +81,8 @@ def test_parts_come_together_in_one_file_and_on_one_page(tmp_path, monkeypatch):
     results.keep("federation", {"1 MB": {"contenders": {"dpfed, secure": one, "Flower, FedAvg": one}}}, sites=3, rounds=3)
     assert list(results.kept("step")) == ["small CNN, S = 4, B = 256", "small CNN, S = 4, B = 1024", "ViT-B-32, B = 16"]
     table = page.steps()
-    assert "**dpfed**, layerwise engine | 4.00 (4.00 s)" in table and "left out: too long" in table and "Opacus" not in table
-    assert "torch.func takes 0.50 of dpfed's time" in page.faster() and "no privacy takes" not in page.faster()
+    assert "| **dpfed** | 4.00, 4.00; 10 MB |" in table and "left out: too long" in table and "Opacus" not in table
+    assert "torch.func takes 0.50 (small CNN, S = 4, B = 256), 0.50" in page.faster() and "no privacy" not in page.faster()
     assert "2.0 s" in page.rounds() and "2,000.00 ms" in page.sampling() and "10 MB" in page.clip()
     monkeypatch.setattr(page, "PICTURE", tmp_path / "peers.png")
     page.picture()

@@ -19,7 +19,7 @@ from dpfed.data.store.record import RecordInput
 from dpfed.data.store.sharding import shard_store
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
-from dpfed.runs.preflight import foresee, guarded, refuse_place
+from dpfed.runs.preflight import Preflight, guarded, known_plan
 from dpfed.runs.pretraining import pretrain
 
 GOOD = {"epsilon": 8.0, "batch": 60, "steps": 4}
@@ -76,7 +76,7 @@ def test_a_place_where_no_run_can_be_made_is_refused_and_nothing_is_left_there(t
     before = sorted(tmp_path.rglob("*"))
     for name in names:
         with pytest.raises(UserError, match="cannot make a run|is in use|letters, longer|not valid text"):
-            refuse_place(tmp_path / name)
+            Preflight.of(tiny_config, tmp_path / name)
         with pytest.raises(UserError, match="cannot make a run|is in use|letters, longer|not valid text"):
             pretrain(tiny_config, tmp_path / name)
     assert sorted(tmp_path.rglob("*")) == before
@@ -85,22 +85,22 @@ def test_a_place_where_no_run_can_be_made_is_refused_and_nothing_is_left_there(t
 def test_a_place_that_will_do_is_left_as_it_was(tmp_path):
     (tmp_path / "empty").mkdir()
     for name in ("run", "a/b/run", "empty"):
-        refuse_place(tmp_path / name)
+        RunDirectory.refuse_unusable(tmp_path / name)
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
     (tmp_path / "link").symlink_to("empty")
-    refuse_place(tmp_path / "link")
+    RunDirectory.refuse_unusable(tmp_path / "link")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match="Permission denied"):
-        refuse_place(tmp_path / "run")
+        RunDirectory.refuse_unusable(tmp_path / "run")
 
 
 def test_the_number_of_records_is_the_stores(shapes, tiny_config):
     assert known_count(tiny_config.data, tiny_config.privacy) == shapes.training_records
-    assert foresee(tiny_config).records == 600
+    assert known_plan(tiny_config).records == 600
 
 
 def test_an_import_of_too_few_records_ends_when_their_number_is_known(tiny_config):
@@ -115,7 +115,7 @@ def test_an_import_of_too_few_records_ends_when_their_number_is_known(tiny_confi
 
 def test_more_sites_or_workers_than_groups_are_refused(tiny_config, nothing_is_opened):
     with pytest.raises(UserError, match="use at most 15"):
-        foresee(tiny_config, owners=16)
+        known_plan(tiny_config, owners=16)
 
 
 @pytest.fixture
@@ -134,21 +134,21 @@ def test_larger_squares_than_the_default_are_not_shrunk_unasked(squares):
     with pytest.raises(
         UserError, match="squares of 48 pixels, and without data.size they would be shrunk to 32: set data.size = 48"
     ):
-        foresee(parse_config(tree))
+        known_plan(parse_config(tree))
     for size in (32, 48):
-        assert foresee(parse_config({**tree, "data": {**tree["data"], "size": size}})).records == 550
+        assert known_plan(parse_config({**tree, "data": {**tree["data"], "size": size}})).records == 550
 
 
 def test_a_task_that_the_records_do_not_allow_is_refused_with_a_way_out_that_works(squares):
     tree = {"data": {"source": "store", "path": str(squares), "size": 32}, "privacy": GOOD, "bounding": {"group_size": 4}}
     with pytest.raises(UserError, match="names 'knn', but clinic has no labels .*: leave evaluation.tasks out"):
-        foresee(parse_config({**tree, "evaluation": {"tasks": ["knn"]}}))
-    assert foresee(parse_config({**tree, "evaluation": {"tasks": []}})).records == 550
+        known_plan(parse_config({**tree, "evaluation": {"tasks": ["knn"]}}))
+    assert known_plan(parse_config({**tree, "evaluation": {"tasks": []}})).records == 550
     with pytest.raises(
         UserError, match="'validation' split of clinic is empty.*evaluation.split = 'none' without evaluation.tasks"
     ):
-        foresee(parse_config({**tree, "evaluation": {"tasks": ["knn"], "split": "validation"}}))
-    assert foresee(parse_config({**tree, "evaluation": {"split": "none"}})).records == 550
+        known_plan(parse_config({**tree, "evaluation": {"tasks": ["knn"], "split": "validation"}}))
+    assert known_plan(parse_config({**tree, "evaluation": {"split": "none"}})).records == 550
 
 
 @pytest.mark.parametrize("command", [["pretrain", "--run", "run"], ["forecast"], ["rehearse"]])
@@ -167,9 +167,9 @@ def test_a_sharded_store_is_judged_by_its_header_for_a_machine_may_have_some_sha
     shard_store(shapes.path, tmp_path / "sharded", 3)
     shutil.rmtree(tmp_path / "sharded" / "shard-00001")
     tree = {**tiny, "data": {"source": "store", "path": str(tmp_path / "sharded"), "size": 16}}
-    assert foresee(parse_config(tree)).records == 600
+    assert known_plan(parse_config(tree)).records == 600
     tree = {"data": {**tree["data"], "size": None}, "privacy": GOOD, "bounding": {"group_size": 4}}
-    assert foresee(parse_config(tree)).records == 600
+    assert known_plan(parse_config(tree)).records == 600
 
 
 FEW = [
@@ -184,9 +184,9 @@ def test_a_loss_that_learns_nothing_from_two_records_is_refused(tiny, public_sto
     if "public" in tree:
         tree["public"] = {**tree["public"], "path": str(public_store.path)}
     with pytest.raises(UserError, match=f"learns nothing from 2 records: set {said} or more serve well"):
-        foresee(parse_config(tree))
+        known_plan(parse_config(tree))
     for loss in ("infonce", "vicreg"):
-        foresee(parse_config({**tree, "objective": {"name": loss}}))
+        known_plan(parse_config({**tree, "objective": {"name": loss}}))
 
 
 def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squares):

@@ -66,4 +66,4 @@ def test_a_damaged_start_is_not_there_already(place, dpfed):
         code, shown, error = dpfed(*command, *assigned)
         said = " ".join(error.split())
         assert code == 2 and "there already" not in shown and "is damaged: delete that folder" in said
-        assert "`dpfed start CONFIG` makes it again" in said and not (place / "run").exists()
+        assert "`dpfed start` makes it again" in said and not (place / "run").exists()

@@ -21,7 +21,16 @@ PAGES = (
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("budget", "commands", "for-data-protection-officers", "methods", "results", "starts", "towers")
+        for name in (
+            "budget",
+            "commands",
+            "for-data-protection-officers",
+            "methods",
+            "recipes",
+            "reproduce",
+            "results",
+            "towers",
+        )
     ),
 )
 DEPLOY = ROOT / "cluster" / "deploy"

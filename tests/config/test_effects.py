@@ -19,6 +19,7 @@ from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent
 from dpfed.runs.job import begin
 from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.running import run_job
 
@@ -163,7 +164,7 @@ BASES = {
 
 def observed(tree: dict, folder: Path) -> tuple:
     """All that a run gives but the words of its plan and its configuration."""
-    job = begin(read_back(tree, "test"), folder, Silent())
+    job = begin(Preflight(read_back(tree, "test"), folder), Silent())
     with job.run.locked():
         run = run_job(job, Silent())
     results = json.loads(run.results.read_text())

@@ -163,7 +163,7 @@ def test_plans_for_which_nothing_is_proven_are_refused(changes, said):
 
 
 def test_the_discrete_noise_is_a_randomly_rounded_continuous_one_up_to_the_lemmas_factor():
-    """The lemma of docs/guarantee.md in one dimension, by numbers: a smaller grid, where the difference can be seen.
+    """The lemma of `dpfed.privacy.discrete_gaussian` in one dimension, on a smaller grid where the difference can be seen.
 
     T ~ N(s, m^2 - b^2), then a discrete Gaussian of parameter b around T: against the discrete Gaussian of parameter m.
     """

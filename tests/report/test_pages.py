@@ -1,4 +1,4 @@
-"""What the pages for officers and boards say is what the code computes, and what a card shows."""
+"""What the page for officers and boards says is what the code computes, and what a card shows."""
 
 import dataclasses
 import math
@@ -13,7 +13,6 @@ from dpfed.privacy.promise import factor, guess, percent_up
 from dpfed.report.card import privacy_card, table_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-BOARDS = (ROOT / "docs" / "for-ethics-boards.md").read_text(encoding="utf-8")
 OFFICERS = (ROOT / "docs" / "for-data-protection-officers.md").read_text(encoding="utf-8")
 REAL = (ROOT / "benchmarks" / "results" / "quickstart.card.md").read_text(encoding="utf-8")
 FACTS = {
@@ -26,7 +25,7 @@ FACTS = {
 
 
 def odds():
-    lines = re.findall(r"^\| ([\d.]+ \|.*) \|$", BOARDS, re.MULTILINE)
+    lines = re.findall(r"^\| ([\d.]+ \|.*) \|$", OFFICERS, re.MULTILINE)
     rows = [[cell.strip() for cell in line.split("|")] for line in lines]
     return {float(row[0]): row[1:] for row in rows}
 

@@ -15,7 +15,7 @@ from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.randomness import Randomness
 from dpfed.report.card import table_rows
 from dpfed.runs.assembly import assemble
-from dpfed.runs.preflight import foresee
+from dpfed.runs.preflight import known_plan
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 from dpfed.runs.resuming import resume
@@ -119,7 +119,7 @@ def test_what_is_not_proven_is_refused_before_a_record_is_read(discrete, section
     if "method" in changes:
         del discrete["bounding"]["group_size"], discrete["bounding"]["engine"]
     with pytest.raises(UserError, match=said):
-        foresee(parse_config(discrete))
+        known_plan(parse_config(discrete))
 
 
 def test_the_engine_that_is_left_open_is_the_loop(discrete):

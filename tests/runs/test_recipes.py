@@ -9,6 +9,7 @@ from dpfed.config.shipped import config_names
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import simulate
 from dpfed.runs import starts
+from dpfed.runs.making import make_start
 from dpfed.runs.pretraining import pretrain
 from tests.conftest import TINY
 
@@ -47,6 +48,7 @@ def recipe(request, tmp_path, shapes, aligned_start, monkeypatch):
     sets += SMALL
     if shipped.model.start == "procedural":
         sets.append(f"data.stores={tmp_path / 'stores'}")
+        make_start(load_config(request.param, sets))
     return load_config(request.param, sets)
 
 

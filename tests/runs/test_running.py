@@ -16,6 +16,7 @@ from dpfed.progress import Silent
 from dpfed.runs import assembly, running
 from dpfed.runs.assembly import assemble
 from dpfed.runs.job import begin
+from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
 from dpfed.runs.resolution import resolve
 from dpfed.runs.running import run_job
@@ -24,7 +25,7 @@ from dpfed.training.trainer import InProcess
 
 def test_how_many_owners_shared_a_run_is_in_its_ledger_and_on_its_card(tiny, tmp_path):
     tiny["privacy"]["steps"], tiny["evaluation"] = 2, {"split": "none"}
-    job = begin(parse_config(tiny), tmp_path / "run", Silent(), owners=3)
+    job = begin(Preflight.of(parse_config(tiny), tmp_path / "run", owners=3), Silent())
 
     def connect(job):
         owners = [dataclasses.replace(job.parts, owner=number) for number in range(3)]

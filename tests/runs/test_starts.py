@@ -8,10 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.budgets.spending import set_budget
 from dpfed.config import parse_config
 from dpfed.config.shipped import shipped_file
-from dpfed.data.store.records import RecordStore
 from dpfed.encoder import load
 from dpfed.errors import UserError
 from dpfed.federation.simulated import Simulation
@@ -126,8 +124,12 @@ def test_a_start_lies_in_one_place_whatever_computes(tree, monkeypatch, device):
 def test_a_start_is_made_once_and_is_the_model_of_step_0(tree, tmp_path):
     notes, config = Notes(), parse_config(tree)
     tree["evaluation"] = {"tasks": ["knn"], "records": 50}
-    run = pretrain(parse_config(tree), tmp_path / "run", notes)
+    with pytest.raises(MissingStart, match="`dpfed start` makes it"):
+        pretrain(config, tmp_path / "run", notes)
+    assert not (tmp_path / "run").exists() and not any("timing" in line for line in notes.said)
+    make_start(config, notes)
     assert any("making the procedural start" in line for line in notes.said)
+    run = pretrain(parse_config(tree), tmp_path / "run")
     place, was_there = make_start(config)
     assert was_there and run.config().model.start_digest == json.loads((place / "model" / "model.json").read_text())["sha256"]
     first, start = load_file(run.checkpoints / "step-00000000.safetensors"), load_file(place / "model" / "model.safetensors")
@@ -165,7 +167,7 @@ def test_making_a_start_goes_on_after_an_interruption_with_the_same_bits(tree, t
     monkeypatch.setattr(Coordinator, "apply", apply)
     with pytest.raises(Killed):
         make_start(elsewhere)
-    with pytest.raises(MissingStart, match="is unfinished: `dpfed start CONFIG` finishes it"):
+    with pytest.raises(MissingStart, match="is unfinished: `dpfed start` finishes it"):
         starting_weights(settle(elsewhere))
     cut, was_there_then = make_start(elsewhere, notes := Notes())
     assert not was_there and not was_there_then and any("going on" in line for line in notes.said)
@@ -195,7 +197,7 @@ def test_a_damaged_start_is_never_taken_for_a_whole_one_and_is_made_again_when_i
     whole = (place / "model" / "model.safetensors").read_bytes()
     DAMAGE[what](place)
     for attempt in (make_start, settle, lambda config: pretrain(config, tmp_path / "run")):
-        with pytest.raises(UserError, match=f"{place.name} is damaged: delete that folder, and `dpfed start CONFIG` makes it"):
+        with pytest.raises(UserError, match=f"{place.name} is damaged: delete that folder, and `dpfed start` makes it"):
             attempt(config)
     assert not (tmp_path / "run").exists()
     shutil.rmtree(place)
@@ -212,45 +214,10 @@ def test_a_run_whose_start_was_deleted_goes_on_by_its_command_when_it_is_made_ag
     monkeypatch.setattr(Coordinator, "apply", real)
     shutil.rmtree(place)
     for go_on in (lambda: pretrain(config, tmp_path / "run", resume=True), lambda: resume(tmp_path / "run")):
-        with pytest.raises(MissingStart, match="`dpfed start CONFIG` makes it"):
+        with pytest.raises(MissingStart, match="`dpfed start` makes it"):
             go_on()
     make_start(RunDirectory.open(tmp_path / "run").config())
     assert pretrain(config, tmp_path / "run", resume=True).finished
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"evaluation": {"split": "validation"}}, "'validation' split of .* is empty"),
-        ({"data": {"size": None}}, "squares of 32 pixels"),
-        ({"bounding": {"method": "public"}, "public": {"source": "store", "path": "nowhere"}}, "no record store .* at nowhere"),
-        ({"data": {"path": "nowhere"}}, "nowhere"),
-    ],
-)
-def test_what_is_wrong_with_the_records_is_said_before_a_start_is_trained(tree, tmp_path, monkeypatch, changes, said):
-    monkeypatch.setattr("dpfed.runs.preflight.SIZE", 16)
-    for section, values in changes.items():
-        tree[section] = values if section == "bounding" else {**tree.get(section, {}), **values}
-    config, notes = parse_config(tree), Notes()
-    for attempt in (pretrain, lambda *given: simulate(given[0], given[1], Simulation(sites=3), given[2])):
-        with pytest.raises(UserError, match=said):
-            attempt(config, tmp_path / "run", notes)
-    assert not any("start" in line for line in notes.said) and not (tmp_path / "stores").exists()
-
-
-def test_whatever_refuses_the_run_does_so_before_a_start_is_trained(tree, private_store, tmp_path):
-    """What torch, the records or the budget has to say, too."""
-    tree = {**tree, "privacy": {"epsilon": 8.0, "batch": 40, "steps": 3}}
-    set_budget(RecordStore.open(private_store), 1.0, 1e-4)
-    spent = {**tree, "data": {**tree["data"], "path": str(private_store)}}
-    narrow = {**tree, "model": {**tree["model"], "text_heads": 3}}
-    bounding = {"method": "public", "microbatch": 32}
-    shared = {**spent, "bounding": bounding, "public": {"path": tree["data"]["path"], "records": 3}}
-    for wrong, said in ((spent, "budget"), (narrow, "must be a multiple of"), (shared, "share images|same bytes")):
-        with pytest.raises(UserError, match=said):
-            pretrain(parse_config(wrong), tmp_path / "run", notes := Notes())
-        assert not any("procedural start" in line for line in notes.said)
-    assert not (tmp_path / "stores" / "starts").exists()
 
 
 def test_another_process_that_makes_the_start_is_waited_for_by_nobody(tree):
@@ -301,6 +268,7 @@ def test_resume_refuses_other_weights_and_a_finished_run_does_without_them(tree,
 
 def test_the_card_of_a_procedural_start_says_so_and_warns_of_no_data(tree, tmp_path):
     tree["privacy"] = PRIVATE
+    make_start(parse_config(tree))
     run = pretrain(parse_config(tree), tmp_path / "run")
     card, results = run.card.read_text(), json.loads(run.results.read_text())
     assert "starting weights: procedural images" in card and "no record was read" in card
@@ -347,10 +315,10 @@ def test_an_architecture_with_weights_of_its_own_has_no_procedural_start(tree):
 
 @pytest.mark.parametrize("trust", sparing(["central", "secure"], "secure"))
 def test_a_simulated_federation_starts_there_too(tree, tmp_path, trust):
+    place, _ = make_start(parse_config(tree))
     run = simulate(parse_config(tree), tmp_path / "run", Simulation(sites=3, trust=trust))
-    place, was_there = make_start(parse_config(tree))
     first, start = load_file(run.checkpoints / "step-00000000.safetensors"), load_file(place / "model" / "model.safetensors")
-    assert was_there and all(torch.equal(first[f"model/{name}"], value) for name, value in start.items())
+    assert all(torch.equal(first[f"model/{name}"], value) for name, value in start.items())
     agreed = json.loads(run.terms.read_text())["config"]["model"]
     assert (agreed["start"], agreed["start_digest"]) == ("procedural", run.config().model.start_digest)
 

@@ -2,8 +2,7 @@
 
 The gradient of a loss of similarities is ``sum over pairs of (dl/ds) grad s``. Clipping every ``grad s`` to C leaves the
 weights ``dl/ds``, and a record changes few of them by much. **Sensitivity G C**, with G the largest change of the weights,
-summed over all pairs in absolute value; `dpfed.bounding.whole_batch.logit_sensitivity` has the formulas, docs/logit-dp.md the
-proof:
+summed over all pairs in absolute value; `dpfed.bounding.whole_batch.logit_sensitivity` has the proof:
 
 - contrastive loss at temperature tau, m candidates per record, at most b records, ``E = exp(2 / tau)``:
   ``(4 x + 2 (b - 1) r) / tau`` for each direction, where ``x = (b-1) m E / ((b-1) m E + 1)`` bounds what all candidates of
@@ -64,7 +63,7 @@ METHOD = Method(
     name="logit",
     title="similarity clipping (Logit-DP)",
     claim="All drawn records are contrasted, and the gradient of each similarity is clipped to C: a record moves their "
-    "weighted sum by G C, G being the most that the weights can change (docs/logit-dp.md).",
+    "weighted sum by G C, G being the most that the weights can change (docs/methods.md).",
     sensitivity=_sensitivity,
     spread=_spread,
     engine=_engine,

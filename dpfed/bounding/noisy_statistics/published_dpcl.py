@@ -2,7 +2,7 @@
 
 What the paper calls differentially private here is so; its conclusion is not. It takes the gradients of the other views for
 fixed once the noisy statistics are (sections 3.2.2 and 3.3.2), but they still contain the other records' clean embeddings:
-``d s_ij / d z_i = z_j``, and the cross-correlation of Barlow Twins is not released at all. docs/released.md works it out;
+``d s_ij / d z_i = z_j``, and the cross-correlation of Barlow Twins is not released at all. docs/methods.md works it out;
 ``tests/bounding/noisy_statistics/test_dpcl.py`` exhibits it. Shapes: n records, two views each, D dimensions.
 """
 

@@ -2,7 +2,7 @@
 
 Every record of a batch draws one of M slots. A slot holds the sum of its members' embeddings, both views side by side. All
 slots get Gaussian noise, empty ones too, and from then on are constants: the loss of a record contrasts its own embeddings with
-the other slots. docs/released.md has the proof. Shapes: n records, two views each, M slots, D dimensions.
+the other slots. `dpfed.bounding.methods.released` has the proof. Shapes: n records, two views each, M slots, D dimensions.
 """
 
 from __future__ import annotations

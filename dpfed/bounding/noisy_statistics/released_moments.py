@@ -3,7 +3,7 @@
 The loss (Zbontar et al. 2021) is a function of five averages over the batch: both views' means and mean squares, and the mean
 of their outer products. With phi_i what record i adds to these sums, the gradient of the loss is the sum of the gradients of
 <G, phi_i> over the records, where G is the loss's slope in the averages. G is taken at *noisy* averages, so each of these terms
-depends on one record alone. docs/released.md has the proof. Shapes: n records, two views each, D dimensions.
+depends on one record alone. `dpfed.bounding.methods.released` has the proof. Shapes: n records, two views each, D dimensions.
 """
 
 from __future__ import annotations

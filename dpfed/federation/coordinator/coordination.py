@@ -14,6 +14,7 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Watcher
 from dpfed.runs.job import Job, begin, take_up
+from dpfed.runs.preflight import Preflight
 from dpfed.runs.running import run_job
 
 _ENDING = 10.0  # seconds that a server of before may still hold the run
@@ -43,7 +44,8 @@ def coordinate(folder: Path, place: Path, channel: Channel, watcher: Watcher) ->
         return Federation(terms, identity, channel, model, journal, paid, note, arrivals=arrivals, left=party.left)
 
     if RunDirectory.unused(place):
-        job = begin(party.config(), place, watcher, terms=terms)
+        RunDirectory.refuse_unusable(place)
+        job = begin(Preflight(party.config(), place), watcher, terms=terms)  # the terms hold the plan
     else:
         run = RunDirectory.open(place)
         run.refuse_other_terms(terms.text)

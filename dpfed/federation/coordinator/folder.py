@@ -18,7 +18,7 @@ from dpfed.files.reading import read_text
 from dpfed.places import local_path
 from dpfed.progress import Silent, Watcher, import_progress
 from dpfed.runs.preflight import refuse_impossible
-from dpfed.runs.starts import refuse_start
+from dpfed.runs.starts import refuse_start, starting_weights
 
 
 class CoordinatorFolder:
@@ -63,7 +63,7 @@ class CoordinatorFolder:
             config: of the run; ``[data]`` names the records that the coordinator measures on.
             cards: that the sites made, or files of them.
             identity: the coordinator's keys; default: new ones.
-            watcher: sees how a procedural start is made, and how the coordinator's records are imported or generated.
+            watcher: sees how the coordinator's records are imported or generated.
             options: see `Terms.agree`.
 
         Raises:
@@ -73,22 +73,15 @@ class CoordinatorFolder:
         refuse_unmakeable(folder.path)
         read = [card if isinstance(card, SiteCard) else SiteCard.load(card) for card in cards]
         refuse_proposal(config, len(read))
-        from dpfed.runs.making import make_start_if_wanted  # with torch, which takes seconds
-        from dpfed.runs.records import public_records_of, records_of
+        from dpfed.runs.records import public_records_of, records_of  # with torch, which takes seconds
         from dpfed.runs.resolution import settle
 
-        own = identity or Identity.fresh()
-
-        def agreed(config: Config) -> tuple[Config, Terms]:
-            config = settle(config)
-            terms = Terms.agree(config, read, own.signing_key, **options)
-            # Where the run is measured, and what no record of it may be among.
-            store = records_of(config, import_progress(watcher), say=watcher.note)
-            public_records_of(config, store, import_progress(watcher, "public records"))
-            return config, terms
-
-        make_start_if_wanted(config, watcher, agreed)
-        config, terms = agreed(config)
+        own, config = identity or Identity.fresh(), settle(config)
+        starting_weights(config)
+        terms = Terms.agree(config, read, own.signing_key, **options)
+        # Where the run is measured, and what no record of it may be among.
+        store = records_of(config, import_progress(watcher), say=watcher.note)
+        public_records_of(config, store, import_progress(watcher, "public records"))
         with own_folder(folder.path) as draft:
             new = cls(draft)
             own.save(new._identity)

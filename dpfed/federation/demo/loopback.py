@@ -1,6 +1,6 @@
 """A whole federation on one machine: SuperLink and SuperNodes with TLS and authentication, as `make federation` starts it.
 
-The commands are those that operators give on machines of their own; docs/federation.md explains them.
+The commands are those that operators give on machines of their own; docs/a-site-in-15-minutes.md explains them.
 """
 
 from __future__ import annotations

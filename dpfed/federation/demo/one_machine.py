@@ -78,7 +78,7 @@ def federate(config: Config, place: Path, sites: int, skew: float, options: dict
 
 
 def _found(config: Config, parties: Path, sites: int, skew: float, options: dict[str, Any]) -> None:
-    """Divides the records, makes the sites, and has them join: five commands for each institution (docs/federation.md)."""
+    """Divides the records, makes the sites, and has them join: five commands each (docs/a-site-in-15-minutes.md)."""
     with watching() as watcher:
         store = records_of(config, import_progress(watcher), say=watcher.note)
         stores = parties / "stores"

@@ -11,8 +11,39 @@ phi being the density of N(0, a m^2). Without theta this is the exact Gaussian m
 followed by a step that does not look at the data: draw r_1 .. r_(a-1) uniformly, and split T - r_1 - .. - r_(a-1) into its
 nearest integer z and the rest r_a. So Z, even with every rounding error published, is post-processing of the mechanism that
 the plan accounts for, up to the factor 1 + theta; `Grid.for_sums` has m >= 64, where theta < a 1e-17000. The sensitivity stays
-what it was. The same holds for discrete noise, whose own grid is finer: u_i, T and the rounding errors are whole numbers of its
-steps then. docs/secure-aggregation.md has the proofs.
+what it was.
+
+**Proof.** k_i + r_i = u_i + G_i, so with c_i = r_i - u_i
+
+    p(z, r) = sum over integer vectors k with k_1 + .. + k_a = z of prod_i (2 pi m^2)^(-1/2) exp(-(k_i + c_i)^2 / (2 m^2)).
+
+Write S = z + sum c_i. The vector k + c has the component S / sqrt(a) along (1, .., 1) and a component w orthogonal to it, so
+|k + c|^2 = S^2 / a + |w|^2. w runs through a shifted copy L + o of the lattice L of the integer vectors with sum zero, which
+has dimension a - 1 and determinant sqrt(a). Poisson summation gives
+
+    sum over w in L + o of exp(-|w|^2 / (2 m^2))
+        = (2 pi m^2)^((a-1)/2) / sqrt(a) * sum over y in L* of exp(-2 pi^2 m^2 |y|^2) cos(2 pi <y, o>).
+
+The term y = 0 is 1, and the factors before it make phi(S). So |theta| is at most the sum of exp(-2 pi^2 m^2 |y|^2) over y != 0
+in L*, which consists of the integer vectors j projected orthogonally to (1, .., 1): |y|^2 = |j|^2 - (sum j)^2 / a, the same for
+j + (c, .., c). Choose for each y a j whose median is 0. Then at most a/2 entries are positive and at most a/2 negative, so
+(sum j)^2 <= (a/2) |j|^2 by Cauchy-Schwarz, and |y|^2 >= |j|^2 / 2. Therefore
+
+    |theta| <= sum over integer j != 0 of exp(-pi^2 m^2 |j|^2) = (1 + 2 sum_{l >= 1} exp(-pi^2 m^2 l^2))^a - 1,
+
+at most 3 a exp(-pi^2 m^2) as long as a exp(-pi^2 m^2) < 1/10. For a = 1, theta = 0. QED
+
+**Discrete noise.** Site i rounds its sum to an integer s_i on a finer grid, adds X_i with P(x) = exp(-x^2 / 2 m^2) / N, and
+sends k_i, nearest to (s_i + X_i) / c with c = 2^j; r_i = s_i + X_i - c k_i is one of c integers. Let S = sum s_i and Theta(m)
+be the bound above. (Z, r_1, .., r_a) is post-processing of S + X, with X a discrete Gaussian of parameter m sqrt(a), up to a
+factor of 1 + theta in each probability, |theta| <= 3 (Theta(m) + Theta(m / c)).
+
+**Proof.** The probability of (z, r) is the sum over integer vectors k with sum z of prod_i exp(-(c k_i + r_i - s_i)^2 / 2 m^2)
+/ N. That is the sum above in units of c, with m / c for m and (r_i - s_i) / c for c_i. So it is A exp(-(c z + sum r - S)^2 /
+(2 a m^2)) (1 + theta'), |theta'| <= Theta(m / c), where A depends on m, c and a alone. Now draw T from S + X, and r_1, ..,
+r_(a-1) uniformly from their c values; split T - r_1 - .. - r_(a-1) into its nearest multiple c z and the rest r_a. The map is
+one-to-one, so (z, r) gets A' exp(-(c z + sum r - S)^2 / (2 a m^2)), and A' does not depend on S either. Both add up to 1, so A
+and A' differ by no more than the thetas do. QED
 """
 
 from __future__ import annotations

@@ -109,7 +109,12 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
         ]
     except OSError as error:
         return [
-            Finding(name, State.BAD, f"{error.filename}: {error.strerror or error}", "restore it, or see docs/federation.md")
+            Finding(
+                name,
+                State.BAD,
+                f"{error.filename}: {error.strerror or error}",
+                "restore it, or see docs/a-site-in-15-minutes.md",
+            )
         ]
 
 

@@ -14,7 +14,7 @@ from dpfed.files.reading import read_bytes
 from dpfed.privacy.ledger import Ledger
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_RESTORE = "restore it, if it was moved away; otherwise the site is out: docs/federation.md, Backups"
+_RESTORE = "restore it, if it was moved away; otherwise the site is out: docs/a-site-in-15-minutes.md, Backups"
 
 
 def of_permissions(name: str, *places: Path) -> Iterator[Finding]:

@@ -9,9 +9,8 @@ from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteSettings
 from dpfed.models.timm_blueprints import timm_blueprint
 from dpfed.privacy.method import method_named
-from dpfed.runs.making import start_is_there
 from dpfed.runs.resolution import settle, settle_model
-from dpfed.runs.starts import starting_weights
+from dpfed.runs.starts import start_is_there, starting_weights
 
 
 def site_config(terms: Terms, settings: SiteSettings) -> Config:

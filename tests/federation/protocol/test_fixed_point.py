@@ -112,7 +112,7 @@ def density(z: int, rest: np.ndarray, sums: np.ndarray, m: float) -> float:
 @pytest.mark.parametrize("sites", [1, 2, 3])
 @pytest.mark.parametrize("m", [0.4, 0.5, 0.7])
 def test_rounding_after_the_noise_is_post_processing_up_to_theta(sites, m):
-    """The claim of docs/secure-aggregation.md, where theta is large enough to be seen."""
+    """The claim of the module, where theta is large enough to be seen."""
     worst = 0.0
     for _ in range(60):
         sums, rest = RNG.uniform(-1, 1, size=sites), RNG.uniform(-0.5, 0.5, size=sites)
@@ -155,7 +155,7 @@ def weight(z: int, rest: np.ndarray, sums: np.ndarray, m: float, c: int) -> floa
 @pytest.mark.parametrize("sites", [1, 2, 3])
 @pytest.mark.parametrize("m", [0.4, 0.5, 0.7])
 def test_rounding_after_discrete_noise_is_post_processing_up_to_theta(sites, m):
-    """The claim of docs/secure-aggregation.md about whole numbers: the weight is a function of c z + sum r - sum s alone."""
+    """The claim of the module about whole numbers: the weight is a function of c z + sum r - sum s alone."""
     c, ratios = 8, []
     for _ in range(60):
         sums, rest = RNG.integers(-c, c, size=sites), RNG.integers(-c // 2, c // 2, size=sites)

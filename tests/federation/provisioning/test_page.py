@@ -13,7 +13,7 @@ from tests.federation.provisioning.office import Office
 from tests.federation.test_guide import parse_with
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "a-site-in-15-minutes.md").read_text()
+PAGE = (ROOT / "docs" / "a-site-in-15-minutes.md").read_text().partition("\n## Appendix")[0]
 READMES = (
     site_files("chest", "north", "superlink.example.org:9443", "image", "0" * 32)["README.md"]
     + coordinator_files("chest", "/srv/dpfed/chest", "superlink.example.org", 9443, "image")["README.md"]

@@ -14,7 +14,6 @@ from dpfed.budgets.spending import set_budget
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import is_for
 from dpfed.federation.provisioning.doctor import examine_site
 from dpfed.federation.provisioning.findings import State
@@ -23,6 +22,7 @@ from dpfed.federation.provisioning.project import Project
 from dpfed.federation.provisioning.replies import Reply
 from dpfed.federation.provisioning.site_place import SitePlace
 from dpfed.federation.site.folder import SiteFolder
+from dpfed.models.starting import MissingStart
 from dpfed.privacy.ledger import Ledger, Release
 from tests.federation.provisioning.office import SITES, Office
 
@@ -497,20 +497,14 @@ def test_a_site_is_told_at_once_which_copies_it_needs_and_the_doctor_asks_for_th
     assert found.state is State.GOOD
 
 
-def test_the_procedural_start_is_made_with_the_terms(office, monkeypatch):
-    made = []
-    monkeypatch.setattr("dpfed.runs.making.make_start", lambda config, watcher: made.append(config.model.start))
-    agree, drafts = Terms.agree, []
-    monkeypatch.setattr(Terms, "agree", lambda *given, **options: drafts.append(made[:]) or agree(*given, **options))
+def test_a_procedural_start_that_is_missing_is_named_with_the_command_that_makes_it(office):
     plan = (office.folder / "plan.toml").read_text().replace("[model]\n", '[model]\nstart = "procedural"\n')
     (office.folder / "plan.toml").write_text(plan)
     done = office.provision()
     for site in SITES:
         office.send(office.set_up(site, done))
-    assert not made
-    with pytest.raises(UserError, match="the starting weights have no digest"):  # as nothing was made
+    with pytest.raises(MissingStart, match="`dpfed start` makes it"):
         office.provision()
-    assert made == ["procedural"] and drafts == [[], made]  # terms are tried before it is trained
 
 
 @pytest.mark.parametrize(("copy", "said"), [("public", "no record store"), ("start", "nothing at")])

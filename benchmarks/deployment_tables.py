@@ -1,0 +1,167 @@
+"""Tables of what runs on many machines, and of records, budgets and attacks, for docs/results.md."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from benchmarks.record import figures, made_by
+from dpfed.privacy.promise import round_down, round_up
+
+
+def faults() -> str:
+    """What each fault did to a step, in each mode."""
+    steps = figures("federation-faults")["steps"]
+    lines = ["| what happened | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
+    names = [step["fault"] for step in steps["central"] if step["fault"]]
+    for fault in names:
+        cells = (_fate(next(step for step in mode if step["fault"] == fault)) for mode in steps.values())
+        lines.append(f"| {fault} | {' | '.join(cells)} |")
+    every = [step for mode in steps.values() for step in mode]
+    if not all(step["charged"][0] for step in every):
+        raise SystemExit("a step was not charged: benchmarks/results/federation-faults.json")
+    least = min(step["noise"] for step in every if step["outcome"] == "collected")
+    lines += [
+        "",
+        "Three sites, real processes over TLS, `drops = 1`, `colluders = 1`. A cell says how many of the "
+        "connected sites' sums the "
+        "step used; the third site joins late. Every step was charged in the run's ledger. The measured variance "
+        "of the noise in a "
+        f"released sum was at least {least:.2f} times the planned one.",
+    ]
+    return "\n".join(lines)
+
+
+_SITES = 3  # of benchmarks.federation_faults
+
+
+def _fate(step: dict[str, Any]) -> str:
+    if step["outcome"] == "discarded":
+        return "discarded"
+    there = _SITES - sum(why.startswith(("not there", "it has left")) for why in step["missing"].values())
+    return f"{len(step['arrived'])} of {there}"
+
+
+def rounds() -> str:
+    """How long a round takes, over its parts."""
+    modes = [figures("federation")[name] for name in ("central", "secure")]
+    flower, tls = (" and ".join(f"{mode['ratio'][carrier]:.2f}" for mode in modes) for carrier in ("flower", "tls"))
+    hours = " and ".join(f"{mode['hours_for_1200_rounds']:.1f}" for mode in modes)
+    return (
+        f"A round (`central` and `secure`, three sites, 45 MB each way) takes {flower} times the sum of an empty "
+        "round, Flower's bare "
+        f"transfer and all computing; {tls} times with a bare TLS transfer instead. 1,200 rounds take {hours} "
+        "hours on two shared cores."
+    )
+
+
+def membership() -> str:
+    """What the attacks find, with and without privacy."""
+    result = figures("membership")
+    audits = {name: audit for name, audit in result.items() if isinstance(audit, dict)}
+    lines = [
+        "| attack | without privacy: TPR at 1% FPR | AUC | epsilon 8: TPR at 1% FPR | AUC |",
+        "|---|---|---|---|---|",
+    ]
+    trained = [[one for one in audit["outcomes"] if one["weights"] == "trained"] for audit in audits.values()]
+    for outcomes in zip(*trained, strict=True):
+        cells = []
+        for one in outcomes:
+            rate = one["points"][0]["tpr"]
+            cells += [f"{rate['value']:.1%} ({rate['low']:.1%} to {rate['high']:.1%})", f"{one['auc']['value']:.2f}"]
+        lines.append(f"| {outcomes[0]['title']} | {' | '.join(cells)} |")
+    untrained = [one["auc"]["value"] for audit in audits.values() for one in audit["outcomes"] if one["weights"] == "untrained"]
+    shown = {name: max(one["epsilon_shown"] for one in audit["outcomes"]) for name, audit in audits.items()}
+    lines += [
+        "",
+        f"On the weights before training, AUCs are between {min(untrained):.2f} and {max(untrained):.2f}. The epsilon shown is "
+        f"at most {round_down(shown['none'])} without privacy, and at most {round_down(shown['group'])} with it.",
+    ]
+    return "\n".join(lines)
+
+
+_BUDGETS = ((3, 1e-6), (10, 1e-6))
+_PLANS = ((0.034, 2), (0.003, 0.8), (1, 10))  # rate and multiplier
+
+
+def budget() -> str:
+    """Steps that fit into a lifetime budget by its filter, and by what needs plans that were fixed before."""
+    names = ("budget", "sampling rate", "noise multiplier", "filter", "PLD, plan fixed beforehand")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in figures("budget")["rows"]:
+        if (row["epsilon"], row["delta"]) in _BUDGETS and (row["q"], row["sigma"]) in _PLANS:
+            promise = f"({row['epsilon']}, {round_up(row['delta'])})"
+            lines.append(f"| {promise} | {row['q']:g} | {row['sigma']:g} | {row['filter']:,} | {row['pld']:,} |")
+    return "\n".join([*lines, "", f"Numbers of steps. {made_by('budget')}"])
+
+
+def torture() -> str:
+    """What was done to runs, and what they lost by it."""
+    lines = ["| part | fault | lost or under-reported |", "|---|---|---|"]
+    local = figures("torture-machine")
+    others = "; ".join(f"{what}: {count} times" for what, count in local["others"].items())
+    lines.append(
+        f"| a local run | {sum(local['deaths'].values())} times killed at a random moment; {others} | {_lost(local)} |"
+    )
+    for part, words in {"cluster": "a Ray job of two workers", "federation": "a federation"}.items():
+        found = figures(f"torture-{part}")
+        lines.append(f"| {words} | {'; '.join(sorted(fault['what'] for fault in found['faults']))} | {_lost(found)} |")
+    return "\n".join(lines)
+
+
+def stores() -> str:
+    """What large stores cost to open and to import."""
+    result = figures("stores")
+    lines = ["| records | on disk | opening, first and again | memory of the process |", "|---" * 4 + "|"]
+    for size, found in result["opening"].items():
+        opened = found["opened"]
+        times = f"{opened['seconds']:.2f} s, {1000 * opened['seconds_again']:.0f} ms"
+        lines.append(f"| {int(size):,} | {found['disk_bytes'] / 1e9:.2g} GB | {times} | {opened['peak']:.0f} MB |")
+    rates = []
+    for kind, found in result["importing"].items():
+        decoded, raw = (found["records"] / found["imports"][f"{how}, 2"]["seconds"] for how in ("decoded", "not decoded"))
+        rates.append(f"{kind} {decoded:,.0f} ({raw:,.0f} without decoding)")
+    lines += [
+        "",
+        "Images of one pixel. Import with two workers, of JPEG files of 224 pixels, on two busy cores, in records a second: "
+        f"{', '.join(rates)}. {made_by('stores')}",
+    ]
+    return "\n".join(lines)
+
+
+def secure_sums() -> str:
+    """What a step of secure sums costs the coordinator and a site, at many numbers of sites."""
+    result = figures("secure-scale")
+    cells = []
+    for sites in ("10", "100", "1000"):
+        case = list(result["sites"][sites].values())[-1]
+        site = case["site"]
+        spent = 1000 * (site["offer"] + site["mask"] + site.get("reveal", 0.0))
+        cells.append(f"{case['server']['total']:.2g} s and {spent:.0f} ms ({int(sites):,} sites)")
+    return (
+        f"A secure sum of {result['numbers']:,} numbers, with three tenths of the sites leaving, takes the "
+        "coordinator and a site "
+        f"{', '.join(cells)} of one core. {made_by('secure-scale')}"
+    )
+
+
+def _lost(found: dict[str, Any]) -> str:
+    return f"{len(found['wrong'])} times" if found["wrong"] else "nothing"
+
+
+def cluster() -> str:
+    """What a cluster costs and gains."""
+    result = figures("cluster")
+    overhead, speedup = result["overhead"]["ratio"] - 1, 1 / result["speedup"]["ratio"]
+    of_ray, ceiling = 1 / statistics.median(result["speedup_of_ray"]["ratio_of_rounds"]), figures("ceiling")["ratio"]
+    lines = [
+        "| two CPU cores, the quickstart's plan | |",
+        "|---|---|",
+        f"| time of a step through Ray with one worker, against the plain loop | {overhead:+.1%} |",
+        f"| groups per second: two workers over one worker, one thread each | {speedup:.2f} x |",
+        f"| the same through Ray, whose services share the two cores | {of_ray:.2f} x |",
+        f"| the same for two processes that share nothing (the most that is possible) | {ceiling:.2f} x |",
+    ]
+    for batch, figure in result["memory"].items():
+        lines.append(f"| peak memory of each of two workers at B = {int(batch):,} | {max(figure['peak_mb'])} MB |")
+    return "\n".join(lines)

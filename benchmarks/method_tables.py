@@ -1,0 +1,96 @@
+"""Tables of methods, losses, forecasts and the papers' experiments, for docs/results.md."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from benchmarks.record import figures, made_by
+from dpfed.evaluation.intervals import wilson
+from dpfed.report.results import label
+
+
+def logit() -> str:
+    """What clipping similarities costs."""
+    result = figures("logit")
+    fast, price = result["fast_path"], result["price_of_the_bound"]
+    found = [one for one in price.values() if isinstance(one, dict)]
+    lengths, cosines = ([one[key] for one in found] for key in ("length_of_sum", "cosine_of_sums"))
+    steps = {
+        f"{how} path on {net} at B = {one['records']:,}": one["over_group"].get(f"logit, {how}")
+        for how in ("bound", "exact")
+        for net, one in result["beside_groups"].items()
+    }
+    times = ", ".join(f"{value:.0f} ({name})" for name, value in steps.items() if value)
+    return (
+        f"A step of `logit` over one of `group` with S = 16 on the same records: {times}. The exact path takes "
+        f"1/{fast['times_as_fast']:.0f} of the time of a loop over all pairs at B = {fast['records']}. The sum "
+        "clipped by bounds "
+        f"has {min(lengths):.2f} to {max(lengths):.2f} of the exact one's length, at a cosine of at least {min(cosines):.3f}. "
+        f"{made_by('logit')}"
+    )
+
+
+def table1() -> str:
+    """The DP-GCL paper's Table 1 at the small scale, a table for each promise."""
+    names = {epsilon: f"table1-cifar10-cpu-epsilon{epsilon}" for epsilon in (10, 1)}
+    rows = {epsilon: figures(name)["rows"] for epsilon, name in names.items()}
+    columns = [(epsilon, metric) for epsilon in rows for metric in dict.fromkeys(row["metric"] for row in rows[epsilon])]
+    lines = [
+        "| ours, paper's | " + " | ".join(f"{label(metric)}, epsilon {epsilon}" for epsilon, metric in columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    values = {(epsilon, row["name"], row["metric"]): row for epsilon, own in rows.items() for row in own}
+    for method in dict.fromkeys(row["name"] for row in rows[10]):
+        found = (values[epsilon, method, metric] for epsilon, metric in columns)
+        lines.append(
+            f"| {method} | {' | '.join(', '.join(_percent(row[whose]) for whose in ('ours', 'published')) for row in found)} |"
+        )
+    precision = _precision([row for own in rows.values() for row in own], 2000)
+    return "\n".join([*lines, "", f"{figures(names[10])['scale']} {precision}"])
+
+
+def objectives() -> str:
+    """What other losses and BatchNorm with anchors give, before and after."""
+    result = figures("objectives-cifar10-cpu")
+    values = {(row["name"], row["metric"]): row["ours"] for row in result["rows"]}
+    metrics = list(dict.fromkeys(metric for _, metric in values))
+    lines = [
+        "| CIFAR-10, epsilon 10, small scale | " + " | ".join(f"{label(metric)} before | after" for metric in metrics) + " |",
+        "|---" * (2 * len(metrics) + 1) + "|",
+    ]
+    for name in (name for name, metric in values if metric == metrics[0] and not name.endswith(", before")):
+        cells = (f"{values[which, metric]:.1f}" for metric in metrics for which in (f"{name}, before", name))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"{_precision(result['rows'], 5000)}"])
+
+
+def _precision(rows: list[dict[str, Any]], records: int) -> str:
+    """How far the figures of a table may be off, at most: by their own intervals, or those of so many held-out records."""
+    ends = []
+    for ours, found in ((row["ours"], row.get("interval")) for row in rows if row["ours"] is not None):
+        low, high = found or (100 * end for end in wilson(ours / 100, records))
+        ends.append(max(high - ours, ours - low))
+    return f"{records:,} held-out records: 95% intervals reach at most ± {math.ceil(10 * max(ends)) / 10:.1f} points."
+
+
+def _percent(value: Any) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def forecast() -> str:
+    """Whether forecasts order runs as these come out."""
+    result = figures("forecast")
+    lines = ["| plans | rank correlation, procedural images | similar public records |", "|---|---|---|"]
+    agreement = result["agreement"]
+    for kind in dict.fromkeys(name.partition(", on ")[0] for name in agreement):
+        found = [agreement.get(f"{kind}, on {public}") for public in ("procedural", "shapes")]
+        cells = ["" if one is None else f"{one['rank_correlation']:.2f}" for one in found]
+        lines.append(f"| {kind} ({found[0]['plans']}) | {' | '.join(cells)} |")
+    took = [one["took"] for row in result["plans"].values() for one in row["forecast"].values()]
+    lines += [
+        "",
+        "Plans differ in epsilon, batch, group size, steps, records, and LoRA or full training; each was trained once. "
+        f"A forecast took {min(took):.0f} to {max(took):.0f} seconds on one busy core. {made_by('forecast')}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,61 @@
+"""The worst patterns of older prose stay out of README, docs and the help of commands: name the actor, use the field's term."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "cluster" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WORST = {
+    r"com(?:es?|ing) to nothing|came to nothing": "fails, is discarded",
+    r"\b(?:goes|go|went|going) on\b(?! (?:top|a|the))": "resumes, continues",
+    r"nothing that show|brings? nothing": "no measurable gain",
+    r"\bof before\b|as it was before\b": "the previous, earlier",
+    r"\bis paid for\b|\bpaid for\b": "is charged",
+    r"\bwritten down\b": "is logged, recorded",
+    r"\bwhat becomes of\b|\bwhat is left for\b": "name the thing",
+    r"\bis told\b(?! to)|\bis said to\b|\bit is said\b": "fails, is rejected",
+    r"\bthat is nobody's\b|\bare nobody's\b|\bfrom nobody's\b": "non-personal data",
+    r"\bwho(?:ever)? is responsible for\b": "data owner",
+    r"\bfor granted\b": "assumes",
+}
+MOST = 40  # words of a sentence
+
+
+def prose(text):
+    """A page without code, tables, headings, pictures and generated parts, with the texts of links alone."""
+    text = re.sub(r"^(```|~~~).*?^\1|<!-- (\w\S*) -->.*?<!-- /\2 -->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^(?: {4,}|\||#|!\[).*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"\[([^]]*)\]\([^)]*\)|`[^`\n]*`", lambda part: part[1] or "x", text)
+
+
+def sentences(text):
+    for paragraph in re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.) ", prose(text), flags=re.MULTILINE):
+        yield from (part for part in re.split(r"(?<=[.:;?!])\s+", " ".join(paragraph.split())) if part)
+
+
+def helps(command, path="dpfed"):
+    """The help of a command, of its options, and of its subcommands."""
+    texts = [command.help, *(getattr(option, "help", None) for option in command.params)]
+    yield path, "\n".join(text for text in texts if text)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from helps(inner, f"{path} {name}")
+
+
+def wrong(text):
+    return [(found[0], better) for pattern, better in WORST.items() for found in re.finditer(pattern, prose(text))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_none_of_the_worst_patterns_and_no_endless_sentence(page):
+    text = page.read_text(encoding="utf-8")
+    assert not wrong(text)
+    assert not [sentence for sentence in sentences(text) if len(re.findall(r"[^\W\d_]{2,}", sentence)) > MOST]
+
+
+def test_the_help_of_commands_has_none_of_them():
+    from dpfed.cli import app
+
+    assert not {path: found for path, text in helps(typer.main.get_command(app)) if (found := wrong(text))}
