@@ -97,9 +97,16 @@ app.add_typer(hub.app, name="hub")
 app.add_typer(federation.federation, name="federation")
 app.add_typer(site.site, name="site")
 app.add_typer(cluster, name="cluster")
-for _info in (*app.registered_commands, *app.registered_groups):
-    _name = _info.name or getattr(_info.callback, "__name__", "")
-    _info.rich_help_panel = next((panel for panel, names in PANELS.items() if _name in names), "More")
+
+
+def _panel(name: object) -> str:
+    return next((panel for panel, names in PANELS.items() if name in names), "More")
+
+
+for _command in app.registered_commands:
+    _command.rich_help_panel = _panel(_command.name or getattr(_command.callback, "__name__", ""))
+for _group in app.registered_groups:
+    _group.rich_help_panel = _panel(_group.name)
 
 
 def main() -> None:
