@@ -19,7 +19,6 @@ def push(
     folder: Path,
     repo: str,
     license: str | None,
-    transformers: bool,
     public: bool,
     agreed: Callable[[list[Path]], bool],
 ) -> str | None:
@@ -29,7 +28,6 @@ def push(
         folder: a run directory.
         repo: ``OWNER/NAME``; it is made, private or public, unless it is there.
         license: see `export_model`.
-        transformers: see `export_model`.
         public: everybody may see a repository that is made.
         agreed: is shown the files, and says whether they may be uploaded.
 
@@ -45,7 +43,7 @@ def push(
     if run.finished and not (run.card.is_file() and results_in(run.results)["privacy"]["guarantee"]):
         raise UserError(f"{folder} has no privacy card with a guarantee: a model without one is not uploaded.")
     with tempfile.TemporaryDirectory() as place:
-        files = export_model(run.path, Path(place, "model"), hub=True, license=license, transformers=transformers)
+        files = export_model(run.path, Path(place, "model"), hub=True, license=license)
         from huggingface_hub import HfApi  # export_model refuses where it is missing
 
         page = Path(place, "model", "README.md")

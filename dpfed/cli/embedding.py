@@ -52,13 +52,13 @@ def search(
     from dpfed.console.terminal import console, say, watching
 
     say(f"reading {pictures or run}")
-    from dpfed.data.named_pictures import StoredPictures, pictures_at
+    from dpfed.data.named_pictures import NamedPictures, StoredPictures, pictures_at
     from dpfed.data.reasons import visible
     from dpfed.live.retrieval import SearchIndex, own_store, public_store
     from dpfed.places import is_store
 
     if pictures is None or is_store(pictures):
-        among = StoredPictures(own_store(run) if pictures is None else public_store(pictures))
+        among: NamedPictures = StoredPictures(own_store(run) if pictures is None else public_store(pictures))
     else:
         among = pictures_at([pictures])
     with watching() as watcher:

@@ -20,7 +20,6 @@ def push(
     run: Annotated[Path, typer.Argument(help="A run directory.", show_default=False)],
     repo: Annotated[str, typer.Argument(help="OWNER/NAME; it is made if it is not there.", show_default=False)],
     license: Annotated[str | None, typer.Option(help="Of the weights, such as apache-2.0.", show_default=False)] = None,
-    transformers: Annotated[bool, typer.Option("--transformers", help="For transformers' CLIPModel.")] = False,
     public: Annotated[bool, typer.Option("--public", help="A repository that is made is public; default: private.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
@@ -38,5 +37,5 @@ def push(
             raise UserError(f"nobody can be asked whether these files may go to {repo}: add --yes.")
         return yes or typer.confirm(f"Upload these files to {repo} on the Hugging Face hub?")
 
-    address = push(run, repo, license, transformers, public, agreed)
+    address = push(run, repo, license, public, agreed)
     console.print(address or "Nothing was uploaded.", markup=False, highlight=False, soft_wrap=True)

@@ -244,9 +244,6 @@ def export(
     license: Annotated[
         str | None, typer.Option(help="License of the weights for that page, such as apache-2.0.", show_default=False)
     ] = None,
-    transformers: Annotated[
-        bool, typer.Option("--transformers", help="For transformers' CLIPModel, where it has such a model.")
-    ] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="Only the image tower, as one ONNX file.")] = False,
 ) -> None:
     """Copy a run's model to a folder, for example for `open_clip.create_model("local-dir:DEST")`. Nothing is uploaded."""
@@ -256,7 +253,7 @@ def export(
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.artifacts.export import export_model
 
-    for file in export_model(run, dest, adapters, hub, license, transformers, onnx):
+    for file in export_model(run, dest, adapters, hub, license, onnx):
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)
     if hub:
         console.print(f"`hf upload OWNER/NAME {dest}` uploads it.", markup=False, highlight=False, soft_wrap=True)

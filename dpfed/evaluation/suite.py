@@ -140,7 +140,7 @@ def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
     indices = subset(store, indices[labelled], config.evaluation.records)
     image_z = images(indices)
     templates = config.evaluation.templates
-    figures = []
+    figures: list[Figure] = []
     for column in columns:
         data, labels = _with_labels(store.labels[column][indices], image_z)
         clusters = _clusters(store, indices[store.labels[column][indices] >= 0])
@@ -164,7 +164,7 @@ def _classification(store: RecordStore, config: Config, features: EmbedRows, tas
     for split, limit in (("train", config.evaluation.bank), (config.evaluation.split, config.evaluation.records)):
         indices = np.sort(store.smallest(_labelled(store, columns, split), limit or len(store)))
         sides.append((indices, features(indices)))
-    figures = []
+    figures: list[Figure] = []
     for column in columns:
         (bank, known), (held, wanted) = (_with_labels(store.labels[column][indices], x) for indices, x in sides)
         if not len(bank) or not len(held):

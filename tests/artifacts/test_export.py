@@ -19,7 +19,6 @@ from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.pretraining import pretrain
-from tests.models.conftest import SMALL
 
 
 def test_a_copy_has_none_of_the_times_of_the_run(tmp_path):
@@ -118,7 +117,6 @@ class TestHub:
             ({"hub": True, "license": "my own: licence\n"}, "expected a name that the hub knows"),
             ({"hub": True, "adapters": True}, "choose one"),
             ({"onnx": True, "adapters": True}, "choose one"),
-            ({"transformers": True}, "transformers reads CLIP models"),
         ],
     )
     def test_what_does_not_fit_is_refused_and_nothing_is_written(self, finished, tmp_path, options, sentence):
@@ -168,7 +166,7 @@ class TestPush:
         assert code == 2 and sentence in error and not uploaded
 
     def test_no_is_an_answer(self, finished, uploaded):
-        assert push(finished.path, "clinic/model", None, False, False, lambda files: False) is None and not uploaded
+        assert push(finished.path, "clinic/model", None, False, lambda files: False) is None and not uploaded
 
     @pytest.mark.parametrize("lost", ["card", "guarantee"])
     def test_a_run_without_a_privacy_card_is_refused(self, finished, tmp_path, uploaded, dpfed, lost):
@@ -199,24 +197,3 @@ def test_onnx_without_its_package_is_refused(finished, tmp_path, dpfed, monkeypa
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     code, _, error = dpfed("export", finished.path, tmp_path / "tower.onnx", "--onnx")
     assert code == 2 and "pip install 'dpfed[onnx]'" in error and not (tmp_path / "tower.onnx").exists()
-
-
-@pytest.mark.slow
-def test_a_clip_run_leaves_in_transformers_format_with_its_own_page(shapes, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    (tmp_path / "small.json").write_text(json.dumps(SMALL))
-    tree = {
-        **TREE,
-        "model": {"kind": "open_clip", "architecture": str(tmp_path / "small.json")},
-        "data": {"source": "store", "path": str(shapes.path)},
-        "privacy": {"epsilon": 8.0, "batch": 16, "steps": 1},
-    }
-    run = pretrain(parse_config(tree), tmp_path / "run")
-    export_model(run.path, tmp_path / "out", transformers=True, hub=True)
-    assert "library_name: transformers" in (tmp_path / "out" / "README.md").read_text()
-    theirs, ours = transformers.CLIPModel.from_pretrained(tmp_path / "out").eval(), library.load(run.path)
-    tokenizer = transformers.CLIPTokenizer.from_pretrained(tmp_path / "out")
-    tokens = tokenizer(["a large red circle"], return_tensors="pt", padding="max_length")
-    with torch.no_grad():
-        found = theirs(pixel_values=torch.zeros(1, 3, 32, 32), **tokens).text_embeds
-    assert torch.allclose(found, ours.embed_text(["a large red circle"]), atol=1e-5)
