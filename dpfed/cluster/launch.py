@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.cluster.admission import require_admission
+from dpfed.cluster.machines import machines, room_for, watched
+from dpfed.cluster.network import on_the_nodes_network
 from dpfed.cluster.reach import ray_folder, require_cluster
 from dpfed.cluster.relay import Relay, in_a_thread, relayed, telling_of_deaths
 from dpfed.cluster.torchrun import BACKEND_OF, TIMEOUT, process_group
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died or was killed",  # a page of Ray's; `telling_of_deaths` says it in a line
+    # A page of Ray's; `telling_of_deaths` says it in a line.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "^(A worker died or was killed|The node with node id|Raylet is terminated)",
     "RAY_worker_niceness": "0",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # not 60: on a busy machine, loading PyTorch alone takes that long
 }
@@ -61,6 +64,10 @@ class Resources:
     gpus: int | None = None
     cpus: int | None = None
     restarts: int = 3
+
+    def room(self) -> int:
+        """For how many of the workers the cluster has room now; `cpus` and `gpus` are settled."""
+        return room_for(self.cpus or 1, self.gpus or 0, machines())
 
     def __post_init__(self) -> None:
         _check(self.least is None or 1 <= self.least <= self.workers, f"--workers {self.least}-{self.workers} is no range")
@@ -103,12 +110,12 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
         return RunDirectory.open(task.folder)
     watcher.note("connecting to Ray")
     with _connected(watcher) as own, _storage(task) as storage, relayed(watcher) as queue:
-        settled = _settled(resources, _machines(), own, watcher)
+        settled = _settled(resources, machines(), own, watcher)
         task = dataclasses.replace(task, resume=True, beside=storage)  # workers may be started again
         watcher.note(f"starting {settled.workers} worker{'s' if settled.workers > 1 else ''}, each of which loads PyTorch")
         fit = _trainer(task, settled, storage, queue).fit
         try:
-            with goes_on(lambda: _stopped(task)):
+            with goes_on(lambda: _stopped(task)), watched(settled.least or settled.workers, settled.room, watcher):
                 refusal = in_a_thread(fit).return_value  # type: ignore[attr-defined]  # Ray types Train v1
         except WorkerGroupError as error:
             reasons = (
@@ -129,14 +136,14 @@ def launch(task: Task, resources: Resources, watcher: Watcher) -> RunDirectory:
 
 def _trainer(task: Task, resources: Resources, storage: Path, queue: Any) -> TorchTrainer:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
 
     each = {"CPU": resources.cpus} | ({"GPU": 1} if resources.gpus else {})
     workers: Any = (resources.least, resources.workers) if resources.least else resources.workers
     return TorchTrainer(
         _in_worker,  # type: ignore[arg-type]  # Ray types Train v1
         train_loop_config={"task": task, "queue": queue},
-        torch_config=TorchConfig(BACKEND_OF[bool(resources.gpus)], timeout_s=TIMEOUT),
+        torch_config=on_the_nodes_network(BACKEND_OF[bool(resources.gpus)], TIMEOUT),
         scaling_config=ScalingConfig(
             num_workers=workers,
             use_gpu=bool(resources.gpus),
@@ -241,33 +248,24 @@ def _storage(task: Task) -> Iterator[Path]:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _machines() -> list[dict[str, float]]:
-    """What each machine of the cluster has."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _settled(resources: Resources, machines: list[dict[str, float]], own: bool, watcher: Watcher) -> Resources:
+def _settled(resources: Resources, there: list[dict[str, float]], own: bool, watcher: Watcher) -> Resources:
     """The resources with nothing left to choose.
 
     Args:
         resources: what the user asked for.
-        machines: what each machine has, now.
+        there: what each machine has, now.
         own: it is this machine alone, and will not grow.
         watcher: is told that the run waits for machines.
 
     Raises:
         UserError: if there will never be enough.
     """
-    gpus = int(any(machine.get("GPU", 0) for machine in machines)) if resources.gpus is None else resources.gpus
+    gpus = int(any(machine.get("GPU", 0) for machine in there)) if resources.gpus is None else resources.gpus
 
     def places(cpus: int) -> int:
-        """How many workers with so many CPUs, and a GPU each where they want one, there is room for."""
-        room = [(int(machine.get("CPU", 0)) // cpus, int(machine.get("GPU", 0))) for machine in machines]
-        return sum(min(pair) if gpus else pair[0] for pair in room)
+        return room_for(cpus, gpus, there)
 
-    most = max(int(machine.get("CPU", 0)) for machine in machines)
+    most = max(int(machine.get("CPU", 0)) for machine in there)
     cpus = resources.cpus or next((count for count in range(most, 1, -1) if places(count) >= resources.workers), 1)
     if places(cpus) < (resources.least or resources.workers):
         wanted = f"{resources.workers} workers with {cpus} CPU{'s' if cpus > 1 else ''}{' and a GPU' if gpus else ''} each"

@@ -76,7 +76,8 @@ def telling_of_deaths(queue: Queue, restarts: int) -> Any:
             self.count += 1  # the others end as well, for want of a companion
             dead = [rank for rank, error in worker_exceptions.items() if isinstance(error, RayActorError)]
             ranks = sorted(dead or worker_exceptions)
-            who = f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} died"
+            how = "died" if dead else "failed, or was cut off for half a minute"
+            who = f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} {how}"
             follows = f"restart {self.count} of {restarts}; no step is lost" if self.count <= restarts else "no restart is left"
             queue.put(("note", f"{who}: {follows}"))
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _DEFAULT = "http://127.0.0.1:8265"
 _SERVERS = tuple(f"status code {code}" for code in range(500, 600))  # what passes: an agent that is not up yet, a proxy
+_LOOK = 15.0  # seconds
 _THERE = "already exists"  # an attempt that seemed to fail had come through
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -126,19 +128,41 @@ def _is_address(text: str) -> bool:
         return False
 
 
-async def _follow(client: Any, job: str) -> tuple[str, str]:
-    """Prints a job's log to its end; what it ended as, and why."""
-    logged = False
+async def _follow(client: Any, job: str, every: float = _LOOK) -> tuple[str, str]:
+    """Prints a job's log to its end; what it ended as, and why.
+
+    Args:
+        client: connection to the cluster.
+        job: its name.
+        every: seconds between two looks whether the head is there. One that vanished ends no connection: the log would be
+            waited for without an end.
+
+    Raises:
+        UserError: if the head cannot be reached any more.
+    """
+    log = asyncio.create_task(_log(client, job))
     try:
-        async for lines in client.tail_job_logs(job):
-            sys.stdout.write(lines)
-            sys.stdout.flush()
-            logged = logged or bool(lines.strip())
+        while not (await asyncio.wait([log], timeout=every))[0]:
+            with contextlib.suppress(RuntimeError):  # it answers, and is busy
+                await asyncio.to_thread(client.get_job_info, job)
+        logged = log.result()
         info = client.get_job_info(job)
-        why = "its log above says why." if logged else f"{(info.message or 'Ray does not say why').strip()}\n"
-        return str(info.status.value), why
     except (RuntimeError, OSError) as error:
         raise UserError(
             f"the connection to the cluster is lost ({last_line(error)}). The job may still run: `ray job status {job}` tells. "
             "If the head is gone, start it again; if a run had begun, the same command with --resume goes on with it."
         ) from error
+    finally:
+        log.cancel()
+    why = "its log above says why." if logged else f"{(info.message or 'Ray does not say why').strip()}\n"
+    return str(info.status.value), why
+
+
+async def _log(client: Any, job: str) -> bool:
+    """Prints a job's log to its end; whether there was one."""
+    logged = False
+    async for lines in client.tail_job_logs(job):
+        sys.stdout.write(lines)
+        sys.stdout.flush()
+        logged = logged or bool(lines.strip())
+    return logged

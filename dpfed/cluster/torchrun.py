@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.cluster.network import address_towards, take_network_of
 from dpfed.cluster.work import Task, work
 from dpfed.errors import UserError
 from dpfed.progress import Watcher
@@ -48,6 +49,7 @@ def process_group() -> Iterator[None]:
     """The default process group: torchrun's, or one of this process alone."""
     gpus, timeout = torch.cuda.is_available(), datetime.timedelta(seconds=TIMEOUT)
     if "RANK" in os.environ:
+        take_network_of(address_towards(os.environ.get("MASTER_ADDR", "")))
         if gpus:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group(BACKEND_OF[gpus], timeout=timeout)

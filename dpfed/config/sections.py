@@ -6,6 +6,7 @@ What a value has to be by itself stands here; whether a key has an effect beside
 from __future__ import annotations
 
 import copy
+import importlib.util
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, create_model, field_validator, model_validator
@@ -129,6 +130,13 @@ class ModelConfig(Section):
     context: int = Field(24, ge=4, le=4096, description="words of a caption that are read")
     embedding: int = Field(64, ge=2, le=65_536, description="dimensions of the space in which views are contrasted")
     head_hidden: int = Field(128, ge=2, le=65_536, description="hidden width of the projection head (kind = 'image')")
+
+    @field_validator("normalisation")
+    @classmethod
+    def _there(cls, normalisation: str) -> str:
+        if normalisation == "batch" and importlib.util.find_spec("dpfed.baselines") is None:
+            raise ValueError("expected one of group, layer: BatchNorm is in dpfed.baselines, which is not installed")
+        return normalisation
 
     @property
     def reads_text(self) -> bool:

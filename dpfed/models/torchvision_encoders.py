@@ -44,11 +44,10 @@ def described(name: str, tag: str | None) -> tuple[dict[str, Any], Preprocessing
     expected = weights[tag].transforms() if tag else next(iter(weights.values())).transforms()
     size = expected.crop_size[0] if expected.crop_size else _SIZE
     given = expected.interpolation.value
-    interpolation = given if given in ("bicubic", "bilinear") else "bicubic"
-    cfg = {"input_size": (3, size, size), "mean": tuple(expected.mean), "std": tuple(expected.std), "tag": tag}
-    found = Preprocessing(
-        cfg["mean"], cfg["std"], "crop", interpolation if interpolation in ("bicubic", "bilinear") else "bicubic"
-    )
+    mean: tuple[float, float, float] = tuple(expected.mean)
+    std: tuple[float, float, float] = tuple(expected.std)
+    found = Preprocessing(mean, std, "crop", given if given in ("bicubic", "bilinear") else "bicubic")
+    cfg = {"input_size": (3, size, size), "mean": found.mean, "std": found.std, "tag": tag}
     return cfg | {"interpolation": found.interpolation}, found
 
 

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from dpfed.cluster.machines import watched
 from dpfed.cluster.waiting import patiently
 from dpfed.errors import UserError
 from dpfed.progress import Silent, signs_of_life
@@ -242,6 +243,26 @@ def test_a_head_that_dies_while_a_job_is_followed_is_a_sentence_that_says_how_to
         asyncio.run(_follow(Client(), "dpfed-1"))
 
 
+def test_a_head_that_vanishes_without_a_word_is_noticed_and_a_busy_one_is_not_given_up():
+    from dpfed.cluster.submit import _follow
+
+    answers = iter([RuntimeError("status code 500"), SimpleNamespace(), ConnectionError("no route to host")])
+
+    class Client:
+        async def tail_job_logs(self, job):
+            yield "step 1\n"
+            await asyncio.Event().wait()
+
+        def get_job_info(self, job):
+            if isinstance(answer := next(answers), Exception):
+                raise answer
+            return answer
+
+    with pytest.raises(UserError, match=r"connection to the cluster is lost \(no route to host\).*--resume"):
+        asyncio.run(_follow(Client(), "dpfed-1", every=0.01))
+    assert next(answers, None) is None
+
+
 @pytest.mark.parametrize(
     "address", ["head:8265", "http://", "http://:8265", "http://head:99999", "http://head:0", "http://head:x"]
 )
@@ -257,3 +278,22 @@ def test_an_agent_that_never_comes_ends_in_a_sentence(jobs):
     jobs(*[status(500, "No available agent")] * 10_000)
     with pytest.raises(UserError, match=r"submitting to http://head:8265 failed for .* No available agent\. Look at"):
         submit(Silent(), wait=0.05)
+
+
+def test_the_operator_is_told_once_of_machines_that_go_and_once_when_they_are_back():
+    rooms, looked, watcher = iter([2, 1, None, 0, 2, 2]), threading.Event(), Notes()
+
+    def room():
+        if (now := next(rooms, "over")) == "over":
+            looked.set()
+            return 2
+        if now is None:
+            raise ConnectionError
+        return now
+
+    with watched(2, room, watcher, every=0.01):
+        assert looked.wait(10)
+    assert watcher.notes == [
+        "machines are missing: the cluster has room for 1 of 2 workers, and the run waits for the others",
+        "the machines that were missing are back",
+    ]

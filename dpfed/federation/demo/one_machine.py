@@ -102,7 +102,7 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
     say(f"every institution has joined the terms {parties / 'coordinator' / 'terms.json'}")
 
 
-def _copies(config: Config) -> dict[str, str]:
+def _copies(config: Config) -> dict[str, Any]:
     """What does not travel: on one machine, the sites read the coordinator's files."""
     model = with_absolute_paths(config).model
     given = {name: getattr(model, name) for name in ("weights", "architecture", "text", "anchors", "start")}

@@ -8,13 +8,18 @@ as well, and is slower; see that it is started again.
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
+from pathlib import Path
 
 from dpfed.federation.flower.internals import outlast_cut_handshakes, run_supernode, shorten_fetching, shorten_idling
+from dpfed.federation.provisioning.findings import State
+from dpfed.federation.provisioning.network import of_connection
 
-_NOT_LET_IN = (
-    "error: the SuperNode was not let in. If `dpfed site doctor` reaches the coordinator, the coordinator has not registered "
-    "this SuperNode's key yet: send it reply.json, and start the SuperNode again. A service manager does that by itself."
+_UNKNOWN = (
+    "the coordinator has not registered this SuperNode's key yet, or not again since its SuperLink was restarted: send it "
+    "reply.json, and start the SuperNode again. A service manager does that by itself"
 )
 
 
@@ -27,5 +32,18 @@ def main() -> None:
         run_supernode()
     except SystemExit as end:
         if end.code == 1:
-            print(_NOT_LET_IN, file=sys.stderr)
+            print(f"error: the SuperNode was not let in: {_reason(sys.argv[1:])}.", file=sys.stderr)
         raise
+
+
+def _reason(words: list[str]) -> str:
+    """Why the SuperLink refuses this SuperNode: what is wrong on the way to it, the clock included, or an unknown key."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--superlink", "--root-certificates"):
+        parser.add_argument(option)
+    given, _ = parser.parse_known_args(words)
+    if given.superlink and given.root_certificates:
+        for found in of_connection(given.superlink, Path(given.root_certificates), os.environ):
+            if found.state is State.BAD:
+                return f"{found.about}: {found.said}; {found.advice}"
+    return _UNKNOWN

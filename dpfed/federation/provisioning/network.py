@@ -16,7 +16,8 @@ from dpfed.federation.provisioning.findings import Finding, State
 from dpfed.files.reading import read_text
 
 _SOON = datetime.timedelta(days=60)
-_SKEW = 60.0  # seconds by which clocks may differ
+# Flower refuses a SuperNode whose clock is 5 s ahead of the SuperLink's, or 305 s behind it. HTTP tells whole seconds.
+_AHEAD, _BEHIND = 4.0, 60.0  # seconds by which a clock may differ
 _WAIT = 10.0  # seconds for the coordinator's answer
 _STRANGE = "the certificate is of another authority than ca.crt", "unpack the newest kit; if it stays, somebody stands between"
 _WRONG = {  # what OpenSSL says of a certificate: what that means, and what to do
@@ -121,9 +122,9 @@ def of_clock(date: str | None) -> Iterator[Finding]:
         return
     away = (datetime.datetime.now(datetime.UTC) - theirs).total_seconds()
     said = f"{abs(away):,.0f} s {'ahead of' if away > 0 else 'behind'} the coordinator's"
-    if abs(away) > _SKEW:
+    if not -_BEHIND <= away <= _AHEAD:
         yield Finding(
-            "clock", State.BAD, said, "set it by NTP (timedatectl set-ntp true): Flower refuses messages of another time"
+            "clock", State.BAD, said, "set it by NTP (timedatectl set-ntp true): Flower refuses a site of another time"
         )
     else:
         yield Finding("clock", State.GOOD, said)
