@@ -41,15 +41,14 @@ def described(name: str, tag: str | None) -> tuple[dict[str, Any], Preprocessing
         tag: of published weights; default: those that the architecture is known by, whatever their values are.
     """
     weights = weights_of(name)
-    expected: Any = weights[tag].transforms() if tag else next(iter(weights.values())).transforms()
+    expected = weights[tag].transforms() if tag else next(iter(weights.values())).transforms()
     size = expected.crop_size[0] if expected.crop_size else _SIZE
     given = expected.interpolation.value
     mean: tuple[float, float, float] = tuple(expected.mean)
     std: tuple[float, float, float] = tuple(expected.std)
     found = Preprocessing(mean, std, "crop", given if given in ("bicubic", "bilinear") else "bicubic")
-    mean, std = tuple(expected.mean), tuple(expected.std)
-    cfg = {"input_size": (3, size, size), "mean": mean, "std": std, "tag": tag, "interpolation": interpolation}
-    return cfg, Preprocessing(mean, std, "crop", interpolation)
+    cfg = {"input_size": (3, size, size), "mean": found.mean, "std": found.std, "tag": tag}
+    return cfg | {"interpolation": found.interpolation}, found
 
 
 def create(name: str, tag: str | None, state: dict[str, Tensor] | None = None) -> nn.Module:
