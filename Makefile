@@ -6,7 +6,7 @@ RUN := runs/quickstart
 AT_ONCE := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
-.PHONY: install quickstart adapt federation test test-ray test-slow bench lint docs tutorials lock clean
+.PHONY: install quickstart adapt federation federation-moments test test-ray test-slow bench lint docs tutorials release lock clean
 
 # Everything: clusters, institutions, open_clip, tests. The quickstart needs less, and takes the shorter lock file.
 install: $(VENV)/.installed
@@ -42,6 +42,11 @@ adapt: install
 federation: install
 	@$(VENV)/bin/dpfed federation demo federation --run runs/federation
 
+# The same in two rounds: public towers are trained in seconds, and private moments adapt them.
+federation-moments: install
+	@test -e runs/federation-public/results.json || $(VENV)/bin/dpfed pretrain adapt/federation-public --run runs/federation-public
+	@$(VENV)/bin/dpfed federation demo federation-moments --run runs/federation-moments --trust secure --drops 1 --colluders 0
+
 # A file's tests stay in one process; real clusters and federations want memory, so there are four processes at most.
 test: install
 	$(PYTEST)
@@ -59,6 +64,10 @@ bench: install
 # The documentation as a site, in build/site; the tutorials' output is kept with them, and made anew by `make tutorials`.
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+
+# All that a release consists of, up to the upload; `make release OPTIONS=--rehearsal` before the changelog has a day.
+release: install
+	$(VENV)/bin/python scripts/release.py $(OPTIONS)
 
 tutorials: install
 	$(VENV)/bin/python docs/tutorials/run.py

@@ -14,9 +14,11 @@ def faults() -> str:
     steps = figures("federation-faults")["steps"]
     lines = ["| what happened | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
     names = [step["fault"] for step in steps["central"] if step["fault"]]
+    alike: dict[str, list[str]] = {}  # faults by what they did
     for fault in names:
         cells = (_fate(next(step for step in mode if step["fault"] == fault)) for mode in steps.values())
-        lines.append(f"| {fault} | {' | '.join(cells)} |")
+        alike.setdefault(" | ".join(cells), []).append(fault)
+    lines += [f"| {'; '.join(faults)} | {cells} |" for cells, faults in alike.items()]
     every = [step for mode in steps.values() for step in mode]
     if not all(step["charged"][0] for step in every):
         raise SystemExit("a step was not charged: benchmarks/results/federation-faults.json")
@@ -112,21 +114,19 @@ def torture() -> str:
 def stores() -> str:
     """What large stores cost to open and to import."""
     result = figures("stores")
-    lines = ["| records | on disk | opening, first and again | memory of the process |", "|---" * 4 + "|"]
-    for size, found in result["opening"].items():
-        opened = found["opened"]
-        times = f"{opened['seconds']:.2f} s, {1000 * opened['seconds_again']:.0f} ms"
-        lines.append(f"| {int(size):,} | {found['disk_bytes'] / 1e9:.2g} GB | {times} | {opened['peak']:.0f} MB |")
+    size, largest = list(result["opening"].items())[-1]
+    opened = largest["opened"]
     rates = []
     for kind, found in result["importing"].items():
         decoded, raw = (found["records"] / found["imports"][f"{how}, 2"]["seconds"] for how in ("decoded", "not decoded"))
         rates.append(f"{kind} {decoded:,.0f} ({raw:,.0f} without decoding)")
-    lines += [
-        "",
-        "Images of one pixel. Import with two workers, of JPEG files of 224 pixels, on two busy cores, in records a second: "
-        f"{', '.join(rates)}. {made_by('stores')}",
-    ]
-    return "\n".join(lines)
+    return (
+        f"A store of {int(size):,} records of one pixel ({largest['disk_bytes'] / 1e9:.2g} GB) opens in "
+        f"{opened['seconds']:.2f} s, and "
+        f"again in {1000 * opened['seconds_again']:.0f} ms; the process takes {opened['peak']:.0f} MB. Two workers "
+        "on two busy cores "
+        f"import JPEG files of 224 pixels, in records a second: {', '.join(rates)}. {made_by('stores')}"
+    )
 
 
 def secure_sums() -> str:

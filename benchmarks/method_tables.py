@@ -56,11 +56,13 @@ def objectives() -> str:
     values = {(row["name"], row["metric"]): row["ours"] for row in result["rows"]}
     metrics = list(dict.fromkeys(metric for _, metric in values))
     lines = [
-        "| CIFAR-10, epsilon 10, small scale | " + " | ".join(f"{label(metric)} before | after" for metric in metrics) + " |",
-        "|---" * (2 * len(metrics) + 1) + "|",
+        "| CIFAR-10, epsilon 10, small scale | "
+        + " | ".join(f"{label(metric)}, before and after" for metric in metrics)
+        + " |",
+        "|---" * (len(metrics) + 1) + "|",
     ]
     for name in (name for name, metric in values if metric == metrics[0] and not name.endswith(", before")):
-        cells = (f"{values[which, metric]:.1f}" for metric in metrics for which in (f"{name}, before", name))
+        cells = (", ".join(f"{values[which, metric]:.1f}" for which in (f"{name}, before", name)) for metric in metrics)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", f"{_precision(result['rows'], 5000)}"])
 

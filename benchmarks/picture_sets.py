@@ -1,6 +1,7 @@
-"""Real pictures with names, as record stores: tiles and icons of public libraries, CIFAR-10 with classes as captions.
+"""Real pictures with names, as record stores: three public libraries, and CIFAR-10 with classes as captions.
 
-The libraries are checkouts on this machine, and nothing of them is kept here: tiles of Dungeon Crawl Stone Soup
+The libraries are checkouts on this machine, and nothing of them is kept here: Mulberry's symbols of words
+(github.com/mulberrysymbols/mulberry-symbols, CC BY-SA; `resvg_py` draws them), tiles of Dungeon Crawl Stone Soup
 (github.com/crawl/tiles, releases/Nov-2015, CC0) and KDE's Oxygen icons (github.com/KDE/oxygen-icons, LGPL; faces are left out).
 """
 
@@ -22,6 +23,12 @@ from dpfed.data.store.writing import StoreWriter
 _HELD_OUT = 7  # one of so many names, by the name's hash
 _CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 _CIFAR_TRAIN, _CIFAR_TEST = 30_000, 2_000
+
+
+def symbols(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Names (``christmas tree``) and files of symbols."""
+    for path in sorted((folder / "EN").glob("*.svg")):
+        yield _name(path.stem), path
 
 
 def tiles(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -46,7 +53,7 @@ def named_store(found: Iterator[tuple[str, Path]], place: Path) -> RecordStore:
         pictures: set[str] = set()
         with StoreWriter(target, name=place.name, kind="image-text", public=True) as writer:
             for name, path in found:
-                with Image.open(path) as image:
+                with Image.open(_readable(path)) as image:
                     shown = Image.new("RGB", image.size, "white")
                     shown.paste(image.convert("RGBA"), mask=image.convert("RGBA").getchannel("A"))
                 digest = hashlib.sha256(shown.tobytes()).hexdigest()
@@ -81,6 +88,15 @@ def cifar_store(folder: Path, place: Path) -> RecordStore:
 def _name(stem: str) -> str:
     words = [word for word in re.split(r"[\W_\d]+", stem.lower()) if word not in ("", "unused")]
     return " ".join(dict.fromkeys(words))
+
+
+def _readable(path: Path) -> Path | io.BytesIO:
+    """A file that PIL reads; drawings at 128 pixels."""
+    if path.suffix != ".svg":
+        return path
+    from resvg_py import svg_to_bytes  # a package for this benchmark only
+
+    return io.BytesIO(svg_to_bytes(svg_path=str(path), width=128, height=128))
 
 
 def _png(image: Image.Image) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import statistics
 import textwrap
@@ -11,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from benchmarks import peer_tables as page
 from benchmarks.deployment_tables import budget, cluster, faults, membership, rounds, secure_sums, stores, torture
 from benchmarks.method_tables import forecast, logit, objectives, table1
-from benchmarks.peers import page
 from benchmarks.recipe_tables import rehearsed, rungs
 from benchmarks.recipes import LADDERS
 from benchmarks.record import RESULTS, figures
@@ -144,16 +145,19 @@ def moments() -> str:
     """Private moments beside DP-GCL heads and the public towers, for few and many records."""
     head = "| records | public model alone | DP-GCL, epsilon 1, 8 | moments, epsilon 1, 8 | moments, hardly any noise |"
     lines, sets = [head, "|---" * 5 + "|"], figures("moments")["sets"]
-    for count in (600, 3000, 30_000):
+    for about in (600, 3000, 30_000):
+        measured = False
         for name, found in sets.items():
-            rows = {(row["method"], row["epsilon"]): row["figures"] for row in found["rows"] if row["records"] == count}
-            if rows:
+            counts = {row["records"] for row in found["rows"] if math.isclose(row["records"], about, rel_tol=0.15)}
+            for count in sorted(counts, key=lambda count: abs(count - about))[:1]:
+                rows = {(row["method"], row["epsilon"]): row["figures"] for row in found["rows"] if row["records"] == count}
                 private = [", ".join(_mean_figure(rows.get((way, epsilon))) for epsilon in (1.0, 8.0)) for way in _WAYS]
                 cells = [f"{100 * found['public']:.1f}", *private, _mean_figure(rows.get(("no privacy", None)))]
                 lines.append(f"| {count:,} {name}, {found['measure']} | {' | '.join(cells)} |")
-        if not any(row["records"] == count for found in sets.values() for row in found["rows"]):
-            lines.append(f"| {count:,} | not measured | | | |")
-    return "\n".join([*lines, "", "Percent; means over five draws of the noise."])
+            measured = measured or bool(counts)
+        if not measured:
+            lines.append(f"| {about:,} | not measured | | | |")
+    return "\n".join([*lines, "", "Percent; means over draws of the noise."])
 
 
 _WAYS = ("DP-GCL heads", "moments")

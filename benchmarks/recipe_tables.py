@@ -17,7 +17,7 @@ def rungs(situation: str) -> str:
     runs = [run for run in figures("recipes")["runs"] if run["situation"] == situation]
     metrics = SHORT if situation == "small-images" else RETRIEVED
     names = "200-NN / linear probe" if situation == "small-images" else "R@10, image to text / text to image"
-    lines = [f"| {names} | before training | after | learning rate |", "|---|---|---|---|"]
+    lines = [f"| {names} | before training | after |", "|---|---|---|"]
     for rung in ladder.rungs:
         own = [run for run in runs if run["rung"] == rung.words]
         if not own:
@@ -27,7 +27,7 @@ def rungs(situation: str) -> str:
         starts = [run["before"] for run in chosen]
         before = _figures(starts[:1] if starts[0] == starts[-1] else starts, metrics)  # a start that is made once is the same
         after = _figures([run["after"] for run in chosen], metrics)
-        lines.append(f"| {rung.words} | {before} | {after} | {best:g} |")
+        lines.append(f"| {rung.words} | {before} | {after} |")
     tried = ", ".join(f"{rate:g}" for rate in ladder.rates)
     note = f"Percent, epsilon 1, the best of the rates {tried}; two runs each, ± their standard deviation."
     return "\n".join([*lines, "", note])

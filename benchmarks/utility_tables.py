@@ -20,8 +20,8 @@ def public_contrast() -> str:
     runs = found["runs"]
     rates = {method: _best_rate(runs, method) for method in ("group", "public")}
     lines = [
-        "| epsilon | DP-GCL, groups of 4 | public contrast, M = 3 | runs of each |",
-        "|---|---|---|---|",
+        "| epsilon | DP-GCL, groups of 4 | public contrast, M = 3 |",
+        "|---|---|---|",
     ]
     for epsilon in sorted({run["epsilon"] for run in runs}):
         sides = {method: runs_at_best_rate(method, epsilon) for method in rates}
@@ -29,8 +29,7 @@ def public_contrast() -> str:
             cells = (
                 " / ".join(spread(run["after"][metric] for run in side) for metric in RETRIEVED) for side in sides.values()
             )
-            counts = " and ".join(dict.fromkeys(str(len(side)) for side in sides.values()))
-            lines.append(f"| {round_up(epsilon)} | {' | '.join(cells)} | {counts} |")
+            lines.append(f"| {round_up(epsilon)} | {' | '.join(cells)} |")
     before = {run["run"]: run["before"] for run in runs}
     starts = " / ".join(spread(one[metric] for one in before.values()) for metric in RETRIEVED)
     tried = {run["rate"] for run in runs}
@@ -41,7 +40,8 @@ def public_contrast() -> str:
         f"The public model alone reaches {starts}. All weights are trained, for {found['steps']} steps of "
         f"{found['passes']:,} passes, "
         f"at the best of {len(tried)} learning rates. The noise on each coordinate of the sum of 256 clipped gradients is "
-        f"{' C and '.join(noises)} C at epsilon 1. ±: standard deviation over runs, each from a public model of its own.",
+        f"{' C and '.join(noises)} C at epsilon 1. ±: standard deviation over two or three runs, "
+        "each from a public model of its own.",
     ]
     return "\n".join(lines)
 

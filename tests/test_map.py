@@ -12,9 +12,9 @@ MAPS = ["docs/architecture.md", "CONTRIBUTING.md"]
 UPWARD = {("dpfed.runs", "dpfed.federation")}  # docs/architecture.md says why
 ROOMS = (
     "dpfed.errors dpfed.places dpfed.files dpfed.progress dpfed.schema dpfed.objectives dpfed.privacy dpfed.config "
-    "dpfed.data dpfed.budgets dpfed.models dpfed.features dpfed.bounding dpfed.evaluation dpfed.report dpfed.training "
-    "dpfed.artifacts dpfed.runs dpfed.planning dpfed.encoder dpfed.console dpfed.federation dpfed.reproduce dpfed.audit "
-    "dpfed.live dpfed.cluster dpfed.cli"
+    "dpfed.data dpfed.budgets dpfed.models dpfed.features dpfed.bounding dpfed.baselines dpfed.evaluation "
+    "dpfed.report dpfed.training dpfed.artifacts dpfed.runs dpfed.planning dpfed.encoder dpfed.console "
+    "dpfed.federation dpfed.reproduce dpfed.audit dpfed.live dpfed.cluster dpfed.cli"
 ).split()
 
 

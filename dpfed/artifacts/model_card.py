@@ -21,10 +21,6 @@ _LOADING = {
         'import timm\n\nmodel = timm.create_model("hf-hub:OWNER/NAME", pretrained=True).eval()\n'
         "transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))"
     ),
-    "transformers": (
-        "from transformers import CLIPModel, CLIPProcessor\n\n"
-        'model, processor = CLIPModel.from_pretrained("OWNER/NAME"), CLIPProcessor.from_pretrained("OWNER/NAME")'
-    ),
     "dpfed": (
         "import dpfed\nfrom huggingface_hub import snapshot_download\n\n"
         'encoder = dpfed.load(snapshot_download("OWNER/NAME"))\nfeatures = encoder.features(images)'
@@ -32,7 +28,7 @@ _LOADING = {
 }
 
 
-def model_card(run: RunDirectory, license: str | None, transformers: bool) -> str:
+def model_card(run: RunDirectory, license: str | None) -> str:
     """The text of ``README.md``.
 
     Figures of evaluation are exact functions of held-out records, and no epsilon covers them. So they are on the page only
@@ -41,7 +37,6 @@ def model_card(run: RunDirectory, license: str | None, transformers: bool) -> st
     Args:
         run: finished.
         license: of the weights, as the hub calls it; ``None``: the page names none.
-        transformers: the folder is for the library of that name.
 
     Raises:
         UserError: for a license that is none, or without huggingface_hub.
@@ -60,7 +55,7 @@ def model_card(run: RunDirectory, license: str | None, transformers: bool) -> st
     public = facts["data"]["keyed"] is False  # a keyed fingerprint is that of private records
     reads_text = description["model"]["kind"] != "image"
     task = "zero-shot-image-classification" if reads_text else "image-feature-extraction"
-    library = "transformers" if transformers else _library(description["model"])
+    library = _library(description["model"])
     evaluated = (
         []
         if not public

@@ -122,6 +122,14 @@ class RunView:
         return privacy["clip_norm"] if privacy["clipping"] == "fixed" else None
 
     @property
+    def noise_norm(self) -> float | None:
+        """The norm of a step's noise, very nearly: std sqrt(P) / divisor; ``None`` where it changes from step to step."""
+        privacy = self.results["privacy"]
+        steady = privacy.get("clipping") == "fixed" and privacy.get("noise_std") and not privacy.get("progress")
+        trained = privacy.get("trained_parameters")
+        return privacy["noise_std"] * math.sqrt(trained) / privacy["divisor"] if steady and trained else None
+
+    @property
     def table(self) -> list[Result]:
         """The last trained beside the untrained figures."""
         return results_of(self.evaluations)

@@ -19,13 +19,11 @@ class Effort:
         canaries: of the one run, m.
         steps: of the one run, at most.
         experiments: repeated ones, about.
-        black_box: also trains the run's own model, with canaries among generated records.
     """
 
     canaries: int = 400
     steps: int = 400
     experiments: int = 6000
-    black_box: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Finding:
     """What one attack shows.
 
     Attributes:
-        attack: ``one run``, ``repeated`` or ``black box``.
+        attack: ``one run`` or ``repeated``.
         steps: of the mechanism that it saw.
         rate: at which its canaries were drawn.
         tries: canaries, or experiments.

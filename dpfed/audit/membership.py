@@ -3,28 +3,32 @@
 Members are training records, non-members held-out ones. Half of either is known to the adversary, which fits its attacks to
 them; what is reported comes from the other half. The same attacks are made on the weights before training, from which nothing
 can be learnt about anybody: where they succeed, the two sides differ of themselves, and the figures speak of that.
+
+Where the results of an audit lie: in the run's directory, for the eyes of its owner only.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from dpfed.artifacts.directory import RunDirectory
+from dpfed.artifacts.disclosures import AUDITED
 from dpfed.artifacts.view import results_in
 from dpfed.audit import RECORDS
 from dpfed.audit.attacks import ATTACKS, Attack
-from dpfed.audit.keeping import keep
 from dpfed.audit.rates import CONFIDENCE, Rate, auc, best_threshold, least_epsilon, most_tpr, tpr_at_fpr
 from dpfed.audit.sides import Sides
 from dpfed.audit.signals import Signals, signals_of
 from dpfed.errors import UserError
 from dpfed.federation.papers import terms_of
+from dpfed.files.atomic import make_folder, write_atomically
 from dpfed.objectives import loss_of
 from dpfed.privacy.randomness import Randomness
 from dpfed.progress import Silent, Watcher
@@ -210,3 +214,12 @@ def attack_all(
         shown = float(least_epsilon(*counts, promise.delta, error))
         outcomes.append(Outcome(attack.name, attack.title, weights, auc(yes, no), points, shown))
     return outcomes
+
+
+def keep(run: RunDirectory, name: str, result: dict[str, Any]) -> Path:
+    """Writes ``RUN/audit/NAME.json``, readable by its owner only, in place of an older one; the card will say so."""
+    run.disclose(AUDITED)
+    make_folder(run.audits, mode=0o700)
+    path = run.audits / f"{name}.json"
+    write_atomically(path, json.dumps(result, indent=2, allow_nan=False) + "\n", mode=0o600)
+    return path

@@ -5,8 +5,6 @@ Three looks at the same code, which runs on generated records around a model of 
 * neighbours: how far a record moves the sum, beside the sensitivity;
 * one run, with the plan's rate, noise and steps: Steinke et al. 2023, and its f-DP form;
 * repeated experiments, one step each: Clopper-Pearson, and the f-DP form. They give the tight figure.
-
-On request a fourth, in the black box (`dpfed.audit.black_box`), which trains the run's own model.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfed.audit.black_box import black_box
 from dpfed.audit.boards import Board, arrangement_of
 from dpfed.audit.findings import CERTAINTY, CONFIDENCE, ROOM, Effort, Finding, PrivacyAudit
 from dpfed.audit.leaving import SUMS
@@ -44,7 +41,6 @@ _STEPS = 40  # at least, of the repeated experiments: what repeats itself is the
 _FORMS = 2  # of a lower bound
 _RUNS = 1000  # in closed form, at most: each waits for the disk six times
 _RECORDS = 20_000  # at most, in one run
-_PAIRS = 2000  # records in the black box, about
 
 
 def audit_claim(
@@ -114,7 +110,7 @@ class _Trial:
         attacks: list[Callable[[], Finding]] = [functools.partial(self.repeated, rate) for rate in rates]
         if arrangement_of(self.plan.method) != "one":
             attacks.append(self.one_run)
-        return [*attacks, self.black_box] if self.effort.black_box else attacks
+        return attacks
 
     @property
     def least_batch(self) -> int:
@@ -197,23 +193,6 @@ class _Trial:
             return of_one_run(scores.of_runs(), coins, family, self.plan.delta, error)
 
         return self._finding("one run", under.parts.plan, steps, len(coins), shown)
-
-    def black_box(self) -> Finding:
-        """One run of the configuration's own model."""
-        steps = min(self.plan.steps, self.effort.steps)
-        self.watcher.note(f"the configuration's own model, {steps} steps")
-        folder = self.place / "black-box"
-        folder.mkdir()
-        batch = min(self.plan.batch, max(2 * self.plan.group_size, int(_PAIRS * self.plan.sampling_rate)))
-        rate = max(self.plan.sampling_rate, min(1.0, batch / _RECORDS))
-        scale = Scale.of(rate, batch, self.plan.group_size, steps)
-        canaries = min(self.effort.canaries, scale.records // 2)
-        small, coins, closer = black_box(self.config, self.plan, scale, canaries, folder, self.watcher)
-
-        def shown(family: Family, error: float) -> list[Shown]:
-            return of_one_run({"embeddings": closer}, coins, family, self.plan.delta, error)
-
-        return self._finding("black box", small, steps, len(coins), shown)
 
     def _finding(
         self, attack: str, small: PrivacyPlan, steps: int, tries: int, shown: Callable[[Family, float], list[Shown]]

@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
+from typer.core import TyperGroup
 
 import dpfed
-from dpfed.cli import audit, budget, config, data, federation, forecast, live, privacy, reproduce, runs, site, starts, sweep
+from dpfed.cli import (
+    audit,
+    budget,
+    config,
+    data,
+    embedding,
+    federation,
+    forecast,
+    hub,
+    live,
+    privacy,
+    runs,
+    site,
+    starts,
+    sweep,
+)
 from dpfed.cli.cluster import cluster
 from dpfed.console import logs
 from dpfed.console.entry import run
 
+PANELS = {
+    "From records to a model": ("data", "pretrain", "resume", "evaluate", "report", "export"),
+    "Before a run": ("config", "forecast", "rehearse", "start", "sweep"),
+    "Watch a run, use its model": ("watch", "serve", "embed", "search", "hub"),
+    "Privacy": ("privacy", "budget", "audit"),
+    "Many machines, several institutions": ("cluster", "federation", "site"),
+}
+_ORDER = [name for names in PANELS.values() for name in names]
+
+
+class _Ordered(TyperGroup):
+    """Lists what a newcomer needs first."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+
+
 app = typer.Typer(
     name="dpfed",
+    cls=_Ordered,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -36,26 +74,39 @@ def _options(
     log_format: Annotated[
         str | None, typer.Option(help="text, or json: a JSON object a line, on stderr.", envvar=logs.FORMAT, show_default=False)
     ] = None,
-    log_file: Annotated[Path | None, typer.Option(help="Log file; it rotates.", envvar=logs.FILE, show_default=False)] = None,
+    log_file: Annotated[Path | None, typer.Option(help="Log file.", envvar=logs.FILE, show_default=False)] = None,
 ) -> None:
     """Contrastive pretraining on private records, under differential privacy."""
     logs.set_up(log_format, log_file)
 
 
 runs.register(app)
+embedding.register(app)
 live.register(app)
 starts.register(app)
 forecast.register(app)
 sweep.register(app)
-reproduce.register(app)
+if importlib.util.find_spec("dpfed.reproduce"):  # by name: the room may be absent
+    importlib.import_module("dpfed.reproduce.command").register(app)
 app.add_typer(config.app, name="config")
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(data.app, name="data")
 app.add_typer(budget.app, name="budget")
 app.add_typer(audit.app, name="audit")
+app.add_typer(hub.app, name="hub")
 app.add_typer(federation.federation, name="federation")
 app.add_typer(site.site, name="site")
 app.add_typer(cluster, name="cluster")
+
+
+def _panel(name: object) -> str:
+    return next((panel for panel, names in PANELS.items() if name in names), "More")
+
+
+for _command in app.registered_commands:
+    _command.rich_help_panel = _panel(_command.name or getattr(_command.callback, "__name__", ""))
+for _group in app.registered_groups:
+    _group.rich_help_panel = _panel(_group.name)
 
 
 def main() -> None:

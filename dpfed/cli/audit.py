@@ -82,7 +82,6 @@ def privacy(
     ] = 6000,
     canaries: Annotated[int, typer.Option(min=16, max=5000, help="Canaries of the audit in one run.")] = 400,
     steps: Annotated[int, typer.Option(min=1, max=5000, help="Most steps of the audit in one run.")] = 400,
-    black_box: Annotated[bool, typer.Option("--black-box", help="Also train the model itself, with canaries in it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")] = False,
 ) -> None:
     """Attack a plan's mechanism with canaries, and compare the lower bounds with the claimed epsilon.
@@ -105,7 +104,7 @@ def privacy(
         from dpfed.audit.publishing import Trial, audit_config, audit_run
 
         trial = Trial(federated or workers, trust if federated else None)
-        effort = Effort(canaries, steps, experiments, black_box)
+        effort = Effort(canaries, steps, experiments)
         if given is None:
             path, audit = audit_run(config, trial, effort, watcher)
         else:

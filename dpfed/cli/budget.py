@@ -141,16 +141,11 @@ def _print(store: RecordStore, book: Book) -> None:
         steps = sum(account.steps for account in own)
         if own:
             _line(name, f"{percent(facts[name])}, {len(own)} {'runs' if len(own) > 1 else 'run'}, {steps:,} steps")
-    if facts["fixed"]:
-        said = ", ".join(f"epsilon {value} by {name.upper()}" for name, value in facts["fixed"].items())
-        _line("if fixed", f"{said}, at the same delta: what would hold if all plans had been fixed before the first result")
-        _line("summed", f"epsilon {facts['summed'][0]}, delta {facts['summed'][1]}: the sums of the runs' own promises")
     if book.uncovered:
         _line("not covered", f"{len(book.uncovered)}: released beside the budget, see `dpfed budget history`")
 
 
 def _facts(book: Book) -> dict[str, Any]:
-    from dpfed.budgets.comparison import if_fixed, summed
     from dpfed.privacy.renyi_filter import added
 
     def part(settled: bool) -> float:
@@ -165,8 +160,6 @@ def _facts(book: Book) -> dict[str, Any]:
         "taken": book.filter.part(book.spent),
         "spent": part(True),
         "reserved": part(False),
-        "fixed": if_fixed(book),
-        "summed": summed(book),
         "not_covered": len(book.uncovered),
         "orders": book.head.orders,
         "limits": list(book.filter.limits),

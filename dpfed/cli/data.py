@@ -21,61 +21,58 @@ app = typer.Typer(
 )
 
 
+Size = Annotated[int | None, typer.Option(help="Store square images of this side, pixels; default: files as they are.")]
+SkipBroken = Annotated[
+    bool, typer.Option("--skip-broken", help="Leave unreadable records and unknown files out instead of refusing.")
+]
+Id = Annotated[
+    str | None,
+    typer.Option(
+        help='What names a record: a column of Parquet, or "content", a hash of the record. Default: its own name.',
+        show_default=False,
+    ),
+]
+Outside = Annotated[bool, typer.Option("--allow-outside", help="Also read files outside of SOURCE that tables or links name.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Processes that read archives and Parquet files. Default: one for each core.", show_default=False),
+]
+Undecoded = Annotated[
+    bool,
+    typer.Option("--no-decode", help="Skip decoding images at import. A corrupt image then aborts the run that samples it."),
+]
+Window = Annotated[
+    str | None,
+    typer.Option(
+        help="Of DICOM files: centre and width, such as 40,400 Hounsfield units. Default: each file's own.", show_default=False
+    ),
+]
+Splits = Annotated[
+    int | None,
+    typer.Option(
+        help="Which folder below SOURCE is an image's split, from 1; 0: none is, a class may be called train. Default: as "
+        "the names say.",
+        show_default=False,
+    ),
+]
+
+
 @app.command("import")
 def import_(
-    source: Annotated[
-        list[str],
-        typer.Argument(help="A data set: a file, a folder, several tables, or hf://OWNER/NAME.", show_default=False),
-    ],
+    source: Annotated[list[str], typer.Argument(help="A data set: a file, a folder, or several tables.", show_default=False)],
     dest: Annotated[str, typer.Argument(help="The record store to make; must not exist.", show_default=False)],
     format: Annotated[str | None, typer.Option(help="Importer; default: the one that recognises the source.")] = None,
-    size: Annotated[
-        int | None, typer.Option(help="Store square images of this side, pixels; default: files as they are.")
-    ] = None,
+    size: Size = None,
     validation: Annotated[int, typer.Option(help="Training records to hold out for validation.")] = 0,
     test: Annotated[int, typer.Option(help="Training records to hold out for test.")] = 0,
-    skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Leave unreadable records and unknown files out instead of refusing.")
-    ] = False,
-    id: Annotated[
-        str | None,
-        typer.Option(
-            help='What names a record: a column of Parquet, or "content", a hash of the record. Default: its own name.',
-            show_default=False,
-        ),
-    ] = None,
-    allow_outside: Annotated[
-        bool, typer.Option("--allow-outside", help="Also read files outside of SOURCE that tables or links name.")
-    ] = False,
+    skip_broken: SkipBroken = False,
+    id: Id = None,
+    allow_outside: Outside = False,
     public: Annotated[bool, typer.Option("--public", help="Anyone may see these records; reports may show them.")] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Processes that read archives and Parquet files. Default: one for each core.", show_default=False),
-    ] = None,
-    link: Annotated[
-        bool, typer.Option("--link", help="Leave the images in their archives; the store holds their positions.")
-    ] = False,
-    no_decode: Annotated[
-        bool,
-        typer.Option(
-            "--no-decode", help="Skip decoding images at import. A corrupt image then aborts the run that samples it."
-        ),
-    ] = False,
-    window: Annotated[
-        str | None,
-        typer.Option(
-            help="Of DICOM files: centre and width, such as 40,400 Hounsfield units. Default: each file's own.",
-            show_default=False,
-        ),
-    ] = None,
-    splits: Annotated[
-        int | None,
-        typer.Option(
-            help="Which folder below SOURCE is an image's split, from 1; 0: none is, a class may be called train. Default: as "
-            "the names say.",
-            show_default=False,
-        ),
-    ] = None,
+    workers: Workers = None,
+    no_decode: Undecoded = False,
+    window: Window = None,
+    splits: Splits = None,
 ) -> None:
     """Import a data set into a record store; an interrupted import of archives or Parquet files resumes."""
     from dpfed.console.terminal import say, watching
@@ -84,7 +81,6 @@ def import_(
     from dpfed.data.importers import import_records
     from dpfed.data.importers.dicom import parsed_window
     from dpfed.data.processes import cores
-    from dpfed.data.reasons import by_reason
     from dpfed.progress import import_progress
 
     with watching() as watcher, goes_on(lambda: f"stopped: {dest} is not whole; the same command goes on"):
@@ -102,13 +98,18 @@ def import_(
             allow_outside=allow_outside,
             watch=import_progress(watcher, "files found"),
             workers=cores() if workers is None else workers,
-            link=link,
             decode=not no_decode,
             say=watcher.note,
             surveyed=import_progress(watcher, "archives read"),
             window=None if window is None else parsed_window(window),
             splits=splits,
         )
+    _show(report)
+
+
+def _show(report: ImportReport) -> None:
+    from dpfed.data.reasons import by_reason
+
     counts = ", ".join(f"{count:,} {split}" for split, count in report.counts.items())
     _say(f"{report.path}: {report.kind} records from {report.format}: {counts}")
     _say(f"in {datetime.timedelta(seconds=round(report.seconds))}: {_rate(report)}")

@@ -65,8 +65,6 @@ def inspect(
         facts["units"] = _units(store)
     if store.shards is not None:
         facts["shards"] = store.shards
-    if store.linked_files:
-        facts["linked"] = store.linked_files
     if as_json:
         print(json.dumps(facts))
         return

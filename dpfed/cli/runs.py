@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
+Wandb = Annotated[bool, typer.Option("--wandb", help="At the end, send what the card covers to Weights & Biases.")]
+Mlflow = Annotated[bool, typer.Option("--mlflow", help="At the end, send what the card covers to MLflow.")]
 
 
 def pretrain(
@@ -31,6 +33,8 @@ def pretrain(
     ] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Where the run goes; default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run if it exists.")] = False,
+    wandb: Wandb = False,
+    mlflow: Mlflow = False,
     as_json: Json = False,
     cluster: Cluster = None,
     workers: Workers = None,
@@ -53,6 +57,7 @@ def pretrain(
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
     simulation = simulated(federated, cluster, trust=trust, drops=drops, colluders=colluders, skew=skew)
     finished = resume and _finished(folder)
+    boards = _boards(wandb, mlflow)
 
     def carry_out(watcher: Watcher) -> RunDirectory | None:
         from dpfed.runs.preflight import Preflight
@@ -70,11 +75,23 @@ def pretrain(
             return pretrain(preflight, watcher)
         return on_cluster(cluster, folder, loaded, resume, watcher, **options)
 
-    _watch(carry_out, as_json, another_process(cluster), folder if finished else None)
+    _watch(carry_out, as_json, another_process(cluster), boards, folder if finished else None)
+
+
+def _boards(wandb: bool, mlflow: bool) -> list[str]:
+    """Where figures are sent; refuses a board whose package is missing before the run begins."""
+    boards = ["wandb"] * wandb + ["mlflow"] * mlflow
+    if boards:
+        from dpfed.runs.tracking import require
+
+        require(boards)
+    return boards
 
 
 def resume(
     run: RunFolder,
+    wandb: Wandb = False,
+    mlflow: Mlflow = False,
     as_json: Json = False,
     cluster: Cluster = None,
     workers: Workers = None,
@@ -86,6 +103,7 @@ def resume(
     from dpfed.console.terminal import say
 
     options = collected(cluster, workers, gpus_per_worker, cpus_per_worker, restarts)
+    boards = _boards(wandb, mlflow)
     from dpfed.artifacts.directory import RunDirectory
 
     finished = RunDirectory.open(run).finished
@@ -103,7 +121,7 @@ def resume(
 
         return resume(run, watcher)
 
-    _watch(carry_out, as_json, another_process(cluster))
+    _watch(carry_out, as_json, another_process(cluster), boards)
 
 
 def _finished(folder: Path) -> bool:
@@ -121,7 +139,11 @@ def _say_finished(folder: Path, as_json: bool) -> None:
 
 
 def _watch(
-    carry_out: Callable[[Watcher], RunDirectory | None], as_json: bool, silently: bool, only_shown: Path | None = None
+    carry_out: Callable[[Watcher], RunDirectory | None],
+    as_json: bool,
+    silently: bool,
+    boards: Sequence[str] = (),
+    only_shown: Path | None = None,
 ) -> None:
     """Has a run carried out before the user's eyes, and shows what came of it.
 
@@ -129,6 +151,7 @@ def _watch(
         carry_out: does it.
         as_json: prints the results only.
         silently: another process is watched.
+        boards: where the figures are sent at the end.
         only_shown: the folder of a run that was finished before, which is said once it is known to be the one that is meant.
     """
     from dpfed.console.terminal import show_run, watching
@@ -136,6 +159,10 @@ def _watch(
 
     with contextlib.nullcontext(Silent()) if silently else watching(as_json) as watcher:
         finished = carry_out(watcher)
+        if finished is not None and boards:
+            from dpfed.runs.tracking import send
+
+            send(finished, boards, watcher)
     if finished is None:  # one of several processes, and not the first
         return
     if only_shown is not None:
@@ -217,9 +244,7 @@ def export(
     license: Annotated[
         str | None, typer.Option(help="License of the weights for that page, such as apache-2.0.", show_default=False)
     ] = None,
-    transformers: Annotated[
-        bool, typer.Option("--transformers", help="For transformers' CLIPModel, where it has such a model.")
-    ] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Only the image tower, as one ONNX file.")] = False,
 ) -> None:
     """Copy a run's model to a folder, for example for `open_clip.create_model("local-dir:DEST")`. Nothing is uploaded."""
     from dpfed.console.terminal import console, say
@@ -228,7 +253,7 @@ def export(
     from dpfed.artifacts.directory import RunDirectory
     from dpfed.artifacts.export import export_model
 
-    for file in export_model(run, dest, adapters, hub, license, transformers):
+    for file in export_model(run, dest, adapters, hub, license, onnx):
         console.print(f"{file}  [dim]{file.stat().st_size:,} bytes[/]", highlight=False, soft_wrap=True)
     if hub:
         console.print(f"`hf upload OWNER/NAME {dest}` uploads it.", markup=False, highlight=False, soft_wrap=True)

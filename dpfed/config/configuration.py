@@ -2,6 +2,8 @@
 
 Every field has the field's standard name, a default that is a sensible choice, and a line that says what it does. Unknown keys
 are errors that name the nearest valid key, because a misspelt privacy setting must never be ignored.
+
+A configuration with nothing left to choose.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import refuse_without_effect
@@ -35,6 +37,7 @@ from dpfed.config.shipped import find_config
 from dpfed.config.toml_file import read_toml, toml_value
 from dpfed.errors import UserError, nearest
 from dpfed.places import path_of
+from dpfed.privacy.method import method_named
 from dpfed.schema.wording import has_control_characters, problem, shown
 
 
@@ -158,3 +161,27 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     return value
+
+
+class ResolvedConfig(Config):
+    """What runs take: a configuration in which nothing is left to choose. `dpfed.runs.resolution.resolve` makes one.
+
+    Paths are absolute. The size of the images, the way to make them square, the device, the engine, the bias of a loss that has
+    one, the digest of an open_clip or timm architecture, and what of its image tower is trained are there.
+    """
+
+    @model_validator(mode="after")
+    def _nothing_left(self) -> ResolvedConfig:
+        own_engine = not method_named(self.bounding.method).picks_engine
+        left = {
+            "data.size": self.data.size is None,
+            "data.resize": self.data.resize == "model",
+            "training.device": self.training.device == "auto",
+            "bounding.engine": self.bounding.engine == "auto" and not own_engine,
+            "objective.bias": self.objective.loss.bias is not None and self.objective.bias is None,
+            "model.digest": (self.model.external or self.model.pretrained_text) and self.model.digest is None,
+            "adaptation.image": self.model.external and self.adaptation.image == "auto",
+        }
+        if names := [name for name, is_left in left.items() if is_left]:
+            raise ValueError(f"{', '.join(names)} left to choose: dpfed.runs.resolution.resolve does it")
+        return self

@@ -1,4 +1,4 @@
-"""Logs for machines: a JSON object a line, on stderr or in a file that rotates.
+"""Logs for machines: a JSON object a line, on stderr or in a file.
 
 Lines have a time, as every operator's log has. How long a step takes depends on what it drew, and epsilon does not cover it: so
 logs stay with the operator, and never lie in a run's folder.
@@ -16,7 +16,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from dpfed.evaluation.suite import Evaluation
 
 FORMAT, FILE = "DPFED_LOG_FORMAT", "DPFED_LOG_FILE"  # in the environment, for processes that others start
-_LARGEST, _KEPT = 10_000_000, 5  # bytes of a file, and files of before that are kept
 _EVERY = 15.0  # seconds between two lines of progress
 _LOG = logging.getLogger("dpfed.log")
 
@@ -155,59 +154,24 @@ def _handler(file: Path | None) -> logging.Handler:
         mode = os.fstat(opened.fileno()).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):  # one end of a pipe: a process would wait for the other one for ever
         raise UserError(f"cannot write the log {file}: it is no ordinary file; choose another --log-file.")
-    return _Rotating(file, maxBytes=_LARGEST, backupCount=_KEPT, encoding="utf-8")
+    return _OwnersFile(file, encoding="utf-8")
 
 
-class _Rotating(logging.handlers.RotatingFileHandler):
-    """Files that only their owner reads. A log that cannot be written ends no run.
+class _OwnersFile(logging.handlers.WatchedFileHandler):
+    """A file that only its owner reads, made anew when logrotate has taken it away. One that cannot be written ends no run.
 
-    Several processes may write to one: each takes the file's lock for a line, and follows when another one has rotated it.
+    Several processes may write to one: each line is one write at the file's end.
     """
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
-        try:
-            with self._alone():
-                super().emit(record)
-        except OSError:
-            self.handleError(record)
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Holds the lock of the file that has the log's name now."""
-        while True:
-            if self.stream is None or self.stream.closed:
-                self.stream = self._open()
-            held = os.dup(self.stream.fileno())  # the same lock, also when the file is rotated meanwhile
-            try:
-                _lock(held, True)
-                if _is_at(held, self.baseFilename):
-                    yield
-                    return
-                self.stream.close()
-            finally:
-                _lock(held, False)  # before the copy goes: the stream has the same lock
-                os.close(held)
 
     def _open(self) -> Any:
         return open(
             self.baseFilename, self.mode, encoding=self.encoding, opener=lambda name, flags: os.open(name, flags, 0o600)
         )
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        with contextlib.suppress(OSError):
+            super().emit(record)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
         """See `logging.Handler`."""
-
-
-def _lock(descriptor: int, taken: bool) -> None:
-    with contextlib.suppress(ImportError, OSError):  # another system, or storage without locks
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX if taken else fcntl.LOCK_UN)
-
-
-def _is_at(descriptor: int, path: str) -> bool:
-    """Whether an open file has this name: not where somebody renamed or removed it."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False

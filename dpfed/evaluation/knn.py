@@ -9,19 +9,6 @@ from torch.nn.functional import normalize
 CELLS = 2**26  # similarities in memory at a time when no chunk is given: 256 MiB of float32
 
 
-def knn_accuracy(
-    train_x: Tensor,
-    train_y: Tensor,
-    test_x: Tensor,
-    test_y: Tensor,
-    k: int = 3,
-    temperature: float | None = None,
-    chunk: int | None = None,
-) -> float:
-    """Fraction of test records whose label the k nearest training records predict; see `knn_right`."""
-    return float(knn_right(train_x, train_y, test_x, test_y, k, temperature, chunk).double().mean())
-
-
 @torch.no_grad()
 def knn_right(
     train_x: Tensor,

@@ -18,13 +18,6 @@ _TOLERANCE = 1e-6  # largest element of the gradient at which the fit has ended;
 _SCIPY_SWITCH = "SCIPY_ARRAY_API"
 
 
-def linear_probe_accuracy(
-    train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, l2: float = 1e-4, iterations: int = 100
-) -> float:
-    """Accuracy in [0, 1], see `linear_probe_right`."""
-    return float(linear_probe_right(train_x, train_y, test_x, test_y, l2, iterations).double().mean())
-
-
 def linear_probe_right(
     train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, l2: float = 1e-4, iterations: int = 100
 ) -> Tensor:

@@ -32,7 +32,8 @@ def wrong_fact(facts: object) -> str | None:
         ends = facts.get(key, [0, 0])
         if not isinstance(ends, list) or len(ends) != 2 or not all(isinstance(end, _NUMBER) for end in ends):
             return key
-    return None
+    guessed = facts.get("chance", 0)
+    return None if isinstance(guessed, _NUMBER) and 0 <= guessed <= 1 else "chance"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Evaluation:
         queries: how many held-out images, or captions, it is a figure of.
         interval: 95%, over the draw of held-out records (`dpfed.evaluation.intervals`); ``None``: not known.
         change: the same of this figure minus the untrained model's; ``None``: not compared.
+        chance: the same of a model that guesses; ``None``: not known.
         outcomes: what came of each query. They are never written: a figure is exact, and these say more than it does.
     """
 
@@ -61,6 +63,7 @@ class Evaluation:
     queries: int | None = None
     interval: tuple[float, float] | None = None
     change: tuple[float, float] | None = None
+    chance: float | None = None
     outcomes: Outcomes | None = field(default=None, compare=False, repr=False)
 
     def facts(self) -> dict[str, Any]:

@@ -143,6 +143,22 @@ def summary(direction: str, found: Tensor, clusters: np.ndarray) -> dict[str, Ou
     return metrics
 
 
+def chance_of_recall(name: str, right: Tensor, among: int) -> float | None:
+    """What a random order of the candidates gives: 1 - C(m - r, k)/C(m, k), as a mean over the queries.
+
+    Args:
+        name: of `summary`; ``None`` is returned for ranks.
+        right: ``(n,)`` r, how many candidates are right for each query.
+        among: m, candidates.
+    """
+    if "_R@" not in name:
+        return None
+    missed = torch.ones(len(right), dtype=torch.float64)
+    for drawn in range(min(int(name.rpartition("@")[2]), among)):
+        missed *= (among - right - drawn).clamp(min=0) / (among - drawn)
+    return float(1 - missed.mean())
+
+
 def _check(image_z: Tensor, text_z: Tensor, pairs_image: Tensor, pairs_text: Tensor) -> None:
     n, m = len(image_z), len(text_z)
     if (

@@ -16,14 +16,14 @@ from dpfed.evaluation.intervals import Outcomes
 from dpfed.evaluation.knn import knn_right
 from dpfed.evaluation.linear_probe import linear_probe_right
 from dpfed.evaluation.measured import Evaluation, Which
-from dpfed.evaluation.retrieval import retrieval_ranks, right_pairs, summary
+from dpfed.evaluation.retrieval import chance_of_recall, retrieval_ranks, right_pairs, summary
 from dpfed.evaluation.tasks import class_columns, label_columns, tasks_of
 from dpfed.evaluation.zero_shot import class_embeddings, zero_shot_right
 
 if TYPE_CHECKING:
     from dpfed.data.store.records import RecordStore
 
-Figure = tuple[str, Outcomes, str]  # name, what came of each query, protocol
+Figure = tuple[str, Outcomes, str, float | None]  # name, what came of each query, protocol, chance
 EmbedRows = Callable[[np.ndarray], Tensor]
 EmbedTexts = Callable[[list[str]], Tensor]
 
@@ -78,8 +78,19 @@ def evaluate(
         figures += _classification(store, config, features, tasks)
     split = config.evaluation.split
     return [
-        Evaluation(name, found.figure(), which, split, protocol, step, len(found.values), found.interval(), outcomes=found)
-        for name, found, protocol in figures
+        Evaluation(
+            name,
+            found.figure(),
+            which,
+            split,
+            protocol,
+            step,
+            len(found.values),
+            found.interval(),
+            chance=chance,
+            outcomes=found,
+        )
+        for name, found, protocol, chance in figures
     ]
 
 
@@ -111,8 +122,12 @@ def _retrieval(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
     of_text = np.full(len(candidates), len(indices))
     np.minimum.at(of_text, of_captions.numpy(), of_images.numpy())
     clusters = {"image_to_text": own, "text_to_image": own[of_text]}
+    sides = {
+        "image_to_text": (torch.bincount(of_images), len(candidates)),
+        "text_to_image": (torch.bincount(of_captions), len(indices)),
+    }
     return [
-        (name, outcomes, protocol)
+        (name, outcomes, protocol, chance_of_recall(name, *sides[direction]))
         for direction, ranked in found.items()
         for name, outcomes in summary(direction, ranked, clusters[direction]).items()
     ]
@@ -125,7 +140,7 @@ def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
     indices = subset(store, indices[labelled], config.evaluation.records)
     image_z = images(indices)
     templates = config.evaluation.templates
-    figures = []
+    figures: list[Figure] = []
     for column in columns:
         data, labels = _with_labels(store.labels[column][indices], image_z)
         clusters = _clusters(store, indices[store.labels[column][indices] >= 0])
@@ -136,7 +151,10 @@ def _zero_shot(store: RecordStore, config: Config, images: EmbedRows, texts: Emb
         prompts = f"'{templates[0]}'" if len(templates) == 1 else f"the mean of {len(templates)} prompts"
         protocol = f"cosine to {prompts}, {len(names)} classes, {len(data)} held-out records; ties count against the model"
         found = zero_shot_right(data, class_z, labels)
-        figures += [(f"{name}{_suffix(store, column)}", _shares(right, clusters), protocol) for name, right in found.items()]
+        figures += [
+            (f"{name}{_suffix(store, column)}", _shares(right, clusters), protocol, (5 if "top5" in name else 1) / len(names))
+            for name, right in found.items()
+        ]
     return figures
 
 
@@ -146,7 +164,7 @@ def _classification(store: RecordStore, config: Config, features: EmbedRows, tas
     for split, limit in (("train", config.evaluation.bank), (config.evaluation.split, config.evaluation.records)):
         indices = np.sort(store.smallest(_labelled(store, columns, split), limit or len(store)))
         sides.append((indices, features(indices)))
-    figures = []
+    figures: list[Figure] = []
     for column in columns:
         (bank, known), (held, wanted) = (_with_labels(store.labels[column][indices], x) for indices, x in sides)
         if not len(bank) or not len(held):
@@ -170,7 +188,10 @@ def _classification(store: RecordStore, config: Config, features: EmbedRows, tas
                     "logistic regression on frozen features",
                 )
             )
-        figures += [(f"{name}{suffix}", _shares(right, clusters), f"{how}, {counts}") for name, right, how in measured]
+        classes = len(known.unique())
+        figures += [
+            (f"{name}{suffix}", _shares(right, clusters), f"{how}, {counts}", 1 / classes) for name, right, how in measured
+        ]
     return figures
 
 

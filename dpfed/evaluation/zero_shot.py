@@ -35,11 +35,6 @@ def class_embeddings(names: Sequence[str], templates: Sequence[str], embed: Call
     return normalize(prompt_z.unflatten(0, (len(names), len(templates))).mean(dim=1), dim=1)
 
 
-def zero_shot_metrics(image_z: Tensor, class_z: Tensor, labels: Tensor) -> dict[str, float]:
-    """Fraction of images whose own class is the most similar, or among the five most similar; see `zero_shot_right`."""
-    return {name: float(right.double().mean()) for name, right in zero_shot_right(image_z, class_z, labels).items()}
-
-
 @torch.no_grad()
 def zero_shot_right(image_z: Tensor, class_z: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """For which images the own class is the most similar, or among the five most similar.

@@ -23,7 +23,7 @@ from dpfed.live.access import Access
 from dpfed.live.exposition import exposition, health
 from dpfed.live.gathering import Gathering, Seen
 from dpfed.live.rendering import Pages, script, style
-from dpfed.live.retrieval import Retrieval
+from dpfed.live.retrieval import Retrieval, reads_text
 
 _AGAIN, _QUIET = 1.0, 15.0  # seconds between two looks, and until a silent line is kept open
 _READERS = 32  # pages that are kept live at once
@@ -162,7 +162,7 @@ class _Views:
         beside = None
         if seen.snapshot is not None and seen.snapshot.model:
             found = self._retrieval.find(self._gathering.folders()[name], text) if text is not None else None
-            if text is not None or self._retrieval.reads_text(self._gathering.folders()[name]):
+            if text is not None or reads_text(self._gathering.folders()[name]):
                 answers, trouble, searched = (found.pictures, found.trouble, found.searched) if found else ((), "", 0)
                 beside = self._pages.search(name, text or "", answers, trouble, searched)
         return self._live(name, _events("run", [name]), lambda: self._one(name), beside)

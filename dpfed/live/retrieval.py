@@ -1,10 +1,10 @@
-"""Search by text with a run's model, among public pictures. No picture of a private record is ever shown."""
+"""Search by text with a run's model, among public pictures: on pages and for `dpfed search`."""
 
 from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +20,11 @@ if TYPE_CHECKING:  # torch takes seconds to import, and most pages are never sea
     import numpy as np
     from torch import Tensor
 
+    from dpfed.data.named_pictures import NamedPictures
     from dpfed.data.store.records import RecordStore
     from dpfed.encoder import Encoder
 
-_POOL, _ANSWERS, _AT_ONCE = 2_000, 12, 100
+_POOL, _ANSWERS = 2_000, 12
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,39 @@ class Found:
     searched: int = 0
 
 
+@dataclass(frozen=True)
+class SearchIndex:
+    """Pictures in the space that a model shares with text.
+
+    Attributes:
+        encoder: of the run.
+        pictures: that are searched.
+        vectors: ``(n, D)`` L2-normalised.
+    """
+
+    encoder: Encoder
+    pictures: NamedPictures
+    vectors: Tensor
+
+    @classmethod
+    def of(cls, encoder: Encoder, pictures: NamedPictures, advance: Callable[[int], None] = lambda done: None) -> SearchIndex:
+        """Embeds pictures; `advance` is told how many are done."""
+        import torch
+
+        from dpfed.features.parquet import embedded
+
+        batches = embedded(pictures, encoder.embed_images, encoder.size, encoder.preprocessing, advance)
+        return cls(encoder, pictures, torch.cat([vectors for _, vectors in batches]))
+
+    def nearest(self, text: str, count: int) -> tuple[np.ndarray, list[float]]:
+        """The pictures nearest to a text, best first: their numbers and cosines."""
+        scores = self.vectors @ self.encoder.embed_text(text)[0].cpu()
+        best = scores.topk(min(count, len(self.pictures)))
+        return best.indices.numpy(), best.values.tolist()
+
+
 class Retrieval:
-    """Answers searches. Models and pictures are loaded when the first one comes, those of the last run are kept.
+    """Answers searches on pages. Models and pictures are loaded when the first one comes, those of the last run are kept.
 
     Args:
         pictures: a store that is marked public; ``None``: the run's own records, where these are.
@@ -52,19 +84,10 @@ class Retrieval:
     """
 
     def __init__(self, pictures: Path | None = None) -> None:
-        self._pictures, self._lock = pictures, threading.Lock()
-        self._kept: tuple[tuple[Path, int], tuple[Encoder, RecordStore, np.ndarray, Tensor]] | None = None
+        self._place, self._lock = pictures, threading.Lock()
+        self._kept: tuple[tuple[Path, int], SearchIndex] | None = None
         if pictures is not None:
-            from dpfed.data.store.records import RecordStore
-
-            _require_public(RecordStore.open(pictures), str(pictures))
-
-    def reads_text(self, run: Path) -> bool:
-        """Whether a run's model has a text tower."""
-        try:
-            return ModelConfig.model_validate(describe(run / "model")["model"]).reads_text
-        except (UserError, ValidationError):
-            return False
+            public_store(pictures)
 
     def find(self, run: Path, text: str) -> Found:
         """The pictures nearest to a text."""
@@ -72,58 +95,65 @@ class Retrieval:
             return Found(trouble="Say what to look for.")
         with self._lock:
             try:
-                encoder, store, indices, embedded = self._loaded(run)
-                scores = embedded @ encoder.embed_text(text)[0].cpu()
+                among = self._loaded(run)
+                numbers, _ = among.nearest(text, _ANSWERS)
+                pictures = among.pictures.squares(numbers, among.encoder.size, among.encoder.preprocessing)
             except UserError as error:
                 return Found(trouble=str(error))
             except OSError as error:
                 return Found(trouble=f"{error.filename} cannot be read: {error.strerror}.")
-            best = scores.topk(min(_ANSWERS, len(indices))).indices.numpy()
-            pictures = store.images(
-                indices[best], encoder.size, encoder.preprocessing.resize, encoder.preprocessing.interpolation
-            )
-        return Found([uri(_png(picture), "image/png") for picture in pictures], searched=len(indices))
+        return Found([uri(_png(picture), "image/png") for picture in pictures], searched=len(among.pictures))
 
-    def _loaded(self, run: Path) -> tuple[Encoder, RecordStore, np.ndarray, Tensor]:
+    def _loaded(self, run: Path) -> SearchIndex:
         mark = (run, (run / "results.json").stat().st_mtime_ns)
         if self._kept is None or self._kept[0] != mark:
             import numpy as np
-            import torch
 
+            from dpfed.data.named_pictures import StoredPictures
             from dpfed.encoder import load
 
-            store = self._store(run)
-            encoder = load(run)
+            store = own_store(run) if self._place is None else public_store(self._place)
             held_out = next((split for split in ("validation", "test") if store.count(split)), "train")
-            indices = np.sort(store.smallest(store.within(held_out), _POOL))
-            how = encoder.preprocessing
-            batches = [
-                encoder.embed_images(store.images(part, encoder.size, how.resize, how.interpolation)).cpu()
-                for part in np.split(indices, range(_AT_ONCE, len(indices), _AT_ONCE))
-            ]
-            self._kept = (mark, (encoder, store, indices, torch.cat(batches)))
+            rows = np.sort(store.smallest(store.within(held_out), _POOL))
+            self._kept = (mark, SearchIndex.of(load(run), StoredPictures(store, rows)))
         return self._kept[1]
 
-    def _store(self, run: Path) -> RecordStore:
-        from dpfed.artifacts.directory import RunDirectory
-        from dpfed.data.store.records import RecordStore
-        from dpfed.runs.records import records_of
 
-        if self._pictures is not None:
-            store, named = RecordStore.open(self._pictures), str(self._pictures)
-        else:
-            store, named = records_of(RunDirectory.open(run).config()), "this run's store"
-        _require_public(store, named)
-        return store
+def reads_text(run: Path) -> bool:
+    """Whether a run's model has a text tower."""
+    try:
+        return ModelConfig.model_validate(describe(run / "model")["model"]).reads_text
+    except (UserError, ValidationError):
+        return False
 
 
-def _require_public(store: RecordStore, named: str) -> None:
+def public_store(place: Path) -> RecordStore:
+    """A store whose pictures may be shown.
+
+    Raises:
+        UserError: if it is not marked public.
+    """
+    from dpfed.data.store.records import RecordStore
+
+    return _public(RecordStore.open(place), str(place))
+
+
+def own_store(run: Path) -> RecordStore:
+    """The records of a run, if their pictures may be shown; see `public_store`."""
+    from dpfed.artifacts.directory import RunDirectory
+    from dpfed.runs.records import records_of
+
+    return _public(records_of(RunDirectory.open(run).config()), "this run's store")
+
+
+def _public(store: RecordStore, named: str) -> RecordStore:
     # Not a matter of taste: a picture of a private record would leave the trust boundary without any noise.
     if not store.public:
         raise UserError(
-            f"{named} is not marked public, and pictures of private records are never shown: give `dpfed serve` a public store "
-            "with --pictures STORE."
+            f"{named} is not marked public, and pictures of private records are never shown: give a public store with "
+            "--pictures STORE."
         )
+    return store
 
 
 def _png(image: Tensor) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from typing import Any, Literal
 
 import torch
@@ -13,19 +14,18 @@ from dpfed.config.sections import SIZE
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.data.views.words import WordTokenizer
 from dpfed.errors import UserError
-from dpfed.models.anchors import anchor_images
 from dpfed.models.blueprints import blueprint
 from dpfed.models.byol import BYOLModel
 from dpfed.models.clip_tokenizer import ClipTokenizer, clip_tokenizer
 from dpfed.models.contrastive import SimCLRModel, TwoTowerModel
 from dpfed.models.encoders import Norm, ResNet, SmallCNN, resnet
-from dpfed.models.norm import AnchoredBatchNorm, AnchoredEncoder, group_norm, layer_norm, standardise_weights
+from dpfed.models.norm import group_norm, layer_norm, standardise_weights
 from dpfed.models.starting import StartingWeights
 from dpfed.models.text import TextTransformer
 from dpfed.models.text_blueprints import text_blueprint
 from dpfed.models.text_tower import TextTokenizer, TextTower, build_text_tower
 from dpfed.models.timm_blueprints import timm_blueprint
-from dpfed.models.timm_encoders import TimmEncoder, adapt_timm, build_timm
+from dpfed.models.timm_encoders import adapt_timm, build_timm
 from dpfed.models.towers import ClipModel, adapt, build_clip
 
 _DEPTHS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
@@ -161,14 +161,12 @@ def _byol(model: ModelConfig, objective: ObjectiveConfig, size: int | None, load
     return BYOLModel(encoder, perceptron(encoder.features_dim), perceptron(model.embedding), objective.momentum)
 
 
-def _image_encoder(
-    model: ModelConfig, size: int | None, load_weights: bool
-) -> SmallCNN | ResNet | AnchoredEncoder | TimmEncoder:
+def _image_encoder(model: ModelConfig, size: int | None, load_weights: bool) -> Any:
+    """Features ``(n, features_dim)`` of images; BatchNorm is a baseline's, whose room is looked up by name."""
     if model.timm is not None:
         return build_timm(model, size, load_weights)
-    size = size or SIZE
-    norms: dict[str, Norm] = {"group": group_norm, "layer": layer_norm, "batch": AnchoredBatchNorm}
-    norm = norms[model.normalisation]
+    anchored = importlib.import_module("dpfed.baselines.anchored_batch_norm") if model.normalisation == "batch" else None
+    norm: Norm = anchored.AnchoredBatchNorm if anchored else {"group": group_norm, "layer": layer_norm}[model.normalisation]
     if model.image == "cnn":
         own: dict[str, Any] = {} if norm is group_norm else {"norm": norm}  # its own GroupNorm has 8 groups
         encoder: SmallCNN | ResNet = SmallCNN(model.width, features=model.features, **own)
@@ -176,10 +174,8 @@ def _image_encoder(
         encoder = resnet(_DEPTHS[model.image], model.stem, model.width, norm, model.features)
     if model.weight_standardisation:
         standardise_weights(encoder)
-    if norm is not AnchoredBatchNorm:
+    if anchored is None:
         return encoder
-    if load_weights:
-        anchors = anchor_images(model.anchors, model.anchor_count, size)
-    else:
-        anchors = torch.zeros(model.anchor_count, 3, size, size, dtype=torch.uint8)
-    return AnchoredEncoder(encoder, anchors)
+    count, size = model.anchor_count, size or SIZE
+    images = anchored.anchor_images(model.anchors, count, size) if load_weights else torch.zeros(count, 3, size, size).byte()
+    return anchored.AnchoredEncoder(encoder, images)

@@ -27,7 +27,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from dpfed.config import AdaptationConfig, ModelConfig, ObjectiveConfig
-from dpfed.config.resolved import ResolvedConfig
+from dpfed.config.configuration import ResolvedConfig
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dpfed.models.moment_layout import MomentLayout, Moments
 
-# The ridge: of an average eigenvalue where there is no noise, and over the size of the noise. Aligned towers have more to lose.
-_RIDGE, _RIDGE_OF_ALIGNED = (0.15, 3.0), (1.0, 6.0)
+# The ridge: of an average eigenvalue where there is no noise (aligned towers have more to lose), and over the noise.
+_RIDGE, _RIDGE_OF_ALIGNED, _RIDGE_OF_NOISE, _HIDDEN = 0.15, 1.0, 6.0, 10.0
 _POWER = 0.5  # of the singular values: their score is worth trusting, and not all of it
 _LEAST_ALIKE, _ALIKE = 0.05, 5.0
 _DEVIATIONS = 3.0  # by which a noisy mean must be longer than noise alone
@@ -35,9 +35,14 @@ class MomentNoise:
     std: float
 
     def ridge(self, dimensions: int, aligned: bool) -> float:
-        """What is added to the auto-moments, of averages: 0.15 / k + 3 sigma sqrt(k) / N; of aligned towers more."""
-        of_average, of_noise = _RIDGE_OF_ALIGNED if aligned else _RIDGE
-        return of_average / dimensions + of_noise * self.std * math.sqrt(dimensions) / self.records
+        """What is added to the auto-moments, of averages: 0.15 / k + 6 s, where s = sigma sqrt(k) / N is the size of the noise.
+
+        Of aligned towers 1 / k + 6 s (1 + s k / 10): where noise hides all, their heads are exactly the identity.
+        """
+        noise = self.std * math.sqrt(dimensions) / self.records
+        if aligned:
+            return _RIDGE_OF_ALIGNED / dimensions + _RIDGE_OF_NOISE * noise * (1 + noise * dimensions / _HIDDEN)
+        return _RIDGE / dimensions + _RIDGE_OF_NOISE * noise
 
     def likeness(self, cross: Tensor, scale: float) -> float:
         """How much the ridge counts as pairs, from 0.05 to 1: five times the mean product of a pair's features, which may be

@@ -1,12 +1,8 @@
 """Normalisation of image encoders, and of their weights, under group clipping.
 
-GroupNorm and LayerNorm stay within one image. BatchNorm mixes images, so the records that it mixes must be clipped as one: here
-its statistics come from the records of ONE group and from M public anchor images (`AnchoredEncoder`). A record then touches the
-clipped gradient of its own group and of no other, and the sensitivity of the sum stays 2C (docs/methods.md). Nothing is
-averaged over steps; at inference the statistics come from the anchors alone, so an image is embedded by itself.
-
-The idea of public images in the batch is Davody et al.'s (2020). Their own version is not sound: they take statistics over the
-whole private batch but clip per example, and one example more changes the statistics, and so the clipped gradient, of all.
+GroupNorm and LayerNorm stay within one image. A layer that mixes the images of a pass says so: it has an attribute
+``mixes_one_group = True``, and every pass must then hold one clipped group. It has ``anchors``, the number of public rows that
+its statistics come from in evaluation mode (`dpfed.baselines.anchored_batch_norm`).
 """
 
 from __future__ import annotations
@@ -14,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import handle_torch_function, has_torch_function
@@ -66,66 +61,9 @@ def one_by_one(x: Tensor, norm: nn.Module, relu: nn.Module, shortcut: Callable[[
     return relu(y)
 
 
-class AnchoredBatchNorm(nn.Module):
-    """BatchNorm (Ioffe and Szegedy 2015) without running statistics; the last rows of its input are public anchors.
-
-    In training mode, statistics come from all rows: a group's and the anchors'. In evaluation mode they come from the anchors
-    alone. It works inside an `AnchoredEncoder`, which appends the anchors.
-
-    Args:
-        channels: channels of the input.
-        eps: added to the variance.
-
-    Attributes:
-        anchors: how many of the last rows are anchors; set by the `AnchoredEncoder`, 0 outside of one.
-    """
-
-    def __init__(self, channels: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-        self.eps, self.anchors = eps, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``(n + M, channels, H, W)`` -> the same shape, normalised per channel."""
-        if self.training:
-            return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
-        anchors = x[len(x) - self.anchors :].to(self.weight.dtype)
-        # Detached, as running statistics are: torch has no derivative in them.
-        variance, mean = torch.var_mean(anchors.detach(), (0, 2, 3), correction=0)
-        return F.batch_norm(x, mean, variance, self.weight, self.bias, training=False, eps=self.eps)
-
-
-class AnchoredEncoder(nn.Module):
-    """Runs an encoder on images together with M public anchors, for the sake of its `AnchoredBatchNorm` layers.
-
-    In training mode all images of a call are normalised together, so a call must hold the views of one group and no others. The
-    anchors are a buffer: they are saved with the weights, and a loaded model gives the same features.
-
-    Args:
-        encoder: normalised images ``(n, 3, H, W)`` -> features ``(n, F)``, with an attribute ``features_dim``.
-        anchors: uint8 ``(M, 3, H, W)``, M >= 2; anyone may see them.
-    """
-
-    anchors: Tensor
-    features_dim: int
-
-    def __init__(self, encoder: nn.Module, anchors: Tensor) -> None:
-        super().__init__()
-        self.encoder, self.features_dim = encoder, getattr(encoder, "features_dim")  # noqa: B009
-        self.register_buffer("anchors", anchors)
-        for layer in encoder.modules():
-            if isinstance(layer, AnchoredBatchNorm):
-                layer.anchors = len(anchors)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Normalised images ``(n, 3, H, W)`` -> ``(n, features_dim)``."""
-        anchors = self.anchors.to(images.dtype) / 127.5 - 1  # as the default `Preprocessing`, which all our encoders expect
-        return self.encoder(torch.cat([images, anchors]))[: len(images)]
-
-
-def mixes_records(model: nn.Module) -> bool:
-    """Whether the records of one forward pass are normalised together, so that each pass must hold one clipped group."""
-    return any(isinstance(layer, AnchoredBatchNorm) for layer in model.modules())
+def mixes_records(layer: nn.Module) -> bool:
+    """Whether any layer normalises the records of one forward pass together, so that each pass must hold one clipped group."""
+    return any(getattr(one, "mixes_one_group", False) for one in layer.modules())
 
 
 def refuse_mixing(model: nn.Module, what: str) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from dpfed.errors import UserError
 from dpfed.models.contract import embeddings_of, method_of
-from dpfed.models.norm import AnchoredBatchNorm
 
 Views = dict[str, Tensor]
 
@@ -25,7 +24,7 @@ _EXACT = 1e-9  # of the largest value: far above rounding in float64, far below 
 class Probe:
     """A copy of a model in training mode, at weights as training may reach them: gates that start at zero are open.
 
-    Layers that mix a group on purpose (`AnchoredBatchNorm`) take their statistics from the anchors alone.
+    Layers that mix a group on purpose (`dpfed.models.norm`) take their statistics from the anchors alone.
 
     Attributes:
         model: the copy.
@@ -52,7 +51,7 @@ class Probe:
             self.model.to(dtype)
         self.model.train()
         for module in self.model.modules():
-            if isinstance(module, AnchoredBatchNorm):
+            if getattr(module, "mixes_one_group", False):
                 module.eval()
 
     def move_weights(self) -> None:

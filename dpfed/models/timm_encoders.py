@@ -1,5 +1,5 @@
-"""Image encoders of timm (``model.image = "timm/NAME"``): built at the run's size, trained as asked, saved as timm
-reads them."""
+"""Image encoders of timm and torchvision (``model.image = "timm/NAME"``): built at the run's size, trained as asked, saved as
+these libraries read them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from dpfed.models.fixed_batch_norm import fix_batch_norm
 from dpfed.models.lora import add_adapters
 from dpfed.models.partial import train_part
 from dpfed.models.timm_blueprints import HUB, RESIZE, TimmBlueprint, batch_norm_without_weights, create, timm_blueprint
+from dpfed.models.torchvision_encoders import PREFIX as TORCHVISION
+from dpfed.models.torchvision_encoders import create as create_torchvision
 from dpfed.models.weight_files import fitting_weights, reading_weights, words
 
 
 class TimmEncoder(nn.Module):
-    """A timm model without its classifier, as an image encoder.
+    """A timm or torchvision model without its classifier, as an image encoder.
 
     Args:
         timm: normalised images ``(n, 3, H, W)`` -> features ``(n, F)``.
@@ -68,7 +70,7 @@ def build_timm(model: ModelConfig, size: int | None, load_weights: bool = True) 
         if getattr(module, "inplace", False):  # neither torch.func nor hooks on gradients allow it
             module.inplace = False  # type: ignore[assignment]
         _draw_nothing(module)
-    return TimmEncoder(net, _features_dim(spec.name, net, size))
+    return TimmEncoder(net, _features_dim(spec.title, net, size))
 
 
 def adapt_timm(encoder: nn.Module, adaptation: AdaptationConfig, kind: str) -> None:
@@ -91,8 +93,10 @@ def adapt_timm(encoder: nn.Module, adaptation: AdaptationConfig, kind: str) -> N
 def _draw_nothing(module: nn.Module) -> None:
     """Turns dropout and stochastic depth off: torch's global generator is no part of a run, and engines could not agree."""
     from timm.layers import DropBlock2d, DropPath, PatchDropout
+    from torchvision.ops import StochasticDepth
 
-    if isinstance(module, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, DropPath, DropBlock2d, PatchDropout)):
+    drawing = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, DropPath, DropBlock2d, PatchDropout, StochasticDepth
+    if isinstance(module, drawing):
         for rate in ("p", "drop_prob", "prob"):
             if hasattr(module, rate):
                 setattr(module, rate, 0.0)
@@ -128,6 +132,11 @@ def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: di
     """
     from timm import create_model
 
+    if spec.name.startswith(TORCHVISION):
+        with fitting_weights(where, "a torchvision model"):
+            own: Any = create_torchvision(spec.name.removeprefix(TORCHVISION), None, state)
+        own.pretrained_cfg = dict(spec.cfg)
+        return own
     with fitting_weights(where, "a timm model"), quiet():
         places = spec.cfg.get("classifier") or ()
         heads = [state.get(f"{place}.weight") for place in ((places,) if isinstance(places, str) else places)]
@@ -141,7 +150,7 @@ def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: di
 
 
 @torch.no_grad()
-def _features_dim(name: str, net: nn.Module, size: int) -> int:
+def _features_dim(title: str, net: nn.Module, size: int) -> int:
     """Runs a black image, to see whether the encoder takes it and what comes out.
 
     Raises:
@@ -152,18 +161,18 @@ def _features_dim(name: str, net: nn.Module, size: int) -> int:
     if isinstance(patch, int) and size % patch:
         near = max(patch, size // patch * patch)
         raise UserError(
-            f"timm/{name} cuts images into patches of {patch} pixels, and data.size = {size} is no multiple of that: set it to "
+            f"{title} cuts images into patches of {patch} pixels, and data.size = {size} is no multiple of that: set it to "
             f"{near} or {near + patch}."
         )
     weight = next(net.parameters())
     try:
         features = net.eval()(weight.new_zeros(1, 3, size, size))
     except Exception as error:  # whatever a model says of an image that is too small or too large
-        raise UserError(f"timm/{name} takes no images of {size} pixels ({words(error)}): try another data.size.") from error
+        raise UserError(f"{title} takes no images of {size} pixels ({words(error)}): try another data.size.") from error
     finally:
         net.train()
     if not isinstance(features, Tensor) or features.dim() != 2:
-        raise UserError(f"timm/{name} does not give one vector per image: choose another model.image.")
+        raise UserError(f"{title} does not give one vector per image: choose another model.image.")
     return features.shape[1]
 
 

@@ -1,7 +1,7 @@
 """Refuses models whose layers mix records: then one record would change the embeddings of others, beyond its own group.
 
-The one exception is `AnchoredBatchNorm`, which mixes the records of one group: whoever runs such a model must give it one group
-at a time (`dpfed.models.norm.mixes_records`).
+The one exception are layers that mix the records of one group and say so: whoever runs such a model must give it one group at a
+time (`dpfed.models.norm.mixes_records`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from dpfed.errors import UserError
-from dpfed.models.norm import AnchoredBatchNorm
 from dpfed.models.probe import Probe, Views, close, nearly, same
 
 _SEEDS = 8  # of the random numbers that a model draws: at some of them it may mix
@@ -29,17 +28,17 @@ def validate(model: nn.Module) -> None:
         model: any module.
 
     Raises:
-        UserError: for BatchNorm of any kind but that of an `AnchoredEncoder`, or InstanceNorm with running statistics; names
+        UserError: for BatchNorm of any kind but one with anchors, or InstanceNorm with running statistics; names
             the module and the fix.
     """
     for path, module in model.named_modules():
         where = f"{type(module).__name__} at '{path or 'the model itself'}'"
         if isinstance(module, _BatchNorm):
             raise UserError(
-                f"{where} mixes records through batch statistics: replace it by GroupNorm or LayerNorm, or by "
-                "AnchoredBatchNorm in an AnchoredEncoder (model.normalisation = 'batch' in our own models)."
+                f"{where} mixes records through batch statistics: replace it by GroupNorm or LayerNorm, or "
+                "set model.normalisation = 'batch' (dpfed.baselines) in our own models."
             )
-        if isinstance(module, AnchoredBatchNorm) and not module.anchors:
+        if getattr(module, "mixes_one_group", False) and not module.anchors:
             raise UserError(f"{where} has no anchors: wrap the encoder that holds it in an AnchoredEncoder.")
         if isinstance(module, _InstanceNorm) and module.track_running_stats:
             raise UserError(
@@ -72,7 +71,7 @@ def check_independence(model: nn.Module, views: Views, largest: int = 0) -> None
     This catches layers of one's own that `validate` cannot know. Trained weights are moved a little first, so that a gate which
     starts at zero is open. Then no embedding may change when the views of other records are changed, or when a record is
     left out, and none may have a derivative in another record's image: that finds a gate however small. Layers that mix a
-    group on purpose (`AnchoredBatchNorm`) take their statistics from the anchors alone meanwhile, so that only what else mixes
+    group on purpose (`dpfed.models.norm`) take their statistics from the anchors alone meanwhile, so that only what else mixes
     shows. The model itself, and the random state, stay as they are. docs/commands.md says what this cannot find.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfed.config import Config, DataConfig, EvaluationConfig
-from dpfed.config.resolved import ResolvedConfig
+from dpfed.config.configuration import ResolvedConfig
 from dpfed.data.generated.procedural import procedural_store
 from dpfed.data.generated.shapes import shapes_store
 from dpfed.data.sampling import unit_keys

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from dpfed.errors import UserError
@@ -146,30 +145,6 @@ def _epsilon(mechanism: Mechanism, steps: int, delta: float, accountant: Account
         interval = finer
         spent = _spent(mechanism, steps, delta, accountant, interval)
     return spent
-
-
-def joint_epsilon(parts: Sequence[tuple[Mechanism, int]], delta: float, accountant: Accountant = "pld") -> float:
-    """Epsilon spent by several mechanisms together, which were all fixed before any of them released something.
-
-    Args:
-        parts: each with its number of steps; all between the same neighbours.
-        delta: of them all.
-        accountant: see `epsilon`.
-
-    Raises:
-        Unresolved: if PLD accounting cannot say; RDP can.
-    """
-    if any(mechanism.noise_multiplier == 0 for mechanism, _ in parts):
-        return math.inf
-    interval = _FINE
-    if accountant == "pld":
-        poisson = [_poisson_steps(mechanism, steps) for mechanism, steps in parts]
-        require_resolution(sum(count for _, _, count in poisson), delta)
-        interval = max(_interval(*steps, _FINE, _POINTS) for steps in poisson)
-    total = _fresh(accountant, parts[0][0], interval)
-    for mechanism, steps in parts:
-        total.compose(mechanism.event(steps))
-    return float(total.get_epsilon(delta))
 
 
 def calibrate(target: float, draft: Mechanism, steps: int, delta: float, accountant: Accountant = "pld") -> Mechanism:

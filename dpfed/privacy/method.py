@@ -1,13 +1,15 @@
 """What a method of bounding is: one object that states its sensitivity and makes its engine, in a file of its own.
 
-``bounding.method = NAME`` loads ``dpfed/bounding/methods/NAME.py`` and takes its `METHOD`; that file's docstring proves the
-sensitivity. Plan, sampler, accounting, card and table take all that they say about a method from that object.
+``bounding.method = NAME`` loads ``NAME.py`` of `dpfed.bounding.methods`, or of `dpfed.baselines.methods` where that room is
+installed, and takes its `METHOD`; that file's docstring proves the sensitivity. Plan, sampler, accounting, card and table take
+all that they say about a method from that object.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
     from dpfed.privacy.plan import PrivacyPlan
     from dpfed.privacy.randomness import Randomness
 
-_FILES = "dpfed.bounding.methods"  # loaded by name only: this file states what a method is, and knows none
-# All names, without loading any: a method's file may be heavy, and most runs need one.
-METHODS = tuple(sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(_FILES).__path__)))
+_HAS_BASELINES = importlib.util.find_spec("dpfed.baselines") is not None
+_ROOMS = ("dpfed.bounding.methods", *["dpfed.baselines.methods"] * _HAS_BASELINES)
+# All names and their rooms, without loading any: a method's file may be heavy, and most runs need one.
+_FILES = {file.name: room for room in _ROOMS for file in pkgutil.iter_modules(importlib.import_module(room).__path__)}
+METHODS = tuple(sorted(_FILES))
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,7 @@ class Method:
 @functools.cache
 def method_named(name: str) -> Method:
     """The method of a name that is in `METHODS`."""
-    return importlib.import_module(f"{_FILES}.{name}").METHOD
+    return importlib.import_module(f"{_FILES[name]}.{name}").METHOD
 
 
 def options_of(config: Config) -> Any:

@@ -1,4 +1,4 @@
-"""Features on a plane: principal-component maps, each coloured by one kind of label."""
+"""Features on a plane: principal components, and UMAP where it is installed; each map is coloured by one kind of label."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dpfed.report.style import INK, MUTED, PAPER, RULE, SERIES, TRAINED, dark, p
 PANELS = 3
 SIDE = 4.0  # inches, so that letters are readable on a screen of 390 pixels
 _COLUMNS = 4  # of the legend
+_NEIGHBOURS = 15  # of UMAP
 
 
 def principal_plane(features: Tensor) -> np.ndarray:
@@ -29,6 +30,21 @@ def principal_plane(features: Tensor) -> np.ndarray:
     return torch.nn.functional.pad(plane, (0, 2 - plane.shape[1])).numpy()
 
 
+def umap_plane(features: Tensor) -> np.ndarray | None:
+    """UMAP of ``(n, F)`` features as ``(n, 2)``, always the same; ``None`` without umap-learn, or for fewer than 16 records.
+
+    McInnes, Healy and Melville (2018), with the defaults of umap-learn, and cosines for distances.
+    """
+    if len(features) <= _NEIGHBOURS:
+        return None
+    try:
+        from umap import UMAP
+    except ImportError:
+        return None
+    made = UMAP(n_neighbors=_NEIGHBOURS, metric="cosine", random_state=0, n_jobs=1).fit_transform(features.numpy())
+    return np.asarray(made)
+
+
 @dataclass(frozen=True)
 class Panel:
     """One map: its title, and its picture for a light and for a dark screen."""
@@ -39,18 +55,20 @@ class Panel:
 
 
 def maps(features: Tensor, labels: dict[str, tuple[np.ndarray, list[str]]]) -> list[Panel]:
-    """A map for each of up to three kinds of label; each can be read by itself on a phone.
+    """A map for each of up to three kinds of label in each plane; each can be read by itself on a phone.
 
     Args:
         features: ``(n, F)``, n > 2.
         labels: name -> (``(n,)`` int64 labels with -1 for none, names of the labels or []). Kinds of label with more classes
             than there are colours are left out; without any, there is one map whose points have one colour.
     """
-    plane = principal_plane(features)
+    planes = [("principal components", principal_plane(features)), ("UMAP", umap_plane(features))]
     kinds = [(name, *value) for name, value in labels.items() if 1 < len(_classes(value[0])) <= len(SERIES)][:PANELS]
-    panels = kinds or [("", np.full(len(plane), -1), [])]
+    panels = kinds or [("", np.full(len(features), -1), [])]
     return [
-        Panel(name, *(_panel(plane, values, texts, paint) for paint in (lambda colour: colour, dark)))
+        Panel(f"{way}, by {name}" if name else way, *(_panel(plane, values, texts, paint) for paint in (str, dark)))
+        for way, plane in planes
+        if plane is not None
         for name, values, texts in panels
     ]
 

@@ -140,9 +140,9 @@ def build_gallery(
     labels = {name: (values[indices], store.label_names.get(name, [])) for name, values in store.labels.items()}
     if len(indices) > 2:
         panels = maps(features, labels)
-        note = f"Frozen features of {len(indices):,} {kind} on their first two principal components"
-        note += "; colours are labels." if any(panel.title for panel in panels) else "."
-        tiles = tuple(Tile(panel.light, panel.title and f"by {panel.title}", dark=panel.dark) for panel in panels)
+        note = f"Frozen features of {len(indices):,} {kind} on a plane"
+        note += "; colours are labels." if any(", by " in panel.title for panel in panels) else "."
+        tiles = tuple(Tile(panel.light, panel.title, dark=panel.dark) for panel in panels)
         sections.append(Section("Map of the features", note, "figure", (Strip("", tiles),)))
     return Gallery(tuple(sections))
 

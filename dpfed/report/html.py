@@ -18,8 +18,9 @@ from dpfed.errors import UserError
 from dpfed.places import path_of
 from dpfed.privacy.promise import round_up
 from dpfed.report.audit_plot import audit_plot
+from dpfed.report.card import table_rows
 from dpfed.report.curves import training_note, training_plots
-from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, progress_plot
+from dpfed.report.plots import bar_chart, comparison_plot, epsilon_plot, noise_plot, progress_plot
 from dpfed.report.results import Result, headlines, label, shown, tied
 from dpfed.report.style import inline_svg, palette, uri
 
@@ -77,16 +78,23 @@ def _single(run: RunView) -> dict:
     # Epsilon of a voided run is an accountant's figure, not privacy spent: a curve would look like a promise.
     if run.spent and not run.void:
         plots.append(("Privacy spent: epsilon over steps", epsilon_plot(run.spent, run.target)))
-    steps = {item["step"] for item in run.evaluations if item["model"] == "trained"}
-    if first and len(steps) > 1:
+    measured = {item["step"] for item in run.evaluations if item["model"] == "trained"}
+    if first and len(measured) > 1:
         plots.insert(0, ("Evaluation over steps", progress_plot(run.evaluations, [item.name for item in first])))
+    norms = [(item["step"], item["noisy_gradient_norm"]) for item in run.metrics if item.get("noisy_gradient_norm")]
+    if len(norms) > 2 and run.noise_norm is not None:
+        steps, values = zip(*norms, strict=True)
+        plots.append(("Gradient with its noise (blue), noise alone (orange)", noise_plot(steps, values, run.noise_norm)))
     if run.audit is not None:
         plots.append(("Attacks on the claim: what canaries show", audit_plot(run.audit)))
     bars = [item for item in table if item.is_fraction]
     if bars:
         tall = len(plots) == 2
         chart = bar_chart(bars[: 12 if tall else 6], tall)
-        plots.insert(0, ("Held-out records: after (blue) and before training (grey)", chart))
+        guessed = ", chance (orange)" if any(item.chance is not None for item in bars) else ""
+        start = table_rows(run.card_markdown).get("Trained", "").partition("starting weights: ")[2]
+        before = "before training" if start in ("", "random") else f"starting weights {start} alone"
+        plots.insert(0, (f"Held-out records: trained (blue), {before} (grey){guessed}", chart))
     marks = run.marks
     return {
         "title": run.name,

@@ -50,6 +50,26 @@ def epsilon_plot(curve: Curve, target: float | None) -> Figure:
     return canvas
 
 
+def noise_plot(steps: Sequence[int], norms: Sequence[float], noise: float) -> Figure:
+    """The norm of the noisy gradient over steps, beside that of the noise alone: where they meet, nothing else is seen.
+
+    Args:
+        steps: of the norms.
+        norms: of the noisy gradients.
+        noise: the norm that the noise alone has, very nearly.
+    """
+    canvas, axes = figure(WIDTH, HEIGHT)
+    axes.plot(steps, norms, color=TRAINED, linewidth=2)
+    axes.axhline(noise, color=TARGET, linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.annotate("noise alone", (0, noise), (2, -12), textcoords="offset points", color=TARGET, fontsize=9)
+    axes.set_xlim(0, max(*steps, 1) * 1.02)
+    axes.set_ylim(0, 1.18 * max(*norms, noise))
+    axes.set_xlabel("step", color=MUTED, fontsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    return canvas
+
+
 def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> Figure:
     """Metrics over steps: trained points, and the untrained model as a dashed line in the same colour."""
     canvas, axes = figure(WIDTH, HEIGHT)
@@ -96,7 +116,7 @@ def progress_plot(evaluations: list[dict[str, Any]], names: Sequence[str]) -> Fi
 
 
 def bar_chart(results: Sequence[Result], tall: bool) -> Figure:
-    """Untrained beside trained, one pair of bars for each metric that is a fraction.
+    """Untrained beside trained, one pair of bars for each metric that is a fraction, and a tick where guessing would be.
 
     Args:
         results: at least one of them a fraction.
@@ -123,6 +143,10 @@ def bar_chart(results: Sequence[Result], tall: bool) -> Figure:
                 color=TRAINED if sign > 0 else MUTED,
                 fontweight="bold" if sign > 0 else "normal",
             )
+    for y, item in enumerate(rows):
+        if item.chance is not None:
+            axes.plot([item.chance] * 2, [y - 0.4, y + 0.4], color=TARGET, linewidth=1.6, solid_capstyle="butt")
+            ends.append(item.chance)
     axes.set_yticks(range(len(rows)), [item.label for item in rows], color=INK)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.16 * (max(ends) or 1))

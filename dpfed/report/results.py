@@ -36,6 +36,7 @@ class Result:
         untrained_interval: 95%, over the draw of held-out records; ``None``: not known.
         trained_interval: the same of the trained value.
         change: the same of trained minus untrained, on the same records.
+        chance: what guessing gives; ``None``: not known.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Result:
     untrained_interval: Interval | None = None
     trained_interval: Interval | None = None
     change: Interval | None = None
+    chance: float | None = None
 
     @property
     def label(self) -> str:
@@ -89,6 +91,7 @@ def results_of(evaluations: list[dict[str, Any]]) -> list[Result]:
             _interval(sides.get("untrained"), "interval"),
             _interval(sides.get("trained"), "interval"),
             _interval(sides.get("trained"), "change"),
+            next(reversed(sides.values())).get("chance"),
         )
         for name, sides in found.items()
     ]

@@ -13,7 +13,7 @@ from torch import nn
 
 from dpfed.bounding.engines import GroupBatch, exact_arithmetic, require_fitting
 from dpfed.config import AdaptationConfig, Config
-from dpfed.config.resolved import ResolvedConfig
+from dpfed.config.configuration import ResolvedConfig
 from dpfed.data.own_rows import OwnRows
 from dpfed.data.public_records import Companions
 from dpfed.data.sampling import owner_keys, protected_count, unit_keys

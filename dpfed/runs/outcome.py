@@ -13,7 +13,7 @@ import torch
 from dpfed import __version__
 from dpfed.artifacts import provenance
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.artifacts.disclosures import AUDITED, LABELLED_FIGURES, uses_labelled_bank
+from dpfed.artifacts.disclosures import AUDITED, BOARDS, LABELLED_FIGURES, sent_to, uses_labelled_bank
 from dpfed.artifacts.provenance import with_origin
 from dpfed.artifacts.spent import ledger_of
 from dpfed.artifacts.view import RunView
@@ -45,6 +45,7 @@ from dpfed.report.marks import (
     STARTING_WEIGHTS,
     UNSOUND,
     Mark,
+    sent,
     shared_unit,
 )
 from dpfed.runs.assembly import Components
@@ -182,6 +183,7 @@ def results_of_run(run: RunDirectory, parts: Components, ledger: Ledger, facts: 
         "clipping": plan.clipping,
         "progress": plan.progress,
         "noise_std": plan.noise_std,
+        "trained_parameters": trained_part(parts.model, parts.config).trainable,
         "noise": plan.noise_kind,
         "sound": plan.method.sound,
         "max_batch": plan.max_batch,
@@ -319,9 +321,10 @@ def _released(plan: PrivacyPlan) -> str:
 
 
 def _marks(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tuple[Mark, ...]:
-    if not parts.plan.private:
-        return (NOT_PRIVATE,)
     store = parts.store
+    boards = tuple(sent(name, store.public) for board, name in BOARDS.items() if sent_to(board) in disclosed)
+    if not parts.plan.private:
+        return (NOT_PRIVATE, *boards)
     marks = [UNSOUND] * (not parts.plan.method.sound)
     marks += [FIXED_SEED] * ledger.marks.get("fixed_seed", False)
     marks += [RAW_DIAGNOSTICS] * ledger.marks.get("raw_diagnostics", False)
@@ -329,7 +332,7 @@ def _marks(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> tup
     marks += [LABELLED_BANK] * (planned or LABELLED_FIGURES in disclosed)
     if (name := _unit_name(parts)) is not None and parts.plan.unit == "record":
         marks.append(shared_unit(name))
-    return tuple(marks)
+    return (*marks, *boards)
 
 
 def _unit_name(parts: Components) -> str | None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from dpfed.bounding.engines import fastest_engine
 from dpfed.config import Config, ModelConfig
-from dpfed.config.resolved import ResolvedConfig
+from dpfed.config.configuration import ResolvedConfig
 from dpfed.errors import UserError
 from dpfed.features.towers import from_features, frozen_towers
 from dpfed.models.blueprints import blueprint

@@ -3,20 +3,22 @@
 import json
 import os
 import shutil
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
 
-import dpfed
+import dpfed as library
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.export import export_model
+from dpfed.artifacts.hub import push
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.pretraining import pretrain
-from tests.models.conftest import SMALL
 
 
 def test_a_copy_has_none_of_the_times_of_the_run(tmp_path):
@@ -73,7 +75,7 @@ class TestHub:
         for line in finished.card.read_text().splitlines():
             assert line.lstrip("#") in content
         assert content.count("\n# ") == 1
-        assert dpfed.load(tmp_path / "hub").features
+        assert library.load(tmp_path / "hub").features
         assert ModelCard(content).data.to_dict()["privacy"] == metadata["privacy"]  # the hub's own reading of the page
 
     def test_the_page_says_how_to_prepare_what_the_model_reads(self):
@@ -113,8 +115,8 @@ class TestHub:
         [
             ({"license": "mit"}, "add --hub"),
             ({"hub": True, "license": "my own: licence\n"}, "expected a name that the hub knows"),
-            ({"hub": True, "adapters": True}, "leave one out"),
-            ({"transformers": True}, "transformers reads CLIP models"),
+            ({"hub": True, "adapters": True}, "choose one"),
+            ({"onnx": True, "adapters": True}, "choose one"),
         ],
     )
     def test_what_does_not_fit_is_refused_and_nothing_is_written(self, finished, tmp_path, options, sentence):
@@ -123,22 +125,75 @@ class TestHub:
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_a_clip_run_leaves_in_transformers_format_with_its_own_page(shapes, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    (tmp_path / "small.json").write_text(json.dumps(SMALL))
-    tree = {
-        **TREE,
-        "model": {"kind": "open_clip", "architecture": str(tmp_path / "small.json")},
-        "data": {"source": "store", "path": str(shapes.path)},
-        "privacy": {"epsilon": 8.0, "batch": 16, "steps": 1},
-    }
-    run = pretrain(parse_config(tree), tmp_path / "run")
-    export_model(run.path, tmp_path / "out", transformers=True, hub=True)
-    assert "library_name: transformers" in (tmp_path / "out" / "README.md").read_text()
-    theirs, ours = transformers.CLIPModel.from_pretrained(tmp_path / "out").eval(), dpfed.load(run.path)
-    tokenizer = transformers.CLIPTokenizer.from_pretrained(tmp_path / "out")
-    tokens = tokenizer(["a large red circle"], return_tensors="pt", padding="max_length")
-    with torch.no_grad():
-        found = theirs(pixel_values=torch.zeros(1, 3, 32, 32), **tokens).text_embeds
-    assert torch.allclose(found, ours.embed_text(["a large red circle"]), atol=1e-5)
+@pytest.fixture
+def uploaded(monkeypatch):
+    """A stand-in for the hub: what was asked of it, and the files that came."""
+    asked = {}
+
+    class Api:
+        def create_repo(self, repo, **options):
+            asked["made"] = {"repo": repo, **options}
+
+        def upload_folder(self, repo_id, folder_path, commit_message):
+            asked["files"] = {path.name: path.read_bytes() for path in folder_path.iterdir()}
+            return SimpleNamespace(commit_url=f"hub/{repo_id}")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    return asked
+
+
+class TestPush:
+    """`dpfed hub push`."""
+
+    def test_what_is_uploaded_is_what_is_exported(self, finished, tmp_path, uploaded, dpfed):
+        code, shown, error = dpfed("hub", "push", finished.path, "clinic/model", "--license", "mit", "--yes")
+        assert code == 0 and shown.splitlines()[-1] == "hub/clinic/model", error
+        assert uploaded["made"] == {"repo": "clinic/model", "private": True, "exist_ok": True}
+        exported = export_model(finished.path, tmp_path / "out", hub=True, license="mit")
+        expected = {path.name: path.read_bytes().replace(b"OWNER/NAME", b"clinic/model") for path in exported}
+        assert uploaded["files"] == expected and b"clinic/model" in expected["README.md"]
+
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [
+            (("clinic/model",), "add --yes"),  # a test has no terminal
+            (("model", "--yes"), "expected OWNER/NAME"),
+            (("clinic/model", "--yes", "--license", "my own"), "expected a name that the hub knows"),
+        ],
+    )
+    def test_nothing_is_sent_unasked_or_wrongly_named(self, finished, uploaded, dpfed, words, sentence):
+        code, _, error = dpfed("hub", "push", finished.path, *words)
+        assert code == 2 and sentence in error and not uploaded
+
+    def test_no_is_an_answer(self, finished, uploaded):
+        assert push(finished.path, "clinic/model", None, False, lambda files: False) is None and not uploaded
+
+    @pytest.mark.parametrize("lost", ["card", "guarantee"])
+    def test_a_run_without_a_privacy_card_is_refused(self, finished, tmp_path, uploaded, dpfed, lost):
+        shutil.copytree(finished.path, tmp_path / "run")
+        if lost == "card":
+            (tmp_path / "run" / "privacy_card.md").unlink()
+        else:
+            results = tmp_path / "run" / "results.json"
+            results.write_text(results.read_text().replace('"guarantee": true', '"guarantee": false'))
+        code, _, error = dpfed("hub", "push", tmp_path / "run", "clinic/model", "--yes")
+        assert code == 2 and "no privacy card with a guarantee" in error and not uploaded
+
+
+def test_an_onnx_file_computes_what_torch_computes(finished, tmp_path, dpfed):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    code, _, error = dpfed("export", finished.path, tmp_path / "tower.onnx", "--onnx")
+    assert code == 0, error
+    session, pixels = (
+        runtime.InferenceSession(tmp_path / "tower.onnx"),
+        torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8),
+    )
+    (found,) = session.run(["features"], {"pixels": pixels.numpy()})
+    assert torch.allclose(torch.from_numpy(found), library.load(finished.path).features(pixels), atol=1e-4)
+
+
+def test_onnx_without_its_package_is_refused(finished, tmp_path, dpfed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    code, _, error = dpfed("export", finished.path, tmp_path / "tower.onnx", "--onnx")
+    assert code == 2 and "pip install 'dpfed[onnx]'" in error and not (tmp_path / "tower.onnx").exists()

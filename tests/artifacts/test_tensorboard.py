@@ -125,37 +125,6 @@ def test_every_run_has_it_and_watchers_see_the_same_figures(tmp_path, tiny):
         assert scalars(run.path / "tensorboard") == board.told and len(board.told) >= 2 * 3
 
 
-@pytest.mark.parametrize("board", ["wandb", "mlflow"])
-def test_the_documented_callback_hands_on_every_figure_and_nothing_of_the_machine(board, run, monkeypatch):
-    """The lines of docs/watching.md, with stand-ins for the boards and for the run."""
-    import re
-    import types
-
-    page = (Path(__file__).parents[2] / "docs" / "watching.md").read_text()
-    code = re.search(r"```python\n(import dpfed, wandb\n.*?)```", page, re.DOTALL)[1]
-    told: dict[tuple[str, int], float] = {}
-    begun: dict[str, Any] = {}
-
-    def log(values, step):
-        told.update({(name, step): value for name, value in values.items()})
-
-    def pretrain(config, path, watcher):
-        watcher.figures(2, {"training/epsilon": 1.5, "training/learning_rate": 0.25})
-
-    if board == "mlflow":
-        call = re.search(r"`import mlflow`, and the body of `figures` is `(.*?)`", page)[1]
-        code = code.replace("wandb.log(values, step=step)", call).replace("import dpfed, wandb", "import dpfed, mlflow")
-        code = "".join(line for line in code.splitlines(keepends=True) if "wandb" not in line)
-    stand_in = types.SimpleNamespace(log=log, log_metrics=log, init=lambda **options: begun.update(options), Settings=dict)
-    monkeypatch.setitem(__import__("sys").modules, board, stand_in)
-    monkeypatch.setattr("dpfed.pretrain", pretrain)
-    exec(code, {})
-    assert told == {("training/epsilon", 2): 1.5, ("training/learning_rate", 2): 0.25}
-    if board == "wandb":
-        expected = {"x_disable_stats": True, "x_disable_meta": True, "host": "none"}  # it would keep the machine's name
-        assert begun["mode"] == "offline" and begun["settings"] == expected
-
-
 def test_tensorboard_itself_reads_it(run):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with TensorBoard(run):

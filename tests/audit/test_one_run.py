@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from dpfed.audit.one_run import compatible, epsilon_shown, p_value
+from dpfed.audit.lower_bounds import compatible, epsilon_shown, p_value
 from dpfed.audit.trade_off import TradeOff
 
 

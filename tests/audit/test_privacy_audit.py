@@ -7,7 +7,6 @@ import math
 import shutil
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -174,8 +173,8 @@ def test_where_nothing_can_be_written_is_known_before_the_work(run, monkeypatch)
         audit_run(run.path, Trial(), QUICK)
 
 
-@pytest.mark.parametrize("more, attacks", [pytest.param({}, 2, marks=pytest.mark.slow), ({"black_box": True}, 3)])
-def test_all_bounds_of_an_audit_share_one_error(monkeypatch, more, attacks):
+def test_all_bounds_of_an_audit_share_one_error(monkeypatch):
+    attacks = 2
     errors = set()
 
     def shown(*given):
@@ -184,8 +183,7 @@ def test_all_bounds_of_an_audit_share_one_error(monkeypatch, more, attacks):
 
     for name in ("of_repetitions", "of_one_run"):
         monkeypatch.setattr(privacy, name, shown)
-    monkeypatch.setattr(privacy, "black_box", lambda config, plan, *_: (plan, np.ones(1, bool), np.ones(1)))
-    audit = audit_claim(*config_and_plan(), effort=dataclasses.replace(QUICK, **more))
+    audit = audit_claim(*config_and_plan(), effort=QUICK)
     assert len(audit.findings) == attacks
     assert errors == {round(whole / (2 * attacks), 9) for whole in (0.05, 0.001)}
     assert audit.shown == 0.0
@@ -194,8 +192,7 @@ def test_all_bounds_of_an_audit_share_one_error(monkeypatch, more, attacks):
 def test_a_lower_bound_that_is_no_number_does_not_clear_a_claim(monkeypatch):
     for name in ("of_repetitions", "of_one_run"):
         monkeypatch.setattr(privacy, name, lambda *_: [Shown("noisy sums", math.nan, math.inf, 1, 0.0)])
-    monkeypatch.setattr(privacy, "black_box", lambda config, plan, *_: (plan, np.ones(1, bool), np.ones(1)))
-    audit = audit_claim(*config_and_plan(), effort=dataclasses.replace(QUICK, black_box=True))
+    audit = audit_claim(*config_and_plan(), effort=QUICK)
     assert audit.contradicted and all(finding.contradicts for finding in audit.findings)
 
 

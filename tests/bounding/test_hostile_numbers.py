@@ -6,20 +6,20 @@ import pytest
 import torch
 from torch import nn
 
+from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
+from dpfed.baselines.whole_batch.jacobians import LayerFactors
+from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.bounding.bounded_sum import clip_factors
 from dpfed.bounding.engines import ENGINES, GroupBatch
+from dpfed.bounding.engines.gradient_cache import BatchEngine
 from dpfed.bounding.engines.shared_pass import clipped
 from dpfed.bounding.layer_rules.grouping import Grouping
 from dpfed.bounding.layer_rules.term import OuterProducts, Target
-from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
-from dpfed.bounding.whole_batch.gradient_cache import BatchEngine
-from dpfed.bounding.whole_batch.jacobians import LayerFactors
-from dpfed.bounding.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.models.contrastive import per_view
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives.infonce import group_loss
+from tests.baselines.noisy_statistics.released_lab import in_slots
 from tests.bounding.layer_rules.test_layer_rules import LAYERS, SIZES, WAYS, case, go, watched
-from tests.bounding.noisy_statistics.released_lab import in_slots
 
 LEAST, MOST = -30.0, 30.0  # powers of ten
 

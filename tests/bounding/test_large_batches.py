@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.bounding.bounded_sum import BoundedSum, add_weighted, clip_factors, clip_norm_in_float32
 from dpfed.bounding.engines import ENGINES, GroupBatch, build_engine
-from dpfed.bounding.noisy_statistics.record_gradients import StatisticsEngine
 from dpfed.config import parse_config
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.method import METHODS, method_named
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.runs.resolution import resolve
-from tests.bounding.noisy_statistics.released_lab import in_slots
+from tests.baselines.noisy_statistics.released_lab import in_slots
 
 GROUPS = 1500
 
@@ -49,7 +49,7 @@ def by_name(name, model):
 
 class PointedOneWay:
     def slopes(self, embeddings, temperature, step):
-        from dpfed.bounding.noisy_statistics.record_gradients import Cotangents
+        from dpfed.baselines.noisy_statistics.record_gradients import Cotangents
 
         return Cotangents(1e3 * torch.ones_like(embeddings), torch.zeros(len(embeddings)))
 
@@ -181,8 +181,8 @@ def test_a_long_sum_of_clipped_gradients_is_that_of_real_numbers():
 
 def test_released_statistics_of_a_large_batch_move_by_their_sensitivity():
     """Embeddings that all point one way, and one more: the sums are long, and none of their digits is lost before the noise."""
-    from dpfed.bounding.noisy_statistics.released_moments import ReleasedMoments
-    from tests.bounding.noisy_statistics.released_lab import silent
+    from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
+    from tests.baselines.noisy_statistics.released_lab import silent
 
     generator = torch.Generator().manual_seed(5)
     z = torch.nn.functional.normalize(torch.rand(20_001, 2, 16, generator=generator) + 0.2, dim=2)

@@ -49,7 +49,7 @@ def test_pretrain_leaves_the_documented_layout_and_a_table(run):
     assert results["privacy"]["epsilon"] <= 8 and results["privacy"]["steps_charged"] == 5
     assert {item["model"] for item in results["evaluations"]} == {"trained", "untrained"}
     known = {"name", "value", "model", "split", "protocol", "step", "queries", "interval"}  # no outcome of a single query
-    assert all(set(item) - {"change"} == known for item in results["evaluations"])
+    assert all(set(item) - {"change", "chance"} == known for item in results["evaluations"])
     for expected in ("epsilon", "image_to_text_R@10", "report.html", "privacy_card.md", "model"):
         assert expected in result.stdout
     several = [name for item in results["evaluations"] if "[" in (name := item["name"])]  # of several labels: [shape], [color]

@@ -204,7 +204,7 @@ def test_it_answers_at_once():
     """Reading help must not wait for torch."""
     code = (
         "import sys, dpfed.cli.config\n"
-        "from dpfed.cli.catalogue import shipped_configs; from dpfed.config.keys import all_keys\n"
+        "from dpfed.cli.config import shipped_configs; from dpfed.config.keys import all_keys\n"
         "shipped_configs(); all_keys(); print('torch' in sys.modules, 'matplotlib' in sys.modules, 'pyarrow' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

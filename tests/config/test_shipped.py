@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfed.cli.catalogue import shipped_configs, shipped_sweeps
+from dpfed.cli.config import shipped_configs, shipped_sweeps
 from dpfed.config import load_config, shipped
 from dpfed.errors import UserError
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-import dpfed.bounding.methods.logit
-import dpfed.bounding.methods.released
+import dpfed.baselines.methods.logit
+import dpfed.baselines.methods.released
 import dpfed.federation.simulation
 import dpfed.federation.site.folder  # noqa: F401 (for its sections, like the three above)
 from dpfed.config import Config, load_config, parse_config

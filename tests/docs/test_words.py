@@ -18,8 +18,6 @@ WORST = {
     r"\bwhat becomes of\b|\bwhat is left for\b": "name the thing",
     r"\bis told\b(?! to)|\bis said to\b|\bit is said\b": "fails, is rejected",
     r"\bthat is nobody's\b|\bare nobody's\b|\bfrom nobody's\b": "non-personal data",
-    r"\bwho(?:ever)? is responsible for\b": "data owner",
-    r"\bfor granted\b": "assumes",
 }
 MOST = 40  # words of a sentence
 

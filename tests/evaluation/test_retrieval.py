@@ -1,5 +1,6 @@
 """Retrieval against sorted lists: several captions for an image, several images for a caption, and ties."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpfed.evaluation.retrieval import ranks, retrieval_metrics, right_pairs
+from dpfed.evaluation.retrieval import chance_of_recall, ranks, retrieval_metrics, right_pairs
 
 
 def naive_ranks(query, candidate, right):
@@ -73,6 +74,14 @@ def test_equals_sorting_with_several_captions_for_an_image(most):
 def test_equals_sorting_whatever_is_right_with_ties_and_in_any_chunks(seed, levels, chunk):
     given = many_to_many(levels=levels, seed=seed)
     assert retrieval_metrics(*given, chunk=chunk) == pytest.approx(expected_metrics(*given))
+
+
+@pytest.mark.parametrize("k", [1, 5, 10])
+def test_chance_is_what_all_orders_of_the_candidates_give(k):
+    """Against every set of places that the right ones may take, for queries with 1, 2 and 6 right ones of 7."""
+    right, among = torch.tensor([1, 2, 6]), 7
+    shares = [np.mean([min(places) < k for places in itertools.combinations(range(among), count)]) for count in right.tolist()]
+    assert chance_of_recall(f"image_to_text_R@{k}", right, among) == pytest.approx(np.mean(shares))
 
 
 @pytest.mark.parametrize("dimensions", [1, 7, 64, 129])

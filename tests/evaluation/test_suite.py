@@ -74,9 +74,11 @@ def test_a_perfect_model_scores_perfectly_on_all_that_the_store_allows():
     assert {(item.model, item.step, item.split) for item in found.values()} == {("trained", 7, "test")}
     assert "80 labelled training records, 40 held-out" in found["knn3_accuracy"].protocol
     assert {item.queries for item in found.values()} == {40}
+    assert {name for name, item in found.items() if item.chance is None} == {name for name in found if "rank" in name}
+    assert found["image_to_text_R@10"].chance == pytest.approx(10 / 40)
     # What came of each query is in memory only: it would tell which held-out record is which.
-    written = {"name", "value", "model", "split", "protocol", "step", "queries", "interval"}
-    assert all(item.facts().keys() == written and item.outcomes is not None for item in found.values())
+    written = {"name", "value", "model", "split", "protocol", "step", "queries", "interval", "chance"}
+    assert all(item.facts().keys() | {"chance"} == written and item.outcomes is not None for item in found.values())
     assert found["knn3_accuracy"].compared(list(found.values())).facts().keys() == written | {"change"}
 
 

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from dpfed.errors import UserError
+from dpfed.federation.site.folder import SiteSettings
+from dpfed.federation.site.own_config import require_copies
 from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.randomness import Randomness
 from dpfed.runs.assembly import noise_std_of
@@ -62,6 +65,13 @@ def test_sites_that_share_the_noise_send_no_clean_number(agreed, tmp_path):
         sent = [reply.vector for address, reply in lab.wire.replies if address == f"node{number}" and len(reply.vector)]
         first = torch.frombuffer(bytearray(sent[0]), dtype=torch.float32)
         assert (first - own).std().item() == pytest.approx(lab.terms.trust_model.share_std(lab.plan), rel=0.15)
+
+
+def test_a_site_needs_its_own_copy_of_the_towers(agreed, aligned_start, tmp_path):
+    terms = Lab(agreed, tmp_path).terms
+    with pytest.raises(UserError, match="starting weights .* do not travel: get a copy"):
+        require_copies(terms, SiteSettings(name="north", store="x"))
+    assert "model.start" in require_copies(terms, SiteSettings(name="north", store="x", start=str(aligned_start)))
 
 
 def test_the_terms_count_each_record_once(agreed, tmp_path):

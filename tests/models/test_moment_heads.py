@@ -27,7 +27,8 @@ def scores(found):
 @pytest.mark.parametrize("aligned", [False, True])
 def test_heads_are_the_regularised_solution_with_roots_of_its_singular_values(aligned):
     layout, noise, moments = MomentLayout(K, 2, 0.05, 0.8), MomentNoise(N, 1.5), moments_of()
-    ridge = (1.0 if aligned else 0.15) / K + (6 if aligned else 3) * 1.5 * np.sqrt(K) / N
+    size = 1.5 * np.sqrt(K) / N
+    ridge = (1.0 if aligned else 0.15) / K + 6 * size * (1 + aligned * size * K / 10)
     a, b = (np.linalg.inv(auto.numpy() + ridge * np.eye(K)) for auto in moments.autos)
     alike = min(1, max(0.05, 5 * (np.trace(moments.cross.numpy()) + 2 * 1.5 / N / np.sqrt(0.8) * np.sqrt(K))))
     left, values, right = np.linalg.svd(a @ (moments.cross.numpy() + aligned * alike * ridge * np.eye(K)) @ b)
@@ -39,6 +40,48 @@ def test_without_a_release_features_stay_as_they_are():
     for aligned in (False, True):
         found = scores(heads(MomentLayout(K, 2, 0.05, 0.8), MomentNoise(N, 1.0), nothing, aligned))
         np.testing.assert_allclose(found, np.eye(K), atol=1e-12)
+
+
+def test_more_epsilon_never_hurts_aligned_towers_and_next_to_none_leaves_them_as_they_are():
+    """Pairs agree in some directions of what two towers see and not in others; noise multipliers as of epsilon 0 to 30."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def unit(vectors):
+        return vectors / vectors.norm(dim=1, keepdim=True)
+
+    k, records, held_out = 32, 1500, 300
+    sizes, apart, mean = torch.linspace(1, 0.2, k).double(), (torch.arange(k) % 3 == 0).double(), drawn(k) / 2
+    agreed = drawn(records + held_out, k) * sizes * (1 - 0.7 * apart)
+    x, y = (unit(agreed + 0.2 * drawn(*agreed.shape) + apart * drawn(*agreed.shape) * sizes + mean) for _ in range(2))
+    layout = MomentLayout(k, 2, 0.05, 0.8)
+
+    def recall(z, w):
+        scores = unit(z[records:]) @ unit(w[records:]).T
+        return (scores.argmax(1) == torch.arange(held_out)).double().mean().item()
+
+    def found(sigma):
+        noise, std = MomentNoise(records, sigma), [sigma / records / scale for scale in layout.scales]
+        means = torch.stack([x[:records].mean(0), y[:records].mean(0)]) + std[0] * drawn(2, k)
+        own = [
+            unit(side - centre) for side, centre in zip((x, y), centres(layout, noise, Moments(means, None, None)), strict=True)
+        ]
+        autos = torch.stack([side[:records].T @ side[:records] / records + std[2] * _symmetric(drawn(k, k)) for side in own])
+        cross = own[0][:records].T @ own[1][:records] / records + std[1] * drawn(k, k)
+        return recall(
+            *(side @ head for side, head in zip(own, heads(layout, noise, Moments(means, cross, autos), True), strict=True))
+        )
+
+    public = recall(x, y)
+    curve = [np.mean([found(sigma) for _ in range(4)]) for sigma in (1e5, 24, 8.8, 3.2, 1.25, 0.55, 0.25)]
+    assert curve[0] == pytest.approx(public, abs=0.002)
+    assert all(more > less - 0.015 for less, more in zip(curve, curve[1:], strict=False)) and curve[-1] > public + 0.1
+
+
+def _symmetric(noise):
+    return (noise.triu(1) + noise.triu(1).T) / np.sqrt(2) + torch.diag(noise.diag())
 
 
 def test_views_of_images_have_one_head_and_no_negative_score():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
-from dpfed.privacy import renyi_filter
+from dpfed.privacy import accounting, renyi_filter
 from dpfed.privacy.mechanism import Mechanism
 from dpfed.privacy.renyi_filter import RenyiFilter, added, limit, renyi_curve
 from dpfed.privacy.samplers import FixedSizeSampler, PoissonSampler
@@ -79,13 +79,11 @@ def test_shares_that_are_more_than_delta_are_no_filter(orders, shares):
 @pytest.mark.parametrize("epsilon, delta", BUDGETS)
 def test_what_is_admitted_holds_by_loss_distributions_too(epsilon, delta):
     """For plans that are fixed before, composing loss distributions is exact: the filter must admit no more than they do."""
-    from dpfed.privacy.accounting import joint_epsilon
-
     budget = RenyiFilter.of(epsilon, delta)
     mechanism = Mechanism(PoissonSampler(0.05), 2.0)
     steps = budget.times((0.0,) * 8, budget.curve(mechanism, 1))
     if steps:
-        assert joint_epsilon([(mechanism, steps)], delta, "pld") <= epsilon
+        assert accounting.epsilon(mechanism, steps, delta, "pld") <= epsilon
 
 
 # An adversary who chooses the second mechanism from what the first one said, at two far-apart orders. All is exact: outcomes

@@ -76,6 +76,23 @@ def test_the_curve_of_epsilon_is_drawn_where_a_ledger_is(run_folder, tmp_path):
     assert "Privacy spent" not in render(tmp_path, folder)
 
 
+def test_chance_and_the_noise_alone_are_drawn_where_they_are_known(run_folder, tmp_path):
+    folder = run_folder()
+    assert "noise alone" not in render(tmp_path, folder) and "chance (orange)" not in render(tmp_path, folder)
+    found = json.loads((folder / "results.json").read_text())
+    found["privacy"] |= {"noise_std": 3.0, "divisor": 6, "trained_parameters": 400}
+    found["evaluations"] = [item | {"chance": 0.1} for item in found["evaluations"]]
+    (folder / "results.json").write_text(json.dumps(found))
+    lines = [{"step": step, "epsilon": 0.1, "learning_rate": 0.1, "noisy_gradient_norm": 11.0} for step in (1, 2, 3)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    view, html = RunView.read(folder), render(tmp_path, folder)
+    assert view.noise_norm == 10.0 and view.table[0].chance == 0.1
+    assert "noise alone" in html and "chance (orange)" in html
+    found["privacy"]["clipping"] = "adaptive"  # the noise of a step then follows its threshold
+    (folder / "results.json").write_text(json.dumps(found))
+    assert RunView.read(folder).noise_norm is None
+
+
 def test_a_voided_run_gets_no_epsilon_to_open_with(run_folder, tmp_path):
     html = render(tmp_path, run_folder(marks=(FIXED_SEED,)))
     assert "No privacy guarantee holds" in html and "no guarantee holds" in html

@@ -14,10 +14,10 @@ import typer
 from typer.testing import CliRunner
 
 from dpfed.artifacts.directory import RunDirectory
-from dpfed.cli import reproduce as command
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
+from dpfed.reproduce import command
 from dpfed.reproduce.comparison import Experiment, Variant
 from dpfed.reproduce.datasets import DATA_SETS, RETRIEVAL, DataSet
 from dpfed.reproduce.experiments import EXPERIMENTS, experiment

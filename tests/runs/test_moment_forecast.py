@@ -5,8 +5,9 @@ import json
 import pytest
 import tomli_w
 
-# Of docs/moments.md: records, epsilon, and R@10 over that without noise, mean of both directions.
+# Records, epsilon, and R@10 over that without noise, mean of both directions: of tiles, and of symbols (docs/moments.md).
 MEASURED = [(600, 1, 0.167), (600, 3, 0.344), (600, 8, 0.496), (1500, 3, 0.414), (3477, 1, 0.346), (3477, 8, 0.678)]
+MEASURED += [(600, 1, 0.24), (600, 3, 0.37), (600, 8, 0.61), (2695, 1, 0.28), (2695, 3, 0.53), (2695, 8, 0.66)]
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def told(tiny_moments, dpfed, tmp_path):
 @pytest.mark.parametrize(("records", "epsilon", "kept"), MEASURED)
 def test_the_forecast_is_near_what_runs_came_to(told, records, epsilon, kept):
     found = told(records, epsilon)
-    assert found["rows"][0]["kept"] == pytest.approx(kept, abs=0.1)
+    assert found["rows"][0]["kept"] == pytest.approx(kept, abs=0.15)
 
 
 def test_more_records_and_more_epsilon_leave_more(told):

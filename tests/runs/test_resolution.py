@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpfed.config import Config, parse_config
-from dpfed.config.resolved import ResolvedConfig
+from dpfed.config.configuration import ResolvedConfig
 from dpfed.errors import UserError
 from dpfed.runs.resolution import resolve, settle
 from tests.models.conftest import SMALL

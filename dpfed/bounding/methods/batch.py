@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _engine(build: Build) -> Engine:
-    from dpfed.bounding.whole_batch.gradient_cache import BatchEngine
+    from dpfed.bounding.engines.gradient_cache import BatchEngine
     from dpfed.objectives import loss_of
 
     config = build.config

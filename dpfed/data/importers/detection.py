@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 from pathlib import Path
 
 from dpfed.data.importers.access import Access
-from dpfed.data.importers.captioned_people import CuhkPedesImporter, RstpReidImporter
-from dpfed.data.importers.deepfashion import DeepFashionImporter
 from dpfed.data.importers.dicom import DicomImporter
 from dpfed.data.importers.folder import FolderImporter, table_command
 from dpfed.data.importers.listing import list_files, suffix
 from dpfed.data.importers.parquet import ParquetImporter
-from dpfed.data.importers.roco import RocoImporter
 from dpfed.data.importers.source import Importer
 from dpfed.data.importers.splits import refuse_outside
 from dpfed.data.importers.table import TableImporter
@@ -25,18 +24,12 @@ from dpfed.data.importers.torchvision_sets import (
     PcamImporter,
 )
 from dpfed.data.importers.webdataset import WebDatasetImporter
-from dpfed.data.importers.wilds import WildsImporter
 from dpfed.errors import UserError
 from dpfed.places import is_store, local_path
 
 _PACKED = frozenset({".zip", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst", ".lz4"})
 # The most particular first: a folder of anything is recognised last.
 _IMPORTERS: tuple[type[Importer], ...] = (
-    WildsImporter,
-    CuhkPedesImporter,
-    RstpReidImporter,
-    DeepFashionImporter,
-    RocoImporter,
     Cifar10Importer,
     FashionMnistImporter,
     EuroSatImporter,
@@ -51,8 +44,10 @@ _IMPORTERS: tuple[type[Importer], ...] = (
 
 
 def importers() -> dict[str, Importer]:
-    """All importers by name."""
-    return {importer.name: importer() for importer in _IMPORTERS}
+    """All importers by name; those of the papers' data sets where their room is installed."""
+    there = importlib.util.find_spec("dpfed.reproduce") is not None
+    known = (*(importlib.import_module("dpfed.reproduce.importers").IMPORTERS if there else ()), *_IMPORTERS)
+    return {importer.name: importer() for importer in known}
 
 
 def detect(source: str | Path, access: Access | None = None) -> str:

@@ -15,7 +15,6 @@ from dpfed.data.importers.access import Access
 from dpfed.data.importers.detection import detect, existing, importers
 from dpfed.data.importers.dicom import DicomImporter
 from dpfed.data.importers.folder import FolderImporter
-from dpfed.data.importers.hub import fetched, is_address
 from dpfed.data.importers.listing import suffix
 from dpfed.data.importers.naming import CONTENT
 from dpfed.data.importers.parquet import ParquetImporter
@@ -93,7 +92,6 @@ def import_records(
     allow_outside: bool = False,
     watch: Callable[[int], None] | None = None,
     workers: int = 1,
-    link: bool = False,
     decode: bool = True,
     wait: bool = False,
     say: Callable[[str], None] | None = None,
@@ -107,7 +105,7 @@ def import_records(
     (`dpfed.data.importers.workplace`). The store is the same for any number of workers, and after any interruption.
 
     Args:
-        source: a local file or folder, several tables of one folder, or ``hf://OWNER/NAME`` (`dpfed.data.importers.hub`).
+        source: a local file or folder, or several tables of one folder.
         dest: the store to create; must not exist.
         format: name of an importer; ``None``: found by looking at the source.
         size: store raw square images of this side; ``None``: keep the original files.
@@ -122,7 +120,6 @@ def import_records(
         allow_outside: also read files outside of the source's folder, which tables or links name.
         watch: called now and then, with how many files were found, while the source is looked through.
         workers: processes that read archives and Parquet files at a time.
-        link: leave the images in their archives, and store where they lie (`dpfed.data.store.linked`).
         decode: decode every image of an archive or a Parquet file once. Otherwise one that cannot be read ends the run that
             draws it.
         wait: wait for another import to the same place, instead of refusing.
@@ -136,11 +133,6 @@ def import_records(
         UserError: when the source cannot be read, holds unreadable records or files, or already has a split that was asked for;
             when another import to `dest` is under way, or was interrupted there.
     """
-    if is_address(source):
-        given = dict(locals())
-        store_at = local_path(dest, "the place of the new store")
-        with fetched(given.pop("source"), store_at, say or (lambda text: None)) as folder:
-            return import_records(folder, **given)
     started = time.monotonic()
     dest = local_path(dest, "the place of the new store")
     check_destination(dest)
@@ -158,13 +150,11 @@ def import_records(
                 say(opened.notice)
             _refuse_unread(opened, path, chosen, skip_broken, format is not None)
             _refuse_splits(opened, path, held_out)
-            if link:
-                _refuse_links(opened, chosen, size)
             if not decode:
                 _refuse_undecoded(opened, chosen, size)
             name = path.stem if path.is_file() else path.name
             of_import = tuple(split for _, split in held_out)
-            form = Form(name, opened.kind, size, public, opened.label_names, opened.unit_name, of_import, link, decode)
+            form = Form(name, opened.kind, size, public, opened.label_names, opened.unit_name, of_import, decode)
             access, by_content = Access.to(path, allow_outside), id == CONTENT or not opened.named
             if opened.pieces:
                 plan = VolumesPlan(place, opened, form, access, by_content)
@@ -265,16 +255,6 @@ def _refuse_splits(opened: Source, path: Path, held_out: list[tuple[int, str]]) 
             f"{path} has {opened.total:,} records, so {most:,} of them cannot be held out: some must be left for training; ask "
             "for fewer."
         )
-
-
-def _refuse_links(opened: Source, format: str, size: int | None) -> None:
-    if not opened.linkable:
-        raise UserError(
-            f"--link stores where images lie in archives of the format {WebDatasetImporter.name!r}, and the format here is "
-            f"{format!r}: leave it out."
-        )
-    if size is not None:
-        raise UserError("--link leaves images as they are in their archives, and --size makes squares of them: leave one out.")
 
 
 def _refuse_undecoded(opened: Source, format: str, size: int | None) -> None:

@@ -23,7 +23,6 @@ from dpfed.data.importers.workplace import DRAFT, Workplace, stamp_of
 from dpfed.data.processes import Tell
 from dpfed.data.store.fingerprint import new_key
 from dpfed.data.store.layout import volume_files
-from dpfed.data.store.linked import LinkedFiles
 from dpfed.data.store.new_directory import name_directory
 from dpfed.data.store.record import record_key
 from dpfed.data.store.volume import Form, Volume, VolumeWriter
@@ -65,7 +64,6 @@ class Job:
         by_content: name records by what they hold; the beginning of a name is the split's where the source names them, too.
         named: the source names its records.
         taken: ids of records of earlier volumes -> how many have them.
-        files: that images are linked to -> their numbers in the header.
     """
 
     place: Path
@@ -77,7 +75,6 @@ class Job:
     by_content: bool
     named: bool
     taken: dict[str, int]
-    files: dict[str, int]
 
 
 def write_volume(job: Job, tell: Tell) -> int:
@@ -87,7 +84,7 @@ def write_volume(job: Job, tell: Tell) -> int:
         How many records there were, with those that cannot be read.
     """
     draft = job.place.with_suffix(f".{os.getpid()}{DRAFT}")
-    writer = VolumeWriter(draft, job.form, job.key, job.taken, job.files)
+    writer = VolumeWriter(draft, job.form, job.key, job.taken)
     try:
         records = itertools.chain.from_iterable(piece.records() for piece in job.pieces)
         store_records(records, writer, job.access, job.by_content, job.named, job.form, tell)
@@ -189,7 +186,6 @@ class VolumesPlan:
         self._key = bytes.fromhex(plan["key"])
         self._volumes: list[list[int]] = [[piece[0] for piece in volume] for volume in plan["volumes"]]
         self._files = volume_files(len(self._volumes))
-        self._linked = dict((piece[1], piece[2]) for volume in plan["volumes"] for piece in volume) if form.linked else {}
 
     def carry_out(self, progress: Progress | None) -> None:
         """Writes the volumes that are not complete.
@@ -222,9 +218,7 @@ class VolumesPlan:
         """
         folder, volumes = self._place.folder, self._complete()
         left_out = [(entry.id, entry.reason) for entry in self._source.unread]
-        linked = list(self._linked.items()) if self._form.linked else None
-        LinkedFiles(dest, linked or ()).check()
-        write_around(folder, dest, self._form, self._key, volumes, held_out, skip_broken, left_out, linked)
+        write_around(folder, dest, self._form, self._key, volumes, held_out, skip_broken, left_out)
         name_directory(folder, dest)
         shutil.rmtree(dest / self._place.notes.name, ignore_errors=True)
 
@@ -241,7 +235,6 @@ class VolumesPlan:
                 self._by_content,
                 self._source.named,
                 taken.get(number, {}),
-                {file: place for place, file in enumerate(self._linked)},
             )
             for number in numbers
         ]

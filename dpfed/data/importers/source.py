@@ -111,7 +111,6 @@ class Source:
         advice: what the user may have meant instead, where files are unread.
         doubtful: so much lies beside the records that the format must be given by name.
         pieces: the same records in pieces, in the same order; none where they can only be read one after the other.
-        linkable: the images lie in the files of the pieces as they are.
         notice: what whoever imports such records must know.
     """
 
@@ -128,7 +127,6 @@ class Source:
     advice: str = ""
     doubtful: bool = False
     pieces: Sequence[Piece] = ()
-    linkable: bool = False
     notice: str = ""
 
 

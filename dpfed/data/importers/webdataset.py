@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpfed.data.importers.access import Access
-from dpfed.data.importers.archives import DamagedArchive, is_compressed, members, name_of
+from dpfed.data.importers.archives import DamagedArchive, members, name_of
 from dpfed.data.importers.classes import class_of, number_classes, without_class
 from dpfed.data.importers.listing import harmless, suffix
 from dpfed.data.importers.source import UNIT_NAMES, Importer, Item, Piece, Source, Unreadable, unit_of
@@ -36,7 +36,7 @@ class _Sample:
     """The files of one sample, and what their texts say."""
 
     key: str
-    images: list[tuple[bytes, int]] = field(default_factory=list)  # and where they begin in the archive
+    images: list[bytes] = field(default_factory=list)
     captions: list[str] = field(default_factory=list)
     label: str = ""
     unit_key: str | None = None
@@ -44,7 +44,7 @@ class _Sample:
     fault: str | None = None
     unused: list[str] = field(default_factory=list)
 
-    def read(self, extension: str, content: bytes | str | None, offset: int) -> None:
+    def read(self, extension: str, content: bytes | str | None) -> None:
         """Takes a file of the sample: its content, why it is not read, or ``None`` if its extension says nothing."""
         if content is None:
             self.unused.append(f".{extension}")
@@ -53,7 +53,7 @@ class _Sample:
             self.fault = f"its .{extension} is {content}"
             return
         if extension in _IMAGES:
-            self.images.append((content, offset))
+            self.images.append(content)
             return
         try:
             text = content.decode("utf-8-sig")
@@ -178,7 +178,6 @@ class WebDatasetImporter(Importer):
             unread=[*found.unread(lambda file: _OF_TOOLS.fullmatch(file.name) is not None), *survey.unread],
             passed_over=survey.passed_over + Counter(found.passed_over),
             pieces=pieces,
-            linkable=not any(is_compressed(file) for _, file in shards),
             notice=without_class("label", survey.classes),
         )
 
@@ -213,7 +212,7 @@ class _Archive(Piece):
                         "so; sort the archive by name, or rename one."
                     )
                 seen.add(sample.key)
-                yield _record(f"{name}/{sample.key}", sample, self.split, self.classes, str(self.file))
+                yield _record(f"{name}/{sample.key}", sample, self.split, self.classes)
         except DamagedArchive as error:
             yield Unreadable(name, f"archive {error} (after {len(seen):,} samples, at byte {error.at:,})")
 
@@ -257,15 +256,15 @@ def _stray(member: tarfile.TarInfo, place: str, survey: _Survey) -> None:
     survey.unread.append(Unreadable(f"{place}/{member.name}", reason))
 
 
-def _record(id: str, sample: _Sample, split: str, numbers: dict[str, int], archive: str) -> Item:
+def _record(id: str, sample: _Sample, split: str, numbers: dict[str, int]) -> Item:
     only = f" that is read, only {' and '.join(sorted(set(sample.unused)))}" if sample.unused else ""
     fault = sample.fault or (f"no image{only}" if not sample.images else "several images" if len(sample.images) > 1 else None)
     if fault:
         return Unreadable(id, fault)
     label = class_of(sample.label)
     labels = {"label": numbers[label]} if label is not None else {}
-    [(image, offset)] = sample.images
-    return RecordInput(id, image, tuple(sample.captions), labels, split, sample.unit, origin=(archive, offset))
+    [image] = sample.images
+    return RecordInput(id, image, tuple(sample.captions), labels, split, sample.unit)
 
 
 def _samples(
@@ -279,20 +278,20 @@ def _samples(
         stray: called with every member that is no file of a sample.
     """
     sample: _Sample | None = None
-    for key, extension, content, offset in _members(shard, extensions, stray):
+    for key, extension, content in _members(shard, extensions, stray):
         if sample is None or key != sample.key:
             if sample is not None:
                 yield sample
             sample = _Sample(key)
-        sample.read(extension, content, offset)
+        sample.read(extension, content)
     if sample is not None:
         yield sample
 
 
 def _members(
     shard: Path, extensions: Collection[str], stray: Callable[[tarfile.TarInfo], None]
-) -> Iterator[tuple[str, str, bytes | str | None, int]]:
-    """Yields (key, extension, content, where it begins) of the files of samples; see `members`."""
+) -> Iterator[tuple[str, str, bytes | str | None]]:
+    """Yields (key, extension, content) of the files of samples; see `members`."""
     for member, content in members(
         shard, lambda member: (named := _NAME.fullmatch(member.name)) is not None and named[2].lower() in extensions
     ):
@@ -300,4 +299,4 @@ def _members(
         if not named or not member.isreg():
             stray(member)
             continue
-        yield named[1], named[2].lower(), content, member.offset_data
+        yield named[1], named[2].lower(), content

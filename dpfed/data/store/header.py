@@ -35,11 +35,6 @@ class _Skipped(_Strict):
     reason: str
 
 
-class _LinkedFile(_Strict):
-    path: str
-    size: Count
-
-
 class _Sharding(_Strict):
     by: Literal["record", "unit"]
     records: Annotated[list[Count], Field(min_length=1)]
@@ -74,7 +69,6 @@ class _Header(_Strict):
     converted: dict[str, Count] = {}
     sharding: _Sharding | None = None
     volumes: Annotated[int, Field(ge=1, le=MOST_VOLUMES)] = 1
-    linked: list[_LinkedFile] | None = None
     contents: _Contents
 
     @model_validator(mode="after")
@@ -92,8 +86,6 @@ class _Header(_Strict):
                 raise ValueError("shards of units in a store without units")
             if sum(self.sharding.records) > self.records:
                 raise ValueError("more records in the shards than in the store")
-        if self.linked is not None and self.images.encoding == "raw":
-            raise ValueError("linked images are files")
         return self
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpfed.data.store.linked import COLUMNS
-
 
 class Damage(ValueError):
     """A file that is not as it was written; the message says what is wrong, in a few words, and names no record."""
@@ -45,18 +43,17 @@ def check_schema(schema: pa.Schema, header: dict[str, Any]) -> None:
         Damage: when they are not what the header says.
     """
     size = header["images"].get("size")
-    _check_types(schema, {field.name: field.type for field in records_schema(size, header.get("linked") is not None)})
+    _check_types(schema, {field.name: field.type for field in records_schema(size)})
 
 
-def records_schema(size: int | None, linked: bool) -> pa.Schema:
+def records_schema(size: int | None) -> pa.Schema:
     """The columns of a file of records.
 
     Args:
         size: side of raw images, pixels; ``None``: files.
-        linked: the images are elsewhere.
     """
     image = {"image": pa.large_binary() if size is None else pa.binary(3 * size * size)}
-    return pa.schema({"id": pa.string(), **(COLUMNS if linked else image), "captions": pa.list_(pa.string())})
+    return pa.schema({"id": pa.string(), **image, "captions": pa.list_(pa.string())})
 
 
 def check_batch(batch: pa.RecordBatch, kind: str) -> None:

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from dpfed.data.store.decoding import Opened, Wanted, in_processes
 from dpfed.data.store.layout import damaged
-from dpfed.data.store.linked import COLUMNS, LinkedFiles
 from dpfed.data.store.mapped import MappedBatches
 from dpfed.data.views.pixels import BrokenImage, decoded, decoders, square
 from dpfed.errors import UserError
@@ -28,9 +27,8 @@ class Pictures:
 
     Args:
         path: the store's directory, for messages.
-        size: side of raw images, pixels; ``None``: the original files are stored, or linked.
+        size: side of raw images, pixels; ``None``: the original files are stored.
         batches: the records.
-        linked: the files that hold the images; ``None``: the batches do.
 
     Attributes:
         opened: what another process opens the store with; ``None``: it cannot.
@@ -38,26 +36,20 @@ class Pictures:
 
     opened: Opened | None = None
 
-    def __init__(self, path: Path, size: int | None, batches: MappedBatches, linked: LinkedFiles | None) -> None:
-        self._path, self._size, self._batches, self._linked = path, size, batches, linked
+    def __init__(self, path: Path, size: int | None, batches: MappedBatches) -> None:
+        self._path, self._size, self._batches = path, size, batches
 
     def stored(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """The images of a batch as they are stored: files, or raw pixels.
-
-        Raises:
-            UserError: when a linked file has changed.
-        """
+        """The images of a batch as they are stored: files, or raw pixels."""
         return (self.at(batch, row) for row in range(len(batch)))
 
     def at(self, batch: pa.RecordBatch, row: int) -> bytes:
         """One of them."""
-        if self._linked is None:
-            return batch.column("image")[row].as_py()
-        return self._linked.read(*(batch.column(name)[row].as_py() for name in COLUMNS))
+        return batch.column("image")[row].as_py()
 
     def lengths(self, batch: pa.RecordBatch) -> np.ndarray:
         """The bytes of each image of a batch, ``(n,)``; no image is read."""
-        return np.asarray(pc.binary_length(batch.column("image")) if self._linked is None else batch.column("size"))
+        return np.asarray(pc.binary_length(batch.column("image")))
 
     def encoded(self, indices: np.ndarray) -> list[bytes]:
         """See `RecordStore.encoded`."""

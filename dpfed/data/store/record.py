@@ -1,4 +1,7 @@
-"""One record: what is given to be stored, its splits and kinds, and the key that follows from its id."""
+"""One record: what is given to be stored, its splits and kinds, and the key that follows from its id.
+
+Which training records are held out: a choice by names alone, the same on every machine and in any order.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,6 @@ class RecordInput:
         split: ``"train"``, ``"validation"`` or ``"test"``.
         unit: what this record shares with others, such as a person; ``None`` or blank: it is its own unit.
         place: where it stands at the source, for messages; ``None``: its id says that.
-        origin: a file, and the offset in it at which the bytes of the image stand as they are; ``None``: nowhere.
     """
 
     id: str
@@ -39,7 +41,6 @@ class RecordInput:
     split: str = "train"
     unit: str | None = None
     place: str | None = None
-    origin: tuple[str, int] | None = None
 
     @property
     def called(self) -> str:
@@ -82,3 +83,27 @@ def check_types(record: RecordInput) -> None:
             f"record {record.called!r}: expected its image as the bytes of a file, a PIL image or a uint8 array (H, W, 3) or "
             f"(H, W), got {type(record.image).__name__}."
         )
+
+
+def hold_out_hash(unit: str, split: str) -> int:
+    """What decides whether a unit is held out for a split: units with the smallest hashes are.
+
+    Args:
+        unit: name of the unit, or the id of a record that is its own unit.
+        split: part of the hash's key, so that the choices for different splits are unrelated.
+    """
+    return int.from_bytes(hashlib.blake2b(unit.encode(), key=f"dpfed {split}".encode(), digest_size=8).digest(), "little")
+
+
+def selected(hashes: np.ndarray, count: int) -> np.ndarray:
+    """Selects whole units in the order of their hashes until at least `count` records are selected.
+
+    Args:
+        hashes: ``(n,)`` uint64, the hash of each record's unit.
+        count: how many records.
+
+    Returns:
+        ``(n,)`` bool. Without shared units exactly `count` records are selected (all, when there are fewer).
+    """
+    units, sizes = np.unique(hashes, return_counts=True)
+    return np.isin(hashes, units[np.cumsum(sizes) - sizes < count])

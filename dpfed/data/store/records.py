@@ -22,7 +22,6 @@ from dpfed.data.store.columns import Column, blocks
 from dpfed.data.store.index import Index
 from dpfed.data.store.integrity import Damage, check_index, check_schema
 from dpfed.data.store.layout import SKIPPED, Layout, Part, damaged, read_layout
-from dpfed.data.store.linked import LinkedFiles
 from dpfed.data.store.mapped import MappedBatches, RecordsFile, starts_of
 from dpfed.data.store.pictures import Pictures
 from dpfed.data.store.record import SPLITS
@@ -74,8 +73,8 @@ class RecordStore:
         self.left_out: int = header.get("left_out", len(header["skipped"]))
         self.contents: str = header["contents"]["fingerprint"]
         self.contents_key: str | None = header["contents"].get("key")
-        self.index, self._batches, self._linked = index, batches, LinkedFiles.of(path, header)
-        self.pictures = Pictures(path, self.size, batches, self._linked)
+        self.index, self._batches = index, batches
+        self.pictures = Pictures(path, self.size, batches)
         self.keys, self.units, self.labels = index.keys, index.units, index.labels
         self._opened = (path, 0, 1)
 
@@ -104,8 +103,6 @@ class RecordStore:
             raise damaged(path, str(error)) from error
         except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise damaged(path, f"its files cannot be read ({type(error).__name__})") from error
-        if store._linked is not None:
-            store._linked.check()
         store._opened = (path, owner, owners)
         store.pictures.opened = store.__reduce__()
         return store
@@ -160,11 +157,6 @@ class RecordStore:
             return None
         shards = np.uint64(self.shards)
         return Column([keys], lambda own: own % shards)  # type: ignore[return-value]
-
-    @property
-    def linked_files(self) -> int:
-        """How many files elsewhere hold the images; none, where the store holds them itself."""
-        return len(self._layout.header.get("linked") or ())
 
     @property
     def opened_by(self) -> tuple[int, int]:
@@ -253,7 +245,7 @@ class RecordStore:
 
         Raises:
             IndexError: for an index that does not exist.
-            UserError: when a stored file cannot be decoded any more, or a linked one has changed.
+            UserError: when a stored file cannot be decoded any more.
         """
         return self.pictures.squares(indices, size, resize, interpolation)
 

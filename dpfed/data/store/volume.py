@@ -13,16 +13,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from dpfed.data.store.fingerprint import RECORD_BYTES, record_digest
-from dpfed.data.store.holdout import hold_out_hash
 from dpfed.data.store.integrity import records_schema
-from dpfed.data.store.linked import digest_of
-from dpfed.data.store.record import SPLITS, RecordInput, check_types, is_text, record_key
+from dpfed.data.store.record import SPLITS, RecordInput, check_types, hold_out_hash, is_text, record_key
 from dpfed.data.views.pixels import BrokenImage, check_header, decoded, decoders, encode, memory, square
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically
@@ -44,7 +41,6 @@ class Form:
         label_names: what the class numbers of each label mean; every label that is used must be here.
         unit_name: what a unit is called, such as ``"person"``; ``None``: no record names one.
         hold_out: splits to which training records may be moved at the end.
-        linked: the images stay in the files that they come from.
         decoded: every image is decoded once, so that none that cannot be read gets in; otherwise only its header is read.
     """
 
@@ -55,13 +51,12 @@ class Form:
     label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unit_name: str | None = None
     hold_out: tuple[str, ...] = SPLITS[1:]
-    linked: bool = False
     decoded: bool = True
 
     @property
     def schema(self) -> pa.Schema:
         """Of the records."""
-        return records_schema(self.size, self.linked)
+        return records_schema(self.size)
 
 
 @dataclass(frozen=True)
@@ -125,7 +120,6 @@ class VolumeWriter:
         form: what the records have in common.
         key: of their fingerprint; empty for public ones.
         taken: ids that records before this volume have -> how many of them, where ids follow from what records hold.
-        files: that images are linked to -> their numbers in the header.
 
     Attributes:
         broken: (id, reason) of the unreadable records met so far.
@@ -135,17 +129,10 @@ class VolumeWriter:
         OSError: if the file cannot be written.
     """
 
-    def __init__(
-        self,
-        file: Path,
-        form: Form,
-        key: bytes,
-        taken: Mapping[str, int] | None = None,
-        files: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, file: Path, form: Form, key: bytes, taken: Mapping[str, int] | None = None) -> None:
         self.broken: list[tuple[str, str]] = []
         self.converted: Counter[str] = Counter()
-        self._form, self._key, self._resized, self._files = form, key, False, files or {}
+        self._form, self._key, self._resized = form, key, False
         self._keys, self._units, self._splits = array("Q"), array("Q"), array("b")
         self._labels = {label: array("q") for label in form.label_names}
         self._hashes = {split: array("Q") for split in form.hold_out}
@@ -269,22 +256,11 @@ class VolumeWriter:
             self._resized |= stored.resized
         if not kept:
             return
-        pictures = self._links(kept, images) if self._form.linked else [images]
-        columns = [[record.id for record in kept], *pictures, [list(record.captions) for record in kept]]
+        columns = [[record.id for record in kept], images, [list(record.captions) for record in kept]]
         self._records.write_batch(pa.record_batch(columns, schema=self._form.schema))
         self._batches.append(len(kept))
         for record, image in zip(kept, images, strict=True):
             self._note(record, image)
-
-    def _links(self, records: list[RecordInput], images: list[bytes]) -> list[list[Any]]:
-        """Where the images lie, and what they are: see `dpfed.data.store.linked.COLUMNS`."""
-        origins = [record.origin or ("", 0) for record in records]
-        return [
-            [self._files[file] for file, _ in origins],
-            [offset for _, offset in origins],
-            [len(image) for image in images],
-            [digest_of(image) for image in images],
-        ]
 
     def _note(self, record: RecordInput, image: bytes) -> None:
         unit = record.unit or record.id

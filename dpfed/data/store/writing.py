@@ -15,11 +15,10 @@ import pyarrow as pa
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.reasons import by_reason, mending
 from dpfed.data.store.fingerprint import RECORD_BYTES, fingerprint_of, new_key
-from dpfed.data.store.holdout import selected
 from dpfed.data.store.layout import FORMAT_VERSION, HEADER, INDEX, MOST_SKIPPED, RECORDS, SKIPPED, volume_files
 from dpfed.data.store.mapped import RecordsFile, with_starts
 from dpfed.data.store.new_directory import cannot_write, name_directory, start_directory
-from dpfed.data.store.record import KINDS, SPLITS, RecordInput
+from dpfed.data.store.record import KINDS, SPLITS, RecordInput, selected
 from dpfed.data.store.volume import Form, Volume, VolumeWriter, repeated
 from dpfed.errors import UserError
 from dpfed.places import local_path
@@ -150,7 +149,6 @@ def write_around(
     held_out: Sequence[tuple[int, str]],
     skip_broken: bool,
     left_out: Sequence[tuple[str, str]] = (),
-    linked: Sequence[tuple[str, int]] | None = None,
 ) -> None:
     """Writes what makes a store of volumes: index and header.
 
@@ -163,7 +161,6 @@ def write_around(
         held_out: how many training records go to which split, in this order.
         skip_broken: leave unreadable records out, instead of refusing.
         left_out: (id, reason) of what is left out beside the volumes' own records.
-        linked: path and size of the files that hold the images; ``None``: the volumes do.
 
     Raises:
         UserError: for unreadable records, no records, ids that occur twice, or more held out than there are.
@@ -171,8 +168,7 @@ def write_around(
     """
     broken = [*left_out, *((id, reason) for volume in volumes for id, reason in volume.broken)]
     met = len(left_out) + sum(volume.met for volume in volumes)
-    sentence = f"{len(broken):,} of {met:,} records cannot be read"
-    sentence = f"{sentence}: {'; '.join(by_reason(broken))}" if broken else ""
+    sentence = f"{len(broken):,} of {met:,} records cannot be read: {'; '.join(by_reason(broken))}" if broken else ""
     if broken and not skip_broken:
         raise UserError(f"{sentence}; {mending(broken)}.")
     numbers = pa.concat_tables(volume.numbers for volume in volumes).combine_chunks()
@@ -184,19 +180,10 @@ def write_around(
     splits = _column(numbers, "split").copy()
     for count, split in held_out:
         _hold_out(splits, numbers, count, split, form.unit_name)
-    columns = {
-        "key": numbers["key"],
-        "split": splits,
-        **({"unit": numbers["unit"]} if form.unit_name else {}),
-        **{name: numbers[name] for name in numbers.column_names if name.startswith("label:")},
-    }
-    table = pa.table(columns)
-    schema = with_starts(table.schema, {file: volume.batches for file, volume in zip(files, volumes, strict=True)})
-    with pa.ipc.new_file(str(folder / INDEX), schema) as writer:
-        writer.write_table(table.cast(schema))
+    batches = {file: volume.batches for file, volume in zip(files, volumes, strict=True)}
+    _write_index(folder / INDEX, numbers, splits, form, batches)
     digests = np.frombuffer(numbers["digest"].chunk(0).buffers()[1], np.uint8).reshape(-1, RECORD_BYTES)
     units = len(np.unique(_column(numbers, "unit")[splits == 0])) if form.unit_name else None
-    images: dict[str, object] = {"encoding": "encoded"} if form.size is None else {"encoding": "raw", "size": form.size}
     skipped = [{"id": id, "reason": reason} for id, reason in broken]
     converted = sum((Counter(volume.converted) for volume in volumes), Counter[str]())
     # What does not apply to most stores is left out of them.
@@ -207,14 +194,11 @@ def write_around(
         "public": form.public,
         "records": len(numbers),
         "splits": {split: int((splits == number).sum()) for number, split in enumerate(SPLITS)},
-        "images": images
-        | ({"resized": True} if any(volume.resized for volume in volumes) else {})
-        | ({} if form.decoded else {"undecoded": True}),
+        "images": _images(form, any(volume.resized for volume in volumes)),
         "label_names": form.label_names,
         "unit_name": form.unit_name,
         **({} if units is None else {"training_units": units}),
         **({} if len(volumes) == 1 else {"volumes": len(volumes)}),
-        **({} if linked is None else {"linked": [{"path": path, "size": size} for path, size in linked]}),
         "skipped": skipped[:MOST_SKIPPED],
         "files": {name: (folder / name).stat().st_size for name in (INDEX, *files)},
         **({"converted": dict(sorted(converted.items()))} if converted else {}),
@@ -224,6 +208,26 @@ def write_around(
         (folder / SKIPPED).write_text("".join(f"{json.dumps(one)}\n" for one in skipped), encoding="utf-8")
         header["left_out"] = len(skipped)
     (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+
+def _images(form: Form, resized: bool) -> dict[str, object]:
+    """How images are stored, as the header says it."""
+    stored: dict[str, object] = {"encoding": "encoded"} if form.size is None else {"encoding": "raw", "size": form.size}
+    return stored | ({"resized": True} if resized else {}) | ({} if form.decoded else {"undecoded": True})
+
+
+def _write_index(file: Path, numbers: pa.Table, splits: np.ndarray, form: Form, batches: Mapping[str, Sequence[int]]) -> None:
+    """What the store says of each record in numbers, and where each file's batches begin."""
+    columns = {
+        "key": numbers["key"],
+        "split": splits,
+        **({"unit": numbers["unit"]} if form.unit_name else {}),
+        **{name: numbers[name] for name in numbers.column_names if name.startswith("label:")},
+    }
+    table = pa.table(columns)
+    schema = with_starts(table.schema, batches)
+    with pa.ipc.new_file(str(file), schema) as writer:
+        writer.write_table(table.cast(schema))
 
 
 def repeats(keys: np.ndarray) -> np.ndarray:

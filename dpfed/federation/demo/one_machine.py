@@ -24,7 +24,9 @@ from dpfed.federation.demo.loopback import RUN, Loopback, loopback
 from dpfed.federation.flower.app_folder import make_app_folder
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.folder import SiteFolder
+from dpfed.models.blueprints import LOCAL_DIR
 from dpfed.progress import import_progress, signs_of_life
+from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.records import records_of
 from dpfed.runs.resolution import settle
 
@@ -87,7 +89,7 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
             divide_store(store.path, stores, sites, skew, progress=import_progress(watcher, "records divided"))
     say(f"making {sites} institutions, and the coordinator's terms: noise for the sum of their records")
     own = [
-        SiteFolder.create(parties / site_folder(number), site_folder(number), stores / site_folder(number))
+        SiteFolder.create(parties / site_folder(number), site_folder(number), stores / site_folder(number), **_copies(config))
         for number in range(sites)
     ]
     data = config.data.model_copy(update={"source": "store", "path": str(stores / EVALUATION)})
@@ -98,6 +100,13 @@ def _found(config: Config, parties: Path, sites: int, skew: float, options: dict
     for site in own:
         site.join(Terms.load(coordinator.terms))
     say(f"every institution has joined the terms {parties / 'coordinator' / 'terms.json'}")
+
+
+def _copies(config: Config) -> dict[str, Any]:
+    """What does not travel: on one machine, the sites read the coordinator's files."""
+    model = with_absolute_paths(config).model
+    given = {name: getattr(model, name) for name in ("weights", "architecture", "text", "anchors", "start")}
+    return {name: value for name, value in given.items() if value and Path(value.removeprefix(LOCAL_DIR)).is_absolute()}
 
 
 def _serve(federation: Loopback, parties: Path, doors: dict[str, Path]) -> None:

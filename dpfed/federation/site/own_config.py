@@ -40,6 +40,8 @@ def site_config(terms: Terms, settings: SiteSettings) -> Config:
 def _freezes(config: Config) -> bool:
     """Whether weights of the model never change: they do not travel, so a site needs its own copy."""
     model, adaptation = config.model, config.adaptation
+    if method_named(config.bounding.method).closed_form:
+        return True
     towers = {adaptation.of_images(model.kind), *([adaptation.text] if model.kind == "open_clip" else [])}
     statistics = model.timm is not None and timm_blueprint(model).has_batch_norm  # of a pretrained encoder
     return (model.external and towers != {"full"}) or statistics or model.pretrained_text is not None

@@ -1,0 +1,88 @@
+"""What private moments bring to a pretrained image tower alone: 20-NN on CIFAR-10, from eight random views of each image.
+
+    python -m benchmarks.moments_of_images PLACE WORK CIFAR10       PLACE, WORK: of `benchmarks.moments`
+
+It writes ``benchmarks/results/moments-of-images.json``.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.moments import SEEDS, Bench, Row, carry_out, towers
+from benchmarks.picture_sets import cifar_store
+from benchmarks.record import write_result
+from dpfed.config import parse_config
+from dpfed.evaluation.knn import knn_accuracy
+from dpfed.features.cache import Features
+from dpfed.features.extraction import features_of
+from dpfed.privacy.plan import PrivacyPlan
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.assembly import assemble
+from dpfed.runs.closed_form import FeatureViews, add_moment_heads
+from dpfed.runs.resolution import resolve
+
+COUNTS, EPSILONS, VIEWS, SIZE, NEIGHBOURS = (600, 3000, 6000), (1.0, 3.0, 8.0, None), 8, 64, 20
+_VIEWS = {"crop_scale": [0.2, 1.0], "flip": 0.5, "jitter": 0.8, "grayscale": 0.2}
+
+
+def main(place: str, work: str, cifar10: str) -> None:
+    """Measures, and writes the result."""
+    folder = Path(work)
+    store = cifar_store(Path(cifar10), folder / "cifar10")
+    sections = {
+        "data": {"source": "store", "path": str(store.path), "size": SIZE},
+        "views": _VIEWS,
+        "model": {"kind": "image", "image": "timm/tf_efficientnet_lite0", "weights": towers(Path(place))["weights"]},
+        "bounding": {"method": "moments", "options": {"views": VIEWS}},
+        "privacy": {"epsilon": 8.0, "seed": 0},
+        "training": {"device": "cpu"},
+        "evaluation": {"split": "none"},
+    }
+    parts = assemble(resolve(parse_config(sections)), Randomness.from_seed(0))
+    rows = store.split("train")
+    rows = rows[np.argsort(store.keys[rows])][: COUNTS[-1]]
+    plain, test = (_all(features_of(parts, own, folder / "features")) for own in (rows, store.split("test")))
+    labels = [torch.as_tensor(store.labels["class"][own]).long() for own in (rows, store.split("test"))]
+    bench = Bench(store, parts, features_of(parts, rows, folder / "features", views=VIEWS), None, rows)  # type: ignore[arg-type]
+
+    def accuracy(count: int, train: Tensor, held_out: Tensor) -> float:
+        return round(knn_accuracy(train[:count], labels[0][:count], held_out, labels[1], NEIGHBOURS), 4)
+
+    found: list[Row] = []
+    for count in COUNTS:
+        found.append({"method": "public tower alone", "records": count, "figures": [accuracy(count, plain, test)]})
+        for epsilon in EPSILONS:
+            own = []
+            for seed in SEEDS if epsilon else SEEDS[:1]:
+                head = _head(bench, count, epsilon, seed)
+                with torch.no_grad():
+                    own.append(accuracy(count, head(plain), head(test)))
+            found.append({"method": "moments", "records": count, "epsilon": epsilon, "figures": own})
+            print(found[-1], flush=True)
+    write_result("moments-of-images", {"rows": found, "views": VIEWS, "size": SIZE, "held out": len(test)}, seeds=list(SEEDS))
+
+
+def _all(features: Features) -> Tensor:
+    return torch.cat([shard.image[:, 0] for shard in features.shards()])
+
+
+def _head(bench: Bench, count: int, epsilon: float | None, seed: int) -> torch.nn.Module:
+    """Of the first `count` records; without an epsilon, next to no noise."""
+    noise = {"epsilon": epsilon} if epsilon else {"epsilon": None, "noise_multiplier": 0.1}
+    config = bench.parts.config
+    config = config.model_copy(update={"privacy": config.privacy.model_copy(update=noise)})
+    plan, model = PrivacyPlan.from_config(count, config), copy.deepcopy(bench.parts.model)
+    add_moment_heads(model, config, plan, plan.noise_std, None)
+    carry_out(bench, config, plan, model, FeatureViews(bench.train, VIEWS, False), bench.rows[:count], seed)
+    return model.moments.head("image")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

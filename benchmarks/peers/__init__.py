@@ -1,1 +1,0 @@
-"""dpfed beside its peers, in one run: `python -m benchmarks.peers` (docs/results.md)."""

@@ -1,0 +1,75 @@
+"""Logit-DP (Kong, Munoz Medina and Ribero): clip the gradient of each similarity, add them up weighted by the loss.
+
+The gradient of a loss of similarities is ``sum over pairs of (dl/ds) grad s``. Clipping every ``grad s`` to C leaves the
+weights ``dl/ds``, and a record changes few of them by much. **Sensitivity G C**, with G the largest change of the weights,
+summed over all pairs in absolute value; `dpfed.baselines.whole_batch.logit_sensitivity` has the proof:
+
+- contrastive loss at temperature tau, m candidates per record, at most b records, ``E = exp(2 / tau)``:
+  ``(4 x + 2 (b - 1) r) / tau`` for each direction, where ``x = (b-1) m E / ((b-1) m E + 1)`` bounds what all candidates of
+  other records weigh for an anchor, and ``r = m E / (m E + (b-2) m + 1)`` what those of one of them do;
+- spread-out regulariser: 8 for each direction, times its weight.
+
+Both are for a batch at the cap, where one record more pushes another one out; below it a record changes less. At tau = 1 the
+contrastive constant tends to ``4 + 2 e^2`` as b grows. At tau = 0.1 it is about ``(2b + 2) / tau`` for any batch that fits into
+memory: no better than clipping every record's gradient.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dpfed.baselines.whole_batch.logit_sensitivity import contrastive_change, spread_out_change
+from dpfed.baselines.whole_batch.pair_options import LogitOptions, refuse_unbounded
+from dpfed.privacy.method import Build, Method, options_of
+
+if TYPE_CHECKING:
+    from dpfed.bounding.engines import Engine
+    from dpfed.config import Config
+    from dpfed.privacy.plan import PrivacyPlan
+
+
+def _numbers(config: Config, options: LogitOptions) -> dict[str, Any]:
+    refuse_unbounded(config)
+    return {
+        "temperature": config.objective.temperature,
+        "candidates": 1 + config.objective.augmentations,
+        "directions": 1 if options.one_sided else 2,
+        "spread_out": options.spread_out,
+    }
+
+
+def _sensitivity(plan: PrivacyPlan) -> float:
+    given = plan.options
+    change = contrastive_change(plan.whole_batch_cap, given["temperature"], given["candidates"])
+    change += given["spread_out"] * spread_out_change()
+    return given["directions"] * change * plan.clip_norm
+
+
+def _spread(plan: PrivacyPlan) -> float:
+    """An anchor's weights are 2 / tau at most, added up in absolute value, and those of its regulariser 2."""
+    given = plan.options
+    longest = plan.whole_batch_cap * given["directions"] * (2 / given["temperature"] + 2 * given["spread_out"]) * plan.clip_norm
+    return longest / _sensitivity(plan)
+
+
+def _engine(build: Build) -> Engine:
+    from dpfed.baselines.whole_batch.pair_engines import LogitEngine
+
+    options = options_of(build.config).model_dump()
+    return LogitEngine(build.model, build.plan.whole_batch_cap, **options)
+
+
+METHOD = Method(
+    name="logit",
+    title="similarity clipping (Logit-DP)",
+    claim="All drawn records are contrasted, and the gradient of each similarity is clipped to C: a record moves their "
+    "weighted sum by G C, G being the most that the weights can change (docs/methods.md).",
+    sensitivity=_sensitivity,
+    spread=_spread,
+    engine=_engine,
+    whole_batch=True,
+    capped=True,
+    divisor=lambda plan: plan.batch,
+    options={"infonce": LogitOptions},
+    numbers=_numbers,
+)

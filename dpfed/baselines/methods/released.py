@@ -1,0 +1,109 @@
+"""Released statistics: noisy statistics of the batch, then one clipped gradient per record (what DPCL intended, made sound).
+
+In each step the owner releases noisy statistics from which every other record enters a record's gradient: embeddings in M
+slots for InfoNCE, moments for Barlow Twins. Given them, a record's loss depends on that record alone; its gradient is clipped
+to C.
+
+**Sensitivity of the release.** One record more adds a pair of embeddings of at most unit length to one slot, sqrt(2), or a
+vector phi to the moments, ``|phi|^2 = |a|^2 + |b|^2 + |a*a|^2 + |b*b|^2 + |a|^2 |b|^2 <= 5``: sqrt(5). **Of the sum, given
+the release**: it adds one clipped gradient, **C**, and changes no other; the engine embeds one record at a time, so this
+holds for the bits. The batch has no cap: a record that pushes another one out would change two records' parts.
+
+**Both together** are dominated by ``Poisson(q, Gaussian(sigma))``. Fix all draws but whether the further record x is drawn (b
+= 1) and the noise; none depends on x. The outputs are ``Y1 = s + b d + D1 s1 Z1`` with ``|d| <= D1`` and ``Y2 = g(Y1) + b
+e(Y1) + D2 s2 Z2`` with ``|e(y)| <= D2`` for every y, where ``s1 = sigma / sqrt(share)``, ``s2 = sigma / sqrt(1 - share)``, so
+``1/s1^2 + 1/s2^2 = 1/sigma^2``. A randomised map T that does not know b turns ``W ~ N(b / sigma, 1)`` into (Y1, Y2):
+
+- Draw ``V ~ N(0, 1)`` and rotate (W, V) by the rotation with first column ``(sigma/s1, sigma/s2)``: two *independent* numbers
+  U1, U2 of means ``b/s1``, ``b/s2`` and variance 1.
+- From U1 make Y1: along ``d / |d|`` put ``s + D1 s1 (c U1 + sqrt(1 - c^2) V')`` with ``c = |d| / D1`` and fresh ``V' ~ N(0,
+  1)``; in all other directions fresh noise. Now y = Y1 is known, and with it g(y) and e(y): make Y2 from U2 likewise.
+
+Without x the output is ``T(N(0, 1))``, with it ``(1-q) T(N(0, 1)) + q T(N(1/sigma, 1))``, and randomised maps take mixtures
+to mixtures. So both come from the pair that the accounting uses. Steps compose adaptively. x is drawn *once* for both
+releases: to account for each with a sample of its own would be no bound, for the first may show that x was drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from dpfed.errors import UserError
+from dpfed.privacy.method import Build, Method
+from dpfed.schema.section import Section
+
+if TYPE_CHECKING:
+    from dpfed.bounding.engines import Engine
+    from dpfed.config import Config
+    from dpfed.privacy.noise import KeyedNoise
+    from dpfed.privacy.plan import PrivacyPlan
+
+
+class _Moments(Section):
+    release_share: float = Field(0.5, gt=0, lt=1, description="of a step's 1 / sigma^2, what the release gets")
+
+
+class _Slots(_Moments):
+    release_share: float = Field(0.2, gt=0, lt=1, description="of a step's 1 / sigma^2, what the release gets")
+    slots: int = Field(64, ge=2, description="M, in which the embeddings of a batch are released")
+
+
+def _numbers(config: Config, options: _Moments) -> dict[str, Any]:
+    refuse_augmentations(config)
+    return options.model_dump()
+
+
+def refuse_augmentations(config: Config) -> None:
+    """Two views of a record are contrasted, and further ones would be made for nothing.
+
+    Raises:
+        UserError: if there are further ones.
+    """
+    if config.objective.augmentations:
+        raise UserError(
+            f"bounding.method = '{config.bounding.method}' contrasts two views of a record: set objective.augmentations to 0, "
+            f"got {config.objective.augmentations}."
+        )
+
+
+def release_multiplier(plan: PrivacyPlan) -> float:
+    """Noise of the release over its sensitivity."""
+    return plan.noise_multiplier / math.sqrt(plan.options["release_share"])
+
+
+def _engine(build: Build) -> Engine:
+    from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
+    from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
+    from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
+
+    plan, config = build.plan, build.config
+
+    def noise(sensitivity: float) -> KeyedNoise:
+        return release_noise(build.randomness, release_multiplier(plan) * sensitivity, build.owner, plan.fingerprint)
+
+    statistics: ReleasedEmbeddings | ReleasedMoments
+    if config.objective.name == "infonce":
+        of_embeddings = noise(ReleasedEmbeddings.SENSITIVITY)
+        statistics = ReleasedEmbeddings(plan.options["slots"], plan.batch, of_embeddings, build.randomness)
+    else:
+        statistics = ReleasedMoments(plan.batch, noise(ReleasedMoments.SENSITIVITY), config.objective.redundancy)
+    return StatisticsEngine(build.model, config.training.precision, statistics)
+
+
+METHOD = Method(
+    name="released",
+    title="released statistics (DPCL, made sound)",
+    claim="Noisy statistics of the batch are released first; given them, each record's gradient is its own and is clipped: one "
+    "record moves the sum by C. Release and sum are accounted for together.",
+    sensitivity=lambda plan: plan.clip_norm,
+    spread=lambda plan: 2 * plan.batch + 100,  # records: a Poisson batch is larger once in 10^60
+    engine=_engine,
+    whole_batch=True,
+    divisor=lambda plan: plan.batch,
+    gradient_share=lambda plan: 1 - plan.options["release_share"],
+    options={"infonce": _Slots, "barlow_twins": _Moments},  # slots stay noisy at any share, so the gradient gets more
+    numbers=_numbers,
+)

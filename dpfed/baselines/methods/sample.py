@@ -1,0 +1,55 @@
+"""Per-record clipping of a batch-wide InfoNCE loss (DP-GCL, equation 6): DP-SGD on a loss that is no sum over records.
+
+The loss is a sum over anchors, ``l_i`` being what record i has in it (both directions), and the gradient of every ``l_i`` is
+clipped to C. But ``l_i`` contrasts i with all records of the batch, so each of them depends on each record.
+
+**Sensitivity 2bC**, b = `max_batch`. Let D' be D with one record x more, and fix all other draws.
+
+- The batch of D has n < b records: that of D' has x besides. Each of the n clipped gradients moves within a ball of radius C,
+  by up to 2C, and x adds one of its own, up to C: (2n + 1)C, at most (2b - 1)C.
+- It has b records: x takes no part, and nothing changes, or it pushes one record out. The b - 1 that stay move by up to 2C
+  each; one gradient leaves and one comes, up to C each: 2(b - 1)C + 2C = 2bC.
+
+The second case is the larger one, and it is tight: one hard negative for all anchors, in the place of another one, can turn
+every gradient at once (`tests/baselines/whole_batch/test_whole_batch_sensitivity.py` does it). The paper states (2B + 1)C for a
+batch of B records that becomes one of B + 1. Poisson batches have no fixed size, so a hard cap has to stand in the place of B.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dpfed.baselines.whole_batch.pair_options import PairOptions, refuse_unbounded
+from dpfed.privacy.method import Build, Method, options_of
+
+if TYPE_CHECKING:
+    from dpfed.bounding.engines import Engine
+    from dpfed.config import Config
+
+
+def _numbers(config: Config, options: PairOptions) -> dict[str, Any]:
+    refuse_unbounded(config)
+    return {}  # how norms are computed is no part of the promise
+
+
+def _engine(build: Build) -> Engine:
+    from dpfed.baselines.whole_batch.pair_engines import SampleEngine
+
+    norms = options_of(build.config).norms
+    return SampleEngine(build.model, build.plan.whole_batch_cap, norms)
+
+
+METHOD = Method(
+    name="sample",
+    title="per-record clipping (DP-SGD)",
+    claim="All drawn records, at most b, are contrasted, and the gradient of each one's loss is clipped: a record changes all "
+    "of these gradients, and moves their sum by 2bC.",
+    sensitivity=lambda plan: 2 * plan.whole_batch_cap * plan.clip_norm,
+    spread=lambda plan: 1 / 2,
+    engine=_engine,
+    whole_batch=True,
+    capped=True,
+    divisor=lambda plan: plan.batch,
+    options={"infonce": PairOptions},
+    numbers=_numbers,
+)

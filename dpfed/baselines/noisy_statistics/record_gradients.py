@@ -1,0 +1,137 @@
+"""Clipped gradients of single records (or single views), given how the loss slopes in their embeddings.
+
+A method that releases noisy statistics computes, from embeddings and statistics, the slope of its loss in every embedding. What
+is left is one backward pass per record: with J_i the Jacobian of record i's embeddings in the parameters and u_i the slope,
+its gradient is J_i^T u_i. Shapes: n records, two views each (two images, or image and text), D dimensions, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dpfed.bounding.bounded_sum import Clip
+from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views
+from dpfed.bounding.engines.gradient_cache import refuse_random
+from dpfed.bounding.engines.lanes import Lanes
+from dpfed.bounding.engines.loop import add_clipped
+from dpfed.models.contract import embeddings_of, temperature_of
+
+
+@dataclass(frozen=True)
+class Cotangents:
+    """How a loss slopes in what the model gives.
+
+    Attributes:
+        embeddings: ``(n, 2, D)``.
+        temperature: ``(n,)``, each record's part.
+    """
+
+    embeddings: Tensor
+    temperature: Tensor
+
+    @classmethod
+    def of_each(cls, slopes: Callable[[Tensor, int], tuple[Tensor, Tensor]], embeddings: Tensor) -> Cotangents:
+        """Those of one record after the other: in a product over all records, one could change how others' are rounded.
+
+        Args:
+            slopes: from a record's embeddings ``(1, 2, D)`` and its place to its cotangents ``(1, 2, D)`` and ``(1,)``.
+            embeddings: ``(n, 2, D)``.
+        """
+        found = [slopes(one.detach().requires_grad_(), place) for place, one in enumerate(embeddings.split(1))]
+        none = embeddings[:0], embeddings[:0, 0, 0]
+        return cls(*(torch.cat(part) for part in zip(none, *found, strict=True)))
+
+    def of_view(self, view: int) -> Cotangents:
+        """Those of one view alone; the temperature's are halved."""
+        alone = torch.zeros_like(self.embeddings)
+        alone[:, view] = self.embeddings[:, view]
+        return Cotangents(alone, self.temperature / 2)
+
+
+class Statistics(Protocol):
+    """Releases noisy statistics of a batch, and says how each record's loss slopes given them."""
+
+    def slopes(self, embeddings: Tensor, temperature: Tensor, step: int) -> Cotangents:
+        """One step's release. Given it, a record's slopes are a function of its own embeddings, bit by bit.
+
+        Args:
+            embeddings: ``(n, 2, D)``, of all records of the batch.
+            temperature: scalar.
+            step: training step, which names the noise.
+        """
+
+
+class StatisticsEngine(Engine):
+    """The engine of a method that releases noisy statistics of the whole batch.
+
+    It passes one record at a time, so that no record can change how the embeddings and gradients of others are rounded.
+
+    Args:
+        model: it must draw no random numbers, as records are embedded twice.
+        precision: of the forward pass.
+        statistics: the method's release.
+        by_view: each view's gradient is clipped for itself; otherwise each record's.
+    """
+
+    name = "statistics"
+
+    def __init__(self, model: nn.Module, precision: Precision, statistics: Statistics, by_view: bool = False) -> None:
+        super().__init__(model)
+        refuse_random(model)
+        self._model, self._statistics, self._by_view = model, statistics, by_view
+        self._bf16 = precision == "bf16"
+        self._lanes = Lanes(model, self._vector)
+
+    def add_clipped(
+        self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
+    ) -> Tensor:
+        """Adds the clipped gradient of every record (or view); all of the step's records must come at once.
+
+        Args:
+            batch: the whole batch, as one group; views beyond the contrasted pair are not used.
+            clip_norm: C.
+            into: ``(P,)``, added to in place.
+            losses: stays as it is: a record's gradient is not that of a loss of its own.
+
+        Returns:
+            Gradient norms before clipping: private.
+        """
+        embeddings = torch.cat(sum(self._lanes.each(lambda lane: self._embedded(batch.views, lane)), start=[]))
+        slopes = self._statistics.slopes(embeddings, temperature_of(self._model).detach(), batch.step)
+        parts = [slopes.of_view(0), slopes.of_view(1)] if self._by_view else [slopes]
+
+        def added(part: Cotangents) -> Tensor:
+            return self._lanes.add(lambda lane, total: self._lane(batch.views, part, clip_norm, lane, total), into)
+
+        return torch.cat([added(part) for part in parts])
+
+    def _records(self, views: Views, lane: int) -> Iterator[tuple[int, Views]]:
+        """A lane's records: the two views of each that are contrasted, two images, or the first image and the first text."""
+        count, wanted = len(views["image"]), 1 if "text" in views else 2
+        for record in range(lane * count // self._lanes.count, (lane + 1) * count // self._lanes.count):
+            yield record, {name: view[record : record + 1, :wanted] for name, view in views.items()}
+
+    def _pair(self, views: Views) -> Tensor:
+        """``(1, 2, D)`` embeddings of one record."""
+        with torch.autocast(self._vector.device.type, torch.bfloat16, enabled=self._bf16):
+            found = embeddings_of(self._model, views)
+        return torch.cat([z.float() for z in found.values()], dim=1)
+
+    @torch.no_grad()
+    def _embedded(self, views: Views, lane: int) -> list[Tensor]:
+        return [self._pair(one) for _, one in self._records(views, lane)]
+
+    def _lane(self, views: Views, slopes: Cotangents, clip_norm: float | Clip, lane: int, into: Tensor) -> Tensor:
+        """Adds a lane's records; returns their norms."""
+        parts, norms = self._vector.split(into), [into.new_zeros(0, dtype=self._exact)]
+        for record, one in self._records(views, lane):
+            loss = (self._pair(one)[0] * slopes.embeddings[record]).sum()
+            loss = loss + temperature_of(self._model) * slopes.temperature[record]
+            gradients = torch.autograd.grad(loss, self._vector.parameters, materialize_grads=True)
+            norms.append(add_clipped(gradients, clip_norm, parts, self._exact)[None])
+        return torch.cat(norms)

@@ -1,0 +1,191 @@
+"""Norms of the gradients of similarities, and of sums of them, without making any of these gradients.
+
+The gradient of the similarity of anchor a and candidate c is ``J_a^T c + J_c^T a``, J being the Jacobians of their embeddings;
+the gradient of any function of the embeddings is ``sum over rows r of J_r^T w_r``. Two ways to their norms:
+
+- `ExactNorms` adds up squares over slices of the parameters, from factors of all Jacobians. Work and workspace grow with the
+  number of pairs; what is kept, with the number of embeddings.
+- `NormBounds` needs the D x D matrices ``A_r = J_r J_r^T`` alone: ``|J_r^T w| = sqrt(w^T A_r w)`` is exact for one embedding,
+  and the triangle inequality adds these up. Memory and the passes through the model are linear in the batch. Clipping by an
+  upper bound of a norm clips more than needed, never less.
+
+Where no parameter serves two towers, the parts of a gradient that belong to images and to texts are orthogonal: their norms are
+added as squares, and then the bound of a pair of an image and a text is exact, too.
+
+Shapes: n records, R embedding rows, D dimensions, m candidates of a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dpfed.baselines.whole_batch.contrasts import Contrast
+from dpfed.baselines.whole_batch.jacobians import Block
+
+_WORKSPACE = 1 << 23  # floats of an intermediate result
+_COLUMNS = 1 << 10  # parameters in a slice
+_BLOCK = 1 << 18  # floats of gradients of pairs, written and read at once: they stay in the cache
+# Of the traces, added to squares: beside such a norm the rounding of float64 is small,
+_FLOOR = 1e-6  # also where w is nearly orthogonal to all of J,
+_CANCELLED = 1e-8  # and where the rows' parts of a gradient nearly cancel.
+
+
+class Norms(Protocol):
+    """Upper bounds of gradient norms, or the norms themselves."""
+
+    finite: Tensor
+    """``(R,)`` bool: whether an embedding's Jacobian is finite."""
+
+    def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
+        """Of the gradient of every similarity.
+
+        Args:
+            rows: ``(R, D)`` embeddings, float64.
+            contrast: anchors and candidates.
+
+        Returns:
+            ``(n, n, m)`` float64.
+        """
+
+    def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
+        """Of functions of all embeddings.
+
+        Args:
+            cotangents: ``(k, R, D)`` float64, derivatives of k functions with respect to the embeddings, a few at a time.
+
+        Returns:
+            ``(n,)`` float64, of all functions.
+        """
+
+
+class NormBounds:
+    """Norms by the triangle inequality.
+
+    Args:
+        grams: ``(R, D, D)`` float64.
+        towers: for each tower, which of the rows it embeds.
+        disjoint: whether no parameter serves two towers.
+    """
+
+    def __init__(self, grams: Tensor, towers: dict[str, slice], disjoint: bool) -> None:
+        traces = grams.diagonal(dim1=1, dim2=2).sum(1)
+        self.finite = torch.isfinite(traces)
+        self._grams = grams + _FLOOR * traces[:, None, None] * torch.eye(grams.shape[1]).to(grams)
+        self._towers, self._disjoint = towers, disjoint
+
+    def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
+        """See `Norms`."""
+        others = contrast.candidates.reshape(-1)
+        of_anchors = self._halves(contrast.anchors, rows[others])
+        of_candidates = self._halves(others, rows[contrast.anchors]).T
+        first, second = contrast.towers
+        together = torch.hypot if first != second and self._disjoint else torch.add
+        return together(of_anchors, of_candidates).unflatten(1, contrast.candidates.shape)
+
+    def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
+        """See `Norms`."""
+        return torch.cat([self._of_sums(part) for part in cotangents])
+
+    def _of_sums(self, cotangents: Tensor) -> Tensor:
+        weights = cotangents.transpose(0, 1)
+        each = ((weights @ self._grams) * weights).sum(2).clamp(min=0).sqrt()
+        towers = torch.stack([each[part].sum(0) for part in self._towers.values()])
+        return torch.linalg.vector_norm(towers, dim=0) if self._disjoint else towers.sum(0)
+
+    def _halves(self, owners: Tensor, weights: Tensor) -> Tensor:
+        """``(o, w)``: ``|J_r^T w|`` of every owner row r and every weight w ``(w, D)``."""
+        result = torch.empty(len(owners), len(weights), dtype=torch.float64, device=weights.device)
+        step = max(1, _WORKSPACE // weights.numel())
+        for start in range(0, len(owners), step):
+            grams = self._grams[owners[start : start + step]]
+            result[start : start + step] = ((weights @ grams) * weights).sum(2)
+        return result.clamp_(min=0).sqrt_()
+
+
+class ExactNorms:
+    """Norms from the Jacobians themselves.
+
+    Args:
+        blocks: for each tower, the parts of its Jacobians; no parameter serves two towers.
+        towers: for each tower, which of the rows it embeds.
+        device: of the embeddings.
+    """
+
+    def __init__(self, blocks: dict[str, list[Block]], towers: dict[str, slice], device: torch.device) -> None:
+        self._blocks, self._towers = blocks, towers
+        self._traces = torch.zeros(max(part.stop for part in towers.values()), dtype=torch.float64, device=device)
+        for name, part in towers.items():
+            for block in blocks[name]:
+                self._traces[part] += _traces(block)
+        self.finite = torch.isfinite(self._traces)
+
+    def of_pairs(self, rows: Tensor, contrast: Contrast) -> Tensor:
+        """See `Norms`."""
+        anchors, others = contrast.anchors, contrast.candidates.reshape(-1)
+        lost = _CANCELLED * self._traces
+        squares = lost[anchors][:, None] + lost[others]
+        for name, part in self._towers.items():
+            owns = [name == tower for tower in contrast.towers]
+            for jacobian in self._slices(name):
+                _add_squares(
+                    squares,
+                    jacobian[anchors - part.start] if owns[0] else None,
+                    jacobian[others - part.start] if owns[1] else None,
+                    rows[anchors],
+                    rows[others],
+                )
+        return squares.sqrt_().unflatten(1, contrast.candidates.shape)
+
+    def of_sums(self, cotangents: Iterator[Tensor]) -> Tensor:
+        """See `Norms`."""
+        return torch.cat([self._of_sums(part) for part in cotangents])
+
+    def _of_sums(self, cotangents: Tensor) -> Tensor:
+        squares = cotangents.square().sum(2) @ (_CANCELLED * self._traces)
+        for name, part in self._towers.items():
+            weights = cotangents[:, part].flatten(1)
+            for jacobian in self._slices(name):
+                squares += (weights @ jacobian.flatten(0, 1)).square().sum(1)
+        return squares.sqrt_()
+
+    def _slices(self, tower: str) -> Iterator[Tensor]:
+        for block in self._blocks[tower]:
+            yield from block.slices(_COLUMNS)
+
+
+def _add_squares(squares: Tensor, of_anchors: Tensor | None, of_others: Tensor | None, anchors: Tensor, others: Tensor) -> None:
+    """Adds what a slice of the parameters contributes to the squared norms of all pairs.
+
+    Args:
+        squares: ``(n, N)``, added to in place.
+        of_anchors: ``(n, D, p)`` Jacobians of the anchors; ``None`` where the parameters do not serve them.
+        of_others: ``(N, D, p)`` of the candidates, likewise.
+        anchors: ``(n, D)``.
+        others: ``(N, D)``.
+    """
+    jacobian = of_anchors if of_anchors is not None else of_others
+    if jacobian is None:
+        return
+    if of_others is not None:
+        of_others = of_others.transpose(0, 1).flatten(1)
+    width = jacobian.shape[2]
+    step = max(1, _BLOCK // (len(others) * width))
+    for start in range(0, len(anchors), step):
+        some = slice(start, start + step)
+        if of_others is None:
+            assert of_anchors is not None  # one of them is there
+            gradients = others @ of_anchors[some]
+        else:
+            gradients = (anchors[some] @ of_others).view(-1, len(others), width)
+            if of_anchors is not None:
+                gradients.baddbmm_(others.expand(len(gradients), -1, -1), of_anchors[some])
+        squares[some] += torch.linalg.vector_norm(gradients, dim=2).square_()
+
+
+def _traces(block: Block) -> Tensor:
+    first, *others = (part.square().sum((1, 2)) for part in block.slices(_COLUMNS))
+    return sum(others, first)

@@ -1,0 +1,107 @@
+"""Pictures with names, as people hand them to a command: those of a record store, or image files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from dpfed.data.importers.access import Access, NotRead
+from dpfed.data.importers.listing import list_files
+from dpfed.data.store.records import RecordStore
+from dpfed.data.views.pixels import BrokenImage, decode, decoders, square
+from dpfed.data.views.preprocessing import Preprocessing
+from dpfed.errors import UserError
+from dpfed.places import is_store
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class NamedPictures(Protocol):
+    """Pictures by number, 0 .. len - 1."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def names(self, numbers: np.ndarray) -> list[str]:
+        """Their names: ids of records, or paths of files."""
+
+    def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
+        """Their pixels as a model sees them, ``(n, 3, size, size)`` uint8.
+
+        Raises:
+            UserError: for one that cannot be decoded.
+        """
+
+
+class StoredPictures:
+    """Those of some records of a store.
+
+    Args:
+        store: of the records.
+        rows: ``(n,)`` of the store; default: all.
+    """
+
+    def __init__(self, store: RecordStore, rows: np.ndarray | None = None) -> None:
+        self._store, self._rows = store, np.arange(len(store)) if rows is None else rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def names(self, numbers: np.ndarray) -> list[str]:
+        """See `NamedPictures`."""
+        return self._store.ids(self._rows[numbers])
+
+    def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
+        """See `NamedPictures`."""
+        return self._store.images(self._rows[numbers], size, how.resize, how.interpolation)
+
+
+class PictureFiles:
+    """Image files, by their paths."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def names(self, numbers: np.ndarray) -> list[str]:
+        """See `NamedPictures`."""
+        return [str(self._files[number]) for number in numbers]
+
+    def squares(self, numbers: np.ndarray, size: int, how: Preprocessing) -> Tensor:
+        """See `NamedPictures`."""
+        import torch
+
+        def read(number: int) -> np.ndarray:
+            file = self._files[number]
+            try:
+                return square(decode(Access.to(file, outside=True).read(file)), size, how.resize, how.interpolation)
+            except (NotRead, BrokenImage) as error:
+                raise UserError(f"{file} cannot be read as an image ({error}): mend it, or leave it out.") from error
+
+        return torch.from_numpy(np.stack(list(decoders().map(read, numbers.tolist()))))
+
+
+def pictures_at(places: Sequence[Path]) -> NamedPictures:
+    """The pictures of one store; or image files, and all image files below folders.
+
+    Raises:
+        UserError: for no picture, a place that is not there, or a store beside other places.
+    """
+    if stores := [place for place in places if is_store(place)]:
+        if len(places) > 1:
+            raise UserError(f"{stores[0]} is a record store: give one store alone, or images and folders of images.")
+        return StoredPictures(RecordStore.open(stores[0]))
+    files: list[Path] = []
+    for place in places:
+        if not place.exists():
+            raise UserError(f"{place} is not there: give a record store, or images and folders of images.")
+        files += list_files(place, Access.to(place)).images() if place.is_dir() else [place]
+    if not files:
+        raise UserError(f"there are no images in {', '.join(map(str, places))}: give a record store, or a folder with images.")
+    return PictureFiles(files)

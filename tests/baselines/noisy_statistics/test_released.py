@@ -1,0 +1,158 @@
+"""Released statistics: the release moves as little as is stated and carries the planned noise; what is refused."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from dp_accounting.rdp import RdpAccountant
+from torch.nn.functional import normalize
+
+from dpfed.baselines.noisy_statistics.record_gradients import StatisticsEngine
+from dpfed.baselines.noisy_statistics.released_embeddings import ReleasedEmbeddings, release_noise
+from dpfed.baselines.noisy_statistics.released_moments import ReleasedMoments
+from dpfed.config import parse_config
+from dpfed.errors import UserError
+from dpfed.models.building import build_model
+from dpfed.privacy.method import Build, method_named
+from dpfed.privacy.randomness import Randomness
+from dpfed.runs.resolution import resolve
+from tests.baselines.noisy_statistics.released_lab import config_for, in_slots, plan_for, silent
+
+HOSTILE = [
+    torch.full((2, 8), 1e15),
+    torch.full((2, 8), math.inf),
+    torch.tensor([[math.nan] * 8, [1.0] * 8]),
+    torch.eye(8)[:1].expand(2, 8),
+    -torch.eye(8)[3:4].expand(2, 8),
+    *(1.7 * normalize(torch.randn(20, 2, 8, generator=torch.Generator().manual_seed(0)), dim=2)),
+]
+
+
+@pytest.mark.parametrize("one_more", HOSTILE)
+def test_one_record_more_moves_one_slot_by_sqrt_2_at_most(one_more):
+    statistics = in_slots()
+    others = normalize(torch.randn(30, 2, 8), dim=2)
+    slot = statistics.draw_slots(31, 4)
+    without = statistics.release(others, slot[:30], 4)
+    moved = (statistics.release(torch.cat([others, one_more[None]]), slot, 4) - without).flatten(1).norm(dim=1)
+    assert (moved > 1e-6).sum() <= 1
+    assert moved.max() <= ReleasedEmbeddings.SENSITIVITY * (1 + 1e-6)
+    if one_more.isfinite().all():
+        assert moved.max() == pytest.approx(math.sqrt(2), rel=1e-4)  # the bound is tight
+
+
+@pytest.mark.parametrize("one_more", HOSTILE)
+def test_one_record_more_moves_the_moments_by_sqrt_5_at_most(one_more):
+    statistics = ReleasedMoments(30, silent())
+    others = normalize(torch.randn(30, 2, 8), dim=2)
+    moved = statistics.release(torch.cat([others, one_more[None]]), 0) - statistics.release(others, 0)
+    assert moved.norm() <= ReleasedMoments.SENSITIVITY * (1 + 1e-5)
+    if one_more.abs().sum() == 2:  # a unit vector along one axis, twice
+        assert moved.norm() == pytest.approx(math.sqrt(5), rel=1e-4)
+
+
+def noise_of(engine: StatisticsEngine, dimensions: int) -> torch.Tensor:
+    """What the engine's statistics hold where no record is: noise alone."""
+    nobody = torch.zeros(0, 2, dimensions)
+    statistics = engine._statistics
+    if isinstance(statistics, ReleasedMoments):
+        return statistics.release(nobody, 0)
+    return statistics.release(nobody, torch.zeros(0, dtype=torch.long), 0)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.2])
+@pytest.mark.parametrize("objective", ["infonce", "barlow_twins"])
+def test_release_and_sum_carry_the_planned_noise_and_together_cost_sigma(share, objective):
+    options = {"release_share": share} | ({"slots": 64} if objective == "infonce" else {})
+    config = config_for("one tower", objective, options=options)
+    plan = plan_for(config)
+    model = build_model(config_for("one tower").model, config_for("one tower").objective)
+    engine = method_named("released").engine(Build(model, plan, config, Randomness.from_seed(2)))
+    noise = noise_of(engine, 256)
+    release = noise.std().item() / math.sqrt(2 if objective == "infonce" else 5)
+    assert abs(noise.mean().item()) < 5 * noise.std().item() / math.sqrt(noise.numel())
+    assert release == pytest.approx(plan.noise_multiplier / math.sqrt(share), rel=0.02)
+    gradient = plan.noise_std / plan.clip_norm
+    assert 1 / release**2 + 1 / gradient**2 == pytest.approx(1 / plan.noise_multiplier**2, rel=0.04)
+    assert plan.sensitivity == plan.clip_norm and plan.divisor == plan.batch and plan.cap is None
+
+
+def test_two_releases_from_one_sample_cost_what_the_plan_accounts_for():
+    plan = plan_for(config_for("one tower", options={"release_share": 0.3}), accountant="rdp")
+    two = [dp_accounting.GaussianDpEvent(plan.noise_multiplier / math.sqrt(share)) for share in (0.3, 0.7)]
+    sampled = dp_accounting.PoissonSampledDpEvent(plan.sampling_rate, dp_accounting.ComposedDpEvent(two))
+    spent = RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(sampled, plan.steps)).get_epsilon(plan.delta)
+    assert plan.epsilon() == pytest.approx(spent, rel=1e-6)
+
+
+def test_noise_repeats_and_differs_by_step_owner_and_statistics():
+    randomness = Randomness.from_seed(2)
+
+    def noise(step=0, owner=0, context="", offset=0.0):
+        clean = torch.full((50, 4), offset)
+        return release_noise(randomness, 1.0, owner, context).add_(clean.clone(), step) - clean
+
+    base = noise()
+    assert torch.equal(base, noise())
+    for other in (noise(step=1), noise(owner=1), noise(context="x"), noise(offset=1.0)):
+        assert abs(torch.corrcoef(torch.stack([base.flatten(), other.flatten()]))[0, 1]) < 0.3
+
+
+def test_slots_are_uniform_and_new_in_every_step():
+    statistics = in_slots(slots=8)
+    drawn = statistics.draw_slots(20_000, 0)
+    assert torch.equal(drawn, statistics.draw_slots(20_000, 0))
+    counts = torch.bincount(drawn, minlength=8)
+    assert len(counts) == 8 and (counts - 2500).abs().max() < 5 * math.sqrt(2500)
+    assert (drawn == statistics.draw_slots(20_000, 1)).float().mean() < 0.15
+
+
+def test_empty_slots_hold_noise():
+    noisy = in_slots(release_noise(Randomness.from_seed(1), 1.0, 0, "")).release(
+        normalize(torch.randn(1, 2, 64), dim=2), torch.tensor([0]), 0
+    )
+    assert (noisy[1:].flatten(1).norm(dim=1) > 8).all()
+
+
+def test_denoising_finds_the_embeddings_where_there_is_little_noise():
+    embeddings = normalize(torch.randn(5000, 2, 8) + 1.0, dim=2)
+    for slots in (50, 5000):
+        statistics = in_slots(release_noise(Randomness.from_seed(1), 1e-3, 0, ""), slots, 5000)
+        found = statistics.denoised(statistics.release(embeddings, statistics.draw_slots(5000, 0), 0))
+        assert torch.allclose(found.mean(0), embeddings.mean(0), atol=1e-2)
+    whole = in_slots(slots=5, batch=5)
+    assert torch.allclose(whole.denoised(embeddings[:5]), embeddings[:5], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("objective", "options", "complaint"),
+    [
+        ("siglip", {}, "'infonce' or 'barlow_twins', got 'siglip'"),
+        ("infonce", {"slot": 3}, "slot"),
+        ("infonce", {"slots": 1}, "slots"),
+        ("infonce", {"release_share": 1.0}, "release_share"),
+        ("infonce", {"release_share": 0.0}, "release_share"),
+        ("barlow_twins", {"slots": 8}, "slots"),
+    ],
+)
+def test_what_the_method_cannot_do_is_refused(objective, options, complaint):
+    with pytest.raises(UserError, match=complaint):
+        method_named("released").public_numbers(config_for("one tower", objective, options=options))
+
+
+def test_a_worker_repeats_its_steps_and_draws_new_noise_in_each(tiny):
+    from dpfed.runs.assembly import assemble
+
+    tiny["bounding"] = {"method": "released", "microbatch": 32, "options": {"slots": 8}}
+    tiny["privacy"] = {"noise_multiplier": 1.0, "batch": 60, "steps": 6}
+    parts = assemble(resolve(parse_config(tiny)), Randomness.from_seed(5))
+    sums = [parts.worker(Randomness.from_seed(5)).bounded_sum(step) for step in (0, 0, 1)]
+    assert torch.equal(sums[0].values, sums[1].values) and not torch.equal(sums[0].values, sums[2].values)
+    assert sums[0].sensitivity == parts.plan.sensitivity and sums[0].groups == parts.plan.groups == 1
+    elsewhere = parts.worker(Randomness.from_seed(5))
+    elsewhere._randomness = Randomness.from_seed(5)
+    secret = np.random.default_rng(0).bytes(32)
+    elsewhere._engine = parts.plan.method.engine(Build(parts.model, parts.plan, parts.config, Randomness(secret)))
+    assert not torch.equal(elsewhere.bounded_sum(0).values, sums[0].values)  # other release noise, other slots

@@ -1,0 +1,288 @@
+"""The engines of `batch`, `sample` and `logit` against plain autograd in float64, gradient by gradient."""
+
+import pytest
+import torch
+
+from dpfed.baselines.whole_batch.contrasts import contrasts
+from dpfed.baselines.whole_batch.jacobian_norms import ExactNorms, NormBounds
+from dpfed.baselines.whole_batch.jacobians import Jacobians
+from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
+from dpfed.bounding.bounded_sum import clip_factors
+from dpfed.bounding.engines import GroupBatch
+from dpfed.bounding.engines.gradient_cache import BatchEngine
+from dpfed.config import ModelConfig, ObjectiveConfig, parse_config
+from dpfed.errors import UserError
+from dpfed.models.building import build_model
+from dpfed.objectives import OBJECTIVES, loss_of
+from dpfed.objectives.infonce import group_loss
+from dpfed.privacy.plan import PrivacyPlan
+from tests.bounding.engines.test_engines_towers import build
+from tests.models.conftest import SMALL
+from tests.sparing import sparing
+
+COUNT = 5
+MODELS = {
+    "cnn": ModelConfig(width=8, embedding=6, head_hidden=10),
+    "resnet18": ModelConfig(image="resnet18", width=4, embedding=4, head_hidden=6),
+    "two towers": ModelConfig(kind="image-text", width=8, text_width=16, text_layers=1, vocabulary=128, embedding=6, context=8),
+}
+OBJECTIVE = ObjectiveConfig(temperature=0.3)
+
+
+def case(name, augmentations=0):
+    config = MODELS[name]
+    generator = torch.Generator().manual_seed(3)
+    text = config.kind == "image-text"
+    views = {"image": torch.randn(COUNT, (1 if text else 2) + augmentations, 3, 16, 16, generator=generator)}
+    if text:
+        views["text"] = torch.randint(1, 128, (COUNT, 1 + augmentations, 8), generator=generator)
+    return build_model(config, OBJECTIVE), GroupBatch(views, [0, COUNT])
+
+
+def directions(z):
+    """Anchors ``(n, D)`` and candidates ``(n, m, D)`` of equations 9, 12 and 15, written down independently."""
+    image = z["image"]
+    if "text" in z:
+        return [(image[:, 0], z["text"]), (z["text"][:, 0], image)]
+    return [(image[:, 0], image[:, 1:]), (image[:, 1], torch.cat([image[:, :1], image[:, 2:]], dim=1))]
+
+
+def in_float64(model, batch):
+    model.double()
+    views = {k: v.double() if v.is_floating_point() else v for k, v in batch.views.items()}
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return model(views), parameters
+
+
+def flat_gradient(value, parameters):
+    gradients = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def clipped(gradient, clip_norm):
+    return gradient * min(1.0, clip_norm / gradient.norm().item())
+
+
+def logit_oracle(model, batch, clip_norm, one_sided=False, spread_out=0.0):
+    """Every pair's gradient, clipped and weighted: equation 5 of the Logit-DP paper, at a temperature."""
+    z, parameters = in_float64(model, batch)
+    total, norms = 0, []
+    for anchors, candidates in directions(z)[: 1 if one_sided else 2]:
+        n, m, _ = candidates.shape
+        for i in range(n):
+            pairs = [(i, 0)] + [(j, v) for j in range(n) if j != i for v in range(m)]
+            cosines = torch.stack([anchors[i] @ candidates[j, v] for j, v in pairs])
+            weights = (cosines / OBJECTIVE.temperature).softmax(0)
+            weights[0] -= 1
+            weights = weights / OBJECTIVE.temperature
+            weights[1:] += spread_out * 2 * cosines[1:] / ((n - 1) * m)
+            for cosine, weight in zip(cosines, weights, strict=True):
+                gradient = flat_gradient(cosine, parameters)
+                norms.append(gradient.norm().item())
+                total = total + weight.item() * clipped(gradient, clip_norm)
+    model.float()
+    return total, torch.tensor(norms)
+
+
+def sample_oracle(model, batch, clip_norm):
+    z, parameters = in_float64(model, batch)
+    losses = 0
+    for anchors, candidates in directions(z):
+        similarity = torch.einsum("id,jvd->ijv", anchors, candidates) / OBJECTIVE.temperature
+        others = ~torch.eye(COUNT, dtype=torch.bool)
+        positive = similarity[:, :, 0].diagonal()
+        negatives = torch.stack([similarity[i][others[i]].exp().sum() for i in range(COUNT)])
+        losses = losses - torch.log(positive.exp() / (positive.exp() + negatives))
+    gradients = [flat_gradient(loss, parameters) for loss in losses]
+    model.float()
+    return sum(clipped(g, clip_norm) for g in gradients), torch.stack([g.norm() for g in gradients])
+
+
+def run(engine, batch, clip_norm):
+    into = engine.zeros()
+    norms = engine.add_clipped(batch, clip_norm, into)
+    return into.double(), norms
+
+
+def assert_close(found, expected):
+    assert (found - expected).norm() / expected.norm() < 1e-4
+
+
+@pytest.mark.parametrize("microbatch", [2, 100])
+@pytest.mark.parametrize(
+    "name, loss", [(name, loss) for name in MODELS for loss in OBJECTIVES if (name, loss) != ("two towers", "byol")]
+)
+def test_the_batch_engine_is_one_gradient_of_the_mean_loss(name, loss, microbatch):
+    config, batch = MODELS[name], case(name)[1]
+    model = build_model(config, ObjectiveConfig(name=loss, learn_temperature=loss in ("infonce", "siglip")))
+    z, parameters = in_float64(model, batch)
+    named = loss_of(ObjectiveConfig(name=loss))
+    value = named(z, torch.ones(COUNT, dtype=torch.bool), model.temperature, model.bias)
+    expected = flat_gradient(value / COUNT, parameters)
+    model.float()
+    engine = BatchEngine(model, "fp32", named, microbatch)
+    for clip_norm in (0.3 * expected.norm().item(), 1e6):
+        found, norms = run(engine, batch, clip_norm)
+        assert_close(found, clipped(expected, clip_norm))
+        assert norms.tolist() == pytest.approx([expected.norm().item()], rel=1e-4)
+
+
+@pytest.mark.parametrize("augmentations", [0, 1])
+@pytest.mark.parametrize("name", sparing(MODELS, "cnn", "two towers"))
+def test_exact_logit_clipping_is_the_loop_over_pairs(name, augmentations):
+    model, batch = case(name, augmentations)
+    middle = logit_oracle(model, batch, 1.0)[1].median().item()
+    for clip_norm, options in ((middle, {}), (1e6, {}), (middle, {"one_sided": True, "spread_out": 0.7})):
+        found, norms = run(LogitEngine(model, COUNT, "exact", **options), batch, clip_norm)
+        expected, all_norms = logit_oracle(model, batch, clip_norm, **options)
+        assert_close(found, expected)
+        if not augmentations:  # otherwise the engine also looks at an anchor's own further views, which weigh nothing
+            torch.testing.assert_close(norms.sort().values.float(), all_norms.sort().values, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("augmentations", [0, 1])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_exact_sample_clipping_is_the_loop_over_records(name, augmentations):
+    model, batch = case(name, augmentations)
+    middle = sample_oracle(model, batch, 1.0)[1].median().item()
+    for clip_norm in (middle, 1e6):
+        found, norms = run(SampleEngine(model, COUNT, "exact"), batch, clip_norm)
+        expected, all_norms = sample_oracle(model, batch, clip_norm)
+        assert_close(found, expected)
+        torch.testing.assert_close(norms, all_norms, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("kind", [LogitEngine, SampleEngine])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_without_clipping_the_sum_is_the_gradient_of_the_objective(name, kind):
+    model, batch = case(name, augmentations=2)
+    z, parameters = in_float64(model, batch)
+    loss = group_loss(z, torch.ones(COUNT, dtype=torch.bool), model.temperature, None)
+    expected = flat_gradient(loss, parameters)
+    model.float()
+    for norms in ("exact", "bound"):
+        assert_close(run(kind(model, COUNT, norms), batch, 1e9)[0], expected)
+
+
+@pytest.mark.parametrize("augmentations", [0, 1])
+@pytest.mark.parametrize("kind", [LogitEngine, SampleEngine])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_bounds_are_never_below_the_norms_nor_far_above(name, kind, augmentations):
+    model, batch = case(name, augmentations)
+    exact, bound = (run(kind(model, COUNT, norms), batch, 1.0)[1] for norms in ("exact", "bound"))
+    assert (bound >= exact * (1 - 1e-6)).all()
+    assert bound.median() < 4 * exact.median()
+    if name == "two towers" and kind is LogitEngine:  # the two parts are orthogonal: nothing is lost
+        torch.testing.assert_close(bound, exact, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("adaptation", [{}, {"image": "frozen", "text": "full"}], ids=str)
+def test_adapted_open_clip_towers_agree_with_the_loop_over_pairs(tmp_path, adaptation):
+    model = build(tmp_path, SMALL, OBJECTIVE, **adaptation)
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randn(3, 1, 3, 32, 32, generator=generator)
+    batch = GroupBatch({"image": images, "text": torch.randint(1, 49407, (3, 1, 16), generator=generator)}, [0, 3])
+    clip_norm = logit_oracle(model, batch, 1.0)[1].median().item()
+    expected, _ = logit_oracle(model, batch, clip_norm)
+    for norms in ("exact", "bound"):
+        assert_close(run(LogitEngine(model, 3, norms), batch, clip_norm)[0], expected)
+
+
+def test_auto_is_exact_where_a_full_batch_is_small_whatever_was_drawn():
+    model, batch = case("cnn")
+    small, large = LogitEngine(model, COUNT), LogitEngine(model, 100_000)
+    for engine in (small, large):
+        run(engine, batch, 1.0)
+    assert (small.norms, large.norms) == ("exact", "bound")
+
+
+def test_towers_that_share_parameters_get_bounds():
+    model, batch = case("two towers")
+    model.text_encoder.project = model.projection = torch.nn.Linear(32, 6, bias=False)
+    model.text_encoder.norm = torch.nn.Sequential(model.text_encoder.norm, torch.nn.Linear(16, 32))
+    engine = LogitEngine(model, COUNT)
+    norms = run(engine, batch, 1.0)[1]
+    assert engine.norms == "bound" and model.projection.weight.requires_grad
+    assert (norms.sort().values >= logit_oracle(model, batch, 1.0)[1].sort().values * (1 - 1e-6)).all()
+    with pytest.raises(UserError, match="share parameters"):
+        run(LogitEngine(model, COUNT, "exact"), batch, 1.0)
+
+
+@pytest.mark.parametrize("disjoint, factor", [(True, 8**0.5), (False, 4)])
+def test_bounds_of_sums_are_reached_by_rows_with_one_jacobian(disjoint, factor):
+    """Two towers of two rows each, all equal: their gradients add up where parameters are shared, or are orthogonal."""
+    torch.manual_seed(0)
+    jacobian, weight = torch.randn(6, 20), torch.randn(6)
+    bounds = NormBounds((jacobian @ jacobian.T).expand(4, 6, 6), {"image": slice(0, 2), "text": slice(2, 4)}, disjoint)
+    found = bounds.of_sums(iter([weight.expand(1, 4, 6)])).item()
+    gradient = (jacobian.T.double() @ weight.double()).norm().item()
+    assert factor * gradient <= found * (1 + 1e-6) and found == pytest.approx(factor * gradient, rel=1e-3)
+
+
+def test_a_weight_that_is_also_used_outside_its_layer_keeps_its_whole_gradient():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(12, 12)
+
+        def forward(self, x):
+            return torch.relu(self.layer(x.flatten(1)[:, :12])) @ self.layer.weight
+
+    model, _ = case("cnn")
+    model.encoder, model.head = Tied(), torch.nn.Linear(12, 6)
+    batch = case("cnn")[1]
+    found, _ = run(LogitEngine(model, COUNT, "exact"), batch, 0.5)
+    assert_close(found, logit_oracle(model, batch, 0.5)[0])
+
+
+@pytest.mark.parametrize("kind", [lambda m: LogitEngine(m, 4), lambda m: BatchEngine(m, "fp32", group_loss, 4)])
+def test_a_model_that_draws_random_numbers_is_refused(kind):
+    model, _ = case("cnn")
+    model.head.append(torch.nn.Dropout(0.1))
+    with pytest.raises(UserError, match="'head.3' draws random numbers"):
+        kind(model)
+
+
+@pytest.mark.parametrize("method", ["sample", "logit"])
+@pytest.mark.parametrize(
+    "section, message",
+    [
+        ({"objective": {"name": "siglip"}}, "infonce"),
+        ({"objective": {"learn_temperature": True}}, "learn_temperature = false"),
+        ({"training": {"precision": "bf16"}}, "fp32"),
+        ({"bounding": {"options": {"norms": "fast"}}}, "'norms': expected 'auto', 'exact' or 'bound'"),
+        ({"bounding": {"options": {"slots": 3}}}, "slots"),
+    ],
+    ids=str,
+)
+def test_what_a_method_cannot_bound_is_refused(method, section, message):
+    tree = {"privacy": {"batch": 8, "noise_multiplier": 1.0}, **section}
+    tree["bounding"] = {"method": method, **section.get("bounding", {})}
+    with pytest.raises(UserError, match=message):
+        PrivacyPlan.from_config(100, parse_config(tree))
+
+
+@pytest.mark.parametrize("apart, clip_norm", [(1e-2, 1e-2), (1e-3, 1e-5), (1e-4, 1e-6)], ids=str)
+def test_pairs_that_nearly_cancel_stay_within_the_clip_norm(apart, clip_norm):
+    # Two nearly equal views: the two parts of their similarity's gradient are long and opposite, and what float32 leaves of
+    # their sum is not what it leaves of its norm.
+    for seed in range(10):
+        torch.manual_seed(seed)
+        network = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 16))
+
+        def embed(inputs, network=network):
+            return torch.nn.functional.normalize(network(inputs), dim=1)
+
+        inputs = torch.randn(1, 32) + apart * torch.randn(4, 32)
+        jacobians = Jacobians(network, embed, inputs[:1])
+        rows, blocks = jacobians.all(inputs)
+        rows, contrast = rows.double(), contrasts({"image": (2, 2)}, rows.device)[0]
+        exact = ExactNorms({"image": blocks}, {"image": slice(0, 4)}, rows.device)
+        norms = exact.of_pairs(rows, contrast)
+        for pair in torch.eye(4, dtype=torch.float64).view(4, 2, 2, 1):
+            whole = contrast.cotangents(rows, pair)
+            of_pair, of_sum = norms[pair.bool()], exact.of_sums(iter([whole[None]]))
+            for norm in (of_pair, of_sum):  # as `logit` and as `sample` take it
+                parts = {f"model.{name}": torch.zeros_like(p).double() for name, p in network.named_parameters()}
+                jacobians.pull_back(inputs, clip_factors(norm, clip_norm) * whole, parts)
+                assert torch.cat([part.flatten() for part in parts.values()]).norm() <= clip_norm
