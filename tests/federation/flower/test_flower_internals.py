@@ -221,8 +221,8 @@ def test_a_refusal_is_told_before_flower_ends_the_supernode_without_a_word(monke
     outlast_cut_handshakes(lambda: told.append("refused"))
     invoker = fleet_http_connection.make_simple_http_retry_invoker()
     for code in (503, 401):
-        asked = httpx.Request("POST", "https://a")
-        invoker.should_giveup(httpx.HTTPStatusError("", request=asked, response=httpx.Response(code)))
+        request, response = httpx.Request("POST", "https://a"), httpx.Response(code)
+        invoker.should_giveup(httpx.HTTPStatusError("", request=request, response=response))
     assert told == ["refused", "ended"]
 
 
