@@ -89,7 +89,7 @@ def test_a_site_that_is_killed_in_the_second_round_is_left_out_of_it(tiny_moment
     said = carry_out(parties, run, kept)
     assert run.finished, said[-4000:]
     first, second = (line for line in Journal(run.journal).lines if line["event"] == "collected")
-    assert first["missing"] == [] and (second["arrived"], second["missing"]) == (OTHERS, [FIRST])
+    assert not first["missing"] and (second["arrived"], list(second["missing"])) == (OTHERS, [FIRST])
     assert Ledger.open(run.ledger).charged == 2
     one, two = (torch.from_numpy(np.fromfile(file, dtype=np.float32)) for file in sorted(kept.glob("*.f32")))
     plan = terms.privacy_plan
