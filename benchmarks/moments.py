@@ -27,6 +27,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 from safetensors.torch import save_file
 from torch import nn
 
@@ -240,6 +241,9 @@ def drawn(sets: dict[str, Any]) -> bytes:
                 plot.errorbar(x, y, [100 * np.std(row["figures"]) for row in own], color=colour, marker=".", label=method)
             plot.axhline(100 * found["public"], color=MUTED, linestyle=":", label="public towers alone")
             plot.set_xscale("log")
+            ticks = EPSILONS[:-1] if key == "epsilon" else sorted({row["records"] for row in found["rows"]})
+            plot.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
+            plot.xaxis.set_minor_locator(NullLocator())
             plot.set_ylim(0, 100)
             plot.set_xlabel(f"epsilon ({most:,} records)" if key == "epsilon" else "records (epsilon 8)", fontsize=9)
         axes[0][column].set_title(f"{name}: {found['measure']}, %", fontsize=10)

@@ -19,7 +19,7 @@ from benchmarks.moments import SEEDS, Bench, Row, carry_out, towers
 from benchmarks.picture_sets import cifar_store
 from benchmarks.record import write_result
 from dpfed.config import parse_config
-from dpfed.evaluation.knn import knn_accuracy
+from dpfed.evaluation.knn import knn_right
 from dpfed.features.cache import Features
 from dpfed.features.extraction import features_of
 from dpfed.privacy.plan import PrivacyPlan
@@ -53,7 +53,8 @@ def main(place: str, work: str, cifar10: str) -> None:
     bench = Bench(store, parts, features_of(parts, rows, folder / "features", views=VIEWS), None, rows)  # type: ignore[arg-type]
 
     def accuracy(count: int, train: Tensor, held_out: Tensor) -> float:
-        return round(knn_accuracy(train[:count], labels[0][:count], held_out, labels[1], NEIGHBOURS), 4)
+        right = knn_right(train[:count], labels[0][:count], held_out, labels[1], NEIGHBOURS)
+        return round(float(right.double().mean()), 4)
 
     found: list[Row] = []
     for count in COUNTS:
