@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    # A page of Ray's; `telling_of_deaths` says it in a line.
+    # Pages of Ray's; `telling_of_deaths` and `watched` say it in a line.
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^(A worker died or was killed|The node with node id|Raylet is terminated)",
     "RAY_worker_niceness": "0",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # not 60: on a busy machine, loading PyTorch alone takes that long

@@ -26,7 +26,7 @@ signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 while True: signal.pause()
 """
 _APART = ["unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--mount-proc"]
-_FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")  # of Debian's package
+_CLOCK = Path(__file__).with_name("clock.c")
 
 
 class Machine:
@@ -39,7 +39,7 @@ class Machine:
 
     Attributes:
         environment: of all that is started on it.
-        clock: seconds by which what is started from now on sees another time of day (libfaketime).
+        clock: seconds by which what is started from now on sees another time of day (`clock.c`).
     """
 
     def __init__(self, name: str, address: str, folder: Path) -> None:
@@ -152,8 +152,12 @@ class Machine:
         return ["nsenter", "-t", self._pid, "-m", "-n", "-p", "-u", "-i", "--wd=.", "--", *map(str, command)]
 
     def _settings(self, more: dict[str, str]) -> dict[str, str]:
-        fake = {"LD_PRELOAD": str(_FAKETIME), "FAKETIME": f"{self.clock:+d}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-        return {**self.environment, **(fake if self.clock else {}), **more}
+        if not self.clock:
+            return {**self.environment, **more}
+        library = self._folder / "clock.so"
+        if not library.exists():
+            subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, _CLOCK], check=True, timeout=60)
+        return {**self.environment, "LD_PRELOAD": str(library), "CLOCK_AWAY": str(self.clock), **more}
 
 
 class Switch:
@@ -230,7 +234,7 @@ def impossible() -> str:
 
 def no_other_clock() -> str:
     """Why a machine cannot have another time of day; empty: it can. A time namespace moves only the clocks since boot."""
-    return "" if _FAKETIME.exists() else "libfaketime is not installed"
+    return "" if shutil.which("gcc") else "gcc is not installed"
 
 
 def until(look, what: str, seconds: float = 10.0):

@@ -20,7 +20,7 @@ def command(start: str) -> str:
 
 def _option(start: str) -> str:
     """What the page says of an option, in the running text."""
-    return re.search(rf"`({re.escape(start)}[ =][^`]*)`", GUIDE)[1]
+    return re.search(rf"`({re.escape(start)}[^`]*)`", GUIDE)[1]
 
 
 class Cluster:

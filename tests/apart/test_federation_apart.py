@@ -1,5 +1,6 @@
 """Three sites and a coordinator on machines of their own, over TLS: cuts, restarts, other addresses, wrong clocks."""
 
+import re
 import time
 
 import pytest
@@ -77,13 +78,12 @@ def test_a_coordinator_whose_machine_restarts_goes_on_and_pays_for_the_open_step
 def test_a_site_whose_clock_is_wrong_is_left_out_and_told_why(federation, network, seconds):
     west, word = federation.sites["west"], "ahead" if seconds > 0 else "behind"
     west.kill()
-    west.clock = seconds
+    west.clock, before = seconds, len(west.text("node-a"))
     west.boot(network)
     federation.start_site("west")
     try:
         until(federation.in_step("north", "south"), "step without west", 200)
-        until(lambda: "was not let in" in west.text("node-a") or None, "reason", 100)
-        assert f"clock: 600 s {word}" in west.text("node-a").replace("599", "600").replace("601", "600")
+        until(lambda: re.search(rf"was not let in: clock: \d+ s {word}", west.text("node-a")[before:]), "reason", 200)
         assert federation.doctor("west")["clock"]["state"] == "bad"
     finally:
         west.kill()

@@ -180,11 +180,14 @@ def shorten_idling() -> None:
     setattr(start_client_internal, "time", SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, _LONGEST_IDLE))))  # noqa: B010
 
 
-def outlast_cut_handshakes() -> None:
+def outlast_cut_handshakes(on_refusal: Callable[[], None] = lambda: None) -> None:
     """Makes the SuperNode that runs in this process try again where a network fails while a connection is made over TLS.
 
     Flower takes that for a certificate that is wrong: its SuperNode gives up for good, and its process stays without an aim.
     A certificate that is wrong still ends it.
+
+    Args:
+        on_refusal: called when the SuperLink refuses this SuperNode (401): Flower then ends it as if by Ctrl-C, without a word.
 
     Raises:
         UserError: if this version of Flower tries again in another way.
@@ -201,7 +204,13 @@ def outlast_cut_handshakes() -> None:
         gives_up = invoker.should_giveup
         if gives_up is None:
             raise misfit("should_giveup of its retries")
-        invoker.should_giveup = lambda error: not _cut(error) and gives_up(error)
+
+        def judged(error: Exception) -> bool:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
+                on_refusal()
+            return not _cut(error) and gives_up(error)
+
+        invoker.should_giveup = judged
         return invoker
 
     setattr(fleet_http_connection, "make_simple_http_retry_invoker", made)  # noqa: B010

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 from pathlib import Path
 
 from dpfed.federation.flower.internals import outlast_cut_handshakes, run_supernode, shorten_fetching, shorten_idling
@@ -25,14 +26,16 @@ _UNKNOWN = (
 
 def main() -> None:
     """The command line of `flower-supernode`."""
+    refused = threading.Event()
     shorten_fetching()
     shorten_idling()
-    outlast_cut_handshakes()
+    outlast_cut_handshakes(refused.set)
     try:
         run_supernode()
     except SystemExit as end:
-        if end.code == 1:
+        if end.code == 1 or refused.is_set():
             print(f"error: the SuperNode was not let in: {_reason(sys.argv[1:])}.", file=sys.stderr)
+            sys.exit(1)
         raise
 
 

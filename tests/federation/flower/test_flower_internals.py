@@ -213,6 +213,19 @@ def test_a_supernode_outlasts_a_network_that_fails_in_a_handshake(monkeypatch, w
     assert fleet_http_connection.make_simple_http_retry_invoker().should_giveup(error) is not tries_again
 
 
+def test_a_refusal_is_told_before_flower_ends_the_supernode_without_a_word(monkeypatch):
+    told = []
+    monkeypatch.setattr(fleet_http_connection, "make_simple_http_retry_invoker", make_simple_http_retry_invoker)
+    monkeypatch.setattr("flwr.supercore.retry.http_retry.os", SimpleNamespace(getpid=int, kill=lambda *_: told.append("ended")))
+    monkeypatch.setattr("flwr.supercore.retry.http_retry.time", SimpleNamespace(sleep=lambda _: None))
+    outlast_cut_handshakes(lambda: told.append("refused"))
+    invoker = fleet_http_connection.make_simple_http_retry_invoker()
+    for code in (503, 401):
+        request, response = httpx.Request("POST", "https://a"), httpx.Response(code)
+        invoker.should_giveup(httpx.HTTPStatusError("", request=request, response=response))
+    assert told == ["refused", "ended"]
+
+
 def test_without_our_patience_a_supernode_gives_up():
     """As soon as this fails, Flower has mended it, and `outlast_cut_handshakes` can go."""
     assert make_simple_http_retry_invoker().should_giveup(handshake("cut"))
