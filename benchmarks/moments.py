@@ -233,7 +233,7 @@ def drawn(sets: dict[str, Any]) -> bytes:
                 own = [row for row in own if (row["records"] == most if key == "epsilon" else row["epsilon"] in (8.0, None))]
                 if method == "DP-GCL heads":
                     own = [row for row in own if row["epsilon"]]
-                own = sorted(own, key=lambda row: row["records"]) if key == "records" else own
+                own = sorted(own, key=lambda row: row[key])
                 if key == "epsilon" and method == "no privacy":
                     plot.axhline(100 * own[0]["figures"][0], color=colour, linestyle="--", label=method)
                     continue
