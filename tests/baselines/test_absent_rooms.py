@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 CORE = [
     "tests/training/test_worker_draws.py",
     "tests/privacy/test_ledger.py",
-    "tests/privacy/test_samplers.py",
+    "tests/bounding/test_foreach.py",
 ]
 REFUSED = {
     "bounding.method=sample": "expected one of batch, group, moments, none, public; got 'sample'",
@@ -46,7 +46,7 @@ def test_the_cores_tests_pass(core):
 
 
 def test_a_group_run_trains_and_the_papers_command_is_gone(core):
-    small = [f"--set={key}" for key in ("data.records=300", "data.validation=50", "data.test=50", "privacy.steps=2")]
+    small = [f"--set={key}" for key in ("data.records=300", "data.size=16", "privacy.steps=2", "evaluation.records=40")]
     done = core("dpfed", "pretrain", "quickstart", "--run", "runs/one", "--set=privacy.batch=40", *small)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "reproduce" not in core("dpfed", "--help").stdout and core("dpfed", "config", "keys").returncode == 0

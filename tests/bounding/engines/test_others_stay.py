@@ -54,7 +54,7 @@ def test_a_stranger_moves_nobody_where_norms_are_measured_in_gram_matrices(name,
         assert moved_by_a_stranger("layerwise", model_of(name), kind, clip, generator) <= 1
 
 
-@pytest.mark.parametrize("bias", [1e2, 1e6])
+@pytest.mark.parametrize("bias", [pytest.param(1e2, marks=pytest.mark.slow), 1e6])
 @pytest.mark.parametrize("name", ["cnn", "two towers"])
 def test_a_stranger_moves_nobody_where_embeddings_collapse(name, bias):
     generator = torch.Generator().manual_seed(9)
