@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import Clip
-from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views
+from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views, sound_kernels
 from dpfed.bounding.engines.gradient_cache import refuse_random
 from dpfed.bounding.engines.lanes import Lanes
 from dpfed.bounding.engines.loop import add_clipped
@@ -101,6 +101,10 @@ class StatisticsEngine(Engine):
         Returns:
             Gradient norms before clipping: private.
         """
+        with sound_kernels(self._vector.device.type, self._bf16):
+            return self._added(batch, clip_norm, into)
+
+    def _added(self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor) -> Tensor:
         embeddings = torch.cat(sum(self._lanes.each(lambda lane: self._embedded(batch.views, lane)), start=[]))
         slopes = self._statistics.slopes(embeddings, temperature_of(self._model).detach(), batch.step)
         parts = [slopes.of_view(0), slopes.of_view(1)] if self._by_view else [slopes]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -130,6 +132,27 @@ def exact_arithmetic() -> None:
     torch.backends.cuda.enable_mem_efficient_sdp(False)  # its backward pass in float32 adds up in any order
 
 
+@contextlib.contextmanager
+def sound_kernels(device: str, bf16: bool) -> Iterator[None]:
+    """A block in which kernels read nothing but their inputs.
+
+    In bf16, oneDNN's convolutions on CPUs read memory that nobody has written. (Seen with torch 2.15: the gradient of a kernel
+    of 3 x 3, stride 2, over images of one pixel.) A group that was computed before may have left its numbers there, so one
+    record could move other groups. torch's own kernels, which are slower, take their place.
+
+    Args:
+        device: the type of the model's.
+        bf16: whether the model's passes round to bf16.
+    """
+    before = torch.backends.mkldnn.enabled
+    if bf16 and device == "cpu":
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before  # type: ignore[assignment]
+
+
 def draws(module: nn.Module) -> bool:
     """Whether a module may draw random numbers: dropout of units, of paths (timm), of patches (open_clip), of attention."""
     rates = (getattr(module, name, None) for name in ("p", "drop_prob", "prob", "dropout"))
@@ -145,6 +168,10 @@ class LossOfViews(nn.Module):
         self._loss = loss
         self._device = next(model.parameters()).device.type
         self._bf16 = precision == "bf16"
+
+    def kernels(self) -> AbstractContextManager[None]:
+        """See `sound_kernels`: around forward and backward passes."""
+        return sound_kernels(self._device, self._bf16)
 
     def forward(self, views: Views, present: Tensor) -> Tensor:
         """The loss of one group.

@@ -9,12 +9,14 @@ Shapes: n records in the batch, V image views, W texts, D embedding dimensions, 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor, nn
 
 from dpfed.bounding import foreach
 from dpfed.bounding.bounded_sum import Clip, clip_factors
-from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views, draws, shared_out
+from dpfed.bounding.engines.engine import Engine, GroupBatch, Precision, Views, draws, shared_out, sound_kernels
 from dpfed.errors import UserError
 from dpfed.models.contract import bias_of, embeddings_of, temperature_of
 from dpfed.models.parameters import TrainableVector
@@ -52,6 +54,10 @@ class EmbeddingPasses:
         self._vector = TrainableVector(model)
         self._model, self._microbatch = model, microbatch
         self._device, self._bf16 = self._vector.device.type, precision == "bf16"
+
+    def kernels(self) -> AbstractContextManager[None]:
+        """See `sound_kernels`: around forward and backward passes."""
+        return sound_kernels(self._device, self._bf16)
 
     @torch.no_grad()
     def embed(self, views: Views) -> Views:
@@ -114,7 +120,8 @@ class BatchEngine(Engine):
         """See `Engine`."""
         figures = [into.new_zeros(3, 0, dtype=self._exact)]
         for views in batch.groups():
-            gradient, loss = self._gradient(views)
+            with self._passes.kernels():
+                gradient, loss = self._gradient(views)
             norm = torch.linalg.vector_norm(gradient, dtype=self._exact)
             factor = clip_factors(norm, clip_norm).item()
             if factor > 0:  # 0 * inf is not 0: leave the gradient out altogether

@@ -83,7 +83,7 @@ class LayerwiseEngine(Engine):
             Unsupported: if a layer uses a trainable parameter in a way that no rule covers, or uses it twice.
             DependsOnOthers: if the device computes a group by who shares its pass, and `if_unlike` says so.
         """
-        with parametrize.cached():
+        with parametrize.cached(), self._loss.kernels():
             reading = Reading.of(self._loss, self._vector, self._sources())
             if not self._is_checked:
                 pixels = math.prod(batch.views["image"].shape[1:]) // 3

@@ -48,7 +48,8 @@ class LoopEngine(Engine):
         self, batch: GroupBatch, clip_norm: float | Clip, into: Tensor, losses: list[Tensor] | None = None
     ) -> Tensor:
         """See `Engine`."""
-        return shared_out(self._lanes.add(lambda lane, part: self._lane(batch, lane, clip_norm, part), into), losses)
+        with self._loss.kernels():
+            return shared_out(self._lanes.add(lambda lane, part: self._lane(batch, lane, clip_norm, part), into), losses)
 
     def _lane(self, batch: GroupBatch, lane: int, clip_norm: float | Clip, into: Tensor) -> Tensor:
         """Adds a lane's groups; returns ``(3, g)``: norms, losses and numbers of records."""

@@ -19,7 +19,7 @@ from dpfed.errors import Notice
 from dpfed.models.building import build_model
 from dpfed.models.parameters import TrainableVector
 from dpfed.objectives.infonce import group_loss
-from tests.bounding.engines.cancelling import KINDS, MODELS, model_of, moved_by_a_stranger
+from tests.bounding.engines.cancelling import KINDS, MODELS, batch_of, model_of, moved_by_a_stranger, records
 from tests.bounding.engines.test_engines import batch_for
 
 NORMALISED = Clip(1.0, math.inf, 1e-4)
@@ -87,6 +87,23 @@ def test_no_search_finds_a_stranger_who_moves_others(
     moved = moved_by_a_stranger("layerwise", model, kind, clip, torch.Generator().manual_seed(seed), precision, size)
     target(moved)
     assert moved <= 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_others_left_in_memory_moves_nobody(engine, precision):
+    """Convolutions of some libraries read numbers that nobody has written: here, of images that have become one pixel."""
+    torch.manual_seed(4273)
+    model, generator = model_of("resnet18, ImageNet stem", 0.05), torch.Generator().manual_seed(4273)
+    batch = batch_of([records("noise", count, False, generator) for count in (17, 9, 17)])
+    made, sums = build_engine(engine, model, precision, group_loss, 7), []
+    for left in (math.nan, 1e4, 3.0, -1e-3):
+        # Freed at once: the next tensors lie where these were.
+        for kind in (torch.float32, torch.bfloat16):
+            [torch.full((2**power + more,), left, dtype=kind) for power in range(6, 22) for more in (0, 1, 77) * 3]
+        sums.append(made.zeros())
+        made.add_clipped(batch, 1.0, sums[-1])
+    assert all(torch.equal(sums[0], other) for other in sums[1:])
 
 
 class ByNeighbours(nn.Module):
