@@ -16,10 +16,10 @@ from dpfed.artifacts.directory import RunDirectory
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.coordinator.journal import Journal
+from dpfed.federation.protocol.fixed_point import encoded, grid_of, protected, sum_of
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.vectors import encoded, grid_of, protected, sum_of
 from dpfed.federation.site.folder import SiteFolder
-from dpfed.federation.site.own_config import site_config
+from dpfed.federation.site.serving import site_config
 from dpfed.models.parameters import BroadcastVector
 from dpfed.privacy.noise import KeyedNoise
 from dpfed.privacy.randomness import Randomness

@@ -18,15 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfed.audit.boards import Board, arrangement_of
 from dpfed.audit.findings import CERTAINTY, CONFIDENCE, ROOM, Effort, Finding, PrivacyAudit
 from dpfed.audit.leaving import SUMS
 from dpfed.audit.lower_bounds import Shown, of_one_run, of_repetitions
 from dpfed.audit.moments import MomentTrial
-from dpfed.audit.neighbours import most_moved
 from dpfed.audit.trade_off import Family, trade_off
 from dpfed.audit.under_test import Scale, UnderTest
-from dpfed.audit.white_box import Scores, score
+from dpfed.audit.white_box import Board, Scores, arrangement_of, most_moved, score
 from dpfed.config import Config
 from dpfed.errors import UserError
 from dpfed.federation.protocol.trust import Mode

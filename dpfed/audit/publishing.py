@@ -17,14 +17,14 @@ from dpfed.audit.findings import CERTAINTY, CONFIDENCE, Effort, PrivacyAudit
 from dpfed.audit.privacy import audit_claim
 from dpfed.config import Config
 from dpfed.errors import UserError
-from dpfed.federation.papers import terms_of
+from dpfed.federation.protocol.statement import terms_of
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.protocol.trust import Mode
 from dpfed.files.atomic import write_atomically
 from dpfed.places import local_path
 from dpfed.privacy.ledger import Ledger
 from dpfed.progress import Silent, Watcher
-from dpfed.report.audit_plot import audit_plot
+from dpfed.report.audit import audit_plot
 from dpfed.report.style import png_bytes
 from dpfed.runs.assembly import assemble
 from dpfed.runs.outcome import rewrite_papers

@@ -21,7 +21,7 @@ import numpy as np
 
 from dpfed.budgets.book import Book
 from dpfed.budgets.copies import damaged, read, write_missing
-from dpfed.data.store.columns import blocks
+from dpfed.data.store.index import blocks
 from dpfed.data.store.records import RecordStore
 from dpfed.errors import UserError
 from dpfed.files.atomic import write_atomically

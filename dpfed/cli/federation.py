@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dpfed.cli.parties import line, show_findings, show_terms, tell
-from dpfed.cli.simulation import Skew
+from dpfed.cli.parties import Skew, line, show_findings, show_terms, tell
 from dpfed.console.terminal import chosen_config, say, show_run
 from dpfed.errors import UserError
 
@@ -44,7 +43,7 @@ def create_federation(
     from dpfed.console.terminal import watching
     from dpfed.federation.coordinator.folder import CoordinatorFolder
     from dpfed.federation.protocol.terms import Terms
-    from dpfed.runs.paths import with_absolute_paths
+    from dpfed.runs.records import with_absolute_paths
 
     loaded = with_absolute_paths(chosen_config(config, assignments))
     options: dict[str, Any] = {

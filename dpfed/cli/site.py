@@ -250,7 +250,7 @@ def join(
     if loaded is None:
         tell("The site has not joined, and nothing is reserved.")
         raise typer.Exit(1)
-    from dpfed.federation.site.own_config import require_copies  # with torch, which takes seconds
+    from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
     try:
         require_copies(loaded, opened.settings())
@@ -320,7 +320,7 @@ def status(folder: SiteDirectory) -> None:
 @site.command("supernode", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
 def supernode(context: typer.Context) -> None:
     """Run Flower's SuperNode, less idle and more patient; takes the options of `flower-supernode`."""
-    from dpfed.federation.flower.supernode import main
+    from dpfed.federation.flower.resident import main
 
     sys.argv = ["dpfed site supernode", *context.args]
     main()

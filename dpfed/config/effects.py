@@ -17,7 +17,7 @@ from dpfed.config.sections import PROCEDURAL
 from dpfed.errors import UserError
 from dpfed.objectives import OBJECTIVES, keys_of_losses
 from dpfed.privacy.method import Method, method_named
-from dpfed.schema.rules import Rule, needs
+from dpfed.schema.section import Rule, needs
 from dpfed.schema.wording import shown
 
 if TYPE_CHECKING:

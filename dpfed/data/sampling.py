@@ -4,17 +4,21 @@ Both draws are functions of the record's own key (`Randomness.per_record`), so a
 record's part. Where units are protected, they are functions of the unit's key: equal for all of its records, which therefore
 take part together and in one group. Shuffling a sampled batch and cutting it into chunks would not do: one record more pulls
 another one over into the next chunk, two groups change, and the sum can move by 4C instead of 2C.
+
+Which records of a store are one data owner's: found where they are drawn, from the store's own mapped numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dpfed.config import PrivacyConfig
 from dpfed.data.store.counting import no_units
+from dpfed.data.store.index import blocks
 from dpfed.data.store.records import RecordStore
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
@@ -191,3 +195,33 @@ def _least(number: np.ndarray, priority: np.ndarray, most: int) -> np.ndarray:
     first = np.maximum.accumulate(np.where(np.diff(ordered, prepend=-1) != 0, np.arange(len(ordered)), 0))
     kept = by_priority[np.arange(len(ordered)) - first < most]
     return np.sort(kept)
+
+
+class OwnRows:
+    """The training records of one of several owners, as rows of the store. Nothing is copied, and nothing is read beforehand.
+
+    Args:
+        store: that the owner opened.
+        keys: ``(N,)`` what decides, by row: `dpfed.data.sampling.owner_keys`.
+        owner: 0 .. owners - 1.
+        owners: how many there are.
+    """
+
+    def __init__(self, store: RecordStore, keys: np.ndarray, owner: int = 0, owners: int = 1) -> None:
+        self._store, self._keys, self._owner, self._owners = store, keys, owner, owners
+
+    def __call__(self, first: int, end: int) -> np.ndarray:
+        """Which of the rows between two are the owner's, ``(end - first,)`` bool.
+
+        Raises:
+            UserError: for rows that are not what the store's header says.
+        """
+        training = self._store.index.training(first, end)
+        if self._owners == 1:
+            return training
+        return training & (self._keys[first:end] % np.uint64(self._owners) == self._owner)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """All of them, ``(n,)`` int64, ascending."""
+        found = [first + np.flatnonzero(self(first, end)) for first, end in blocks(len(self._store))]
+        return np.asarray(np.concatenate(found) if found else np.zeros(0, np.int64), dtype)

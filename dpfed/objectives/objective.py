@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import Field
 
-from dpfed.schema.rules import Rule
-from dpfed.schema.section import NoOptions, Section
+from dpfed.schema.section import NoOptions, Rule, Section
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dpfed.errors import UserError, nearest
-from dpfed.reproduce.comparison import Experiment, Variant
-from dpfed.reproduce.datasets import CAPTIONED, IMAGES, SHAPES
+from dpfed.reproduce.comparison import CAPTIONED, IMAGES, SHAPES, Experiment, Variant
 
 
 def _method(label: str, method: str, **rest: Any) -> Variant:

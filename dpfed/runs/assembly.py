@@ -14,9 +14,8 @@ from torch import nn
 from dpfed.bounding.engines import GroupBatch, exact_arithmetic, require_fitting
 from dpfed.config import AdaptationConfig, Config
 from dpfed.config.configuration import ResolvedConfig
-from dpfed.data.own_rows import OwnRows
-from dpfed.data.public_records import Companions
-from dpfed.data.sampling import owner_keys, protected_count, unit_keys
+from dpfed.data.public_store import Companions
+from dpfed.data.sampling import OwnRows, owner_keys, protected_count, unit_keys
 from dpfed.data.store.records import RecordStore
 from dpfed.data.views.batches import ViewMaker
 from dpfed.data.views.images import ImageViews

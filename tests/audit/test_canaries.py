@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from dpfed.audit.boards import Board
 from dpfed.audit.canaries import CanaryModel
 from dpfed.audit.lower_bounds import of_one_run, of_repetitions
-from dpfed.audit.neighbours import most_moved
 from dpfed.audit.trade_off import Family
 from dpfed.audit.under_test import Scale, UnderTest, sign_of
+from dpfed.audit.white_box import Board, most_moved
 from dpfed.config import parse_config
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness

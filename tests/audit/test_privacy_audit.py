@@ -15,9 +15,9 @@ from dpfed.artifacts.verification import verify
 from dpfed.audit import privacy, publishing
 from dpfed.audit.findings import Effort, Finding, PrivacyAudit
 from dpfed.audit.lower_bounds import Shown
-from dpfed.audit.neighbours import most_moved
 from dpfed.audit.privacy import audit_claim
 from dpfed.audit.publishing import Trial, audit_run
+from dpfed.audit.white_box import most_moved
 from dpfed.config import parse_config
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan

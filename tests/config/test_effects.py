@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.config import Config, load_config, parse_config, read_back
-from dpfed.config.dotted_keys import leaves, put
 from dpfed.config.effects import _ALWAYS, _RULES, effective, refuse_unmeasured, refuse_without_effect, without_effect
+from dpfed.config.toml_file import leaves, put
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.progress import Silent
 from dpfed.runs.job import begin
-from dpfed.runs.paths import with_absolute_paths
 from dpfed.runs.preflight import Preflight
 from dpfed.runs.pretraining import pretrain
+from dpfed.runs.records import with_absolute_paths
 from dpfed.runs.running import run_job
 
 CONFIGS = Path(__file__).parents[2] / "configs"

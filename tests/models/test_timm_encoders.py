@@ -13,11 +13,10 @@ from dpfed.config import AdaptationConfig, Config, DataConfig, ModelConfig, Obje
 from dpfed.data.views.preprocessing import Preprocessing
 from dpfed.encoder import load
 from dpfed.errors import UserError
-from dpfed.models.adapter_file import apply_adapters
 from dpfed.models.building import build_model, preprocessing_of
 from dpfed.models.description import digest_of
 from dpfed.models.folder import load_encoder, save_encoder
-from dpfed.models.lora import merged_state
+from dpfed.models.lora import apply_adapters, merged_state
 from dpfed.models.starting import find_start
 from dpfed.models.summary import trained_part
 from dpfed.models.timm_blueprints import timm_blueprint

@@ -8,9 +8,9 @@ import torch
 
 from dpfed.artifacts.view import RunView
 from dpfed.errors import UserError
+from dpfed.report.facts import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
 from dpfed.report.gallery import build_gallery
 from dpfed.report.html import _marks, write_report
-from dpfed.report.marks import FIXED_SEED, LABELLED_BANK, RAW_DIAGNOSTICS
 from dpfed.report.results import Result, label, results_of, shown
 from tests.written_run import CLIPPED, MADE
 

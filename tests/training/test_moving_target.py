@@ -6,8 +6,7 @@ from safetensors.torch import load_file
 
 from dpfed.config import parse_config
 from dpfed.errors import UserError
-from dpfed.runs.pretraining import pretrain
-from dpfed.runs.resuming import resume
+from dpfed.runs.pretraining import pretrain, resume
 from dpfed.training.coordinator import Coordinator
 from tests.sparing import sparing
 

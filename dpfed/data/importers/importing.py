@@ -16,10 +16,9 @@ from dpfed.data.importers.detection import detect, existing, importers
 from dpfed.data.importers.dicom import DicomImporter
 from dpfed.data.importers.folder import FolderImporter
 from dpfed.data.importers.listing import suffix
-from dpfed.data.importers.naming import CONTENT
 from dpfed.data.importers.parquet import ParquetImporter
 from dpfed.data.importers.pieces import Progress, VolumesPlan, store_records
-from dpfed.data.importers.source import Source
+from dpfed.data.importers.source import CONTENT, Source
 from dpfed.data.importers.table import TableImporter, common_folder
 from dpfed.data.importers.table_rows import TABLES
 from dpfed.data.importers.webdataset import WebDatasetImporter
@@ -27,14 +26,14 @@ from dpfed.data.importers.workplace import workplace
 from dpfed.data.limits import stored_side, whole_number
 from dpfed.data.processes import MOST_WORKERS, Tell
 from dpfed.data.reasons import by_reason, mending
-from dpfed.data.store.columns import blocks
-from dpfed.data.store.new_directory import check_destination
+from dpfed.data.store.index import blocks
 from dpfed.data.store.record import SPLITS
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.volume import Form
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.pixels import EXTENSIONS
 from dpfed.errors import UserError, nearest
+from dpfed.files.atomic import check_destination
 from dpfed.places import local_path
 
 _DEEPEST = 32  # folders below a source

@@ -17,11 +17,11 @@ import numpy as np
 from dpfed.data.limits import MOST_SHARDS, whole_number
 from dpfed.data.store.fingerprint import contents_of, splits_of
 from dpfed.data.store.layout import HEADER, Part, read_layout
-from dpfed.data.store.new_directory import refuse_existing
 from dpfed.data.store.record import SPLITS, record_key
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.sharding import all_or_nothing, write_parts
 from dpfed.errors import UserError, nearest
+from dpfed.files.atomic import refuse_existing
 from dpfed.places import local_path
 from dpfed.privacy.randomness import Randomness
 

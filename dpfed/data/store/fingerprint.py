@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfed.data.store.columns import blocks
+from dpfed.data.store.index import blocks
 
 if TYPE_CHECKING:
     from dpfed.data.store.records import RecordStore

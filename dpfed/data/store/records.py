@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from dpfed.data.store.columns import Column, blocks
-from dpfed.data.store.index import Index
-from dpfed.data.store.integrity import Damage, check_index, check_schema
+from dpfed.data.store.index import Column, Index, blocks
 from dpfed.data.store.layout import SKIPPED, Layout, Part, damaged, read_layout
-from dpfed.data.store.mapped import MappedBatches, RecordsFile, starts_of
+from dpfed.data.store.mapped import Damage, MappedBatches, RecordsFile, check_index, check_schema, starts_of
 from dpfed.data.store.pictures import Pictures
 from dpfed.data.store.record import SPLITS
 from dpfed.errors import UserError, nearest

@@ -18,9 +18,8 @@ from urllib.parse import urlsplit
 import fsspec
 
 from dpfed.data.store.layout import HEADER, Layout, Part
-from dpfed.data.store.new_directory import cannot_write
 from dpfed.errors import UserError, nearest
-from dpfed.files.atomic import write_atomically
+from dpfed.files.atomic import cannot_write, write_atomically
 from dpfed.files.locking import file_lock
 
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 from dpfed.data.limits import MOST_SHARDS, whole_number
 from dpfed.data.store.layout import HEADER, HELD_OUT, INDEX, RECORDS, SKIPPED, Part, read_layout, shard_folder
 from dpfed.data.store.mapped import with_starts
-from dpfed.data.store.new_directory import cannot_write, name_directory, refuse_existing, start_directory
 from dpfed.data.store.record import SPLITS
 from dpfed.data.store.records import RecordStore
+from dpfed.files.atomic import cannot_write, name_directory, refuse_existing, start_directory
 from dpfed.places import local_path
 
 _BUFFER_BYTES = 256 << 20  # records in memory before each part gets its share of them

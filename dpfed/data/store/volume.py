@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpfed.data.store.fingerprint import RECORD_BYTES, record_digest
-from dpfed.data.store.integrity import records_schema
+from dpfed.data.store.mapped import records_schema
 from dpfed.data.store.record import SPLITS, RecordInput, check_types, hold_out_hash, is_text, record_key
 from dpfed.data.views.pixels import BrokenImage, check_header, decoded, decoders, encode, memory, square
 from dpfed.errors import UserError

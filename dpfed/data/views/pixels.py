@@ -189,7 +189,7 @@ def memory(image: ImageInput) -> int:
 
 
 def decoders() -> ThreadPoolExecutor:
-    """The threads that decode images where processes do not (`dpfed.data.store.decoding`)."""
+    """The threads that decode images where processes do not (`dpfed.data.store.pictures`)."""
     return _pool(os.getpid())
 
 

@@ -17,16 +17,13 @@ from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.errors import UserError
-from dpfed.federation.coordinator.arrivals import Arrivals
-from dpfed.federation.coordinator.journal import Journal
-from dpfed.federation.coordinator.members import Channel, Members
-from dpfed.federation.coordinator.patience import Patience
+from dpfed.federation.coordinator.journal import Arrivals, Journal
+from dpfed.federation.coordinator.members import Channel, Members, Patience
 from dpfed.federation.protocol.answers import Answer, Rejected, Sum, read
+from dpfed.federation.protocol.fixed_point import encoded, grid_of, sum_of
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import LONGEST_HEADER, digest_of, sign
-from dpfed.federation.protocol.packets import Content, Packet
+from dpfed.federation.protocol.messages import LONGEST_HEADER, Content, Packet, digest_of, sign
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.vectors import encoded, grid_of, sum_of
 from dpfed.federation.site.worker import frozen_digest
 from dpfed.models.parameters import BroadcastVector, TrainableVector
 from dpfed.privacy.ledger import Ledger

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dpfed.errors import UserError
-from dpfed.federation.provisioning.hosts import is_host
+from dpfed.federation.provisioning.project import is_host
 from dpfed.files.atomic import create_file, new_folder, write_atomically
 from dpfed.files.reading import read_bytes
 

@@ -18,12 +18,17 @@ from dpfed.federation.leaving import has_left
 from dpfed.federation.protocol.messages import PROTOCOL
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.provisioning.certificates import AUTHORITY, SERVER
-from dpfed.federation.provisioning.coordinators_files import of_party, of_server
-from dpfed.federation.provisioning.findings import Finding, State
-from dpfed.federation.provisioning.kits import TERMS, altered
-from dpfed.federation.provisioning.network import of_certificate, of_connection, of_port
-from dpfed.federation.provisioning.own_files import of_door, of_keys, of_ledger, of_permissions, of_programs
-from dpfed.federation.provisioning.replies import Reply
+from dpfed.federation.provisioning.kits import TERMS, Reply, altered
+from dpfed.federation.provisioning.network import Finding, State, of_certificate, of_connection, of_port
+from dpfed.federation.provisioning.own_files import (
+    of_door,
+    of_keys,
+    of_ledger,
+    of_party,
+    of_permissions,
+    of_programs,
+    of_server,
+)
 from dpfed.federation.provisioning.services import LINK_PORT, NODE_PORTS
 from dpfed.federation.provisioning.site_place import SitePlace
 from dpfed.federation.site.folder import SiteFolder, refuse_too_few
@@ -140,7 +145,7 @@ def _versions(release: str, protocol: int) -> Iterator[Finding]:
         )
     else:
         yield Finding("versions", State.GOOD, here)
-    from dpfed.federation.flower.version import FLOWER_VERSION
+    from dpfed.federation.flower.app_folder import FLOWER_VERSION
 
     try:
         flower = version("flwr")
@@ -217,7 +222,7 @@ def _terms(place: SitePlace) -> Iterator[Finding]:
 def _copies(site: SiteFolder) -> Iterator[Finding]:
     """What was agreed on and does not travel, such as public records."""
     if site.joined and not has_left(site.path):
-        from dpfed.federation.site.own_config import require_copies  # with torch, which takes seconds
+        from dpfed.federation.site.serving import require_copies  # with torch, which takes seconds
 
         if found := require_copies(site.terms(), site.settings()):
             yield Finding("copies", State.GOOD, f"as agreed on: {', '.join(found)}")

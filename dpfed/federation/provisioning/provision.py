@@ -30,15 +30,14 @@ from dpfed.federation.provisioning.certificates import (
     renew_authority,
     renew_server,
 )
-from dpfed.federation.provisioning.kits import TERMS, Kit, Manifest, read_kit, spoken
+from dpfed.federation.provisioning.kits import TERMS, Kit, Manifest, Reply, read_kit, spoken
 from dpfed.federation.provisioning.project import Project
-from dpfed.federation.provisioning.replies import Reply
 from dpfed.federation.provisioning.services import container_user, coordinator_files, require_plain, site_files
 from dpfed.files.atomic import create_file, make_folder, write_atomically
 from dpfed.files.locking import file_lock
 from dpfed.files.reading import read_bytes
 from dpfed.progress import Watcher
-from dpfed.runs.paths import with_absolute_paths
+from dpfed.runs.records import with_absolute_paths
 
 INNER_DAYS = 3650  # the SuperLink's own certificate never leaves its machine
 _LOCK = ".lock"

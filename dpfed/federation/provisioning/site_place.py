@@ -14,9 +14,18 @@ from dpfed.budgets.shelf import possible
 from dpfed.errors import UserError
 from dpfed.federation.leaving import has_left, refuse_if_left
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, Manifest, altered, is_spoken, read_kit, read_manifest
+from dpfed.federation.provisioning.kits import (
+    MANIFEST,
+    TERMS,
+    Kit,
+    Manifest,
+    Reply,
+    altered,
+    is_spoken,
+    read_kit,
+    read_manifest,
+)
 from dpfed.federation.provisioning.node_keys import NodeKeys
-from dpfed.federation.provisioning.replies import Reply
 from dpfed.federation.provisioning.services import NODE_PORTS, Slot, container_user, require_plain
 from dpfed.federation.site.folder import SiteFolder, records_of_site
 from dpfed.files.atomic import make_folder, write_atomically

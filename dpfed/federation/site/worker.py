@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from dpfed.errors import UserError
 from dpfed.federation.protocol.answers import Reason
+from dpfed.federation.protocol.fixed_point import decoded, encoded, grid_of, protected
 from dpfed.federation.protocol.identity import Identity
-from dpfed.federation.protocol.messages import OtherVersion, Untrusted, sign, verify
-from dpfed.federation.protocol.packets import Content, Packet
+from dpfed.federation.protocol.messages import Content, OtherVersion, Packet, Untrusted, sign, verify
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.protocol.vectors import decoded, encoded, grid_of, protected
 from dpfed.federation.secure.masks import BadOffer
 from dpfed.models.parameters import BroadcastVector
 from dpfed.privacy.ledger import Ledger, Release

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dpfed.baselines.whole_batch.contrasts import contrasts
-from dpfed.baselines.whole_batch.jacobian_norms import ExactNorms, NormBounds
+from dpfed.baselines.whole_batch.jacobian_norms import ExactNorms, NormBounds, contrasts
 from dpfed.baselines.whole_batch.jacobians import Jacobians
 from dpfed.baselines.whole_batch.pair_engines import LogitEngine, SampleEngine
 from dpfed.bounding.bounded_sum import clip_factors

@@ -9,8 +9,7 @@ from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.centres import add_centres
 from dpfed.models.parameters import TrainableVector
-from dpfed.objectives import OBJECTIVES, loss_of
-from dpfed.objectives.centring import centred
+from dpfed.objectives import OBJECTIVES, centred, loss_of
 from dpfed.privacy.plan import PrivacyPlan
 from tests.objectives.test_two_view_losses import ORACLES
 from tests.sparing import sparing

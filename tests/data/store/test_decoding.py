@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from dpfed.data.importers.importing import import_records
-from dpfed.data.store import decoding
-from dpfed.data.store.decoding import Wanted, in_processes
+from dpfed.data.store import pictures
+from dpfed.data.store.pictures import Wanted, in_processes
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
@@ -32,16 +32,16 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def many_cores(monkeypatch):
-    monkeypatch.setattr(decoding, "cores", lambda: 2)
-    monkeypatch.setattr(decoding, "_LEAST_CORES", 2)
+    monkeypatch.setattr(pictures, "cores", lambda: 2)
+    monkeypatch.setattr(pictures, "_LEAST_CORES", 2)
 
 
 def test_processes_give_the_pixels_of_threads(store, many_cores, monkeypatch):
     indices, kinds = np.random.default_rng(1).permutation(COUNT), ("crop", "pad")
     found = [store.images(indices, 16, kind) for kind in kinds]
-    pool = decoding._pool(os.getpid(), 2)
+    pool = pictures._pool(os.getpid(), 2)
     assert len(pool.processes._all) == 2, "processes have decoded"
-    monkeypatch.setattr(decoding, "cores", lambda: 1)
+    monkeypatch.setattr(pictures, "cores", lambda: 1)
     assert all((one == store.images(indices, 16, kind)).all() for one, kind in zip(found, kinds, strict=True))
 
 
@@ -52,7 +52,7 @@ def test_memory_is_written_again_only_when_nobody_reads_it(store, many_cores):
     for _ in range(3):
         store.images(second, 16)
     assert (kept == expected).all()
-    pool = decoding._pool(os.getpid(), 2)
+    pool = pictures._pool(os.getpid(), 2)
     assert len(pool.free) == 1, "the others had the same memory, one after the other"
     view = in_processes(store.pictures.opened, first, Wanted(16, "crop", "bicubic"), 2)[7:9]
     store.images(second, 16)

@@ -13,10 +13,9 @@ import pyarrow as pa
 import pytest
 
 from dpfed.config import PrivacyConfig
-from dpfed.data.own_rows import OwnRows
-from dpfed.data.sampling import draw_step, owner_keys, participants_of
+from dpfed.data.sampling import OwnRows, draw_step, owner_keys, participants_of
 from dpfed.data.store import index as index_room
-from dpfed.data.store.columns import Column
+from dpfed.data.store.index import Column
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.mapped import RecordsFile
 from dpfed.data.store.record import RecordInput

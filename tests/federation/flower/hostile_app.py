@@ -6,8 +6,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 
 import dpfed.federation.flower.resident
 from dpfed.cli import main
+from dpfed.federation.flower.channel import packet_in
 from dpfed.federation.flower.client_app import is_greeting
-from dpfed.federation.flower.content import packet_in
 from dpfed.federation.protocol.messages import alleged
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("flwr")
 from dpfed.federation.demo.loopback import free_ports  # noqa: E402
 from dpfed.federation.demo.processes import processes  # noqa: E402
 from dpfed.federation.provisioning.doctor import examine_site  # noqa: E402
-from dpfed.federation.provisioning.findings import State  # noqa: E402
+from dpfed.federation.provisioning.network import State  # noqa: E402
 from dpfed.privacy.ledger import Ledger  # noqa: E402
 from tests.federation.flower.provisioned import HOST, START, forwarding, start_site, start_unit  # noqa: E402
 from tests.federation.provisioning.office import PLAN, Office  # noqa: E402

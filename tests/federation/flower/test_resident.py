@@ -11,11 +11,15 @@ from flwr.app import Message, RecordDict  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from dpfed.federation.flower import client_app as module  # noqa: E402
-from dpfed.federation.flower.content import MESSAGE_TYPE, content_of, packet_in  # noqa: E402
+from dpfed.federation.flower.channel import MESSAGE_TYPE, content_of, packet_in  # noqa: E402
 from dpfed.federation.flower.resident import Retirement  # noqa: E402
 from dpfed.federation.protocol.identity import Identity  # noqa: E402
-from dpfed.federation.protocol.messages import sign  # noqa: E402
-from dpfed.federation.protocol.packets import Failure, Packet, failure_of  # noqa: E402
+from dpfed.federation.protocol.messages import (  # noqa: E402
+    Failure,
+    Packet,
+    failure_of,
+    sign,  # noqa: E402
+)
 from tests.federation.flower.sites import Sites  # noqa: E402
 
 KEY = Identity(bytes(32))

@@ -14,7 +14,7 @@ from dpfed.errors import UserError
 from dpfed.federation.provisioning import doctor, network
 from dpfed.federation.provisioning.certificates import make_certificates
 from dpfed.federation.provisioning.doctor import examine_coordinator, examine_site
-from dpfed.federation.provisioning.findings import State
+from dpfed.federation.provisioning.network import State
 from tests.federation.provisioning.office import Office
 
 pytest.importorskip("httpx")

@@ -9,7 +9,7 @@ from dpfed.errors import UserError
 from dpfed.federation.leaving import refuse_if_left
 from dpfed.federation.provisioning.certificates import make_node_key
 from dpfed.federation.provisioning.doctor import examine_site
-from dpfed.federation.provisioning.findings import State
+from dpfed.federation.provisioning.network import State
 from dpfed.federation.provisioning.site_place import SitePlace
 from dpfed.federation.site.serving import load_site
 from tests.federation.provisioning.office import Office

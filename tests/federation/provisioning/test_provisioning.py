@@ -16,10 +16,9 @@ from dpfed.errors import UserError
 from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.provisioning.certificates import is_for
 from dpfed.federation.provisioning.doctor import examine_site
-from dpfed.federation.provisioning.findings import State
-from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, read_kit
+from dpfed.federation.provisioning.kits import MANIFEST, TERMS, Kit, Reply, read_kit
+from dpfed.federation.provisioning.network import State
 from dpfed.federation.provisioning.project import Project
-from dpfed.federation.provisioning.replies import Reply
 from dpfed.federation.provisioning.site_place import SitePlace
 from dpfed.federation.site.folder import SiteFolder
 from dpfed.models.starting import MissingStart
