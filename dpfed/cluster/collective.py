@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from dpfed.bounding.bounded_sum import BoundedSum
 from dpfed.errors import UserError
-from dpfed.models.parameters import BroadcastVector
+from dpfed.models.parameters import TrainableVector
 from dpfed.training.worker import Worker
 
 MARK_BYTES = 16  # of what ranks compare
@@ -114,7 +114,7 @@ class Collective:
     """
 
     def __init__(self, link: Link, model: nn.Module, worker: Worker) -> None:
-        self._link, self._model, self._vector, self._worker, self._steps = link, model, BroadcastVector(model), worker, 0
+        self._link, self._model, self._vector, self._worker, self._steps = link, model, TrainableVector(model), worker, 0
 
     def tell(self, threshold: float) -> None:
         """See `Transport`; on rank 0, and each step hands it out."""

@@ -73,7 +73,7 @@ class Config(Section):
     def cached_views(self) -> int:
         """V: views of each image whose features are computed once; 0: none, or the image tower is trained."""
         frozen = self.model.external and self.adaptation.of_images(self.model.kind) == "frozen"
-        return self.views.cached if frozen and not self.objective.loss.target_network else 0
+        return self.views.cached if frozen else 0
 
     def dump(self, defaults: bool = True) -> str:
         """The configuration as TOML, with every default spelled out, or with none."""

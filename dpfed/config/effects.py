@@ -122,12 +122,6 @@ _RULES = (
         lambda c: c.model.external and c.adaptation.of_images(c.model.kind) == "frozen",
         "the image tower is trained, so its features change; set adaptation.image = 'frozen'",
     ),
-    Rule(
-        "views.cached",
-        "objective.name",
-        lambda c: not c.objective.loss.target_network,
-        "its target network reads images; choose another loss",
-    ),
     needs("text_views.sentence_swap text_views.word_swap text_views.word_delete", "model.kind", *_READERS),
     Rule(
         "text_views.sentence_swap text_views.word_swap text_views.word_delete",

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from dpfed.config.sections import Training
 from dpfed.errors import UserError
-from dpfed.models.contract import method_of
 
 
 def exact_type(device: torch.device) -> torch.dtype:
@@ -52,21 +51,6 @@ class TrainableVector:
         """Writes a flat vector into the parameters."""
         for parameter, part in zip(self.parameters, self.split(flat), strict=True):
             parameter.copy_(part)
-
-
-class BroadcastVector(TrainableVector):
-    """What changes from step to step, and so goes from the coordinator to the workers: the trainable parameters, and behind
-    them the weights that a model moves itself (`dpfed.models.byol`), if it has any.
-
-    The coordinator alone moves those, and sends them: so a worker holds the right ones whichever steps it missed.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
-        moving = dict(method_of(model, "moving_weights")()) if hasattr(model, "moving_weights") else {}
-        self.names += moving.keys()
-        self.parameters += moving.values()
-        self.numel += sum(weights.numel() for weights in moving.values())
 
 
 # Of open_clip's own image towers: the last block, and what stands behind it.

@@ -166,7 +166,6 @@ _EXPERIMENTS = (
             *_with_before("SigLIP", {"objective": {"name": "siglip"}}),
             *_with_before("Barlow Twins", {"objective": {"name": "barlow_twins"}}),
             *_with_before("VICReg", {"objective": {"name": "vicreg"}}),
-            *_with_before("BYOL", {"objective": {"name": "byol"}}),
         ),
         # Correlations over four records are chance, and 100 steps of 512 move no model far.
         small={

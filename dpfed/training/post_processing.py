@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from dpfed.config import OptimizerConfig
 from dpfed.errors import UserError
-from dpfed.models.contract import method_of
 from dpfed.models.moment_layout import MomentLayout
 from dpfed.models.moments import ATTRIBUTE, MomentHeads
 from dpfed.models.parameters import TrainableVector
@@ -51,19 +50,6 @@ class PostProcessor:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Takes back what `state_dict` gave."""
-
-
-class MovingWeights(PostProcessor):
-    """Weights that a model moves itself, such as BYOL's target network; they are a part of the model's own state."""
-
-    name = "moving_weights"
-
-    def __init__(self, model: nn.Module) -> None:
-        self._move = method_of(model, "move")
-
-    def updated(self, step: int) -> None:
-        """See `PostProcessor`."""
-        self._move()
 
 
 class MovingAverage(PostProcessor):
@@ -124,8 +110,6 @@ def post_processors(config: OptimizerConfig, model: nn.Module) -> list[PostProce
         model: on its device, at the weights from which averages start.
     """
     found: list[PostProcessor] = []
-    if hasattr(model, "move"):
-        found.append(MovingWeights(model))
     if isinstance(heads := getattr(model, ATTRIBUTE, None), MomentHeads):
         found.append(SetWeights(heads.layout))
     if config.ema:

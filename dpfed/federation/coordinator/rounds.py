@@ -25,7 +25,7 @@ from dpfed.federation.protocol.identity import Identity
 from dpfed.federation.protocol.messages import LONGEST_HEADER, Content, Packet, digest_of, sign
 from dpfed.federation.protocol.terms import Terms
 from dpfed.federation.site.worker import frozen_digest
-from dpfed.models.parameters import BroadcastVector, TrainableVector
+from dpfed.models.parameters import TrainableVector
 from dpfed.privacy.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Federation:
         self._terms, self._identity, self._channel = terms, identity, channel
         self._journal, self._paid, self._note = journal, paid, note
         self._plan, self._trust = terms.privacy_plan, terms.trust_model
-        self._vector, self._sent = TrainableVector(model), BroadcastVector(model)
+        self._vector = TrainableVector(model)
         self._members = Members(terms, identity, frozen_digest(model), note, patience, left)
         self._secure, self._grid = terms.trust == "secure", grid_of(terms)
         self._numbers = self._vector.numel + self._plan.statistics_count  # of a sum
@@ -173,7 +173,7 @@ class Federation:
         Returns:
             The answers of the sites that came, by number, and for the others why they do not count.
         """
-        content = encoded(self._sent.gather(), self._terms.broadcast)
+        content = encoded(self._vector.gather(), self._terms.broadcast)
         digest = digest_of(content)  # once, for all sites
         roster = self._addresses = self._members.present(step)
         self._masked = self._masked_sum(step)
