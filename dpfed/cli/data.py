@@ -37,10 +37,6 @@ Workers = Annotated[
     int | None,
     typer.Option(help="Processes that read archives and Parquet files. Default: one for each core.", show_default=False),
 ]
-Undecoded = Annotated[
-    bool,
-    typer.Option("--no-decode", help="Skip decoding images at import. A corrupt image then aborts the run that samples it."),
-]
 Window = Annotated[
     str | None,
     typer.Option(
@@ -70,7 +66,6 @@ def import_(
     allow_outside: Outside = False,
     public: Annotated[bool, typer.Option("--public", help="Anyone may see these records; reports may show them.")] = False,
     workers: Workers = None,
-    no_decode: Undecoded = False,
     window: Window = None,
     splits: Splits = None,
 ) -> None:
@@ -98,7 +93,6 @@ def import_(
             allow_outside=allow_outside,
             watch=import_progress(watcher, "files found"),
             workers=cores() if workers is None else workers,
-            decode=not no_decode,
             say=watcher.note,
             surveyed=import_progress(watcher, "archives read"),
             window=None if window is None else parsed_window(window),

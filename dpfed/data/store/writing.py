@@ -213,7 +213,7 @@ def write_around(
 def _images(form: Form, resized: bool) -> dict[str, object]:
     """How images are stored, as the header says it."""
     stored: dict[str, object] = {"encoding": "encoded"} if form.size is None else {"encoding": "raw", "size": form.size}
-    return stored | ({"resized": True} if resized else {}) | ({} if form.decoded else {"undecoded": True})
+    return stored | ({"resized": True} if resized else {})
 
 
 def _write_index(file: Path, numbers: pa.Table, splits: np.ndarray, form: Form, batches: Mapping[str, Sequence[int]]) -> None:

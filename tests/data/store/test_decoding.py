@@ -8,10 +8,11 @@ import pytest
 from PIL import Image
 
 from dpfed.data.importers.importing import import_records
-from dpfed.data.store import pictures
+from dpfed.data.store import pictures, volume
 from dpfed.data.store.pictures import Wanted, in_processes
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
+from dpfed.data.store.volume import VolumeWriter
 from dpfed.data.store.writing import StoreWriter
 from dpfed.data.views.pixels import encode
 from dpfed.errors import UserError
@@ -59,14 +60,16 @@ def test_memory_is_written_again_only_when_nobody_reads_it(store, many_cores):
     assert (view == store.images(first, 16)[7:9]).all()
 
 
-def test_a_file_that_cannot_be_decoded_is_one_sentence(store, many_cores, tmp_path):
+def test_a_file_that_cannot_be_decoded_is_one_sentence(store, many_cores, tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     with tarfile.open(tmp_path / "in" / "00000.tar", "w") as archive:
         for number in range(COUNT):
             content = store.encoded(np.array([number]))[0][: 300 if number == 9 else None]
             (tmp_path / "file").write_bytes(content)
             archive.add(tmp_path / "file", f"{number:03}.png")
-    import_records(tmp_path / "in", tmp_path / "broken", decode=False)
+    with monkeypatch.context() as patch:  # a store that was damaged since
+        patch.setattr(VolumeWriter, "_encode", lambda self, record: volume._Stored(record.image, None))
+        import_records(tmp_path / "in", tmp_path / "broken")
     with pytest.raises(UserError, match="the image of '.*009' cannot be decoded") as error:
         RecordStore.open(tmp_path / "broken").images(np.arange(COUNT), 16)
     assert "009" not in error.value.public
