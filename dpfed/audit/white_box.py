@@ -146,10 +146,6 @@ class Scores:
     alone: np.ndarray
     channels: dict[str, np.ndarray]
 
-    def of_runs(self) -> dict[str, np.ndarray]:
-        """``(m,)`` for each channel: all steps together."""
-        return {name: values.sum(0) for name, values in self.channels.items()}
-
     def of_blocks(self, steps: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Of blocks of so many steps, and of the canaries that were alone in all of them.
 

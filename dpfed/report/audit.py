@@ -21,7 +21,7 @@ def is_audit(facts: Any) -> bool:
     try:
         found = facts["findings"]
         values = [facts[name] for name in numbers] + [one[name] for one in found for name in of_finding]
-        words = [facts["day"], facts["trust"] or "", *(one[name] for one in found for name in ("attack", "channel"))]
+        words = [facts["day"], *(one["channel"] for one in found)]
         flags = [facts["contradicted"], *(one[name] for one in found for name in ("contradicts", "of_run"))]
     except (TypeError, LookupError):
         return False
@@ -36,15 +36,13 @@ def is_audit(facts: Any) -> bool:
 
 def attacked(audit: dict[str, Any]) -> str:
     """Who shared the work of the mechanism that was attacked."""
-    if audit["trust"]:
-        return f"{audit['owners']} sites, trust = '{audit['trust']}'"
     return "one worker" if audit["owners"] == 1 else f"{audit['owners']} workers"
 
 
 def label(finding: dict[str, Any]) -> str:
     """Which attack it is, in a word or two."""
     steps = "1 step" if finding["steps"] == 1 else f"{finding['steps']:,} steps"
-    return f"{finding['attack']}, {steps} at q = {finding['rate']:.3g}"
+    return f"repeated, {steps} at q = {finding['rate']:.3g}"
 
 
 def worth(finding: dict[str, Any]) -> float:
