@@ -26,19 +26,6 @@ def forward(message: Message, context: Context) -> Message:
     return Message(content_of(_reply(message, context)), reply_to=message)
 
 
-def is_greeting(message: Message) -> bool:
-    """Whether the coordinator only asks who is here. A step would cost the site's budget, a greeting costs nothing."""
-    try:
-        return alleged(packet_in(message.content)).get("kind") == "hello"
-    except PacketError:
-        return False
-
-
-def unreachable(message: Message) -> Message:
-    """The answer that there is no site behind this SuperNode."""
-    return Message(content_of(failed(Failure.UNREACHABLE)), reply_to=message)
-
-
 def _reply(message: Message, context: Context) -> Packet:
     # An exception that escaped would reach the server with its text, which may name a path or worse.
     try:

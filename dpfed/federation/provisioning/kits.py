@@ -7,7 +7,7 @@ later one holds the terms, too, and all that the first one held, so the newest k
 Nothing that a site makes for itself has a name that a kit uses (`OWN`). So a kit that is unpacked over a site, even by hand,
 cannot touch its keys, its settings and its ledger.
 
-What a site answers to its kit: its card, the public keys of its SuperNodes, and whether it has left; signed by the site.
+What a site answers to its kit: its card, the public key of its SuperNode, and whether it has left; signed by the site.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from dpfed.federation.protocol.cards import KEY, SiteCard, hidden_text
 from dpfed.federation.protocol.identity import Identity, is_signed
 from dpfed.federation.protocol.messages import PROTOCOL
 from dpfed.federation.provisioning.project import Name
-from dpfed.federation.provisioning.services import Slot
 from dpfed.files.reading import open_regular, read_bytes, read_text
 
 MANIFEST, TERMS = "kit.json", "terms.json"
@@ -217,7 +216,7 @@ class Reply(Section):
     federation: Name
     invitation: str
     card: SiteCard
-    node_keys: dict[Slot, str] = Field(min_length=1, description="public keys by slot, as OpenSSH writes them")
+    node_key: str = Field(description="the public key of its SuperNode, as OpenSSH writes it")
     left: bool = False
     written: int = Field(
         ge=0, description="seconds since 1970; the newest reply of a site counts, and a later one has a larger"
@@ -274,9 +273,8 @@ class Reply(Section):
                 f"{name} runs dpfed {self.release}, which speaks protocol {self.protocol}, and this is dpfed {__version__} "
                 f"with protocol {PROTOCOL}: install the same release on both sides."
             )
-        for key in self.node_keys.values():
-            if not is_node_key(key):
-                raise UserError(f"{path} holds a SuperNode's key that is none: `dpfed site setup` makes them.")
+        if not is_node_key(self.node_key):
+            raise UserError(f"{path} holds a SuperNode's key that is none: `dpfed site setup` makes it.")
 
 
 def is_node_key(line: str) -> bool:

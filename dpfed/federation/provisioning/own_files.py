@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from dpfed.federation.coordinator.folder import CoordinatorFolder
 from dpfed.federation.leaving import has_left
 from dpfed.federation.protocol.terms import Terms
-from dpfed.federation.provisioning.certificates import SERVER, SERVER_KEY, certificates_in
+from dpfed.federation.provisioning.certificates import NODE, NODE_PUBLIC, RUNTIME, SERVER, SERVER_KEY, certificates_in, is_whole
 from dpfed.federation.provisioning.network import Finding, State
 from dpfed.federation.provisioning.site_place import SitePlace
 from dpfed.files.reading import read_bytes
@@ -45,18 +45,15 @@ def of_keys(place: SitePlace) -> Iterator[Finding]:
     Raises:
         UserError, OSError: for a key that is missing or damaged.
     """
-    site, keys = place.site, place.path / "keys"
+    site, keys = place.site, place.keys
     secret = [path for path in sorted(keys.iterdir()) if path.suffix != ".pub"]
     yield from of_permissions("keys", site.path, keys, site.path / "identity.key", site.path / "secret.key", *secret)
-    used = place.keys.slots()
-    missing = [keys / slot for slot in used if not (keys / slot).is_file()]
-    missing += [] if (keys / "runtime.secret").is_file() else [keys / "runtime.secret"]
-    advice = f"restore it, or make a new one: dpfed site rotate {place.path}"
-    if not used or missing:
-        said = ", ".join(map(str, missing)) or f"a SuperNode's key in {keys}"
-        yield Finding("keys", State.BAD, f"{said} is missing", advice)
-    for path in place.keys.damaged():
-        yield Finding("keys", State.BAD, f"{path} is damaged, or not the key of {path.name}.pub", advice)
+    missing = [keys / name for name in (NODE, NODE_PUBLIC, RUNTIME) if not (keys / name).is_file()]
+    advice = f"restore it, or remove {place.reply} and the SuperNode's keys, and give `dpfed site setup` again"
+    if missing:
+        yield Finding("keys", State.BAD, f"{', '.join(map(str, missing))} is missing", advice)
+    elif not is_whole(keys):
+        yield Finding("keys", State.BAD, f"{keys / NODE} is damaged, or not the key of {NODE_PUBLIC}", advice)
     yield from _whole_keys(place)
 
 
