@@ -124,26 +124,6 @@ def _rate(report: ImportReport) -> str:
 
 
 @app.command()
-def shard(
-    source: Annotated[str, typer.Argument(help="A record store.", show_default=False)],
-    dest: Annotated[str, typer.Argument(help="The sharded copy to make; must not exist.", show_default=False)],
-    shards: Annotated[int, typer.Option(help="Shards; take a multiple of the number of workers.")] = 64,
-) -> None:
-    """Copy a record store into shards, so that each of many workers reads only its own shards."""
-    from dpfed.console.terminal import say, watching
-
-    say(f"copying {source} into {dest}, in {shards:,} shards")
-    from dpfed.data.store.sharding import shard_store
-    from dpfed.progress import import_progress
-
-    with watching() as watcher:
-        store = shard_store(source, dest, shards, import_progress(watcher))
-    held_out = len(store) - store.training_records
-    sharded = f"{store.training_records:,} training records in {store.shards} shards by {store.unit_name or 'record'}"
-    _say(f"{store.path}: {sharded}, {held_out:,} held out")
-
-
-@app.command()
 def divide(
     source: Annotated[str, typer.Argument(help="A record store.", show_default=False)],
     dest: Annotated[str, typer.Argument(help="The folder of stores to make; must not exist.", show_default=False)],

@@ -87,8 +87,6 @@ def unit_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray | None:
 def protected_count(store: RecordStore, privacy: PrivacyConfig) -> int:
     """N of a store's training split: the number of its records, or of its units where units are protected.
 
-    It counts the whole store, whatever part of it is open: every owner of a sharded store has the same plan.
-
     Raises:
         UserError: see `unit_keys`.
     """
@@ -99,8 +97,7 @@ def protected_count(store: RecordStore, privacy: PrivacyConfig) -> int:
 def owner_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray:
     """What decides the owner of every record, see `dpfed.training.worker.indices_of_owner`.
 
-    A function of the record's own key, or of its unit's, so that a protected unit has one owner. In a sharded store it is the
-    number of the shard: an owner's records are then those of the shards that it opens.
+    A function of the record's own key, or of its unit's, so that a protected unit has one owner.
 
     Returns:
         ``(N,)`` uint64, by index in the store.
@@ -109,8 +106,6 @@ def owner_keys(store: RecordStore, privacy: PrivacyConfig) -> np.ndarray:
         UserError: see `unit_keys`.
     """
     units = unit_keys(store, privacy)
-    if store.shard_numbers is not None:
-        return store.shard_numbers
     return store.keys if units is None else units
 
 

@@ -273,7 +273,7 @@ def assemble(
         check_independence(model, random_group(image_size(config), text, records=2), tried)
     watcher.note(f"opening the records: {_source(config)}")
     progress = guarded(import_progress(watcher), config) if agreed is None else None
-    store = records_of(config, progress, owner, owners, watcher.note)
+    store = records_of(config, progress, watcher.note)
     refuse_uncaptioned(store.kind, store.name, config)
     if agreed:
         plan = agreed

@@ -27,8 +27,6 @@ from dpfed.privacy.method import method_named
 def records_of(
     config: Config,
     progress: Progress | None = None,
-    owner: int = 0,
-    owners: int = 1,
     say: Callable[[str], None] | None = None,
 ) -> RecordStore:
     """Opens the records of a configuration, with images as its model wants them; see `open_records`.
@@ -36,11 +34,9 @@ def records_of(
     Args:
         config: settled.
         progress: called while records are imported.
-        owner: whose records are wanted, of a store that is divided.
-        owners: how many share the records.
         say: told what an import did not use.
     """
-    return open_records(config.data, progress, owner, owners, preprocessing_of(config).interpolation, say)
+    return open_records(config.data, progress, preprocessing_of(config).interpolation, say)
 
 
 def public_records_of(config: Config, private: RecordStore, progress: Progress | None = None) -> RecordStore | None:
