@@ -12,7 +12,7 @@ from typing import Any
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.provenance import wrong_provenance
 from dpfed.errors import UserError
-from dpfed.evaluation.intervals import wrong_fact
+from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.reading import read_text
 from dpfed.privacy.ledger import Ledger
 from dpfed.privacy.phase import Curve, Phase, spent_curve

@@ -140,21 +140,18 @@ def share_images(first: RecordStore, second: RecordStore) -> bool:
 
 def _refuse_shared(public: RecordStore, private: RecordStore, stores: str) -> None:
     """Refuses two stores that share images; what was found apart once is not read again, as stores never change."""
-    contents, apart = (public.contents, private.contents, private.opened_by), None
-    if None not in contents:
-        known_by = hashlib.blake2b(repr(contents).encode(), digest_size=_HASH_BYTES).hexdigest()
-        apart = Path(stores) / f"apart-{known_by}"
-    if apart is not None and apart.exists():
+    known_by = hashlib.blake2b(repr((public.contents, private.contents)).encode(), digest_size=_HASH_BYTES).hexdigest()
+    apart = Path(stores) / f"apart-{known_by}"
+    if apart.exists():
         return
     if share_images(public, private):  # how many is private
         raise UserError(
             f"public.path: {public.path} and {private.path} share images, and a record cannot be both public and private: "
             "import one of the two again without them (in a federation, which has agreed on the public store: the private one)."
         )
-    if apart is not None:
-        with contextlib.suppress(OSError):
-            apart.parent.mkdir(parents=True, exist_ok=True)
-            apart.touch()
+    with contextlib.suppress(OSError):
+        apart.parent.mkdir(parents=True, exist_ok=True)
+        apart.touch()
 
 
 def _hashes(store: RecordStore, lengths: np.ndarray) -> Iterator[np.ndarray]:

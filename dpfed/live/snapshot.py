@@ -15,7 +15,7 @@ from dpfed.budgets.book import Book
 from dpfed.budgets.refusals import shown
 from dpfed.budgets.shelf import copies_of, known_by
 from dpfed.errors import UserError
-from dpfed.evaluation.intervals import wrong_fact
+from dpfed.evaluation.measured import wrong_fact
 from dpfed.federation.coordinator.journal import Journal, Step, read_arrivals
 from dpfed.files.reading import read_text
 from dpfed.live.rounds import Round, SiteRow, rounds_of, sites_of

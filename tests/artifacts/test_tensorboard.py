@@ -10,7 +10,7 @@ import pytest
 from dpfed.artifacts.directory import RunDirectory
 from dpfed.artifacts.tensorboard import TensorBoard
 from dpfed.config import parse_config
-from dpfed.evaluation.intervals import Evaluation
+from dpfed.evaluation.measured import Evaluation
 from dpfed.privacy.randomness import Randomness
 
 pytest.importorskip("tensorboardX")

@@ -10,7 +10,7 @@ import pytest
 from dpfed.console import logs
 from dpfed.console.terminal import say, watching
 from dpfed.errors import UserError
-from dpfed.evaluation.intervals import Evaluation
+from dpfed.evaluation.measured import Evaluation
 
 
 @pytest.fixture(autouse=True)

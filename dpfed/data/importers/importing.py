@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -132,7 +133,8 @@ def import_records(
     dest = local_path(dest, "the place of the new store")
     check_destination(dest)
     size, workers = stored_side(size), whole_number(workers, "the number of workers", 1, MOST_WORKERS)
-    paths = [existing(one) for one in (source if isinstance(source, list | tuple) else [source])]
+    sources: list[Any] = list(source) if isinstance(source, list | tuple) else [source]
+    paths = [existing(one) for one in sources]
     asked = {"validation": validation, "test": test}
     counts = {split: whole_number(n, f"the number of {split} records") for split, n in asked.items()}
     held_out = [(count, split) for split, count in counts.items() if count]
