@@ -101,12 +101,14 @@ import dpfed.cluster.cost, dpfed.cluster.work, dpfed.federation.demo.one_machine
 import dpfed.federation.flower.client_app, dpfed.federation.flower.server_app
 from dpfed.cli import app
 from dpfed.reproduce.published import PAPERS, published
+from pathlib import Path
+from dpfed.federation.flower.app_folder import make_app_folder
 import dpfed
 print(dpfed.__file__.rpartition("dpfed")[0])
 print(sum(len(published(paper)) for paper in PAPERS))
 print(dpfed.load_config("adapt/shapes-public").model.architecture)
 app(["reproduce", "--list"], standalone_mode=False)
-app(["federation", "app", "flower-app"], standalone_mode=False)
+make_app_folder(Path("flower-app"))
 """
 
 
@@ -175,7 +177,6 @@ def unable() -> None:
         ("pretrain", "quickstart", *SETTINGS),
         ("pretrain", "quickstart", *SETTINGS, "--set", "data.stores=../stores"),
         ("reproduce", "methods"),
-        ("federation", "create", "here", "quickstart", "card.json"),
     ],
     ids=lambda words: " ".join(words[:2]),
 )
