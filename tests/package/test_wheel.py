@@ -68,7 +68,7 @@ def test_the_metadata_say_what_it_is(wheel):
     assert said["Description-Content-Type"] == "text/markdown"
     assert said.get_payload(decode=True).decode() == (ROOT / "README.md").read_text()
     assert "<h1>dpfed</h1>" in MarkdownIt("commonmark").render(said.get_payload(decode=True).decode())
-    assert {"clip", "text", "ray", "flower", "pcam"} <= set(said.get_all("Provides-Extra"))
+    assert {"clip", "text", "ray", "flower"} <= set(said.get_all("Provides-Extra"))
     classifiers = set(said.get_all("Classifier"))
     for version in ("3.11", "3.12", "3.13"):
         assert f"Programming Language :: Python :: {version}" in classifiers
