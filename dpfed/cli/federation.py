@@ -14,15 +14,12 @@ import typer
 from dpfed.cli.parties import Skew, line, show_findings, show_terms, tell
 from dpfed.console.terminal import chosen_config, say, show_run
 
-federation = typer.Typer(
-    help="For the coordinator of several institutions: make the terms, run the federation, try one on this machine.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
-@federation.command("provision")
+@app.command("provision")
 def provision_federation(
     project: Annotated[Path, typer.Argument(help="A TOML file (docs/a-site-in-15-minutes.md).", show_default=False)],
     folder: Annotated[
@@ -57,7 +54,7 @@ def provision_federation(
     )
 
 
-@federation.command("doctor")
+@app.command("doctor")
 def doctor_of_federation(
     folder: Annotated[Path, typer.Argument(help="The coordinator's folder.", show_default=False)], as_json: Json = False
 ) -> None:
@@ -68,7 +65,7 @@ def doctor_of_federation(
     show_findings(examine_coordinator(folder), as_json)
 
 
-@federation.command("show")
+@app.command("show")
 def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.", show_default=False)]) -> None:
     """Show what the terms mean, before anybody joins."""
     say(f"reading {terms}", True)
@@ -77,7 +74,7 @@ def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.
     show_terms(Terms.load(terms))
 
 
-@federation.command("run")
+@app.command("run")
 def run(
     folder: Annotated[Path, typer.Argument(help="What `dpfed federation provision` made.", show_default=False)],
     port: Annotated[int | None, typer.Option(help="Port of the SuperLink, on loopback.", show_default=False)] = None,
@@ -93,7 +90,7 @@ def run(
         return 1  # 2 is for what the operator must mend: a service manager leaves it at that
 
 
-@federation.command("demo")
+@app.command("demo")
 def demo(
     config: Annotated[Path, typer.Argument(help="A TOML file, or a name such as federation.")],
     run: Annotated[Path, typer.Option(help="Where the run goes; the parties' folders go beside it.")],

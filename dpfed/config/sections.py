@@ -79,7 +79,7 @@ class TextViewsConfig(Section):
 
 
 _ENCODERS = ("cnn", "resnet18", "resnet34", "resnet50")
-_TIMM = "timm/"
+_TIMM, _TORCHVISION = "timm/", "torchvision/"
 _OWN_TEXT = "transformer"
 SENTENCES = "sentence-transformers/"  # of model.text: a pretrained tower by its name on the hub
 
@@ -102,7 +102,8 @@ class ModelConfig(Section):
     tokenizer: Literal["own", "words"] = Field("own", description="the model's own, or hashed words (random weights)")
     image: str = Field(
         "cnn",
-        description="'cnn', 'resnet18', 'resnet34', 'resnet50', or 'timm/NAME', an encoder that keeps records apart",
+        description="'cnn', 'resnet18', 'resnet34', 'resnet50', or 'timm/NAME' or 'torchvision/NAME', an encoder that keeps "
+        "records apart",
     )
     stem: Literal["cifar", "imagenet"] = Field("cifar", description="first layer of a ResNet: 3x3, or 7x7 with max-pooling")
     width: int = Field(32, ge=4, le=4096, description="channels of the first stage of 'cnn', or 64 for a standard ResNet")
@@ -144,8 +145,8 @@ class ModelConfig(Section):
 
     @property
     def timm(self) -> str | None:
-        """timm's name of the image encoder, where it is one of timm's."""
-        ours = self.kind != "open_clip" and self.image.startswith(_TIMM)
+        """timm's name of the image encoder, or torchvision's with its prefix, where it is one of theirs."""
+        ours = self.kind != "open_clip" and self.image.startswith((_TIMM, _TORCHVISION))
         return self.image.removeprefix(_TIMM) if ours else None
 
     @property
@@ -155,13 +156,13 @@ class ModelConfig(Section):
 
     @property
     def external(self) -> bool:
-        """Whether the image tower is one of open_clip's or timm's."""
+        """Whether the image tower is one of open_clip's, timm's or torchvision's."""
         return self.kind == "open_clip" or self.timm is not None
 
     @field_validator("image")
     @classmethod
     def _known(cls, image: str) -> str:
-        if image not in _ENCODERS and not image.startswith(_TIMM):
+        if image not in _ENCODERS and not image.startswith((_TIMM, _TORCHVISION)):
             hint = f"did you mean '{_TIMM}{image}'?" if "_" in image else nearest(image, _ENCODERS)
             raise ValueError(f"expected one of {', '.join(_ENCODERS)}, or timm/NAME such as timm/vit_tiny_patch16_224; {hint}")
         return image

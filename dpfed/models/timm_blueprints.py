@@ -1,4 +1,4 @@
-"""What a timm encoder is made of before it is built: architecture, preprocessing, and where its weights are.
+"""What a timm or torchvision encoder is made of before it is built: architecture, preprocessing, and where its weights are.
 
 Weights are a tag that timm knows, a repository of the Hugging Face hub, or a local file or folder. Nothing is downloaded unless
 a tag or a repository asks for it. An encoder must keep records apart: BatchNorm has the fixed statistics of pretrained weights
@@ -26,6 +26,9 @@ from dpfed.errors import UserError, nearest
 from dpfed.files.reading import read_text
 from dpfed.models.blueprints import LOCAL_DIR, quiet
 from dpfed.models.description import DESCRIPTION, TIMM_CONFIG, WEIGHTS
+from dpfed.models.torchvision_encoders import PREFIX as TORCHVISION
+from dpfed.models.torchvision_encoders import create as create_torchvision
+from dpfed.models.torchvision_encoders import described, weights_of
 from dpfed.models.weight_files import words
 
 HUB = "hf-hub:"
@@ -36,10 +39,10 @@ RESIZE = {"center": "crop", "squash": "squash", "border": "pad"}  # timm's crop_
 
 @dataclass(frozen=True)
 class TimmBlueprint:
-    """A timm encoder that can be built.
+    """A timm or torchvision encoder that can be built.
 
     Attributes:
-        name: of the architecture.
+        name: of the architecture; torchvision's has its prefix.
         cfg: timm's ``pretrained_cfg`` of the weights, or of the architecture.
         preprocessing: what the weights expect; without weights dpfed's own.
         published: the weights are to be fetched by timm, which knows them.
@@ -59,7 +62,7 @@ class TimmBlueprint:
     @property
     def title(self) -> str:
         """What `model.image` says."""
-        return f"timm/{self.name}"
+        return _title(self.name)
 
     @property
     def random(self) -> bool:
@@ -96,6 +99,8 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
         UserError: for an unknown architecture, unknown weights, or a missing package.
     """
     name, weights = model.timm or "", model.weights
+    if name.startswith(TORCHVISION):
+        return _of_torchvision(name, weights, model.start is not None)
     if importlib.util.find_spec("timm") is None:
         raise UserError(f"model.image = '{model.image}' needs the package timm: install it (`pip install timm`).")
     import timm
@@ -130,6 +135,22 @@ def timm_blueprint(model: ModelConfig) -> TimmBlueprint:
         what = nearest(weights, tags) if tags else "timm knows no weights for it."
         raise UserError(f"model.weights = {weights!r} is neither a file, a folder nor a tag of timm/{name}; {what}")
     return TimmBlueprint(name, own, _preprocessing(own), file=place)
+
+
+def _of_torchvision(name: str, weights: str | None, started: bool) -> TimmBlueprint:
+    tags = list(weights_of(name.removeprefix(TORCHVISION)))
+    published = weights in tags
+    cfg, preprocessing = described(name.removeprefix(TORCHVISION), weights if published else None)
+    if weights is None:
+        return TimmBlueprint(name, cfg, Preprocessing(), started=started)
+    file = None if published else Path(weights).expanduser()
+    if file is not None and not file.is_file():
+        raise UserError(f"model.weights = {weights!r} is neither a file nor a tag of {name}; {nearest(weights, tags)}")
+    return TimmBlueprint(name, cfg, preprocessing, published=published, file=file)
+
+
+def _title(name: str) -> str:
+    return name if name.startswith(TORCHVISION) else f"timm/{name}"
 
 
 def _near(name: str, known: list[str]) -> str:
@@ -213,7 +234,13 @@ def create(spec: TimmBlueprint, pretrained: bool, options: dict[str, Any]) -> nn
 
     try:
         with quiet():
+            if spec.name.startswith(TORCHVISION):
+                net: Any = create_torchvision(spec.name.removeprefix(TORCHVISION), spec.cfg["tag"] if pretrained else None)
+                net.pretrained_cfg = dict(spec.cfg)
+                return net
             return create_model(spec.name, pretrained=pretrained, pretrained_cfg=dict(spec.cfg), num_classes=0, **options)
+    except UserError:
+        raise
     except Exception as error:  # a download can raise anything, and so can the constructors of a thousand models
         if pretrained:
             raise UserError(
@@ -232,7 +259,7 @@ def batch_norm_without_weights(name: str) -> UserError:
     near = difflib.get_close_matches(f"{name}_gn", siblings, n=1)
     hint = f"'timm/{near[0]}', " if near else ""
     return UserError(
-        f"model.image = 'timm/{name}' has BatchNorm, which mixes records unless its statistics are pretrained weights': set "
+        f"model.image = '{_title(name)}' has BatchNorm, which mixes records unless its statistics are pretrained weights': set "
         f"model.weights, or take {hint}another timm model whose name ends in _gn, a ConvNeXt or a ViT."
     )
 
@@ -254,6 +281,8 @@ def _shapes(name: str) -> tuple[dict[str, list[int]], bool]:
 
 def _cfg_of(name: str) -> dict[str, Any]:
     """What an architecture is like with its first weights."""
+    if name.startswith(TORCHVISION):
+        return described(name.removeprefix(TORCHVISION), None)[0]
     from timm.models import PretrainedCfg, get_pretrained_cfg
 
     return (get_pretrained_cfg(name) or PretrainedCfg()).to_dict()

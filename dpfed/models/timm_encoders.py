@@ -1,4 +1,5 @@
-"""Image encoders of timm (``model.image = "timm/NAME"``): built at the run's size, trained as asked, and saved for timm."""
+"""Image encoders of timm and torchvision (``model.image = "timm/NAME"``): built at the run's size, trained as asked, saved as
+these libraries read them."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from dpfed.models.lora import add_adapters
 from dpfed.models.norm import fix_batch_norm
 from dpfed.models.parameters import train_part
 from dpfed.models.timm_blueprints import HUB, RESIZE, TimmBlueprint, batch_norm_without_weights, create, timm_blueprint
+from dpfed.models.torchvision_encoders import PREFIX as TORCHVISION
+from dpfed.models.torchvision_encoders import create as create_torchvision
 from dpfed.models.weight_files import fitting_weights, reading_weights, words
 
 
 class TimmEncoder(nn.Module):
-    """A timm model without its classifier, as an image encoder.
+    """A timm or torchvision model without its classifier, as an image encoder.
 
     Args:
         timm: normalised images ``(n, 3, H, W)`` -> features ``(n, F)``.
@@ -90,8 +93,9 @@ def adapt_timm(encoder: nn.Module, adaptation: AdaptationConfig, kind: str) -> N
 def _draw_nothing(module: nn.Module) -> None:
     """Turns dropout and stochastic depth off: torch's global generator is no part of a run, and engines could not agree."""
     from timm.layers import DropBlock2d, DropPath, PatchDropout
+    from torchvision.ops import StochasticDepth
 
-    drawing = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, DropPath, DropBlock2d, PatchDropout
+    drawing = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, DropPath, DropBlock2d, PatchDropout, StochasticDepth
     if isinstance(module, drawing):
         for rate in ("p", "drop_prob", "prob"):
             if hasattr(module, rate):
@@ -128,6 +132,11 @@ def _with(spec: TimmBlueprint, state: dict[str, Tensor], where: str, options: di
     """
     from timm import create_model
 
+    if spec.name.startswith(TORCHVISION):
+        with fitting_weights(where, "a torchvision model"):
+            own: Any = create_torchvision(spec.name.removeprefix(TORCHVISION), None, state)
+        own.pretrained_cfg = dict(spec.cfg)
+        return own
     with fitting_weights(where, "a timm model"), quiet():
         places = spec.cfg.get("classifier") or ()
         heads = [state.get(f"{place}.weight") for place in ((places,) if isinstance(places, str) else places)]

@@ -1,0 +1,57 @@
+"""torchvision's encoders: the features of stock torchvision, saved so that it reads them, or refused in a sentence."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torchvision import models
+
+from dpfed.config import AdaptationConfig, Config, DataConfig, ModelConfig
+from dpfed.errors import UserError
+from dpfed.models.building import build_model, preprocessing_of
+from dpfed.models.folder import load_encoder, save_encoder
+from dpfed.runs.resolution import settle
+
+
+def config_of(image, size=64, **model):
+    return settle(
+        Config(
+            data=DataConfig(size=size),
+            model=ModelConfig(image=f"torchvision/{image}", embedding=8, head_hidden=8, **model),
+            adaptation=AdaptationConfig(image="frozen"),
+        )
+    )
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "shufflenet_v2_x0_5", "resnet18", "googlenet"])
+def test_features_are_those_before_stock_torchvisions_classifier(name, tmp_path):
+    stock = models.get_model(name, num_classes=7, **({"init_weights": False} if name == "googlenet" else {})).eval()
+    torch.save(stock.state_dict(), tmp_path / "w.pth")
+    config = config_of(name, weights=str(tmp_path / "w.pth"))
+    assert preprocessing_of(config).mean == (0.485, 0.456, 0.406)
+    model = build_model(config.model, config.objective, config.adaptation, 64)
+    model.train()  # what is frozen stays in evaluation mode, and draws nothing
+    last = stock.classifier if name.startswith("mobilenet") else stock
+    setattr(last, *(("3",) if name.startswith("mobilenet") else ("fc",)), torch.nn.Identity())
+    images = torch.randn(3, 3, 64, 64)
+    with torch.no_grad():
+        expected = stock(images)
+        assert torch.allclose(model.features(images), expected, atol=1e-5)
+        save_encoder(tmp_path / "model", model, config)
+        assert torch.allclose(load_encoder(tmp_path / "model").features(images), expected, atol=1e-5)
+    assert set(load_file(tmp_path / "model" / "model.safetensors")) <= set(torch.load(tmp_path / "w.pth"))
+
+
+@pytest.mark.parametrize(
+    ("image", "model", "said"),
+    [
+        ("resnet8", {}, "torchvision has no such classifier; did you mean 'resnet18'"),
+        ("resnet18", {}, "'torchvision/resnet18' has BatchNorm"),
+        ("resnet18", {"weights": "IMAGENET1K_V3"}, "nor a tag of torchvision/resnet18; did you mean 'IMAGENET1K_V1'"),
+        ("squeezenet1_1", {}, "gives no features before its classes"),
+        ("vit_b_32", {}, "torchvision/vit_b_32 takes no images of 64 pixels .*: try another data.size"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(image, model, said):
+    with pytest.raises(UserError, match=said):
+        config = config_of(image, **model)
+        build_model(config.model, config.objective, config.adaptation, 64)
