@@ -120,40 +120,6 @@ def _rate(report: ImportReport) -> str:
     return f"{records:,.0f} records/s{read}"
 
 
-@app.command()
-def divide(
-    source: Annotated[str, typer.Argument(help="A record store.", show_default=False)],
-    dest: Annotated[str, typer.Argument(help="The folder of stores to make; must not exist.", show_default=False)],
-    sites: Annotated[int, typer.Option(help="Institutions to simulate.")] = 3,
-    skew: Annotated[
-        float, typer.Option(help="0: all sites are alike. 1: each label, or beginning of a caption, is at one site only.")
-    ] = 0.8,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            help='What the sites differ in: the name of a label, or "caption" (its first three words). Default: the first '
-            "label if there is one.",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
-    """Divide a record store among simulated institutions whose records differ."""
-    from dpfed.console.terminal import say, watching
-
-    say(f"dividing {source} among {sites:,} sites, into {dest}")
-    from dpfed.data.store.division import CAPTION, divide_store, divided_by, largest_share
-    from dpfed.progress import import_progress
-
-    with watching() as watcher:
-        *stores, evaluation = divide_store(source, dest, sites, skew, by, import_progress(watcher))
-    by = divided_by(evaluation, by)
-    same = "beginning of the caption" if by == CAPTION else by
-    for store in stores:
-        alike = f", {largest_share(store, by):.0%} with the same {same}" if by else ""
-        _say(f"{store.path}: {len(store):,} training records{alike}")
-    _say(f"{evaluation.path}: {len(evaluation):,} held-out records")
-
-
 app.command()(inspect)
 
 

@@ -48,32 +48,6 @@ _BEFORE_JOINING = (
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
-@app.command("create")
-def create_site(
-    folder: SiteDirectory,
-    name: Annotated[str, typer.Option(help="The site's name in the federation.", show_default=False)],
-    store: Annotated[Path, typer.Option(help="The site's record store.", show_default=False)],
-    budget: Budget = None,
-    delta: Delta = None,
-    declared: Declared = None,
-    device: Device = "auto",
-    weights: Weights = None,
-    architecture: Architecture = None,
-    text: Text = None,
-    start: Start = None,
-    public: Public = None,
-) -> None:
-    """Make a site: its keys, its settings, and the card for the coordinator."""
-    say(f"opening the records of {store}", True)
-    from dpfed.federation.site.folder import SiteFolder
-
-    own = {"weights": weights, "architecture": architecture, "text": text, "start": start, "public": public}
-    made = SiteFolder.create(folder, name, store, declared, budget=budget, delta=delta, device=device, **own)
-    tell(f"Give {made.card} to the coordinator; all else in {made.path} is secret.")
-    read_out = f"Read the card's fingerprint out to the other sites, by telephone: {made.own_card().fingerprint}"
-    tell(read_out)
-
-
 @app.command("setup")
 def set_up_site(
     kit: Annotated[

@@ -235,8 +235,7 @@ class _Guard:
             return None
         rest = urlencode([(key, value) for key, value in request.query_params.multi_items() if key != "token"])
         answer = RedirectResponse("/" + request.url.path.lstrip("/") + (f"?{rest}" if rest else ""), 303)
-        tls = self._access.certificate is not None
-        answer.set_cookie(self._access.cookie, self._access.token, httponly=True, samesite="strict", secure=tls)
+        answer.set_cookie(self._access.cookie, self._access.token, httponly=True, samesite="strict")
         return answer
 
 

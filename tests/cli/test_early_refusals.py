@@ -200,13 +200,11 @@ def test_no_torch_is_imported_and_the_answer_comes_within_seconds(tmp_path, squa
         ["start", "--set", "privacy.steps=3"],
         ["start", "recipes/adaptation"],
         ["pretrain", "recipes/small-images", "--set", f"data.path={squares}", "--run", "run"],
-        ["site", "create", "site", "--name", "north", "--store", "nowhere"],
         ["site", "setup", "nowhere", "--coordinator", "x", "--store", "nowhere"],
         ["site", "join", "nowhere", "empty.toml"],
         ["site", "serve", "nowhere"],
         ["site", "doctor", "nowhere"],
         ["federation", "doctor", "nowhere"],
-        ["federation", "create", "office", "recipes/federation", "card.json", "--set", "data.path=nowhere"],
         ["site", "status", "nowhere"],
         ["start", "cuhk-pedes", "--set", "model.architecture=local-dir:x", "--set", "model.weights="],
     ):

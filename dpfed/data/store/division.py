@@ -149,18 +149,6 @@ def divided_by(store: RecordStore, by: str | None = None) -> str | None:
     return by
 
 
-def largest_share(store: RecordStore, by: str) -> float:
-    """How much of a site is alike: the share of its training records that have the most frequent label or opening words.
-
-    Args:
-        store: with training records.
-        by: the name of a label or ``"caption"``.
-    """
-    traits = _traits(store, by)[store.split("train")]
-    _, counts = np.unique(traits[traits >= 0], return_counts=True)
-    return counts.max(initial=0) / len(traits)
-
-
 def _traits(store: RecordStore, by: str) -> np.ndarray:
     """What decides each record's home: ``(N,)`` int64, the label (-1: none) or a hash of the caption's opening words."""
     if by in store.labels:

@@ -1,10 +1,5 @@
 """The folder that `flwr run` takes: both thin apps and what Flower wants to know of them, wherever dpfed is installed.
 
-    dpfed federation app app
-    flwr run app federation --stream --run-config ...
-
-In a checkout, `flwr run .` does the same.
-
 The Flower that dpfed is written for; this file imports nothing of it.
 """
 

@@ -73,7 +73,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Trains with the sites of a federation; `run` goes on where it was if it is there.
 
-    Run-config keys: ``federation``, the coordinator's folder (`dpfed federation create`), and ``run``, the run's directory;
+    Run-config keys: ``federation``, the coordinator's folder (`dpfed federation provision`), and ``run``, the run's directory;
     both absolute, on the machine of the SuperLink.
     """
     try:

@@ -98,7 +98,9 @@ class Terms(Section):
         except OSError as error:
             raise UserError(f"cannot read the terms {path}: {error.strerror or error}.") from error
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} holds no terms of a federation: `dpfed federation create` writes terms.json.") from error
+            raise UserError(
+                f"{path} holds no terms of a federation: `dpfed federation provision` writes terms.json."
+            ) from error
 
     def save(self, path: Path) -> None:
         """Writes the terms to a file that must not exist."""

@@ -119,7 +119,7 @@ class SiteFolder:
         if not folder._settings.is_file() and of_kit._settings.is_file():
             return of_kit
         if not folder._settings.is_file():
-            raise UserError(f"{path} is no site: `dpfed site create {path} --name NAME --store STORE` makes one.")
+            raise UserError(f"{path} is no site: `dpfed site setup KIT` makes one.")
         return folder
 
     @property

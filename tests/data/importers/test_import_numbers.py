@@ -118,7 +118,6 @@ def test_the_current_folder_can_be_named(tmp_path: Path, source: Path, monkeypat
         ["import", "SOURCE", "SOURCE", "DEST"],
         ["import", "SOURCE", "STORE"],
         ["import", "SOURCE", "/dev/null/x"],
-        ["divide", "STORE", "DEST", "--sites", "1000000000"],
         ["inspect", ""],
         ["inspect", b"\xff"],
         ["inspect", "STORE", "--context", "99999999999999999999999"],

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from dpfed.cli.data import app
 from dpfed.config import parse_config
 from dpfed.data.store import division
-from dpfed.data.store.division import divide_store, divided_by, largest_share, site_of_records
+from dpfed.data.store.division import divide_store, divided_by, site_of_records
 from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.writing import StoreWriter
@@ -250,33 +247,3 @@ def test_a_failed_division_leaves_nothing(plain: RecordStore, tmp_path: Path, mo
     with pytest.raises(UserError, match="No space left"):
         divide_store(plain.path, tmp_path / "d", SITES, 0.8)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_largest_share_is_counted(plain: RecordStore, tmp_path: Path) -> None:
-    *sites, _ = divide_store(plain.path, tmp_path / "d", SITES, 1.0, "ward")
-    assert [largest_share(site, "ward") for site in sites] == [1.0] * 3
-    colors = [store.captions(np.arange(len(store))) for store in sites]
-    most = [max(sum(text[0].startswith(f"A {color} ") for text in texts) for color in COLORS) for texts in colors]
-    assert [largest_share(site, "caption") for site in sites] == [m / len(site) for m, site in zip(most, sites, strict=True)]
-
-
-def test_the_command(shapes: RecordStore, tmp_path: Path) -> None:
-    def invoke(*arguments: object) -> list[str]:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
-        assert result.exit_code == 0
-        lines = result.stdout.splitlines()
-        return [line for line in lines if not line.startswith(("dividing ", "records: "))]  # what it is doing
-
-    lines = invoke("divide", shapes.path, tmp_path / "d", "--sites", 2, "--skew", 1, "--by", "color")
-    assert len(lines) == 3
-    site = RecordStore.open(tmp_path / "d" / "site-1")
-    share = np.bincount(site.labels["color"]).max() / len(site)
-    assert lines[1] == f"{site.path}: {len(site):,} training records, {share:.0%} with the same color"
-    assert lines[2] == f"{tmp_path / 'd' / 'evaluation'}: 200 held-out records"
-    facts = json.loads(invoke("inspect", tmp_path / "d" / "evaluation", "--json")[0])
-    assert facts["records"] == {"train": 0, "validation": 0, "test": 200}
-    by_caption = invoke("divide", shapes.path, tmp_path / "c", "--by", "caption")
-    assert len(by_caption) == 4 and by_caption[0].endswith("% with the same beginning of the caption")
-    assert not {word for line in by_caption for word in line.split()} & {"red", "large", "small", "circle"}  # no caption
-    with pytest.raises(UserError, match="exists already"):
-        invoke("divide", shapes.path, tmp_path / "d")

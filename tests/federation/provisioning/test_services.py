@@ -157,6 +157,9 @@ def test_the_worker_has_no_network_and_the_node_no_records(site):
     assert not reachable & {"${DPFED_FOLDER}/site", "${DPFED_STORE}", "${DPFED_BUDGETS}", "${DPFED_FOLDER}"}
     assert "${DPFED_FOLDER}/door" in mounts(app) and "${DPFED_FOLDER}/door" not in mounts(node)
     assert mounts(node)["${DPFED_FOLDER}/keys"] == "ro"
+    command = node["command"]  # without isolation, a SuperNode runs any code that a run brings
+    assert command[command.index("--isolation") + 1] == "process" and "--insecure" not in command
+    assert command[command.index("--host") + 1] == "127.0.0.1"
 
 
 def test_only_the_proxys_port_is_open_at_the_coordinator(link):
