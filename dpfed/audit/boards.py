@@ -11,7 +11,6 @@ The auditor knows every draw but whether a canary is drawn, as the proofs allow:
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -50,13 +49,13 @@ class Board:
     def build(cls, under: UnderTest) -> Board:
         """Places the canaries of a mechanism."""
         plan = under.parts.plan
-        arrangement = arrangement_of(plan.method)
+        arrangement = arrangement_of(plan.bounding.method)
         coordinates = {"group": under.fillers, "own": 1 + under.canaries, "one": 1}[arrangement]
         # The model of canaries looks at a whole group, and so wants an engine that shows it one.
         placed = under.with_model(CanaryModel(under.fillers, coordinates, arrangement), "loop")
         if arrangement == "one":
             return max((_measured(under, against) for against in (True, False)), key=lambda board: abs(board.shift))
-        return cls(placed, arrangement, (2 if arrangement == "group" else 1) * plan.bound)
+        return cls(placed, arrangement, (2 if arrangement == "group" else 1) * plan.bounding.bound)
 
     def places(self, step: int, randomness: Randomness) -> tuple[np.ndarray, np.ndarray]:
         """Where each canary would show in a step, and whether nobody else can show there.
@@ -74,7 +73,7 @@ class Board:
             return (np.arange(1, count + 1) if self.arrangement == "own" else np.zeros(count, int)), alone
         parts, present = self.under.parts, self.under.present(np.ones(count, bool))
         places, alone = np.full(count, -1), np.zeros(count, bool)
-        certain = dataclasses.replace(parts.plan, batch=parts.plan.records)
+        certain = parts.plan.replace(batch=parts.plan.sampling.records)
         units = unit_keys(parts.store, parts.config.privacy)
 
         def draw(plan: PrivacyPlan, indices: np.ndarray, groups: int) -> StepDraw:

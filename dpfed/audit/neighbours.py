@@ -24,12 +24,12 @@ def most_moved(under: UnderTest) -> float:
         under: a mechanism with a canary, in which every record is drawn in every step.
     """
     plan = under.parts.plan
-    if plan.method.gradient_share(plan) != 1:
+    if plan.bounding.method.gradient_share(plan) != 1:
         return 0.0
     everyone = under.present(np.ones(under.canaries, bool))
     nobody = under.present(np.zeros(under.canaries, bool))
     cases = [(under.with_model(CanaryModel(under.fillers, 1, "one", against)), [nobody]) for against in (True, False)]
-    if plan.method.picks_engine:
+    if plan.bounding.method.picks_engine:
         # Whichever engine the run will have.
         cases += [(under.with_model(CanaryModel(under.fillers, 1, "one"), engine), [nobody]) for engine in ENGINES]
         # Whatever depends on others than a record's own group shows in the hash of all groups. One group at a time.

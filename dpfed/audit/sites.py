@@ -32,7 +32,7 @@ def agreed(parts: Components, trust: Mode, units: Sequence[int]) -> Terms:
         units: records, or units where they are protected, of each site.
     """
     coordinator, *parties = _identities(len(units))
-    by_unit = parts.plan.unit == "user"
+    by_unit = parts.plan.promise.unit == "user"
     cards = [
         SiteCard(
             name=f"site-{number}",

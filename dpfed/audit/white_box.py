@@ -63,7 +63,7 @@ def score(board: Board, coins: np.ndarray, owners: Randomness, noise: Randomness
     """
     under, plan = board.under, board.under.parts.plan
     # Statistics that a method releases besides have noise of their own, in which the two sums would differ.
-    known = plan.method.gradient_share(plan) == 1
+    known = plan.bounding.method.gradient_share(plan) == 1
     advance = (watcher or Silent()).stage("steps", plan.steps)
     alone, taken, rest = [], [], []
     channels: dict[str, list[np.ndarray]] = {}
@@ -100,6 +100,6 @@ def _less(values: np.ndarray, base: np.ndarray | float, name: str) -> np.ndarray
 def _log_ratio(moved: np.ndarray, board: Board) -> np.ndarray:
     """Log-likelihood ratio of N(0, s^2), mixed with N(shift, s^2) at the sampling rate, to N(0, s^2)."""
     plan, shift = board.under.parts.plan, board.shift
-    rate = min(plan.sampling_rate, 1.0)
+    rate = min(plan.sampling.rate, 1.0)
     exponent = (moved * shift - shift**2 / 2) / plan.noise_std**2
     return exponent if rate == 1 else np.logaddexp(math.log1p(-rate), math.log(rate) + exponent)

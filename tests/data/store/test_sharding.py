@@ -139,7 +139,7 @@ def test_every_owner_has_the_same_plan(stores: tuple[Path, Path], by: str, unit:
     whole = RecordStore.open(stores[0])
     indices = whole.split("train")
     expected = plan(whole)
-    assert expected.records == (len(indices) if unit == "record" else len(set(whole.units[indices].tolist())))
+    assert expected.sampling.records == (len(indices) if unit == "record" else len(set(whole.units[indices].tolist())))
     for owners in (1, 3, 8):
         plans = [plan(RecordStore.open(stores[1], owner, owners)) for owner in range(owners)]
         assert all(other == expected for other in plans)  # N, q, sigma, K and all the rest
