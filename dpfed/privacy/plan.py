@@ -388,7 +388,7 @@ class PrivacyPlan:
         """
         require(
             not self.bounding.method.whole_batch,
-            f"method '{self.method_name}' contrasts the whole batch, which none of several owners holds: use 'group'",
+            f"method '{self.bounding.method_name}' contrasts the whole batch, which none of several owners holds: use 'group'",
         )
         require(
             len(records) <= self.groups,

@@ -93,30 +93,6 @@ def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise():
 GOOD = {"records": 1000, "batch": 100, "steps": 10, "group_size": 4, "clip_norm": 1.0}
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"epsilon": 0.0},
-        {"epsilon": -1.0},
-        {"epsilon": float("nan")},
-        {"batch": 1001},
-        {"batch": 0},
-        {"group_size": 101},
-        {"group_size": 0},
-        {"clip_norm": 0.0},
-        {"clip_norm": -1.0},
-        {"steps": 0},
-        {"delta": 0.0},
-        {"delta": 1.0},
-        {"records": 1},
-        {"max_group_size": 1},
-    ],
-)
-def test_impossible_plans_are_refused(wrong):
-    with pytest.raises(UserError, match="impossible plan"):
-        PrivacyPlan.calibrate(**{**GOOD, "epsilon": 8.0, **wrong})
-
-
 @pytest.mark.parametrize("delta", [1.01 / 1000, 0.5, 0.999])
 @pytest.mark.parametrize("spent", [{"epsilon": 8.0}, {"noise_multiplier": 1.0}])
 def test_a_delta_above_one_in_n_is_no_promise(delta, spent):
@@ -132,12 +108,6 @@ def test_a_delta_above_one_in_n_is_no_promise(delta, spent):
 
 def test_the_default_delta_is_never_above_one_in_n():
     assert all(accounting.default_delta(records) <= 1 / records for records in range(2, 100))
-
-
-@pytest.mark.parametrize("sigma", [0.0, -1.0, 0.01, float("inf"), float("nan")])
-def test_noise_that_leaves_no_promise_is_refused(sigma):
-    with pytest.raises(UserError, match="noise_multiplier"):
-        PrivacyPlan.of(noise_multiplier=sigma, delta=1e-5, **GOOD)
 
 
 @pytest.mark.parametrize("owners", [1, 2, 3, 7, 40])
@@ -273,19 +243,6 @@ def test_a_new_plan_has_bounds_that_somebody_means_and_one_of_a_file_is_taken_as
         PrivacyPlan.calibrate(1000, 100, 3, 2.0, group_size=4, clip_norm=1e-8)
     with pytest.raises(UserError, match=r"stability: expected 0.0001 to 1e\+09 \(begin with the default, 0.01\); got 1e-09"):
         PrivacyPlan.calibrate(1000, 100, 3, 2.0, group_size=4, clip_norm=1.0, clipping="automatic", stability=1e-9)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -3.0])
-def test_a_target_that_nothing_exceeds_is_refused(value):
-    """With NaN as the target of a file, no release would ever exceed it."""
-    with pytest.raises(UserError, match="target_epsilon must be positive and finite"):
-        PrivacyPlan.of(noise_multiplier=1.0, delta=1e-5, target_epsilon=value, **GOOD)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_of_a_method_are_finite(value):
-    with pytest.raises(UserError, match="options.release_share must be finite"):
-        PrivacyPlan.of(noise_multiplier=1.0, delta=1e-5, options={"release_share": value}, **GOOD)
 
 
 @pytest.mark.parametrize("std", [float("nan"), float("inf"), -1.0])

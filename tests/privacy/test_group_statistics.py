@@ -100,14 +100,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(changes, said):
         PrivacyPlan.from_config(2000, parse_config(TREE | changes))
 
 
-@pytest.mark.parametrize(
-    "changes", [{"progress": {"share": 0.01}}, {"stability": 0.1}, {"clipping": "automatic"}, {"clipping": "soft"}]
-)
-def test_numbers_of_a_file_are_checked_again(changes):
-    with pytest.raises(UserError, match="impossible plan"):
-        plan(**changes)
-
-
 def test_too_many_owners_are_refused_by_name():
     with pytest.raises(UserError, match=r"at most 128 workers \(or sites\), got 200"):
         plan().statistics.refuse_many_owners(200)

@@ -63,12 +63,6 @@ def test_a_promise_without_privacy_is_refused(asked):
         PrivacyPlan.from_config(1000, Config(privacy=PrivacyConfig(batch=100, **asked), bounding=NONE))
 
 
-def test_no_noise_is_refused_wherever_the_method_is_not_none():
-    for method, sigma in (("group", 0.0), ("none", 1.0)):
-        with pytest.raises(UserError, match="noise_multiplier"):
-            PrivacyPlan.of(1000, 100, 4, 1.0, 10, sigma, 1e-5, method_name=method)
-
-
 def test_gradients_keep_their_length_unless_they_are_not_finite():
     norms = torch.tensor([0.0, 1e-30, 1.0, 1e30, math.inf, math.nan], dtype=torch.float64)
     assert clip_factors(norms, math.inf).tolist() == [1, 1, 1, 1, 0, 0]

@@ -127,14 +127,6 @@ def test_units_that_nobody_named_cannot_be_protected(tmp_path):
         unit_keys(store, PrivacyConfig(unit="user"))
 
 
-def test_per_unit_without_units_is_a_mistake():
-    with pytest.raises(UserError, match="per_unit = 3 is for privacy.unit = 'user'"):
-        PrivacyPlan.from_config(
-            100,
-            Config(privacy=PrivacyConfig(per_unit=3, noise_multiplier=1.0, batch=20), bounding=BoundingConfig(group_size=4)),
-        )
-
-
 def people(path, units, splits=None, unit_name="person") -> RecordStore:
     with StoreWriter(path, name="people", kind="image", size=8, unit_name=unit_name) as writer:
         for number, unit in enumerate(units):

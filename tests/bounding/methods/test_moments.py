@@ -191,12 +191,6 @@ def test_a_step_by_itself_costs_what_the_dearer_one_does():
         Mechanism(PoissonSampler(0.5), 1.0, shares=(0.5, 0.5))
 
 
-@pytest.mark.parametrize("changes", [{"batch": 20}, {"steps": 3}, {"steps": 1}])
-def test_a_plan_in_which_not_every_record_takes_part_twice_is_refused(changes):
-    with pytest.raises(Exception, match="every record takes part in each of 2 steps"):
-        plan_of(**changes)
-
-
 @pytest.mark.parametrize(
     "broken",
     [

@@ -143,8 +143,3 @@ def test_a_loss_that_holds_a_record_against_itself_alone_is_refused():
 def test_a_missing_path_is_refused_before_any_record_is_read():
     with pytest.raises(UserError, match=r"give public.path"):
         PrivacyPlan.from_config(1000, config(public={}))
-
-
-def test_a_plan_of_public_contrast_has_no_larger_groups():
-    with pytest.raises(UserError, match="group_size must be 1"):
-        PrivacyPlan.of(1000, 32, 4, 1.0, 2, 1.0, 1e-5, method_name="public", options={"public_records": 3})
