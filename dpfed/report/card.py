@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from dpfed.errors import UserError
 from dpfed.privacy.promise import factor, guess, large_delta, meaning, of_several, round_up
-from dpfed.report.facts import CardFacts
-from dpfed.report.marks import STARTING_WEIGHTS
+from dpfed.report.facts import STARTING_WEIGHTS, CardFacts
 
 if TYPE_CHECKING:
     from dpfed.privacy.plan import PrivacyPlan

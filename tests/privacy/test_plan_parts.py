@@ -17,6 +17,16 @@ def rows(said: str, *changes: dict) -> list:
     return [(one, said) for one in changes]
 
 
+PLAIN = [
+    *rows("records must be a whole number", {"records": "600"}, {"records": True}, {"records": None}),
+    *rows("batch must be a whole number, got 60.0", {"batch": 60.0}),
+    *rows("steps must be a whole number, got 5.5", {"steps": 5.5}),
+    *rows("delta must be a number, got '1e-5'", {"delta": "1e-5"}),
+    *rows("noise_multiplier must be a number", {"noise_multiplier": True}),
+    *rows("clip_norm must be a number", {"clip_norm": "1"}),
+    *rows("group_size must be a whole number", {"group_size": "4"}, {"group_size": None}),
+    *rows("max_group_size must be a whole number", {"max_group_size": "9"}, {"max_group_size": 9.5}),
+]
 PROMISE = [
     *rows("delta must lie strictly", {"delta": 0.0}, {"delta": 1.0}, {"delta": math.nan}),
     *rows("target_epsilon must be positive and finite", *({"target_epsilon": bad} for bad in (math.nan, math.inf, 0.0, -3.0))),
@@ -73,7 +83,7 @@ TOGETHER = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "said"), [*PROMISE, *SAMPLING, *BOUNDING, *NOISE, *FIGURES, *TOGETHER])
+@pytest.mark.parametrize(("changes", "said"), [*PLAIN, *PROMISE, *SAMPLING, *BOUNDING, *NOISE, *FIGURES, *TOGETHER])
 def test_what_cannot_be_is_refused(changes, said):
     for wrong in (said, "impossible plan"):
         with pytest.raises(UserError, match=wrong):
