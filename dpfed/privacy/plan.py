@@ -207,7 +207,6 @@ class PrivacyPlan:
         Raises:
             UserError: for whatever cannot be a plan, however many records there are, up to `at_most`.
         """
-        require(at_most >= 2, f"the number of training records must be at least 2, got at most {at_most}")
         draft = cls._draft(at_most, config)
         if draft.private and draft.promise.accountant == "pld" and config.privacy.delta is not None:
             same = draft.mechanism.poisson_steps(draft.steps)

@@ -92,8 +92,7 @@ class Sampling:
         settle_numbers(self)
         require_within("the number of training records (or units)", self.records, 2, MOST_RECORDS)
         usual = max(min(_USUAL_GROUP, self.records), self.records // 10)  # far from all, and enough to contrast
-        command = f"--set privacy.batch={usual}"
-        require_within("batch", self.batch, 1, self.records, " (the training records)", command)
+        require_within("batch", self.batch, 1, self.records, " (the training records)", f"--set privacy.batch={usual}")
         require_within("per_unit", self.per_unit, 1)
 
     @property
@@ -255,19 +254,17 @@ class NoiseScale:
     @classmethod
     def of_config(cls, config: Config) -> NoiseScale:
         """What a configuration adds: with `privacy.epsilon`, a multiplier of 1 until it is calibrated."""
-        privacy = config.privacy
-        given = privacy.epsilon is not None, privacy.noise_multiplier is not None
-        if not method_named(config.bounding.method).private:
-            require(
-                not any(given),
-                "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out",
-            )
-            return cls(0.0, privacy.noise)
+        target, sigma = config.privacy.epsilon, config.privacy.noise_multiplier
+        private = method_named(config.bounding.method).private
         require(
-            given[0] != given[1],
+            private or target is sigma is None,
+            "bounding.method = 'none' trains without privacy, so leave privacy.epsilon and privacy.noise_multiplier out",
+        )
+        require(
+            not private or (target is None) != (sigma is None),
             "give exactly one of privacy.epsilon (the noise is calibrated) and privacy.noise_multiplier (epsilon follows)",
         )
-        return cls(1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier, privacy.noise)
+        return cls((1.0 if sigma is None else sigma) if private else 0.0, config.privacy.noise)
 
 
 @dataclass(frozen=True)

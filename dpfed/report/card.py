@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from dpfed import __version__
 from dpfed.errors import UserError
 from dpfed.privacy.promise import factor, guess, large_delta, meaning, of_several, round_up
 from dpfed.report.facts import STARTING_WEIGHTS, CardFacts
@@ -218,7 +219,7 @@ def _rows(facts: CardFacts, void: bool) -> Iterator[tuple[str, str]]:
     yield "Grouping", facts.grouping
     yield from _bounds(facts)
     yield "Trust", facts.trust_mode
-    yield "Card written by", f"dpfed {facts.version}"
+    yield "Card written by", f"dpfed {__version__}"
 
 
 def _bounds(facts: CardFacts) -> Iterator[tuple[str, str]]:

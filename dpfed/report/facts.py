@@ -117,7 +117,6 @@ class CardFacts:
 
     Attributes:
         name: of the run.
-        version: of dpfed.
         plan: of the run, from which all further numbers follow.
         unit: of privacy, such as ``one record: an image with its captions``.
         protected: the unit in a word: ``record``, or what records share, such as ``person``.
@@ -143,7 +142,6 @@ class CardFacts:
     """
 
     name: str
-    version: str
     plan: PrivacyPlan
     unit: str
     protected: str

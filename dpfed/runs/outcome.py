@@ -231,7 +231,6 @@ def card_facts(parts: Components, ledger: Ledger, disclosed: Collection[str] = (
         sampler += f"; of a drawn {protected}, at most {plan.sampling.per_unit} of its records take part"
     return CardFacts(
         name=config.name,
-        version=__version__,
         plan=plan,
         unit=unit,
         protected=protected,

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+import dpfed
 from dpfed.artifacts.provenance import AUDITED, LABELLED_FIGURES
 from dpfed.config import parse_config
 from dpfed.data.store.records import RecordStore
@@ -22,7 +23,6 @@ from dpfed.runs.resolution import resolve
 PLAN = PrivacyPlan.of(20_001, 1028, 4, 1.5, 213, 0.8123, 5.0487e-6, max_group_size=17)
 FACTS = CardFacts(
     name="first-run",
-    version="9.8.7",
     plan=PLAN,
     unit="one record: an image with its captions",
     protected="record",
@@ -45,7 +45,7 @@ def test_states_every_fact():
     for text in (
         *(
             "first-run",
-            "9.8.7",
+            f"dpfed {dpfed.__version__}",
             FACTS.unit,
             "add or remove one record",
             "3.22 (pld)",
