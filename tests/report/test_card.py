@@ -43,17 +43,8 @@ FACTS = CardFacts(
 def test_states_every_fact():
     card = privacy_card(FACTS)
     for text in (
-        *(
-            "first-run",
-            f"dpfed {dpfed.__version__}",
-            FACTS.unit,
-            "add or remove one record",
-            "3.22 (pld)",
-            round_up(PLAN.epsilon()),
-            "5.05e-6",
-            "3.46 (RDP)",
-            "51 of 213",
-        ),
+        *("first-run", f"dpfed {dpfed.__version__}", FACTS.unit, "add or remove one record", "5.05e-6", "51 of 213"),
+        *("3.22 (pld)", round_up(PLAN.epsilon()), "3.46 (RDP)"),
         *(FACTS.trained, "20,001", FACTS.sampler, "q = 0.0513974,", "1,028", FACTS.grouping, "257", "4, at most 17", "| 1.5 |"),
         *("0.8123", "| 3 |", "2.4369", FACTS.trust_mode, *FACTS.outputs, FACTS.marks[0].text, *FACTS.not_protected),
         "| group clipping (DP-GCL): Records are contrasted inside small groups",
