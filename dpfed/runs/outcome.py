@@ -83,8 +83,8 @@ _KEYS_OF_SITES = (
     "have them."
 )
 _FEATURES = (
-    "The frozen towers' features of the records{}: they tell as much as the records. They exist while the run goes on; "
-    "the run deletes them at its end. A process that is killed leaves them behind."
+    "`features/` in {}, with the frozen towers' features of the records: they tell as much as the records. It is deleted when "
+    "the run ends."
 )
 _NOTHING_COVERED = "Nothing is covered: what this run wrote has noise, but nobody knows whether it is enough."
 _ALL_EXACT = "Nothing is covered: all that this run wrote is an exact function of the records."
@@ -361,7 +361,7 @@ def _secrets(parts: Components, ledger: Ledger, disclosed: Collection[str]) -> t
     if parts.terms:
         secrets.append(_KEYS_OF_SITES)
     if parts.plan.method.closed_form or parts.config.cached_views:
-        secrets.append(_FEATURES.format(" at each site" if parts.terms else " in `features/`"))
+        secrets.append(_FEATURES.format("each site's folder" if parts.terms else "the run's folder"))
     if ledger.marks.get("raw_diagnostics", False):
         secrets.append("`diagnostics.jsonl`, with raw figures of each step: do not publish it with the run.")
     if AUDITED in disclosed:
