@@ -14,9 +14,8 @@ from typing import Any
 
 from dpfed.artifacts.provenance import wrong_provenance
 from dpfed.config import Config, read_back
-from dpfed.config.dotted_keys import leaves
 from dpfed.config.effects import without_effect
-from dpfed.config.toml_file import read_toml
+from dpfed.config.toml_file import leaves, read_toml
 from dpfed.errors import UserError
 from dpfed.evaluation.measured import wrong_fact
 from dpfed.files.atomic import DRAFT, create_file, draft_of, new_folder, write_atomically
@@ -348,6 +347,18 @@ class RunDirectory:
                 f"{self.metrics} is damaged ({error}): restore it, or delete it; the run then goes on without the earlier part "
                 "of its curves."
             ) from error
+
+    def federation_steps(self) -> list[dict[str, Any]]:
+        """Of a federation, the journal's last line about each step, in order of the steps; else nothing.
+
+        Raises:
+            UserError: for a damaged journal.
+        """
+        try:
+            lines = read_lines(self.journal).entries if self.journal.exists() else []
+            return [line for _, line in sorted({int(line["step"]): line for line in lines}.items())]
+        except (OSError, DamagedLine, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{self.journal} is damaged ({error}): restore it from a backup.") from error
 
     def rewind_metrics(self, step: int) -> None:
         """Forgets metrics beyond a step, which a resumed run will write again."""

@@ -11,20 +11,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dpfed.cli.parties import line, show_findings, show_terms, tell
-from dpfed.cli.simulation import Skew
+from dpfed.cli.parties import Skew, line, show_findings, show_terms, tell
 from dpfed.console.terminal import chosen_config, say, show_run
 from dpfed.errors import UserError
 
-federation = typer.Typer(
-    help="For the coordinator of several institutions: make the terms, run the federation, try one on this machine.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only, for scripts.")]
 
 
-@federation.command("create")
+@app.command("create")
 def create_federation(
     folder: Annotated[Path, typer.Argument(help="The coordinator's folder to make.", show_default=False)],
     config: Annotated[Path, typer.Argument(help="A TOML file, or a name. Its [data] names the coordinator's own records.")],
@@ -44,7 +40,7 @@ def create_federation(
     from dpfed.console.terminal import watching
     from dpfed.federation.coordinator.folder import CoordinatorFolder
     from dpfed.federation.protocol.terms import Terms
-    from dpfed.runs.paths import with_absolute_paths
+    from dpfed.runs.records import with_absolute_paths
 
     loaded = with_absolute_paths(chosen_config(config, assignments))
     options: dict[str, Any] = {
@@ -60,15 +56,11 @@ def create_federation(
     tell(f"\nGive {made.terms} to every site.")
 
 
-@federation.command("provision")
+@app.command("provision")
 def provision_federation(
     project: Annotated[Path, typer.Argument(help="A TOML file (docs/a-site-in-15-minutes.md).", show_default=False)],
     folder: Annotated[
         Path | None, typer.Option(help="Where everything goes; default: beside the project, with its name.", show_default=False)
-    ] = None,
-    renew: Annotated[
-        Literal["certificate", "authority"] | None,
-        typer.Option(help="Make a new server's certificate, or a new authority beside the old one.", show_default=False),
     ] = None,
 ) -> None:
     """Make one signed starter kit per site, and the coordinator's folder; again when the sites have replied."""
@@ -78,7 +70,7 @@ def provision_federation(
     from dpfed.federation.provisioning.provision import provision
 
     with watching(as_json=True) as watcher:
-        done = provision(Project.load(project), project.absolute(), folder, renew, watcher)
+        done = provision(Project.load(project), project.absolute(), folder, watcher)
     for site, kit in done.kits.items():
         state = "has left" if site in done.left else "has not replied" if site in done.waiting else "has replied"
         line(site, f"{state}; {'new kit' if site in done.changed else 'kit as before'}: {kit}")
@@ -99,7 +91,7 @@ def provision_federation(
     )
 
 
-@federation.command("doctor")
+@app.command("doctor")
 def doctor_of_federation(
     folder: Annotated[Path, typer.Argument(help="The coordinator's folder.", show_default=False)], as_json: Json = False
 ) -> None:
@@ -110,7 +102,7 @@ def doctor_of_federation(
     show_findings(examine_coordinator(folder), as_json)
 
 
-@federation.command("show")
+@app.command("show")
 def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.", show_default=False)]) -> None:
     """Show what the terms mean, before anybody joins."""
     say(f"reading {terms}", True)
@@ -119,24 +111,23 @@ def show_federation(terms: Annotated[Path, typer.Argument(help="A file of terms.
     show_terms(Terms.load(terms))
 
 
-@federation.command("run")
+@app.command("run")
 def run(
     folder: Annotated[Path, typer.Argument(help="What `dpfed federation provision` made.", show_default=False)],
     port: Annotated[int | None, typer.Option(help="Port of the SuperLink, on loopback.", show_default=False)] = None,
-    keys_only: Annotated[bool, typer.Option("--register", help="Only register the SuperNodes' keys, and end.")] = False,
 ) -> int:
     """Register the SuperNodes' keys, and start or resume a provisioned federation's run."""
     from dpfed.federation.flower.operator import Unavailable, operate
     from dpfed.federation.provisioning.services import LINK_PORT
 
     try:
-        return operate(folder, LINK_PORT if port is None else port, keys_only)
+        return operate(folder, LINK_PORT if port is None else port)
     except Unavailable as error:
         print(f"error: {error}", file=sys.stderr)
         return 1  # 2 is for what the operator must mend: a service manager leaves it at that
 
 
-@federation.command("app")
+@app.command("app")
 def app_folder(folder: Annotated[Path, typer.Argument(help="Must not exist.", show_default=False)]) -> None:
     """Make the app folder for `flwr run`."""
     from dpfed.federation.flower.app_folder import make_app_folder
@@ -144,7 +135,7 @@ def app_folder(folder: Annotated[Path, typer.Argument(help="Must not exist.", sh
     print(make_app_folder(folder))
 
 
-@federation.command("certificates")
+@app.command("certificates")
 def certificates(
     folder: Annotated[Path, typer.Argument(help="Where the files are put.", show_default=False)],
     hosts: Annotated[
@@ -168,7 +159,7 @@ def certificates(
         make_node_key(folder, name)
 
 
-@federation.command("demo")
+@app.command("demo")
 def demo(
     config: Annotated[Path, typer.Argument(help="A TOML file, or a name such as federation.")],
     run: Annotated[Path, typer.Option(help="Where the run goes; the parties' folders go beside it.")],

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Upload a run's model, with its privacy card, to the Hugging Face hub.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
@@ -28,7 +28,7 @@ def push(
     from dpfed.errors import UserError
 
     say(f"preparing the model of {run}")
-    from dpfed.artifacts.hub import push
+    from dpfed.artifacts.export import push
 
     def agreed(files: list[Path]) -> bool:
         for file in files:

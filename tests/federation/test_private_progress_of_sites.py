@@ -6,8 +6,8 @@ import torch
 from dpfed.artifacts.view import RunView
 from dpfed.config import parse_config
 from dpfed.federation.protocol.answers import Reason
+from dpfed.federation.protocol.fixed_point import encoded
 from dpfed.federation.protocol.messages import alleged, sign
-from dpfed.federation.protocol.vectors import encoded
 from dpfed.federation.simulated import Simulation
 from dpfed.federation.simulation import simulate
 from dpfed.models.parameters import TrainableVector
