@@ -34,7 +34,8 @@ def test_the_forecast_is_near_what_runs_came_to(name):
     clean = {row["records"]: np.mean(row["figures"]) for row in found["rows"] if row["method"] == "no privacy"}
     for row in rows:
         gain = clean[row["records"]] - found["public"]
-        plan = SimpleNamespace(records=row["records"], noise_multiplier=sigma_of(row["epsilon"], row["records"]))
+        noise = SimpleNamespace(multiplier=sigma_of(row["epsilon"], row["records"]))
+        plan = SimpleNamespace(sampling=SimpleNamespace(records=row["records"]), noise=noise)
         expected = found["public"] + gain * MomentRow("", plan, candidates).kept
         assert np.mean(row["figures"]) == pytest.approx(expected, abs=0.08), row
 
