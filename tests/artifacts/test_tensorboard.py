@@ -123,12 +123,3 @@ def test_every_run_has_it_and_watchers_see_the_same_figures(tmp_path, tiny):
     ]
     for run, board in runs:
         assert scalars(run.path / "tensorboard") == board.told and len(board.told) >= 2 * 3
-
-
-def test_tensorboard_itself_reads_it(run):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with TensorBoard(run):
-        run.append(run.metrics, {"step": 2, "epsilon": 1.5, "learning_rate": 0.25})
-    board = accumulator.EventAccumulator(str(run.path / "tensorboard"))
-    board.Reload()
-    assert [(event.step, event.value) for event in board.Scalars("training/epsilon")] == [(2, 1.5)]

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from dpfed.audit.boards import Board
-from dpfed.audit.canaries import CanaryModel
 from dpfed.audit.lower_bounds import of_one_run, of_repetitions
 from dpfed.audit.neighbours import most_moved
 from dpfed.audit.trade_off import Family
@@ -57,15 +56,6 @@ def test_the_plan_under_test_has_the_runs_rate_noise_and_clip_norm(tmp_path):
     plan = under(tmp_path, rate=0.3, batch=30).parts.plan
     assert (plan.noise_multiplier, plan.clip_norm, plan.noise_std) == (0.9, 0.7, pytest.approx(0.9 * 1.4))
     assert plan.sampling_rate == pytest.approx(0.3, rel=0.01) and plan.sampling_rate <= 0.3
-
-
-def test_embeddings_do_not_depend_on_the_weights_and_keep_records_apart():
-    model = CanaryModel(fillers=5, coordinates=3, arrangement="own")
-    images = torch.randn(6, 2, 3, 8, 8)
-    before = model({"image": images})["image"]
-    model.along.weight.data.fill_(9.0)
-    after = model({"image": images.flip(0)})["image"].flip(0)
-    assert torch.equal(before, after) and torch.allclose(before.norm(dim=-1), torch.ones(6, 2))
 
 
 def scores(count: int, shift: float, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:

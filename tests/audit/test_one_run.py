@@ -70,12 +70,3 @@ def test_the_f_dp_form_is_the_linear_program(epsilon, delta, canaries, guesses, 
     exact = highest_tail(found, canaries, guesses, correct)
     assert exact > 0.99 or not compatible(found, canaries, guesses, correct, exact * 1.01)
     assert compatible(found, canaries, guesses, correct, exact * 0.99)
-
-
-def test_the_two_forms_agree_where_there_is_no_delta():
-    """Pure privacy has one extreme mechanism, and the f-DP form knows of nothing else."""
-    pure = TradeOff(np.array([0.0, 1.0]), np.array([math.tanh(0.5), 0.0]))
-    for correct in (70, 75, 80, 85):
-        chance = p_value(100, 100, correct, 1.0, 0.0)
-        assert compatible(pure, 100, 100, correct, chance * 0.5)
-        assert chance > 0.1 or not compatible(pure, 100, 100, correct, min(0.99, chance * 30))

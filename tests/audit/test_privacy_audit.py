@@ -196,20 +196,6 @@ def test_a_lower_bound_that_is_no_number_does_not_clear_a_claim(monkeypatch):
     assert audit.contradicted and all(finding.contradicts for finding in audit.findings)
 
 
-def test_there_may_be_more_owners_than_groups_in_a_small_mechanism(monkeypatch):
-    monkeypatch.setattr(privacy._Trial, "attacks", lambda trial: [trial.one_run])
-    audit = audit_claim(*config_and_plan(), 6, "central", Effort(16, 1))
-    assert not audit.contradicted and (audit.owners, audit.trust) == (6, "central")
-
-
-def test_records_that_are_hardly_ever_drawn_need_no_millions_of_others(monkeypatch):
-    changes = tree() | {"privacy": {"noise_multiplier": 1.0, "batch": 16, "steps": 4, "delta": 1e-9}}
-    config = parse_config(changes)
-    monkeypatch.setattr(privacy._Trial, "attacks", lambda trial: [trial.one_run])
-    audit = audit_claim(config, PrivacyPlan.from_config(10_000_000, config), effort=Effort(16, 1))
-    assert not audit.findings[-1].of_run and not audit.contradicted
-
-
 @pytest.mark.parametrize("text", ["{", "[]", '{"findings": []}', '{"findings": [{"epsilon": "much"}]}'])
 def test_a_damaged_audit_is_a_sentence(run, text):
     (run.path / "privacy_audit.json").write_text(text)

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpfed.errors import UserError
-from dpfed.live.access import Access, is_loopback
+from dpfed.live.access import Access
 from dpfed.live.gathering import Gathering
 from dpfed.live.serving import listen
 
@@ -24,25 +24,6 @@ def test_no_port_beyond_this_machine_without_tls_unless_the_word_was_typed(host)
     with pytest.raises(UserError, match="--insecure"):
         access(host=host)
     assert access(host=host, insecure=True).token
-
-
-def test_the_word_is_refused_where_it_changes_nothing():
-    with pytest.raises(UserError, match="changes nothing"):
-        access(insecure=True)
-
-
-@pytest.mark.parametrize("given", [{"port": -1}, {"port": 65536}])
-def test_impossible_ports(given):
-    with pytest.raises(UserError, match="--port"):
-        access(**given)
-
-
-def test_half_a_certificate(tmp_path):
-    (tmp_path / "a.pem").write_text("x")
-    with pytest.raises(UserError, match="both"):
-        access(certificate=tmp_path / "a.pem")
-    with pytest.raises(UserError, match="no file"):
-        access(certificate=tmp_path / "a.pem", key=tmp_path / "b.pem")
 
 
 def test_a_certificate_that_is_none_is_a_sentence(tmp_path, make):
@@ -119,8 +100,3 @@ def test_a_request_brings_the_token_or_nothing_is_shown():
 )
 def test_a_page_of_another_name_is_not_ours(host, known):
     assert access().knows(host) is known
-
-
-def test_loopback():
-    assert all(map(is_loopback, ["localhost", "127.0.0.1", "127.9.9.9", "::1"]))
-    assert not any(map(is_loopback, ["0.0.0.0", "localhost.evil.org", "10.0.0.1", ""]))  # noqa: S104

@@ -5,7 +5,6 @@ import torch
 from torch.nn.functional import normalize
 
 from dpfed.config import ModelConfig, ObjectiveConfig
-from dpfed.errors import UserError
 from dpfed.models.building import build_model
 from dpfed.models.parameters import BroadcastVector, TrainableVector
 from dpfed.models.validation import check_independence, random_group, validate
@@ -81,14 +80,3 @@ def test_what_is_sent_makes_another_worker_the_same():
     BroadcastVector(other).assign(BroadcastVector(model).gather())
     for name, value in model.state_dict().items():
         assert torch.equal(value, other.state_dict()[name]), name
-
-
-def test_a_model_without_a_target_sends_its_parameters_and_nothing_else():
-    model = build_model(SMALL, ObjectiveConfig())
-    assert BroadcastVector(model).names == TrainableVector(model).names
-    assert torch.equal(BroadcastVector(model).gather(), TrainableVector(model).gather())
-
-
-def test_captions_are_refused():
-    with pytest.raises(UserError, match="model.kind = 'image'"):
-        built(config=ModelConfig(kind="image-text"))

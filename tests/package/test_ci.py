@@ -52,8 +52,3 @@ def test_nothing_is_installed_where_it_may_not_or_need_not_be(ci, machine):
     done, calls = ci(**machine)
     assert done.returncode == 0 and not any(call.startswith("apt-get") for call in calls)
     assert calls[-2:] == ["make test", "make test-ray"]
-
-
-def test_what_fails_fails(ci):
-    assert ci(make='test "$1" != docs')[0].returncode != 0
-    assert ci(make='test "$1" != test')[0].returncode != 0

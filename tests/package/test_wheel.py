@@ -6,7 +6,6 @@ import ctypes
 import email
 import json
 import os
-import shutil
 import tarfile
 import tomllib
 import zipfile
@@ -14,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from installation import ROOT, build, install, outside
+from installation import ROOT, build, outside
 
 import dpfed
 from dpfed.config.shipped import config_names
@@ -124,11 +123,6 @@ def test_cluster_federation_and_published_figures_are_there(guarded):
     assert files(guarded.folder / "flower-app") >= {"clients/app.py", "server/app.py"}
 
 
-def test_reading_the_checkout_would_be_noticed(guarded):
-    for code in (f"open({str(ROOT / 'README.md')!r})", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import benchmarks"):
-        assert "which an installed dpfed does not have" in guarded.run("python", "-c", code, check=None).stderr
-
-
 # --- slow ---
 
 
@@ -197,18 +191,6 @@ def test_the_wheel_of_the_repository_is_that_of_the_sdist(source, wheel, tmp_pat
         for name in one.namelist():
             if not name.endswith("RECORD"):
                 assert one.read(name) == other.read(name), name
-
-
-@pytest.mark.slow
-def test_an_editable_install_reads_the_repository(source, tmp_path):
-    edited = tmp_path / "repository"
-    shutil.copytree(source, edited)
-    made = install(edited, tmp_path, "--editable")
-    assert made.run("dpfed", "config", "show", "quickstart").stdout == (edited / "configs" / "quickstart.toml").read_text()
-    (edited / "configs" / "ours.toml").write_text("# Our own.\n")
-    assert made.run("dpfed", "config", "show", "ours").stdout == "# Our own.\n"
-    code = "from dpfed.reproduce.published import published; print(len(published('dp-gcl')))"
-    assert int(made.run("python", "-c", code).stdout) > 100
 
 
 @pytest.mark.slow

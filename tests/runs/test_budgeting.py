@@ -80,11 +80,6 @@ def test_a_run_reserves_its_plan_before_the_first_step_and_settles_it(config, st
     assert "(6.0, 1.00e-5) for each record, over all runs" in run.card.read_text()
 
 
-def test_the_card_of_a_run_without_a_budget_says_that_there_is_none(config, tmp_path):
-    run = pretrain(parse_config(config), tmp_path / "run")
-    assert "| Lifetime budget of the records | none was set" in run.card.read_text() and not run.budget.exists()
-
-
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(config, store, tmp_path):
     budget = set_budget(store, 4, 1e-5)
     for number in range(5):
@@ -99,17 +94,6 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(config, s
     config["privacy"]["epsilon"] = fitting
     pretrain(parse_config(config), tmp_path / "fitting")
     assert budget.filter.admits(book_of(store).spent)
-
-
-def test_a_run_that_goes_on_reserves_nothing_more(config, store, budget, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stopped_after(patch, 3)
-        with pytest.raises(Stopped):
-            pretrain(parse_config(config), tmp_path / "run")
-    before = book_of(store)
-    assert [account.settled for account in before.accounts.values()] == [False]
-    resume(tmp_path / "run")
-    assert book_of(store).spent == before.spent and len(book_of(store).entries) == len(before.entries) + 1
 
 
 def _killed(config, folder, after):
@@ -251,12 +235,6 @@ def test_what_no_epsilon_covers_is_refused_unless_said_in_words(config, store, b
     config["privacy"]["not_covered"] = "a test of ours"
     pretrain(parse_config(config), tmp_path / "run")
     assert [entry.why.endswith("a test of ours") for entry in book_of(store).uncovered] == [True]
-
-
-def test_words_that_nobody_asked_for_are_refused(config, tmp_path):
-    config["privacy"]["not_covered"] = "because"
-    with pytest.raises(UserError, match="privacy.not_covered says why"):
-        pretrain(parse_config(config), tmp_path / "run")
 
 
 def test_figures_of_training_labels_want_words(config, store, tmp_path, monkeypatch):

@@ -126,13 +126,6 @@ def test_the_card_says_what_was_trained_and_where_it_started(adapting, tmp_path)
     assert str(tmp_path) not in second
 
 
-def test_nothing_to_train_is_refused(adapting, tmp_path):
-    adapting["adaptation"] = {"image": "frozen", "text": "frozen"}
-    with pytest.raises(UserError, match="no trainable parameter"):
-        pretrain(parse_config(adapting), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("loss", [pytest.param("infonce", marks=pytest.mark.slow), "siglip"])
 def test_temperature_and_bias_learn_with_the_adapters(adapting, tmp_path, loss):
     adapting["objective"] |= {"name": loss, "learn_temperature": True}
@@ -150,29 +143,6 @@ def test_a_run_does_not_go_on_with_another_architecture_of_the_same_name(adaptin
     with pytest.raises(UserError, match="no longer the one that the run was started with"):
         evaluate_run(run.path)
     assert run.results.read_text() == before
-
-
-@pytest.mark.slow
-def test_a_random_local_dir_is_called_random(adapting, tmp_path):
-    folder = tmp_path / "bare"
-    folder.mkdir()
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": SMALL}))
-    adapting["model"]["architecture"] = f"local-dir:{folder}"
-    card = pretrain(parse_config(adapting), tmp_path / "run").card.read_text()
-    assert "starting weights: random" in card and "The starting weights: the guarantee" not in card
-
-
-def test_bf16_on_a_cpu_finds_an_engine_that_can(adapting, tmp_path):
-    adapting["training"]["precision"] = "bf16"
-    adapting["bounding"]["engine"] = "auto"
-    assert pretrain(parse_config(adapting), tmp_path / "run").finished
-
-
-def test_a_lost_first_checkpoint_is_named(adapting, tmp_path):
-    run = pretrain(parse_config(adapting), tmp_path / "run")
-    min(run.checkpoints.iterdir()).unlink()
-    with pytest.raises(UserError, match="first checkpoint, with the rest, is gone: restore it"):
-        evaluate_run(run.path)
 
 
 @pytest.mark.parametrize(("resize", "interpolation"), [("shortest", "bicubic"), ("longest", "bilinear")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import threading
 import time
@@ -42,10 +41,6 @@ def parts(tiny: dict, files: Path) -> Components:
     return assemble(resolve(parse_config(tiny)), Randomness.from_seed(1))
 
 
-def reader_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
-
-
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
     while not condition() and time.monotonic() < deadline:
@@ -70,12 +65,6 @@ def test_only_the_next_step_and_no_step_after_the_last_is_begun(parts: Component
     assert np.array_equal(indices, draw.between(*draw.microbatches(12)[0])) and not reading._later
     worker.bounded_sum(5)  # of six: the last
     assert not reading._begun and not reading._later
-
-
-def test_raw_images_on_a_cpu_are_not_read_ahead(tiny: dict) -> None:
-    worker = assemble(resolve(parse_config(tiny)), Randomness.from_seed(1)).worker(Randomness.from_seed(2))
-    worker.bounded_sum(0)
-    assert not worker._views._read._begun and not reader_threads()
 
 
 def test_what_was_expected_is_read_two_ahead_and_once() -> None:
@@ -127,14 +116,3 @@ def test_an_error_in_the_thread_surfaces_in_the_step_and_the_next_step_can_go_on
         worker.bounded_sum(0)
     failing[0] = False
     assert torch.equal(worker.bounded_sum(0).values, plain.bounded_sum(0).values)
-
-
-def test_no_thread_outlives_the_worker(parts: Components) -> None:
-    gc.collect()
-    worker = parts.worker(Randomness.from_seed(2))
-    worker.bounded_sum(0)
-    [thread] = reader_threads()
-    del worker
-    gc.collect()
-    thread.join(timeout=5)
-    assert not thread.is_alive()

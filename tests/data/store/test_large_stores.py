@@ -16,13 +16,10 @@ from dpfed.config import PrivacyConfig
 from dpfed.data.own_rows import OwnRows
 from dpfed.data.sampling import draw_step, owner_keys, participants_of
 from dpfed.data.store import index as index_room
-from dpfed.data.store.columns import Column
 from dpfed.data.store.layout import HEADER
 from dpfed.data.store.mapped import RecordsFile
-from dpfed.data.store.record import RecordInput
 from dpfed.data.store.records import RecordStore
 from dpfed.data.store.sharding import shard_store
-from dpfed.data.store.writing import StoreWriter
 from dpfed.errors import UserError
 from dpfed.privacy.plan import PrivacyPlan
 from dpfed.privacy.randomness import Randomness
@@ -156,64 +153,3 @@ def test_what_the_header_promises_is_checked_before_the_first_draw(path: Path, s
     for one in (plan, every):
         with pytest.raises(UserError, match="is damaged"):
             participants_of(one, Randomness.from_seed(0), store.keys, None, OwnRows(RecordStore.open(place), store.keys))(0)
-
-
-def test_a_label_out_of_range_is_refused_when_it_is_read(tmp_path: Path, path: Path) -> None:
-    with pa.memory_map(str(path / "index.arrow")) as mapped:
-        table = pa.ipc.open_file(mapped).read_all()
-    labels = np.arange(RECORDS) % 3
-    labels[4000] = 5
-    table = table.append_column("label:digit", pa.array(labels))
-    with pa.ipc.new_file(str(path / "index.arrow"), table.schema) as writer:
-        writer.write_table(table)
-    sizes = json.loads((path / HEADER).read_text())["files"] | {"index.arrow": (path / "index.arrow").stat().st_size}
-    change(path, label_names={"digit": ["0", "1", "2"]}, files=sizes)
-    store = RecordStore.open(path)
-    assert store.labels["digit"][np.array([3, 3999])].tolist() == [0, 0]
-    with pytest.raises(UserError, match="out of range"):
-        store.labels["digit"][3990:4010]
-    with pytest.raises(UserError, match="out of range"):
-        store.index.check()
-
-
-def test_the_smallest_keys_are_found_block_by_block(path: Path) -> None:
-    store = RecordStore.open(path)
-    rows = store.split("train")
-    assert np.array_equal(store.smallest(store.within("train"), 40), rows[np.argsort(store.keys[rows])][:40])
-    assert len(store.smallest(store.within("test"), 40)) == 0
-
-
-def test_columns_answer_as_arrays_do() -> None:
-    pieces = [np.arange(5), np.arange(0), np.arange(5, 12), np.arange(12, 13)]
-    whole, column = np.concatenate(pieces), Column(pieces)
-    random = np.random.default_rng(0)
-    for places in (
-        *(slice(*sorted(random.integers(-15, 15, 2).tolist())) for _ in range(40)),
-        slice(None, None, 3),
-        *(random.integers(-13, 13, random.integers(0, 9)) for _ in range(20)),
-        random.random(13) < 0.5,
-        7,
-        -1,
-        np.zeros(0, int),
-    ):
-        assert np.array_equal(column[places], whole[places]), places
-    assert np.array_equal(column % 3, whole % 3) and (np.asarray(column) == whole).all() and column.tolist() == whole.tolist()
-    assert np.isin(column, [3, 99]).tolist() == np.isin(whole, [3, 99]).tolist() and len(column) == 13 and column.shape == (13,)
-    assert Column([column], lambda numbers: -numbers)[2:6].tolist() == [-2, -3, -4, -5]
-    for outside in (13, -14, np.array([3, 13])):
-        with pytest.raises(IndexError):
-            column[outside]
-
-
-def test_a_long_list_of_what_was_left_out_is_not_in_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpfed.data.store.writing.MOST_SKIPPED", 3)
-    with StoreWriter(tmp_path / "s", name="x", kind="image", size=8, skip_broken=True) as writer:
-        for number in range(9):
-            writer.add(RecordInput(f"r{number}", b"broken" if number else np.zeros((8, 8, 3), np.uint8)))
-    store = RecordStore.open(tmp_path / "s")
-    assert len(json.loads((store.path / HEADER).read_text())["skipped"]) == 3
-    for one in (store, shard_store(store.path, tmp_path / "sharded", 2)):
-        assert one.left_out == 8 and [id for id, _ in one.skipped] == [f"r{number}" for number in range(1, 9)]
-    (store.path / "skipped.jsonl").write_text("[1]\n")
-    with pytest.raises(UserError, match="skipped.jsonl cannot be read"):
-        _ = RecordStore.open(store.path).skipped

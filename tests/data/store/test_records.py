@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pickle
 import sys
 from pathlib import Path
 
@@ -71,11 +70,6 @@ def test_no_rows_and_rows_that_do_not_exist(store: RecordStore) -> None:
             store.images([row], 8)
 
 
-def test_other_process_gets_the_same_records(store: RecordStore) -> None:
-    copy = pickle.loads(pickle.dumps(store))
-    assert torch.equal(copy.images([7, 3], 8), store.images([7, 3], 8)) and np.array_equal(copy.keys, store.keys)
-
-
 def test_unknown_split_is_refused(store: RecordStore) -> None:
     with pytest.raises(UserError, match="validation"):
         store.split("validatio")
@@ -130,24 +124,6 @@ def test_images_become_square_as_in_open_clip(tmp_path: Path, pictures, resize: 
     theirs = torch.stack([255 * oracle(Image.open(io.BytesIO(file))) for file in files])
     assert (ours - theirs).abs().mean(dim=(1, 2, 3)).max() < 2
     assert (ours - theirs)[::2].abs().max() <= 1  # without the reduced decoding of JPEGs, to the pixel
-
-
-def test_stored_squares_are_resized_whole(store: RecordStore) -> None:
-    kinds = [store.images([3], 5, resize) for resize in ("crop", "squash", "pad")]
-    assert torch.equal(kinds[0], kinds[1]) and torch.equal(kinds[0], kinds[2])
-    assert not torch.equal(kinds[0], store.images([3], 5, interpolation="bilinear"))
-
-
-def test_an_unknown_way_to_resize_is_refused(tmp_path: Path, pictures) -> None:
-    with pytest.raises(ValueError, match="longest"):
-        square(decode(pictures.png(10, 20)), 8, "longest")
-
-
-def test_original_files_are_kept_verbatim(tmp_path: Path, pictures) -> None:
-    file = pictures.jpeg(20, 20)
-    with StoreWriter(tmp_path / "s", name="x", kind="image") as writer:
-        writer.add(RecordInput("a", file))
-    assert file in (tmp_path / "s" / "records.arrow").read_bytes()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

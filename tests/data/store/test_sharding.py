@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -155,11 +154,6 @@ def test_a_step_is_the_same_from_the_sharded_copy(stores: tuple[Path, Path], tin
     assert sums[0].abs().max() > 0 and torch.equal(*sums)
 
 
-def test_other_process_opens_the_same_part(stores: tuple[Path, Path]) -> None:
-    part = RecordStore.open(stores[1], 1, 3)
-    assert np.array_equal(pickle.loads(pickle.dumps(part)).keys, part.keys)
-
-
 def test_only_the_owners_shards_are_read(stores: tuple[Path, Path], tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(stores[1], copy)
@@ -170,15 +164,6 @@ def test_only_the_owners_shards_are_read(stores: tuple[Path, Path], tmp_path: Pa
         RecordStore.open(copy, 1, 3)
 
 
-def test_more_owners_than_shards_are_refused(stores: tuple[Path, Path]) -> None:
-    RecordStore.open(stores[1], 7, 8)
-    with pytest.raises(UserError, match="8 shards.*9 workers"):
-        RecordStore.open(stores[1], 0, 9)
-    assert len(RecordStore.open(stores[0], 8, 9)) == RECORDS  # not sharded: opened whole
-    with pytest.raises(ValueError, match="owner 3 of 3"):
-        RecordStore.open(stores[1], 3, 3)
-
-
 def test_files_do_not_depend_on_how_much_is_held_in_memory_but_on_the_source(stores, tmp_path, monkeypatch) -> None:
     shard_store(stores[0], tmp_path / "again", SHARDS)
     names = sorted(str(file.relative_to(stores[1])) for file in stores[1].rglob("*") if file.is_file())
@@ -186,22 +171,6 @@ def test_files_do_not_depend_on_how_much_is_held_in_memory_but_on_the_source(sto
     assert all((tmp_path / "again" / name).read_bytes() == (stores[1] / name).read_bytes() for name in names)
     monkeypatch.setattr(sharding, "_BUFFER_BYTES", 1)  # everything is written at once
     assert contents(shard_store(stores[0], tmp_path / "small", 3)) == contents(RecordStore.open(stores[0]))
-
-
-def test_a_sharded_store_can_be_sharded_again(stores: tuple[Path, Path], tmp_path: Path) -> None:
-    assert contents(shard_store(stores[1], tmp_path / "five", 5)) == contents(RecordStore.open(stores[0]))
-    assert [len(RecordStore.open(tmp_path / "five", owner, 5)) for owner in range(5)] != [RECORDS] * 5
-
-
-def test_files_are_kept_verbatim_and_parts_may_be_empty(tmp_path: Path, pictures) -> None:
-    files = [pictures.jpeg(20, 30) for _ in range(3)]
-    with StoreWriter(tmp_path / "s", name="x", kind="image") as writer:
-        for number, file in enumerate(files):
-            writer.add(RecordInput(str(number), file))
-    store = shard_store(tmp_path / "s", tmp_path / "t", 64)
-    assert sorted(store.encoded(np.arange(3))) == sorted(files)
-    sizes = [len(RecordStore.open(tmp_path / "t", owner, 64)) for owner in range(64)]
-    assert sum(sizes) == 3 and 0 in sizes
 
 
 @pytest.mark.parametrize(

@@ -229,49 +229,6 @@ def test_steps_are_not_paid_again_and_again_for_a_site_that_hangs_and_is_needed(
 # ---- who is missing, by name
 
 
-def test_a_site_without_which_steps_go_on_is_named_once(lab):
-    one = lab("central", deadline=0.3)
-    one.wire.gone = {"node2"}
-    for step in range(3):
-        one.server.collect(step)
-    said = [note for note in one.notes if "goes on without" in note]
-    assert said == ["step 0 goes on without 1 of 3 sites. site-2: it never came"]
-    one.wire.gone = {"node1", "node2"}
-    one.server.collect(3)
-    assert one.notes[-1] == (
-        "step 3 goes on without 2 of 3 sites. site-1: its SuperNode is not connected any more; site-2: it never came"
-    )
-
-
-def test_a_site_that_comes_late_or_again_is_named(lab):
-    one = lab("central", deadline=0.3)
-    one.wire.gone = {"node2"}
-    one.server.collect(0)
-    one.wire.gone = set()
-    one.server.collect(1)  # greets it
-    one.server.collect(2)
-    assert one.notes[-1] == "site-2 takes part from step 2 on"
-    assert len([note for note in one.notes if "takes part" in note]) == 1
-    one.server.collect(3)
-    assert len([note for note in one.notes if "takes part" in note]) == 1
-
-
-def test_a_site_that_is_waited_for_is_named(lab, monkeypatch):
-    one, clock = lab("secure", drops=0, colluders=1, deadline=60.0), Clock()
-    one.wire.gone = {"node2"}
-    monkeypatch.setattr("dpfed.federation.coordinator.rounds.time.monotonic", clock)
-
-    def sleep(seconds):
-        clock.now += seconds
-        if clock.now > 150:
-            one.wire.gone = set()
-
-    monkeypatch.setattr("dpfed.federation.coordinator.rounds.time.sleep", sleep)
-    assert one.server.collect(0) is not None
-    waited = [note for note in one.notes if note.startswith("waiting")]
-    assert set(waited) == {"waiting for sites: 2 of 3, 3 are needed. site-2: it never came"} and 2 <= len(waited) <= 4
-
-
 # ---- versions
 
 
@@ -299,20 +256,6 @@ def test_a_site_that_speaks_another_protocol_is_not_taken_in_and_named_once(lab,
     )
 
 
-def test_a_message_of_before_versions_is_of_protocol_1(monkeypatch):
-    from dpfed.federation.protocol.identity import Identity
-
-    monkeypatch.setattr(messages, "PROTOCOL", None)
-    packet = sign(Identity(b"a" * 32), "terms", "hello")
-    monkeypatch.undo()
-    old = {name: value for name, value in json.loads(packet.header).items() if name not in ("protocol", "release")}
-    header = json.dumps(old).encode()
-    packet = messages.Packet(header, Identity(b"a" * 32).sign(messages._DOMAIN + header))
-    with pytest.raises(messages.OtherVersion) as raised:
-        messages.verify(packet, Identity(b"a" * 32).signing_key, "terms")
-    assert (raised.value.speaks, raised.value.release) == (1, "")
-
-
 def test_a_coordinator_that_speaks_another_protocol_is_refused_and_costs_nothing(lab, monkeypatch):
     one = lab("central")
     monkeypatch.setattr(messages, "PROTOCOL", 3)
@@ -321,20 +264,6 @@ def test_a_coordinator_that_speaks_another_protocol_is_refused_and_costs_nothing
     reply = json.loads(one.wire.workers["node0"].answer(packet).header)
     assert (reply["kind"], reply["reason"]) == ("refusal", "the site's dpfed speaks another version of the protocol")
     assert one.logs[0] == "the coordinator's dpfed is another (protocol 3, and this is 2): install the same release"
-
-
-def test_a_site_that_is_upgraded_in_mid_run_is_noticed(lab):
-    one = lab("central")
-    one.server.collect(0)
-    assert "releases" not in one.events()[-1]
-    one.wire.tampers["node0"] = speaking({"release": "0.2.0"})
-    for step in (1, 2):
-        one.server.collect(step)
-        assert one.events()[-1]["releases"] == {"site-0": "0.2.0"}
-    assert [note for note in one.notes if "runs dpfed" in note] == [
-        "site-0 runs dpfed 0.2.0 now, and before 0.1.0; this coordinator runs 0.1.0. They speak the same protocol, so the run "
-        "goes on"
-    ]
 
 
 # ---- how long a reply may be
